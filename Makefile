@@ -1,0 +1,34 @@
+# Two commands for newcomers: `make demo` and `make test`. Each installs what it needs first.
+SHELL := /bin/bash
+BIN := .venv/bin
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: install demo test check bench soak clean
+
+install: ## environment in .venv; quick when nothing changed
+	@scripts/install
+
+demo: install ## the main job: DEMO_ARGS="--seed S --kill-step N" or --no-kill
+	@$(BIN)/python examples/tiny-lm/demo.py $(DEMO_ARGS)
+
+test: check ## style, types, room order, then every test
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: install ## ruff, mypy --strict, import-linter, tidy
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
+	@echo "check: ruff, mypy --strict, import-linter and tidy are green"
+
+bench: install ## every benchmark, quick form
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
+
+soak: install ## the long form of the tests: the kill test over many steps and ranks
+	@PHALANX_SOAK=1 $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+
+clean: ## removes the environment, the demo's folder and caches
+	@if [ -d .demo/home ] && [ -x $(BIN)/phalanx ]; then PHALANX_HOME=.demo/home $(BIN)/phalanx down --force || true; fi
+	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

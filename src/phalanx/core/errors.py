@@ -1,0 +1,100 @@
+"""One tree of errors in three kinds: the user's (says what to change), the world's (retry), a bug (crash loudly).
+
+Every class is listed in docs/errors.md with its exit code; a tidy test holds the two together.
+"""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Exit(IntEnum):
+    """Exit codes of the `phalanx` command, as documented in docs/cli.md."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    TIMEOUT = 5
+    BUG = 70
+    DETACHED = 130
+
+
+class PhalanxError(Exception):
+    """Root of the tree."""
+
+    exit_code: ClassVar[Exit] = Exit.BUG
+
+
+class UserError(PhalanxError):
+    """Somebody can fix this by changing what they gave us: `field` had `value`; `fix` says what to change."""
+
+    exit_code = Exit.BAD_INPUT
+
+    def __init__(self, field: str, value: object, fix: str) -> None:
+        self.field = field
+        self.value = value
+        self.fix = fix
+        super().__init__(f"{field}: {value!r}: {fix}")
+
+
+class SpecError(UserError):
+    """A job spec, or a file it names, is not acceptable."""
+
+
+class DataError(UserError):
+    """Input data, a data set or its manifest is not acceptable."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, incomplete, or belongs to something else."""
+
+
+class SetupError(UserError):
+    """This machine or home cannot do what was asked: a taken port, a read-only home, a missing extra."""
+
+
+class NotFound(UserError):
+    """Nothing has that name."""
+
+    exit_code = Exit.NOT_FOUND
+
+
+class Conflict(UserError):
+    """The request is fine in itself and does not fit the present state."""
+
+
+class Unauthorized(UserError):
+    """The token is missing, unknown, or may not do this."""
+
+
+class WorldError(PhalanxError):
+    """The outcome is unknown or the world is away; the same call may be made again."""
+
+    exit_code = Exit.UNREACHABLE
+
+
+class LinkDown(WorldError):
+    """A node's agent cannot be reached, so what it did is unknown."""
+
+
+class ServerUnreachable(WorldError):
+    """The control plane does not answer."""
+
+
+class StoreUnavailable(WorldError):
+    """The database or an object store refused or vanished; nothing was changed."""
+
+
+class WaitTimeout(PhalanxError):
+    """A bounded wait ended before what it waited for."""
+
+    exit_code = Exit.TIMEOUT
+
+
+class Bug(PhalanxError):
+    """A promise of ours is broken. Never caught to go on."""
+
+
+class IllegalTransition(Bug):
+    """A state met an event that cannot happen in it."""

@@ -1,0 +1,144 @@
+"""The log: what happened, in order, for ever. Current tables are a fold of it, written in the same transaction."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from phalanx.core.devices import NodeShape, Placement
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import RankExit, RankProcess
+from phalanx.core.reasons import Reason
+from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
+from phalanx.core.spec import JobSpec
+from phalanx.core.states import StopCause
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job was accepted. `code` is the SHA-256 of its packed workdir, or ''; `config` that of its spec."""
+
+    job: JobId
+    spec: JobSpec
+    code: str
+    config: str
+    by: str
+    kind: Literal["job_submitted"] = field(default="job_submitted", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobWaits:
+    """The job's dominant reason to wait changed in kind."""
+
+    job: JobId
+    reason: Reason
+    kind: Literal["job_waits"] = field(default="job_waits", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlaced:
+    """Devices were chosen; the gang holds them from now until AttemptEnded."""
+
+    job: JobId
+    attempt: AttemptId
+    placement: Placement
+    master_port: int
+    epoch: int
+    kind: Literal["attempt_placed"] = field(default="attempt_placed", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRunning:
+    """Every rank has a process. `ranks` in rank order."""
+
+    job: JobId
+    attempt: AttemptId
+    ranks: tuple[RankProcess, ...]
+    kind: Literal["attempt_running"] = field(default="attempt_running", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The job shall end."""
+
+    job: JobId
+    cause: StopCause
+    by: str
+    kind: Literal["stop_requested"] = field(default="stop_requested", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """Every rank is gone, exits are durable, logs drained; the devices are free. `again`: another attempt will follow."""
+
+    job: JobId
+    attempt: AttemptId
+    ok: bool
+    again: bool
+    detail: str
+    exits: tuple[RankExit, ...]
+    kind: Literal["attempt_ended"] = field(default="attempt_ended", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """A fact from inside an attempt."""
+
+    job: JobId
+    attempt: AttemptId
+    fact: Annotated[Resumed | CheckpointCommitted | ModelSaved, Field(discriminator="kind")]
+    kind: Literal["rank_said"] = field(default="rank_said", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node's agent connected, for the first time or again; `shape` is what it has."""
+
+    shape: NodeShape
+    boot: str
+    kind: Literal["node_up"] = field(default="node_up", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAway:
+    """A node's lease ran out without renewal. Its devices stay held; nothing new is placed on it."""
+
+    node: NodeId
+    kind: Literal["node_away"] = field(default="node_away", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRegistered:
+    """A model version exists. `lineage` as shown by `phalanx model show`."""
+
+    name: str
+    version: int
+    job: JobId
+    attempt: AttemptId
+    saved: ModelSaved
+    lineage: dict[str, str]
+    kind: Literal["model_registered"] = field(default="model_registered", kw_only=True)
+
+
+EventBody = Annotated[
+    JobSubmitted
+    | JobWaits
+    | AttemptPlaced
+    | AttemptRunning
+    | StopRequested
+    | AttemptEnded
+    | RankSaid
+    | NodeUp
+    | NodeAway
+    | ModelRegistered,
+    Field(discriminator="kind"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the log: `seq` grows by one, `at_ms` is the control plane's Unix time."""
+
+    seq: int
+    at_ms: int
+    body: EventBody

@@ -1,0 +1,118 @@
+"""What a rank tells the platform: one JSON line each in its record file, announced on the agent's socket.
+
+The file is written first and the socket only rings, so a rank never waits and nothing is lost when the agent is away.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
+"""JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimiser step of one rank, written before the next step starts.
+
+    step: 1 for the first update. loss: mean over the global batch, the same on every rank; `loss_hex` is `float.hex` of it.
+    tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
+    *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    rank: int
+    step: int
+    total_steps: int
+    loss: float
+    loss_hex: str
+    grad_norm: float
+    lr: float
+    tokens: int
+    tokens_per_s: float
+    mfu: float
+    started_ms: int
+    ended_ms: int
+    data_wait_ms: int = 0
+    compute_ms: int = 0
+    comm_ms: int = 0
+    optimizer_ms: int = 0
+    checkpoint_ms: int = 0
+    kind: Literal["step"] = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A named value at a step that is not part of every step, such as a held-out loss."""
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    rank: int
+    step: int
+    name: str
+    value: float
+    at_ms: int
+    kind: Literal["metric"] = "metric"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """This attempt continues after `step` of the named checkpoint; `skipped` names damaged newer ones."""
+
+    rank: int
+    step: int
+    checkpoint: str
+    skipped: tuple[str, ...]
+    at_ms: int
+    kind: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """A checkpoint whose manifest is durable. `path` is a folder; `digest` is the manifest's SHA-256."""
+
+    rank: int
+    step: int
+    path: str
+    digest: str
+    size_bytes: int
+    at_ms: int
+    kind: Literal["checkpoint"] = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSaved:
+    """A finished model: a folder of safetensors, tokenizer and config.
+
+    weights_digest: SHA-256 over names, shapes, dtypes and bytes in name order. lineage: what only the rank knows
+    (data_manifest, environment, checkpoint, recipe config, torch version), added to what the control plane knows.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    rank: int
+    step: int
+    path: str
+    weights_digest: str
+    metrics: Mapping[str, float]
+    lineage: Mapping[str, str]
+    at_ms: int
+    kind: Literal["model"] = "model"
+
+
+RankRecord = Annotated[StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved, Field(discriminator="kind")]
+RankFact = Resumed | CheckpointCommitted | ModelSaved
+"""Records that become events of the job; the others are measurements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The one message from rank to agent: `rank` is process `pid` and its record file now ends at `offset`."""
+
+    rank: int
+    pid: int
+    offset: int
+    kind: Literal["ring"] = field(default="ring")

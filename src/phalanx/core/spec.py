@@ -1,0 +1,124 @@
+"""The job spec: what a user writes in YAML or builds in Python, same fields. `parse_spec` is the way in for untrusted data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from phalanx.core.devices import DeviceRequest, parse_devices
+from phalanx.core.units import duration_ms, size_bytes
+
+Kind = Literal["batch", "train", "service", "interactive"]
+Scalar = str | int | float | bool
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Wanted on each node.
+
+    gpus: 'H100:8', or '2' for two devices of any type; one rank runs on each.
+    cpus: CPU cores; 0 asks for none in particular.
+    memory: host memory such as '16GiB'; '0' asks for none in particular.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    gpus: str = "1"
+    cpus: float = 0.0
+    memory: str = "0"
+
+    @property
+    def devices(self) -> DeviceRequest:
+        return parse_devices(self.gpus)
+
+    @property
+    def memory_bytes(self) -> int:
+        return size_bytes(self.memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The Python that runs the ranks.
+
+    python: path of an interpreter on the node; empty means the platform's own.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """When to save, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY and _KEEP_LAST.
+
+    every: optimiser steps between saves; 0 saves only at the end.
+    keep_last: newest checkpoints kept.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    every: int = 100
+    keep_last: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """Token shards made by `phalanx data prepare`.
+
+    path: the prepared folder.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job.
+
+    name: a DNS label; the job's id is this and a number.
+    project: groups runs and owns the model versions that jobs produce.
+    kind: `train` is measured by its step records, `batch` is not, `service` is restarted whenever it ends, `interactive` never.
+    entrypoint: command line of every rank, as a list or one shell-like string; or else
+    recipe: a built-in trainer, configured by `hyperparameters`.
+    workdir: folder packed at submit and unpacked for each attempt; ranks start in it.
+    environment: the Python that runs the ranks.
+    env: environment variables of the ranks.
+    num_nodes: nodes of the gang.
+    resources: wanted on each node.
+    queue: the line the job waits in.
+    priority: 0 to 100, higher first.
+    max_restarts: attempts after the first before the job counts as failed.
+    max_duration: limit of one attempt such as '2h'; empty for none.
+    checkpoint: when to save, and what to keep.
+    hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
+    data: token shards for the recipe; their manifest hash goes into the lineage.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    project: str = "default"
+    kind: Kind = "batch"
+    entrypoint: str | tuple[str, ...] = ()
+    recipe: str = ""
+    workdir: str = ""
+    environment: Environment = field(default_factory=Environment)
+    env: Mapping[str, str] = field(default_factory=dict)
+    num_nodes: int = 1
+    resources: Resources = field(default_factory=Resources)
+    queue: str = "default"
+    priority: int = 50
+    max_restarts: int = 3
+    max_duration: str = ""
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
+    data: DataSource | None = None
+
+    @property
+    def max_duration_ms(self) -> int | None:
+        return duration_ms(self.max_duration) if self.max_duration else None

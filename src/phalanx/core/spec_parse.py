@@ -1,0 +1,181 @@
+"""Untrusted data to a `JobSpec`: every problem becomes one `SpecError` that names the field, the value and what to change."""
+
+import dataclasses
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from phalanx.core.errors import SpecError
+from phalanx.core.ids import NAME
+from phalanx.core.recipe import RECIPES
+from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Resources
+
+SPEC_BYTES_MAX: Final = 256 * 1024
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NESTED: Final = {"resources": Resources, "environment": Environment, "checkpoint": CheckpointPolicy, "data": DataSource}
+_Check = tuple[str, object, bool, str]
+
+
+def load_spec(path: Path, change: Callable[[object], object] = lambda data: data) -> JobSpec:
+    """The spec in a YAML file. Relative `workdir` and `data.path` are taken from the file's folder.
+
+    change: made to the file's data before it is checked, e.g. by `submit --set`.
+    Raises SpecError for an unreadable file, malformed YAML, or any unacceptable field.
+    """
+    try:
+        if path.stat().st_size > SPEC_BYTES_MAX:
+            raise SpecError("job file", str(path), f"keep it under {SPEC_BYTES_MAX // 1024} KiB")
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise SpecError("job file", str(path), f"cannot be read ({error.strerror}); name an existing YAML file") from error
+    except UnicodeDecodeError as error:
+        raise SpecError("job file", str(path), "is not UTF-8 text; save it as UTF-8") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise SpecError("job file", str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
+    return anchored(parse_spec(change(data)), path.parent)
+
+
+def anchored(spec: JobSpec, folder: Path) -> JobSpec:
+    """`spec` with relative `workdir` and `data.path` made absolute from `folder`."""
+    workdir = str((folder / spec.workdir).resolve()) if spec.workdir else ""
+    data = DataSource(path=str((folder / spec.data.path).resolve())) if spec.data else None
+    return dataclasses.replace(spec, workdir=workdir, data=data)
+
+
+def parse_spec(data: object) -> JobSpec:
+    """Raises SpecError for the first problem found."""
+    if not isinstance(data, dict):
+        raise SpecError("job", type(data).__name__, "write a mapping of fields, starting with name: ...")
+    try:
+        spec: JobSpec = _ADAPTER.validate_python(_normal(data))
+    except ValidationError as error:
+        raise _spec_error(error) from error
+    return checked(spec)
+
+
+def checked(spec: JobSpec) -> JobSpec:
+    """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
+    for name, value, good, fix in [*_field_checks(spec), *_pair_checks(spec)]:
+        if not good:
+            raise SpecError(name, value, fix)
+    if spec.recipe:
+        recipe_config(spec)
+    return spec
+
+
+def recipe_config(spec: JobSpec) -> Any:
+    """The recipe's typed configuration. Raises SpecError for an unknown or impossible hyperparameter."""
+    kind = RECIPES[spec.recipe]
+    try:
+        config = TypeAdapter(kind).validate_python(dict(spec.hyperparameters))
+    except ValidationError as error:
+        raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
+    for name, value, fix in config.problems():
+        raise SpecError(f"hyperparameters.{name}", value, fix)
+    return config
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not accepted; write the value out", problem_mark=self.get_mark()
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be plain text", problem_mark=key.start_mark)
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
+    """YAML reads `gpus: 2` as a number and an entrypoint as a list; the dataclasses want text and a tuple."""
+    normal = dict(data)
+    resources = normal.get("resources")
+    if isinstance(resources, dict):
+        as_text = {key: str(value) for key, value in resources.items() if key in ("gpus", "memory") and type(value) is int}
+        normal["resources"] = {**resources, **as_text}
+    if isinstance(normal.get("entrypoint"), list):
+        normal["entrypoint"] = tuple(str(part) for part in normal["entrypoint"])
+    if isinstance(normal.get("env"), dict):
+        normal["env"] = {key: str(value) if type(value) in (int, float) else value for key, value in normal["env"].items()}
+    return normal
+
+
+def _field_checks(spec: JobSpec) -> Iterable[_Check]:
+    label = "use lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit"
+    for name in ("name", "project", "queue"):
+        yield name, getattr(spec, name), NAME.fullmatch(getattr(spec, name)) is not None, label
+    yield "num_nodes", spec.num_nodes, 1 <= spec.num_nodes <= 100_000, "write a number from 1 to 100000"
+    yield "priority", spec.priority, 0 <= spec.priority <= 100, "write a number from 0 to 100"
+    yield "max_restarts", spec.max_restarts, 0 <= spec.max_restarts <= 1_000_000, "write 0 or more"
+    yield "resources.cpus", spec.resources.cpus, 0 <= spec.resources.cpus < 1e6, "write 0 or more cores"
+    yield "checkpoint.every", spec.checkpoint.every, spec.checkpoint.every >= 0, "write a number of steps, 0 or more"
+    yield "checkpoint.keep_last", spec.checkpoint.keep_last, spec.checkpoint.keep_last >= 1, "write 1 or more"
+    yield _parsed("resources.gpus", spec.resources.gpus, lambda: spec.resources.devices)
+    yield _parsed("resources.memory", spec.resources.memory, lambda: spec.resources.memory_bytes)
+    yield _parsed("max_duration", spec.max_duration, lambda: spec.max_duration_ms)
+    for key, value in spec.env.items():
+        yield f"env.{key}", value, _ENV_NAME.fullmatch(key) is not None, "name variables with letters, digits and '_'"
+        yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"
+        yield f"env.{key}", value, "\0" not in value, "remove the NUL byte"
+
+
+def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
+    asked = bool(spec.entrypoint) + bool(spec.recipe)
+    yield "entrypoint", spec.entrypoint, asked == 1, "give either entrypoint or recipe, exactly one of them"
+    yield _parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
+    if spec.recipe:
+        near = difflib.get_close_matches(spec.recipe, RECIPES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
+        yield "recipe", spec.recipe, spec.recipe in RECIPES, hint
+        yield "kind", spec.kind, spec.kind == "train", "a recipe trains: write kind: train"
+        yield "data", spec.data, spec.data is not None, "a recipe needs data: {path: DIR} made by `phalanx data prepare`"
+
+
+def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The argument vector of an entrypoint; a string is split as a shell would, without running one."""
+    return tuple(shlex.split(entrypoint)) if isinstance(entrypoint, str) else entrypoint
+
+
+def _parsed(name: str, value: object, parse: Callable[[], object]) -> _Check:
+    try:
+        parse()
+    except ValueError as error:
+        return name, value, False, str(error)
+    return name, value, True, ""
+
+
+def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) -> SpecError:
+    first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
+    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple["))]
+    name = ".".join([*([prefix] if prefix else []), *where]) or "job"
+    if first["type"] == "unexpected_keyword_argument":
+        owner = _NESTED.get(where[0], kind) if len(where) > 1 else kind
+        return SpecError(name, first["input"], _nearest(where[-1], [item.name for item in dataclasses.fields(owner)]))
+    value = "(missing)" if first["type"] in ("missing", "missing_argument") else first["input"]
+    return SpecError(name, value, first["msg"][0].lower() + first["msg"][1:])
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; known are {', '.join(known)}"
+
+
+_ADAPTER: Final = TypeAdapter(JobSpec)

@@ -1,0 +1,62 @@
+"""Durations, sizes and the ledger's unit, read from and shown to people.
+
+The ledger counts in milli-devices x milliseconds: Python integers, since 100,000 GPUs make 3e18 of them a year.
+"""
+
+import re
+from typing import Final
+
+MILLI: Final = 1000
+"""Milli-devices in a whole device."""
+
+_DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_BYTES: Final = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_NUMBER_UNIT: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*")
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of '90s', '2h', '1.5d'. Raises ValueError naming the accepted units."""
+    return _scaled(text, _DURATION_MS, "a duration such as '90s', '30m', '2h' or '1d'")
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of '512MiB', '80GB', '1024'. Raises ValueError naming the accepted units."""
+    return _scaled(text, _SIZE_BYTES, "a size such as '512MiB', '16GiB' or '80GB'")
+
+
+def _scaled(text: str, units: dict[str, int], wanted: str) -> int:
+    matched = _NUMBER_UNIT.fullmatch(text)
+    if matched is None or matched[2] not in units:
+        raise ValueError(f"write {wanted}")
+    return round(float(matched[1]) * units[matched[2]])
+
+
+def show_duration(ms: int) -> str:
+    """'1h 02m', '3m 20s', '4.2s': short enough for a table."""
+    seconds = ms / 1000
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours == 0:
+        return f"{minute}m {second:02d}s"
+    days, hour = divmod(hours, 24)
+    return f"{hours}h {minute:02d}m" if days == 0 else f"{days}d {hour:02d}h"
+
+
+def show_size(num_bytes: int) -> str:
+    """'3.2 GiB': binary units, one decimal."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def device_seconds(milli_device_ms: int) -> float:
+    """Device-seconds of a ledger amount; for showing only, never for adding up."""
+    return milli_device_ms / (MILLI * 1000)

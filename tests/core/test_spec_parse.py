@@ -1,0 +1,106 @@
+"""Bad input gets one clear error: the field, the value, what to change."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.core import wire
+from phalanx.core.errors import SpecError
+from phalanx.core.spec import JobSpec
+from phalanx.core.spec_parse import SPEC_BYTES_MAX, command_line, load_spec, parse_spec, recipe_config
+
+PLAIN: dict[str, Any] = {"name": "x", "entrypoint": "python train.py"}
+RECIPE: dict[str, Any] = {"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "d"}}
+
+
+def test_yaml_numbers_become_the_text_that_the_dataclass_wants() -> None:
+    spec = parse_spec({**PLAIN, "resources": {"gpus": 2, "memory": 1024}, "env": {"A": 1}})
+    assert (spec.resources.gpus, spec.resources.memory_bytes, spec.env) == ("2", 1024, {"A": "1"})
+
+
+def test_entrypoint_is_a_list_or_a_shell_like_string() -> None:
+    assert command_line(parse_spec({**PLAIN, "entrypoint": ["a b", 1]}).entrypoint) == ("a b", "1")
+    assert command_line(parse_spec({**PLAIN, "entrypoint": "a 'b c'"}).entrypoint) == ("a", "b c")
+
+
+def test_spec_survives_the_wire() -> None:
+    spec = parse_spec({**RECIPE, "hyperparameters": {"steps": 3, "lr": 1e-3}, "max_duration": "2h"})
+    assert wire.loads(JobSpec, wire.dumps(JobSpec, spec)) == spec
+    assert spec.max_duration_ms == 7_200_000
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "words"),
+    [
+        ({**PLAIN, "prioritty": 3}, "prioritty", "did you mean 'priority'"),
+        ({**PLAIN, "resources": {"gpu": 1}}, "resources.gpu", "did you mean 'gpus'"),
+        ({**PLAIN, "checkpoint": {"zzz": 1}}, "checkpoint.zzz", "known are every, keep_last"),
+        ({**PLAIN, "name": "Tiny_LM"}, "name", "lower-case"),
+        ({**PLAIN, "name": "../x"}, "name", "lower-case"),
+        ({"entrypoint": "a"}, "name", "required"),
+        ({"name": "x"}, "entrypoint", "exactly one"),
+        ({**RECIPE, "entrypoint": "a"}, "entrypoint", "exactly one"),
+        ({**PLAIN, "entrypoint": "a 'b"}, "entrypoint", "quotation"),
+        ({**PLAIN, "num_nodes": 0}, "num_nodes", "1 to 100000"),
+        ({**PLAIN, "num_nodes": "many"}, "num_nodes", "integer"),
+        ({**PLAIN, "priority": 101}, "priority", "0 to 100"),
+        ({**PLAIN, "kind": "trian"}, "kind", "'train'"),
+        ({**PLAIN, "resources": {"gpus": "H100:0"}}, "resources.gpus", "TYPE:COUNT"),
+        ({**PLAIN, "resources": {"memory": "16 gigs"}}, "resources.memory", "'16GiB'"),
+        ({**PLAIN, "max_duration": "2 hours"}, "max_duration", "'2h'"),
+        ({**PLAIN, "env": {"A B": "1"}}, "env.A B", "letters"),
+        ({**PLAIN, "env": {"PHALANX_JOB": "1"}}, "env.PHALANX_JOB", "belong to the platform"),
+        ({**RECIPE, "recipe": "lama"}, "recipe", "did you mean 'llama'"),
+        ({**RECIPE, "kind": "batch"}, "kind", "kind: train"),
+        ({**RECIPE, "data": None}, "data", "phalanx data prepare"),
+        ({**RECIPE, "hyperparameters": {"dims": 3}}, "hyperparameters.dims", "did you mean 'dim'"),
+        ({**RECIPE, "hyperparameters": {"dim": 100, "heads": 3}}, "hyperparameters.dim", "multiple of 2 x heads"),
+        ({**RECIPE, "hyperparameters": {"lr": float("nan")}}, "hyperparameters.lr", "above 0"),
+        ({**RECIPE, "hyperparameters": {"steps": 0}}, "hyperparameters.steps", "above 0"),
+        (["not a mapping"], "job", "mapping"),
+        (None, "job", "mapping"),
+    ],
+)
+def test_bad_field_is_named_with_its_value_and_mend(data: object, field: str, words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(data)
+    assert caught.value.field == field
+    assert words in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"name: x\nentrypoint: a\nenv: &a {A: b}\nhyperparameters: *a\n", "line 4"),
+        (b"name: x\nname: y\n", "stands twice"),
+        (b"a: [", "not valid YAML"),
+        (b"name: \xff\xfe", "UTF-8"),
+        (b"[" * 5_000, "not valid YAML"),
+        (b"#" * (SPEC_BYTES_MAX + 1), "KiB"),
+        (b"? {a: b}\n: 1\n", "plain text"),
+    ],
+)
+def test_bad_file_is_one_clear_error(tmp_path: Path, text: bytes, words: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert words in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="name an existing YAML file"):
+        load_spec(tmp_path / "none.yaml")
+
+
+def test_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nkind: train\nrecipe: llama\nworkdir: .\ndata: {path: d}\n")
+    spec = load_spec(tmp_path / "job.yaml")
+    assert spec.data is not None
+    assert (spec.workdir, spec.data.path) == (str(tmp_path.resolve()), str(tmp_path.resolve() / "d"))
+
+
+def test_defaults_of_the_recipe_are_the_demo() -> None:
+    config = recipe_config(parse_spec(RECIPE))
+    assert (config.dim, config.layers, config.steps, config.problems()) == (128, 4, 400, [])

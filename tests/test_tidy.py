@@ -1,0 +1,110 @@
+"""The house stays tidy: sizes, names, and documentation that is complete because a test counts."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.core import errors, events, recipe, spec
+
+ROOT = Path(__file__).resolve().parent.parent
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 600
+BANNED = re.compile(r"manager|utils?|helpers?|common|misc", re.IGNORECASE)
+CODE = ("src", "tests", "examples", "benchmarks")
+
+
+def python_files() -> list[Path]:
+    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def definitions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+
+
+def test_functions_and_modules_are_short() -> None:
+    long = [f"{path.relative_to(ROOT)}: module" for path in python_files() if len(path.read_text().splitlines()) > MODULE_LINES_MAX]
+    long += [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in python_files()
+        for node in definitions(path)
+        if not isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_most_of_the_house_is_small() -> None:
+    modules = [path for path in python_files() if path.is_relative_to(ROOT / "src")]
+    large = [path for path in modules if len(path.read_text().splitlines()) > 300]
+    assert len(large) <= len(modules) // 10
+
+
+def test_no_name_says_nothing() -> None:
+    words = [part for path in python_files() for part in re.split(r"[/_.]", str(path.relative_to(ROOT)))]
+    words += [part for path in python_files() for node in definitions(path) for part in re.findall(r"[A-Z]?[a-z]+", node.name)]
+    assert sorted({word for word in words if BANNED.fullmatch(word)}) == []
+
+
+def test_every_module_and_public_class_of_src_says_what_it_is() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in python_files()
+        if path.is_relative_to(ROOT / "src")
+        for name, docstring in documented(path)
+        if not docstring and not name.startswith("_")
+    ]
+    assert silent == []
+
+
+def documented(path: Path) -> Iterator[tuple[str, str | None]]:
+    yield "module", ast.get_docstring(ast.parse(path.read_text()))
+    for node in definitions(path):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, ast.get_docstring(node)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [spec.JobSpec, spec.Resources, spec.Environment, spec.CheckpointPolicy, spec.DataSource, recipe.LlamaRecipe],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_config_field_is_documented(kind: type) -> None:
+    docstring = inspect.getdoc(kind) or ""
+    page = (ROOT / "docs/job-spec.md").read_text()
+    names = [field.name for field in dataclasses.fields(kind)]
+    assert [name for name in names if f"{name}:" not in docstring and kind is not spec.JobSpec] == []
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_error_is_documented() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    names = [name for name, item in vars(errors).items() if inspect.isclass(item) and issubclass(item, errors.PhalanxError)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_event_says_what_happened() -> None:
+    kinds = [item for item in vars(events).values() if inspect.isclass(item) and item.__module__ == events.__name__]
+    assert [kind.__name__ for kind in kinds if not kind.__doc__ or kind.__doc__.startswith(kind.__name__ + "(")] == []
+
+
+def test_every_decision_record_is_listed_and_short() -> None:
+    records = sorted((ROOT / "docs/adr").glob("[0-9]*.md"))
+    listing = (ROOT / "docs/adr/README.md").read_text()
+    assert [path.name for path in records if path.name not in listing] == []
+    assert [path.name for path in records if len(path.read_text().splitlines()) > 40] == []
+    assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
+
+
+def test_nothing_tracked_names_a_machine_of_ours() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    hostile = re.compile(r"/root/|/home/[a-z]|/work/(main|shared)|https?://[a-z.]*(pypi|pythonhosted)[a-z.]*/")
+    own = Path(__file__).name
+    found = [name for name in tracked if Path(name).name != own and hostile.search((ROOT / name).read_text(errors="replace"))]
+    assert found == []
