@@ -1,0 +1,136 @@
+"""Prepared data as arrays: whole batches, and every kind of damage refused by name."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.errors import DataError
+from phalanx.job.data.manifest import MANIFEST, SPLITS, Split
+from phalanx.job.data.open import open_data
+from phalanx.job.data.order import batch_indices, rank_slice
+from phalanx.storage.hashes import sha256_file
+
+
+def flat(folder: Path, split: Split) -> list[int]:
+    shards = [np.fromfile(path, dtype="<u2") for path in sorted(folder.glob(f"{split}-*.bin"))]
+    return [int(token) for token in np.concatenate(shards)]
+
+
+def test_it_says_what_it_holds(prepared_once: Path) -> None:
+    data = open_data(prepared_once)
+    assert data.manifest_hash == sha256_file(prepared_once / MANIFEST)
+    assert data.vocab_size == 600
+    for split in SPLITS:
+        assert data.num_tokens(split) == len(flat(prepared_once, split))
+        assert data.num_samples(split, 64) == (data.num_tokens(split) - 1) // 64
+        assert data.num_samples(split, data.num_tokens(split)) == 0
+    assert data.tokenizer_path.is_file()
+    with pytest.raises(DataError, match="above 0"):
+        data.num_samples("train", 0)
+
+
+@given(
+    sequence=st.integers(1, 30_000), picks=st.lists(st.floats(0, 1, exclude_max=True), max_size=6), split=st.sampled_from(SPLITS)
+)
+def test_gathered_samples_are_the_tokens_of_the_concatenated_documents(
+    prepared_once: Path, sequence: int, picks: list[float], split: Split
+) -> None:
+    data, tokens = open_data(prepared_once, verify=False), flat(prepared_once, split)
+    count = data.num_samples(split, sequence)
+    indices = np.array([int(pick * count) for pick in picks if count], dtype=np.int64)
+    rows = data.gather(split, indices, sequence)
+    assert rows.shape == (len(indices), sequence + 1)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == [tokens[i * sequence : i * sequence + sequence + 1] for i in indices.tolist()]
+
+
+def test_an_epoch_reads_every_token_once_as_input(prepared_once: Path) -> None:
+    data, sequence = open_data(prepared_once), 128
+    count = data.num_samples("train", sequence)
+    epoch = np.sort(batch_indices(5, 0, count, count))
+    inputs = data.gather("train", epoch, sequence)[:, :-1].ravel()
+    assert inputs.tolist() == flat(prepared_once, "train")[: count * sequence]
+
+
+def test_t01_the_batch_is_the_same_at_any_world_size(prepared_once: Path) -> None:
+    data = open_data(prepared_once)
+    batch = batch_indices(5, 3, 12, data.num_samples("train", 32))
+    whole = data.gather("train", batch, 32)
+    for world_size in (1, 2, 3, 5):
+        parts = [data.gather("train", rank_slice(batch, rank, world_size), 32) for rank in range(world_size)]
+        assert (np.concatenate(parts) == whole).all()
+
+
+def test_outside_the_split_raises(prepared_once: Path) -> None:
+    data = open_data(prepared_once)
+    for index in (-1, data.num_samples("train", 64)):
+        with pytest.raises(IndexError):
+            data.gather("train", np.array([index]), 64)
+
+
+def shard(folder: Path) -> Path:
+    return folder / "train-00000.bin"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**manifest, **changes}))
+
+
+def reach_out(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0]["bin"]["name"] = "../data/train-00000.bin"
+    rewrite(folder, shards=manifest["shards"])
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "data", "not a prepared folder"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "data", "not a prepared folder"),
+    "manifest is a folder": (lambda folder: as_folder(folder / MANIFEST), "data", "cannot be read"),
+    "manifest is not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "manifest", "not a manifest of ours"),
+    "manifest of something else": (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "manifest", "not a manifest"),
+    "newer format": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "format", "newer Phalanx"),
+    "a name that reaches out": (reach_out, "manifest", "outside its folder"),
+    "wrong counts": (lambda folder: rewrite(folder, shards=[]), "splits.train", "does not count"),
+    "wrong type": (lambda folder: rewrite(folder, dtype="int32"), "train-00000.bin", "tokens"),
+    "shard gone": (lambda folder: shard(folder).unlink(), "train-00000.bin", "cannot be read"),
+    "shard shorter": (lambda folder: os.truncate(shard(folder), 100), "train-00000.bin", "should have"),
+    "shard empty": (lambda folder: shard(folder).write_bytes(b""), "train-00000.bin", "should have"),
+    "a flipped bit": (lambda folder: flip(shard(folder)), "train-00000.bin", "is damaged"),
+    "a flipped bit in an index": (lambda folder: flip(folder / "held_out-00000.idx"), "held_out-00000.idx", "is damaged"),
+    "another tokenizer": (lambda folder: flip(folder / "tokenizer.json"), "tokenizer.json", "is damaged"),
+    "a token past the vocabulary": (lambda folder: rewrite(folder, vocab_size=300), "train-00000.bin", "outside the vocabulary"),
+}
+
+
+@pytest.mark.parametrize(("damage", "field", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_d09_damage_is_refused_by_name(prepared: Path, damage: Callable[[Path], object], field: str, message: str) -> None:
+    damage(prepared)
+    with pytest.raises(DataError, match=message) as caught:
+        open_data(prepared)
+    assert caught.value.field == field
+
+
+def test_checksums_can_be_left_out_but_sizes_not(prepared: Path) -> None:
+    flip(shard(prepared))
+    open_data(prepared, verify=False)
+    os.truncate(shard(prepared), 100)
+    with pytest.raises(DataError):
+        open_data(prepared, verify=False)
