@@ -1,0 +1,1 @@
+"""Pure deciders: no clock, no I/O, no randomness."""

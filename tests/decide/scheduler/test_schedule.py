@@ -1,0 +1,352 @@
+"""The scheduler's promises: cases users of other platforms hit, and properties over any fleet and line."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.core import wire
+from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.reasons import Behind, NeverFits, NoNodes, NoRoom
+from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, RunningJob, Snapshot, Start, Wait, never_fits, schedule
+from phalanx.decide.scheduler.explain import smallest_change
+
+GIB = 2**30
+
+
+def node(name: str, count: int = 8, kind: str = "H100", free: int | None = None, cpus: float = 64, up: bool = True) -> NodeFacts:
+    left = count if free is None else free
+    return NodeFacts(
+        node=NodeId(name),
+        devices=tuple((index, kind) for index in range(count)),
+        free=tuple(range(count - left, count)),
+        cpus=cpus,
+        free_cpus=cpus,
+        memory_bytes=512 * GIB,
+        free_memory_bytes=512 * GIB,
+        schedulable=up,
+    )
+
+
+def job(name: str, sequence: int, count: int = 1, num_nodes: int = 1, kind: str | None = None, priority: int = 50) -> PendingJob:
+    return PendingJob(
+        job=JobId(name),
+        request=DeviceRequest(kind, count),
+        num_nodes=num_nodes,
+        cpus=0,
+        memory_bytes=0,
+        queue="default",
+        priority=priority,
+        submitted_ms=1000 + sequence,
+        sequence=sequence,
+    )
+
+
+def decided(nodes: list[NodeFacts], *pending: PendingJob) -> dict[str, Start | Wait]:
+    plan = schedule(Snapshot(0, tuple(nodes), (), pending))
+    return {decision.job: decision for decision in plan.decisions}
+
+
+def reason(decision: Start | Wait) -> object:
+    assert isinstance(decision, Wait), decision
+    return decision.reason
+
+
+def where(decision: Start | Wait) -> list[tuple[str, tuple[int, ...]]]:
+    assert isinstance(decision, Start), decision
+    return [(part.node, part.devices) for part in decision.placement.slices]
+
+
+def test_one_job_takes_the_lowest_devices_of_the_only_node() -> None:
+    assert where(decided([node("a")], job("j-1", 1, count=2))["j-1"]) == [("a", (0, 1))]
+
+
+def test_S13_no_half_gangs() -> None:
+    """Two gangs of two nodes on three nodes: one runs whole, the other holds nothing."""
+    plan = decided([node("a"), node("b"), node("c")], job("x-1", 1, 8, 2), job("y-2", 2, 8, 2))
+    assert where(plan["x-1"]) == [("a", tuple(range(8))), ("b", tuple(range(8)))]
+    assert reason(plan["y-2"]) == NoRoom(asked=16, free=8, held=16)
+
+
+def test_S15_stable_order_among_equals() -> None:
+    """Equals start by age, whatever order they are listed in, and a lower one never changes places with them."""
+    line = [job("e-1", 1, priority=40), job("e-2", 2, priority=40), job("e-3", 3, priority=40), job("e-4", 4, priority=30)]
+    for pending in (line, line[::-1], line[2:] + line[:2]):
+        plan = decided([node("a", 2)], *pending)
+        assert [isinstance(plan[name], Start) for name in ("e-1", "e-2", "e-3", "e-4")] == [True, True, False, False]
+        waits = [plan["e-3"], plan["e-4"]]
+        assert [wait.position for wait in waits if isinstance(wait, Wait)] == [1, 2]
+
+
+def test_S06_order_per_pool() -> None:
+    """The head of the line wants A100s that are taken; a T4 job behind it does not wait for them, an A100 job does."""
+    fleet = [node("a", 8, "A100", free=4), node("t", 4, "T4")]
+    plan = decided(fleet, job("big-1", 1, 8, kind="A100"), job("t4-2", 2, 1, kind="T4"), job("small-3", 3, 1, kind="A100"))
+    assert reason(plan["big-1"]) == NoRoom(asked=8, free=0, held=4)
+    assert where(plan["t4-2"]) == [("t", (0,))]
+    assert reason(plan["small-3"]) == Behind(JobId("big-1"), 2)
+
+
+def test_S04_small_jobs_do_not_pass_a_gang_as_large_as_the_fleet() -> None:
+    plan = decided([node("a", 8, free=7)], job("all-1", 1, 8), *(job(f"s-{number}", number, 1) for number in range(2, 9)))
+    assert reason(plan["all-1"]) == NoRoom(asked=8, free=0, held=1)
+    assert all(reason(plan[f"s-{number}"]) == Behind(JobId("all-1"), number) for number in range(2, 9))
+
+
+def test_a_job_of_any_type_passes_a_head_of_another_type() -> None:
+    fleet = [node("a", 8, "A100", free=1), node("t", 4, "T4")]
+    plan = decided(fleet, job("head-1", 1, 8, kind="A100"), job("any-2", 2, 1))
+    assert where(plan["any-2"]) == [("t", (0,))]
+
+
+def test_any_type_prefers_gpus_to_cpu_slots_and_mixes_none() -> None:
+    fleet = [node("cpus", 16, CPU_SLOT), node("g", 2, "T4"), node("h", 2, "A100")]
+    assert where(decided(fleet, job("j-1", 1, 2))["j-1"]) == [("h", (0, 1))]
+    assert where(decided(fleet, job("j-1", 1, 1, num_nodes=1, kind=CPU_SLOT))["j-1"]) == [("cpus", (0,))]
+    assert reason(decided(fleet, job("j-1", 1, 2, num_nodes=2))["j-1"]) == NeverFits(
+        "nodes with A100:2", "2", "1", "set num_nodes: 1, or add nodes"
+    )
+
+
+def test_S14_fills_the_fullest_node_that_fits() -> None:
+    fleet = [node("a", free=8), node("b", free=3), node("c", free=2), node("d", free=3)]
+    assert where(decided(fleet, job("j-1", 1, 3))["j-1"]) == [("b", (5, 6, 7))]
+    assert where(decided(fleet, job("j-1", 1, 1))["j-1"]) == [("c", (6,))]
+
+
+def test_cpus_and_memory_count_and_are_taken_off() -> None:
+    wants = replace(job("j-1", 1), cpus=40.0, memory_bytes=300 * GIB)
+    plan = decided(
+        [node("a"), node("b")], wants, replace(wants, job=JobId("j-2"), sequence=2), replace(wants, job=JobId("j-3"), sequence=3)
+    )
+    assert [where(plan[name])[0][0] for name in ("j-1", "j-2")] == ["a", "b"]
+    assert reason(plan["j-3"]) == NoRoom(asked=1, free=0, held=2)
+
+
+def test_S16_never_fits_names_the_resource() -> None:
+    fleet = [node("a", 4, cpus=16), node("b", 2, cpus=64), node("c", 2, "T4")]
+    cases = {
+        job("j", 1, 8, kind="H100"): NeverFits("H100 devices on a node", "8", "4 (a)", "set resources.gpus: H100:4, or add nodes"),
+        job("j", 1, 2, kind="B200"): NeverFits(
+            "B200 devices on a node", "2", "0 (the fleet has H100, T4)", "set resources.gpus: H100:2, or add nodes"
+        ),
+        replace(job("j", 1, 4, kind="H100"), cpus=32): NeverFits(
+            "cpus on a node", "32", "16 (a)", "set resources.cpus: 16, or add nodes"
+        ),
+        replace(job("j", 1, 1), memory_bytes=1024 * GIB): NeverFits(
+            "memory on a node", "1.0 TiB", "512.0 GiB (a)", "set resources.memory: 524288MiB, or add nodes"
+        ),
+        job("j", 1, 3, num_nodes=2, kind="H100"): NeverFits("nodes with H100:3", "2", "1", "set num_nodes: 1, or add nodes"),
+        job("j", 1, 8, num_nodes=2, kind="H100"): NeverFits(
+            "H100 devices on a node", "8", "4 (a)", "set resources.gpus: H100:2, or add nodes"
+        ),
+    }
+    for asked, answer in cases.items():
+        assert never_fits(asked, fleet) == answer
+        assert reason(decided(fleet, asked)["j"]) == answer
+        assert answer.resource in answer.sentence()
+
+
+def test_S16_a_job_that_can_never_fit_stands_in_nobodys_way() -> None:
+    plan = decided([node("a")], job("never-1", 1, 64, priority=100), job("j-2", 2, 8))
+    never = plan["never-1"]
+    assert isinstance(never, Wait)
+    assert never.position is None
+    assert where(plan["j-2"]) == [("a", tuple(range(8)))]
+
+
+def test_no_nodes_is_said_and_refuses_nothing() -> None:
+    plan = decided([], job("a-1", 1, 64), job("b-2", 2))
+    assert [plan["a-1"], plan["b-2"]] == [Wait(JobId("a-1"), NoNodes(0), 1), Wait(JobId("b-2"), NoNodes(0), 2)]
+    assert never_fits(job("a-1", 1, 64), ()) is None
+
+
+def test_a_node_that_has_not_reported_gets_nothing_but_counts_for_what_fits() -> None:
+    assert reason(decided([node("a", up=False)], job("j-1", 1, 8))["j-1"]) == NoNodes(1)
+    assert reason(decided([node("a", up=False), node("b", 2)], job("j-1", 1, 8))["j-1"]) == NoRoom(asked=8, free=0, held=0)
+    assert isinstance(reason(decided([node("a", up=False)], job("j-1", 1, 9))["j-1"]), NeverFits)
+
+
+def test_snapshot_and_plan_travel_as_json() -> None:
+    """The live scheduler is another process."""
+    running = RunningJob(JobId("r-1"), AttemptId("r-1.1"), Placement((NodeSlice(NodeId("a"), (0,)),)), "default", 50, 7)
+    snapshot = Snapshot(9, (node("a", free=7),), (running,), (job("j-1", 1, 8), job("j-2", 2), job("j-3", 3, kind="B200")))
+    assert wire.loads(Snapshot, wire.dumps(Snapshot, snapshot)) == snapshot
+    plan = schedule(snapshot)
+    assert wire.loads(Plan, wire.dumps(Plan, plan)) == plan
+
+
+KINDS = st.sampled_from(["H100", "T4", CPU_SLOT])
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[NodeFacts, ...]:
+    nodes = []
+    for number in range(draw(st.integers(0, 5))):
+        kinds = draw(st.lists(KINDS, max_size=6))
+        free = draw(st.sets(st.sampled_from(range(len(kinds))))) if kinds else set()
+        cpus, memory = draw(st.integers(0, 8)), draw(st.integers(0, 8)) * GIB
+        nodes.append(
+            NodeFacts(
+                NodeId(f"n{number}"),
+                tuple(enumerate(kinds)),
+                tuple(sorted(free)),
+                float(cpus),
+                float(draw(st.integers(0, cpus))),
+                memory,
+                draw(st.integers(0, memory)),
+                draw(st.booleans()),
+            )
+        )
+    return tuple(nodes)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[PendingJob, ...]:
+    return tuple(
+        PendingJob(
+            JobId(f"j-{number}"),
+            DeviceRequest(draw(st.none() | KINDS), draw(st.integers(1, 4))),
+            draw(st.integers(1, 3)),
+            float(draw(st.integers(0, 4))),
+            draw(st.integers(0, 4)) * GIB,
+            "default",
+            draw(st.integers(0, 2)),
+            draw(st.integers(0, 2)),
+            number,
+        )
+        for number in range(draw(st.integers(0, 8)))
+    )
+
+
+SNAPSHOTS = st.builds(lambda nodes, pending: Snapshot(5, nodes, (), pending), fleets(), lines())
+
+
+def before(first: PendingJob, second: PendingJob) -> bool:
+    return (-first.priority, first.submitted_ms, first.sequence) < (-second.priority, second.submitted_ms, second.sequence)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SNAPSHOTS)
+def test_every_pending_job_gets_exactly_one_decision(snapshot: Snapshot) -> None:
+    decisions = schedule(snapshot).decisions
+    assert sorted(decision.job for decision in decisions) == sorted(job.job for job in snapshot.pending)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SNAPSHOTS)
+def test_gangs_are_whole_on_free_devices_of_one_type_and_no_device_is_given_twice(snapshot: Snapshot) -> None:
+    jobs, nodes = {job.job: job for job in snapshot.pending}, {node.node: node for node in snapshot.nodes}
+    given_away: set[tuple[str, int]] = set()
+    cpus, memory = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0)
+    for start in (decision for decision in schedule(snapshot).decisions if isinstance(decision, Start)):
+        asked, slices = jobs[start.job], start.placement.slices
+        assert len({part.node for part in slices}) == len(slices) == asked.num_nodes
+        kinds = {dict(nodes[part.node].devices)[index] for part in slices for index in part.devices}
+        assert len(kinds) == 1
+        assert asked.request.type in (None, *kinds)
+        for part in slices:
+            assert len(set(part.devices)) == len(part.devices) == asked.request.count
+            assert set(part.devices) <= set(nodes[part.node].free)
+            assert nodes[part.node].schedulable
+            assert given_away.isdisjoint((part.node, index) for index in part.devices)
+            given_away.update((part.node, index) for index in part.devices)
+            cpus[part.node] += asked.cpus
+            memory[part.node] += asked.memory_bytes
+    for name, node in nodes.items():
+        assert cpus[name] == 0 or cpus[name] <= node.free_cpus
+        assert memory[name] == 0 or memory[name] <= node.free_memory_bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(SNAPSHOTS)
+def test_nobody_passes_a_job_that_waits_for_the_same_devices(snapshot: Snapshot) -> None:
+    """Priority and age are never inverted in a pool, and equals never change places."""
+    plan = {decision.job: decision for decision in schedule(snapshot).decisions}
+    nodes = {node.node: node for node in snapshot.nodes}
+    for start in (decision for decision in plan.values() if isinstance(decision, Start)):
+        part = start.placement.slices[0]
+        kind = dict(nodes[part.node].devices)[part.devices[0]]
+        later = next(job for job in snapshot.pending if job.job == start.job)
+        for earlier in snapshot.pending:
+            wait = plan[earlier.job]
+            if isinstance(wait, Wait) and before(earlier, later) and earlier.request.type in (None, kind):
+                of_kind = replace(earlier, request=DeviceRequest(kind, earlier.request.count))
+                assert never_fits(of_kind, snapshot.nodes) is not None, "it passed a job that waits for what it took"
+
+
+@settings(max_examples=200, deadline=None)
+@given(SNAPSHOTS, st.randoms(use_true_random=False))
+def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: random.Random) -> None:
+    nodes, pending = list(snapshot.nodes), list(snapshot.pending)
+    shuffling.shuffle(nodes)
+    shuffling.shuffle(pending)
+    assert schedule(replace(snapshot, nodes=tuple(nodes), pending=tuple(pending))) == schedule(snapshot)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SNAPSHOTS)
+def test_reasons_are_true(snapshot: Snapshot) -> None:
+    """Who never fits does not fit the idle fleet; who waits for room finds too little; a head stands before those behind it."""
+    plan = {decision.job: decision for decision in schedule(snapshot).decisions}
+    jobs = {job.job: job for job in snapshot.pending}
+    idle = tuple(
+        replace(
+            node,
+            free=tuple(index for index, _ in node.devices),
+            free_cpus=node.cpus,
+            free_memory_bytes=node.memory_bytes,
+            schedulable=True,
+        )
+        for node in snapshot.nodes
+    )
+    for name, wait in plan.items():
+        if isinstance(wait, Start):
+            continue
+        alone = schedule(Snapshot(0, idle, (), (jobs[name],))).decisions[0]
+        assert isinstance(wait.reason, NeverFits | NoNodes) or isinstance(alone, Start)
+        match wait.reason:
+            case NeverFits():
+                assert isinstance(alone, Wait)
+            case NoRoom(asked, free, _):
+                assert free < asked == jobs[name].request.count * jobs[name].num_nodes
+            case Behind(head, position):
+                assert isinstance(plan[head], Wait)
+                assert before(jobs[head], jobs[name])
+                assert position == wait.position
+            case NoNodes(known):
+                assert known == len(snapshot.nodes)
+                assert not any(node.schedulable for node in snapshot.nodes)
+
+
+@settings(max_examples=300, deadline=None)
+@given(fleets(), lines())
+def test_S16_the_smallest_change_would_fit(nodes: tuple[NodeFacts, ...], pending: tuple[PendingJob, ...]) -> None:
+    for asked in pending:
+        if never_fits(asked, nodes) is not None and (change := smallest_change(asked, nodes)) is not None:
+            assert never_fits(change, nodes) is None
+            assert change != asked
+
+
+@settings(max_examples=100, deadline=None)
+@given(SNAPSHOTS)
+def test_carrying_out_plans_until_nothing_starts_leaves_no_free_head(snapshot: Snapshot) -> None:
+    """Deciding again on the outcome starts nobody new: one plan takes all there is to take."""
+    plan = schedule(snapshot)
+    started = {decision.job: decision for decision in plan.decisions if isinstance(decision, Start)}
+    jobs = {job.job: job for job in snapshot.pending}
+    nodes = {node.node: node for node in snapshot.nodes}
+    for name, start in started.items():
+        for part in start.placement.slices:
+            old = nodes[part.node]
+            nodes[part.node] = replace(
+                old,
+                free=tuple(index for index in old.free if index not in part.devices),
+                free_cpus=old.free_cpus - jobs[name].cpus,
+                free_memory_bytes=old.free_memory_bytes - jobs[name].memory_bytes,
+            )
+    left = tuple(job for job in snapshot.pending if job.job not in started)
+    again = schedule(Snapshot(6, tuple(nodes.values()), (), left))
+    assert not [decision for decision in again.decisions if isinstance(decision, Start)]
