@@ -1,0 +1,1 @@
+"""What is remembered: measurements, the ledger, runs and models."""

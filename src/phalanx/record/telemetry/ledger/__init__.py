@@ -1,0 +1,11 @@
+"""The ledger: every device's every millisecond in exactly one category, in integers that sum to capacity. Pure.
+
+`history` folds the log into who held what; `spend` says how a held span was spent, from step records; `account` adds it up for
+a window. What a millisecond is booked as depends on the log and the records alone, never on the window asked for, so adjacent
+windows add up; records that come late move time between categories and change no sum.
+"""
+
+from phalanx.record.telemetry.ledger.account import Account, account, cost
+from phalanx.record.telemetry.ledger.categories import CATEGORIES
+
+__all__ = ["CATEGORIES", "Account", "account", "cost"]

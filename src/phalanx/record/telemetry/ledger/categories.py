@@ -1,0 +1,48 @@
+"""The categories of the ledger. Every millisecond of every device is in exactly one."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+PRODUCTIVE: Final = "productive"
+RUNNING_UNMEASURED: Final = "running_unmeasured"
+DATA_WAIT: Final = "data_wait"
+EXPOSED_COMMUNICATION: Final = "exposed_communication"
+CHECKPOINT_STALL: Final = "checkpoint_stall"
+RECOMPUTE: Final = "recompute"
+RESTART: Final = "restart"
+STARTUP: Final = "startup"
+DRAINING: Final = "draining"
+SERVICE: Final = "service"
+INTERACTIVE: Final = "interactive"
+IDLE: Final = "idle"
+IDLE_WAITING_QUOTA: Final = "idle_waiting_quota"
+IDLE_WAITING_GEOMETRY: Final = "idle_waiting_geometry"
+IDLE_WAITING_RESERVATION: Final = "idle_waiting_reservation"
+FRAGMENTED: Final = "fragmented"
+RESERVED: Final = "reserved"
+UNHEALTHY: Final = "unhealthy"
+
+CATEGORIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        PRODUCTIVE: "training steps, less the waits below",
+        RUNNING_UNMEASURED: "held by ranks that report no steps, or between steps",
+        DATA_WAIT: "a step waited for its batch",
+        EXPOSED_COMMUNICATION: "a step waited for other ranks, with nothing to compute meanwhile",
+        CHECKPOINT_STALL: "a step waited for a checkpoint to be taken",
+        RECOMPUTE: "steps done again after a failure, since an earlier attempt had done them",
+        RESTART: "from the placement of a later attempt to its first step",
+        STARTUP: "from the placement of a first attempt to its first step",
+        DRAINING: "from the last step, or the request to stop, until every rank is gone",
+        SERVICE: "held by a service",
+        INTERACTIVE: "held by an interactive session",
+        IDLE: "free, and nothing was queued",
+        IDLE_WAITING_QUOTA: "free while the first waiting job lacked quota",
+        IDLE_WAITING_GEOMETRY: "free while the first waiting job did not fit what was free",
+        IDLE_WAITING_RESERVATION: "free, and kept for a job at the head of the line",
+        FRAGMENTED: "free, but in pieces too small for any waiting job",
+        RESERVED: "kept free by a reservation or a calendar",
+        UNHEALTHY: "free, and its node was away",
+    }
+)
+"""Category name to its meaning; every account has every one of them, 0 when nothing was."""

@@ -1,0 +1,191 @@
+"""The log folded into spans: which devices existed, which were away, who held them, and why free ones stayed free. Pure."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.core.devices import NodeShape, Placement
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptRunning,
+    Event,
+    JobSubmitted,
+    JobWaits,
+    NodeAway,
+    NodeUp,
+    StopRequested,
+)
+from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
+from phalanx.core.reasons import Reason
+from phalanx.core.spec import Kind
+from phalanx.record.telemetry.ledger.categories import IDLE, IDLE_WAITING_GEOMETRY, IDLE_WAITING_QUOTA, IDLE_WAITING_RESERVATION
+
+FOREVER: Final = 2**63
+"""End of what has not ended: beyond any Unix time in milliseconds."""
+
+_WAITING: Final[Mapping[str, str]] = {
+    "no_quota": IDLE_WAITING_QUOTA,
+    "no_room": IDLE_WAITING_GEOMETRY,
+    "never_fits": IDLE_WAITING_GEOMETRY,
+    "no_nodes": IDLE_WAITING_GEOMETRY,
+    "behind": IDLE_WAITING_RESERVATION,
+}
+
+Span = tuple[int, int]
+"""[start, end) in Unix milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceId:
+    """One device of the fleet."""
+
+    node: NodeId
+    index: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop."""
+
+    job: JobId
+    attempt: AttemptId
+    kind: Kind
+    placement: Placement
+    start: int
+    end: int = FOREVER
+    running_ms: int = FOREVER
+    stop_ms: int = FOREVER
+
+    @property
+    def number(self) -> int:
+        return split_attempt(self.attempt)[1]
+
+    def devices(self) -> list[DeviceId]:
+        """In rank order."""
+        return [DeviceId(part.node, index) for part in self.placement.slices for index in part.devices]
+
+
+@dataclass(slots=True)
+class History:
+    """What `fold` found.
+
+    present: of each device the spans in which its node had it, with its type. away: of each node. holds: in order of placement.
+    idle_as: (time, category) changes of what a free device's time is booked as, the first at time 0.
+    """
+
+    present: dict[DeviceId, list[tuple[int, int, str]]] = field(default_factory=dict)
+    away: dict[NodeId, list[Span]] = field(default_factory=dict)
+    holds: list[Hold] = field(default_factory=list)
+    idle_as: list[tuple[int, str]] = field(default_factory=lambda: [(0, IDLE)])
+
+
+def fold(events: Iterable[Event]) -> History:
+    """The whole log, oldest first. A clock that was set back is held still until it catches up: time only grows."""
+    folding = _Folding()
+    now = 0
+    for event in events:
+        now = max(now, event.at_ms)
+        folding.take(event, now)
+    return folding.finish()
+
+
+class _Folding:
+    def __init__(self) -> None:
+        self._history = History()
+        self._shapes: dict[NodeId, tuple[int, dict[int, str]]] = {}
+        self._away: dict[NodeId, int] = {}
+        self._held: dict[AttemptId, Hold] = {}
+        self._line = _Line()
+
+    def take(self, event: Event, now: int) -> None:
+        self._take_fleet(event, now)
+        self._take_holds(event, now)
+        self._line.take(event)
+        if self._line.idle_as != self._history.idle_as[-1][1]:
+            self._history.idle_as.append((now, self._line.idle_as))
+
+    def finish(self) -> History:
+        for node in list(self._shapes):
+            self._end_shape(node, FOREVER)
+        for node in list(self._away):
+            self._end_away(node, FOREVER)
+        return self._history
+
+    def _take_fleet(self, event: Event, now: int) -> None:
+        match event.body:
+            case NodeUp(shape=shape):
+                self._end_away(shape.node, now)
+                devices = _types(shape)
+                if shape.node not in self._shapes or self._shapes[shape.node][1] != devices:
+                    self._end_shape(shape.node, now)
+                    self._shapes[shape.node] = (now, devices)
+            case NodeAway(node=node):
+                self._away.setdefault(node, now)
+
+    def _take_holds(self, event: Event, now: int) -> None:
+        match event.body:
+            case AttemptPlaced(job=job, attempt=attempt, placement=placement) if attempt not in self._held:
+                self._held[attempt] = Hold(job, attempt, self._line.kind(job), placement, now)
+                self._history.holds.append(self._held[attempt])
+            case AttemptRunning(attempt=attempt) if attempt in self._held:
+                self._held[attempt].running_ms = min(self._held[attempt].running_ms, now)
+            case AttemptEnded(attempt=attempt) if attempt in self._held:
+                self._held.pop(attempt).end = now
+            case StopRequested(job=job):
+                for hold in self._held.values():
+                    if hold.job == job:
+                        hold.stop_ms = min(hold.stop_ms, now)
+
+    def _end_shape(self, node: NodeId, now: int) -> None:
+        since, devices = self._shapes.pop(node, (now, {}))
+        for index, kind in devices.items():
+            self._history.present.setdefault(DeviceId(node, index), []).append((since, now, kind))
+
+    def _end_away(self, node: NodeId, now: int) -> None:
+        if node in self._away:
+            self._history.away.setdefault(node, []).append((self._away.pop(node), now))
+
+
+class _Line:
+    """The waiting jobs in order (higher priority, then older), to know whose reason a free device's time is booked under."""
+
+    def __init__(self) -> None:
+        self._specs: dict[JobId, tuple[int, int, Kind]] = {}
+        self._reasons: dict[JobId, str] = {}
+        self._waiting: list[tuple[int, int, JobId]] = []
+
+    def kind(self, job: JobId) -> Kind:
+        return self._specs[job][2] if job in self._specs else "batch"
+
+    @property
+    def idle_as(self) -> str:
+        """A job without a reason yet does not count: its turn comes within this tick."""
+        return self._reasons[self._waiting[0][2]] if self._waiting else IDLE
+
+    def take(self, event: Event) -> None:
+        match event.body:
+            case JobSubmitted(job=job, spec=spec):
+                self._specs.setdefault(job, (-spec.priority, event.seq, spec.kind))
+            case JobWaits(job=job, reason=reason):
+                self._leave(job)
+                self._wait(job, reason)
+            case AttemptPlaced(job=job) | AttemptEnded(job=job) | StopRequested(job=job):
+                self._leave(job)
+
+    def _wait(self, job: JobId, reason: Reason) -> None:
+        self._reasons[job] = _WAITING.get(reason.kind, IDLE_WAITING_GEOMETRY)
+        insort(self._waiting, self._place(job))
+
+    def _leave(self, job: JobId) -> None:
+        if self._reasons.pop(job, None) is not None:
+            del self._waiting[bisect_left(self._waiting, self._place(job))]
+
+    def _place(self, job: JobId) -> tuple[int, int, JobId]:
+        priority, seq, _ = self._specs.setdefault(job, (0, 0, "batch"))
+        return priority, seq, job
+
+
+def _types(shape: NodeShape) -> dict[int, str]:
+    return {device.index: device.type for device in shape.devices}

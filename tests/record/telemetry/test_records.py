@@ -1,0 +1,108 @@
+"""Record files: complete lines become facts; what is no record is reported and never raised."""
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core import wire
+from phalanx.core.records import CheckpointCommitted, Metric, RankRecord, Resumed, StepRecord
+from phalanx.record.telemetry.records import decode
+
+STEP = StepRecord(
+    rank=0,
+    step=1,
+    total_steps=400,
+    loss=8.25,
+    loss_hex=(8.25).hex(),
+    grad_norm=1.0,
+    lr=0.005,
+    tokens=1024,
+    tokens_per_s=5000.0,
+    mfu=0.0,
+    started_ms=1_000,
+    ended_ms=1_200,
+)
+
+
+def line(record: object) -> bytes:
+    return wire.dumps(RankRecord, record).encode() + b"\n"
+
+
+def test_measurements_and_facts_come_apart() -> None:
+    metric = Metric(rank=0, step=0, name="val_loss", value=8.3, at_ms=5)
+    resumed = Resumed(rank=0, step=0, checkpoint="", skipped=(), at_ms=1)
+    saved = CheckpointCommitted(rank=0, step=100, path="/x", digest="d", size_bytes=3, at_ms=9)
+    data = line(resumed) + line(metric) + line(STEP) + line(saved)
+    decoded = decode(data, rank=0)
+    assert decoded.measurements == (metric, STEP)
+    assert decoded.facts == (resumed, saved)
+    assert (decoded.consumed, decoded.num_bad, decoded.problems) == (len(data), 0, ())
+
+
+def test_an_incomplete_line_waits() -> None:
+    data = line(STEP)
+    assert decode(data + data[:20], rank=0).consumed == len(data)
+    assert decode(data[:-1], rank=0).consumed == 0
+
+
+def test_bad_lines_are_reported_and_the_others_kept() -> None:
+    bad = [b"garbage", b"{}", b'{"kind":"step"}', b"\xff\xfe", b"[" * 5000, b"null", b'{"kind":"metric","value":null}', b"1" * 200]
+    data = b"\n".join(bad) + b"\n" + line(STEP)
+    decoded = decode(data, rank=0)
+    assert decoded.records == (STEP,)
+    assert decoded.num_bad == len(bad)
+    assert decoded.consumed == len(data)
+    assert len(decode(b"x\n" * 1000, rank=0).problems) == 20
+
+
+def test_a_rank_speaks_only_for_itself() -> None:
+    decoded = decode(line(STEP), rank=1)
+    assert decoded.records == ()
+    assert "rank 0 in the file of rank 1" in decoded.problems[0]
+
+
+def test_absurd_values_are_refused() -> None:
+    for change in (
+        {"step": 0},
+        {"step": -1},
+        {"tokens": 2**60},
+        {"started_ms": -(2**70)},
+        {"loss_hex": "x" * 50},
+        {"loss_hex": "é"},
+    ):
+        changed = json.loads(wire.dumps(RankRecord, STEP)) | change
+        assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
+    long_name = Metric(rank=0, step=0, name="n" * 201, value=0.0, at_ms=0)
+    assert decode(line(long_name), rank=0).num_bad == 1
+
+
+def test_a_line_too_long_is_dropped_even_before_it_ends() -> None:
+    decoded = decode(b"a" * 300, rank=0, line_bytes_max=200)
+    assert (decoded.consumed, decoded.num_bad) == (300, 1)
+    decoded = decode(b"a" * 300 + b"\n" + line(STEP), rank=0, line_bytes_max=290)
+    assert (decoded.num_bad, decoded.records) == (1, (STEP,))
+    assert decode(b"a" * 300, rank=0).consumed == 0
+
+
+def test_a_diverged_loss_is_kept_however_it_was_written() -> None:
+    data = json.loads(wire.dumps(RankRecord, STEP))
+    for text in ("NaN", "null", '"NaN"'):
+        raw = json.dumps(data).replace('"loss": 8.25', f'"loss": {text}').encode() + b"\n"
+        record = decode(raw, rank=0).records[0]
+        assert isinstance(record, StepRecord)
+        assert math.isnan(record.loss)
+    raw = json.dumps(data).replace('"loss": 8.25', '"loss": Infinity').encode() + b"\n"
+    assert decode(raw, rank=0).num_bad == 0
+
+
+@given(st.lists(st.binary(max_size=40) | st.just(line(STEP)), max_size=12), st.integers(0, 2000))
+def test_reading_in_two_parts_is_reading_at_once(parts: list[bytes], cut: int) -> None:
+    data = b"".join(parts)
+    whole = decode(data, rank=0)
+    first = decode(data[:cut], rank=0)
+    second = decode(data[first.consumed :], rank=0)
+    assert first.records + second.records == whole.records
+    assert first.consumed + second.consumed == whole.consumed
+    assert first.num_bad + second.num_bad == whole.num_bad
