@@ -1,0 +1,142 @@
+"""A rank's side of the platform: what it was given, and what it has to say.
+
+Outside Phalanx every property has its default and nothing is said, so a script written for Phalanx also runs alone.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import UserError
+from phalanx.core.ids import AttemptId, split_attempt
+from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Resumed, StepRecord
+from phalanx.core.spec import CheckpointPolicy, Scalar
+from phalanx.job.sdk.fault import Fault, parse_fault
+from phalanx.job.sdk.journal import Bell, Journal
+
+_POLICY: Final = CheckpointPolicy()
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One rank of one attempt, from `attach`.
+
+    job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. data: the prepared
+    folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''.
+    """
+
+    job: str = ""
+    attempt: str = ""
+    rank: int = 0
+    world_size: int = 1
+    job_dir: str = "."
+    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
+    checkpoint_every: int = _POLICY.every
+    checkpoint_keep_last: int = _POLICY.keep_last
+    data: str = ""
+    code: str = ""
+    journal: Journal | None = None
+    fault: Fault | None = None
+    unix_ms: Callable[[], int] = _unix_ms
+    die: Callable[[], None] = _die
+
+    def step(self, record: StepRecord) -> None:
+        """Says that an optimiser step is done, before the next one starts."""
+        self._say(record)
+        if self.fault is not None and self._meets(self.fault, record.step):
+            self.die()
+
+    def metric(self, *, name: str, value: float, step: int) -> None:
+        """Says a value that not every step has, such as a held-out loss."""
+        self._say(Metric(rank=self.rank, step=step, name=name, value=value, at_ms=self.unix_ms()))
+
+    def resumed(self, *, step: int, checkpoint: str, skipped: tuple[str, ...] = ()) -> None:
+        """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""
+        self._say(Resumed(rank=self.rank, step=step, checkpoint=checkpoint, skipped=skipped, at_ms=self.unix_ms()))
+
+    def checkpoint(self, *, step: int, path: str, digest: str, size_bytes: int) -> None:
+        """Says that a checkpoint's manifest is durable; `digest` is the manifest's SHA-256."""
+        self._say(
+            CheckpointCommitted(rank=self.rank, step=step, path=path, digest=digest, size_bytes=size_bytes, at_ms=self.unix_ms())
+        )
+
+    def model(self, *, step: int, path: str, weights_digest: str, metrics: Mapping[str, float], lineage: Mapping[str, str]) -> None:
+        """Says that a finished model lies in the folder `path`; the platform registers it as a version."""
+        self._say(
+            ModelSaved(
+                rank=self.rank,
+                step=step,
+                path=path,
+                weights_digest=weights_digest,
+                metrics=metrics,
+                lineage=lineage,
+                at_ms=self.unix_ms(),
+            )
+        )
+
+    @property
+    def lost_records(self) -> int:
+        """Records that a full disk did not take."""
+        return self.journal.lost if self.journal is not None else 0
+
+    def _say(self, record: StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved) -> None:
+        if self.journal is not None:
+            self.journal.write(record)
+
+    def _meets(self, fault: Fault, step: int) -> bool:
+        if not self.attempt or (fault.rank, fault.step) != (self.rank, step):
+            return False
+        return split_attempt(AttemptId(self.attempt))[1] == fault.attempt
+
+
+def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float] = time.monotonic) -> Session:
+    """This rank's session by the environment (`os.environ` when None). Raises UserError for a variable that makes no sense."""
+    env = os.environ if environ is None else environ
+    rank = _whole(env, "RANK", 0)
+    records = env.get("PHALANX_RECORDS", "")
+    return Session(
+        job=env.get("PHALANX_JOB", ""),
+        attempt=env.get("PHALANX_ATTEMPT", ""),
+        rank=rank,
+        world_size=_whole(env, "WORLD_SIZE", 1),
+        job_dir=env.get("PHALANX_JOB_DIR", "") or ".",
+        hyperparameters=_hyperparameters(env.get("PHALANX_HYPERPARAMETERS", "")),
+        checkpoint_every=_whole(env, "PHALANX_CHECKPOINT_EVERY", _POLICY.every),
+        checkpoint_keep_last=_whole(env, "PHALANX_CHECKPOINT_KEEP_LAST", _POLICY.keep_last),
+        data=env.get("PHALANX_DATA", ""),
+        code=env.get("PHALANX_CODE", ""),
+        journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
+        fault=parse_fault(env.get("PHALANX_FAULT", "")),
+    )
+
+
+def _whole(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise UserError(name, text, "write a whole number, 0 or more")
+    return int(text)
+
+
+def _hyperparameters(text: str) -> Mapping[str, Scalar]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str | int | float | bool) for value in found.values()):
+        raise UserError("PHALANX_HYPERPARAMETERS", text, "write a JSON object of strings, numbers and booleans")
+    return found

@@ -1,0 +1,263 @@
+"""The agent's main loop: what the control plane says goes to attempts, what attempts and ranks say goes to the control plane."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import structlog
+
+from phalanx.core.devices import Device, NodeShape
+from phalanx.core.errors import ServerUnreachable, SetupError
+from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.messages import (
+    PROTOCOL,
+    AttemptReport,
+    ChunkAck,
+    Forget,
+    Granted,
+    Hello,
+    Report,
+    StartRanks,
+    StopRanks,
+    ToAgent,
+    Welcome,
+)  # fmt: skip
+from phalanx.core.records import Ring
+from phalanx.operate.agent import code
+from phalanx.operate.agent.attempt_run import AttemptRun, Node
+from phalanx.operate.agent.attempts import AttemptFolder, accept, held
+from phalanx.operate.agent.connection import Connection, StaleLeader
+from phalanx.operate.agent.devices import Reader, boot_id, discover, node_shape, read_nvml
+from phalanx.operate.agent.fence import Fence
+from phalanx.operate.agent.ports import PortBlock, claim_block
+from phalanx.operate.agent.rank_socket import RankSocket
+from phalanx.operate.agent.shipping import Shipping
+from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
+from phalanx.operate.agent.together import cancelled, together
+from phalanx.storage.atomic import write_atomic
+
+LOOK_S: Final = 0.1
+"""How often log files are looked at; record files are looked at as soon as a rank rings."""
+
+_log = structlog.get_logger()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Agent:
+    """One node's agent. Everything here runs in one asyncio loop; waits for the disk happen in threads."""
+
+    def __init__(
+        self, home: Path, url: Callable[[], str | None], token: str, node: NodeId, devices: tuple[Device, ...], block: PortBlock
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._node = node
+        self._devices = devices
+        self._block = block
+        self._attempts = home / "node" / "attempts"
+        self._sockets = socket_folder(home)
+        self._fence = Fence(home / "node" / "epoch.json")
+        self._runs: dict[AttemptId, AttemptRun] = {}
+        self._running: dict[AttemptId, asyncio.Task[None]] = {}
+        self._shipping = Shipping()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, Random())  # noqa: S311 - jitter
+
+    async def run(self) -> None:
+        """Until cancelled; ranks are left alone then."""
+        for folder in await asyncio.to_thread(held, self._attempts):
+            await self._hold(folder)
+        server = await RankSocket(agent_socket(self._sockets), self._rung).open()
+        try:
+            await together(self._connection.run(), self._look(), self._watch_failures())
+        finally:
+            server.close()
+            await cancelled(self._running.values())
+
+    async def _watch_failures(self) -> None:
+        await self._failed
+
+    async def _hold(self, folder: AttemptFolder) -> None:
+        place = Node(self._shape(), agent_socket(self._sockets), shim_socket(self._sockets, folder.attempt), now_ms, self._fetch)
+        run = AttemptRun(folder, place, self._changed)
+        self._runs[folder.attempt] = run
+        self._shipping.add(folder)
+        await run.refresh()
+        running = asyncio.create_task(run.run())
+        running.add_done_callback(self._ran)
+        self._running[folder.attempt] = running
+
+    def _ran(self, running: asyncio.Task[None]) -> None:
+        """A bug in an attempt's coroutine ends the agent, loudly; its successor adopts."""
+        if not running.cancelled() and (error := running.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _shape(self) -> NodeShape:
+        return node_shape(self._node, self._devices, self._block.ports, self._url())
+
+    async def _hello(self) -> Hello:
+        shape = await asyncio.to_thread(self._shape)
+        reports = tuple(self._report(run) for run in self._runs.values())
+        return Hello(shape, boot_id(), PROTOCOL, version("phalanx"), self._fence.seen, reports)
+
+    def _report(self, run: AttemptRun) -> AttemptReport:
+        return run.folder.report(run.seen, run.drained, now_ms())
+
+    def _changed(self, run: AttemptRun) -> None:
+        if run.folder.attempt not in self._runs:
+            return
+        self._connection.send(Report(self._report(run)))
+        self._shipping.due()
+        self._connection.wake()
+
+    def _rung(self, ring: Ring) -> None:
+        self._shipping.due("records", ring.rank)
+        self._connection.wake()
+
+    async def _look(self) -> None:
+        """Wakes shipping for logs, which nobody rings for, and notices when the last byte of an ended attempt has arrived."""
+        while True:
+            if self._runs:
+                self._shipping.due()
+                self._connection.wake()
+                self._notice_drained()
+            await asyncio.sleep(LOOK_S)
+
+    def _notice_drained(self) -> None:
+        for run in self._runs.values():
+            if run.seen.ended and not run.drained and self._shipping.drained(run.folder.attempt):
+                run.drained = True
+                self._connection.send(Report(self._report(run)))
+
+    async def _fetch(self, sha256: str) -> bytes:
+        url = self._url()
+        if url is None:
+            raise ServerUnreachable("no control plane is known yet")
+        return await code.fetch(url, self._token, sha256)
+
+    async def _heard(self, message: ToAgent) -> None:
+        match message:
+            case Welcome(epoch=epoch, acked=acked):
+                if not await self._fence.admit(epoch):
+                    raise StaleLeader(f"control plane of epoch {epoch}, though {self._fence.seen} was seen")
+                self._shipping.welcome(acked)
+                self._connection.wake()
+            case ChunkAck():
+                self._shipping.answered(message)
+                self._notice_drained()
+                self._connection.wake()
+            case StartRanks() | StopRanks() | Forget():
+                await self._obey(message)
+            case Granted():
+                pass  # a lone node keeps its ranks whatever the lease says (on_partition: keep)
+
+    async def _obey(self, command: StartRanks | StopRanks | Forget) -> None:
+        if not await self._fence.admit(command.epoch):
+            _log.warning("stale_command_refused", kind=command.kind, epoch=command.epoch, seen=self._fence.seen)
+            return
+        match command:
+            case StartRanks():
+                await self._start(command)
+            case StopRanks(attempt=attempt):
+                await self._stop(command, self._runs.get(attempt))
+            case Forget(attempt=attempt):
+                await self._forget(attempt)
+
+    async def _start(self, command: StartRanks) -> None:
+        attempt = command.launch.attempt
+        if attempt not in self._runs:
+            try:
+                folder = await asyncio.to_thread(accept, self._attempts, command.launch, command.epoch)
+            except ValueError as error:
+                _log.error("launch_refused", attempt=attempt, error=str(error))
+                return
+            await self._hold(folder)
+        self._connection.send(Report(self._report(self._runs[attempt])))
+
+    async def _stop(self, command: StopRanks, run: AttemptRun | None) -> None:
+        if run is None:
+            unknown = AttemptReport(command.attempt, command.epoch, "ended", (), (), now_ms())
+            self._connection.send(Report(unknown))
+        elif run.seen.ended:
+            self._connection.send(Report(self._report(run)))
+        else:
+            await run.stop(command.grace_ms)
+
+    async def _forget(self, attempt: AttemptId) -> None:
+        run = self._runs.get(attempt)
+        if run is None:
+            return
+        if not run.seen.ended:
+            _log.warning("forget_refused", attempt=attempt, why="it has not ended here")
+            return
+        await self._running[attempt]
+        del self._runs[attempt], self._running[attempt]
+        self._shipping.drop(attempt)
+        await asyncio.to_thread(run.folder.delete)
+
+
+def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:
+    """Runs this node's agent until SIGTERM, which leaves its ranks alone. `url` is asked at each dial, see `written_url`.
+
+    Raises SetupError when another agent of this home is running, or the home is not usable.
+    """
+    _log_json()
+    with _alone(home):
+        asyncio.run(_main(home, url, token, node, cpu_slots, read_nvml))
+
+
+async def _main(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None, read: Reader) -> None:
+    block = _same_block(home / "node" / "ports.json")
+    agent = Agent(home, url, token, node, discover(read, cpu_slots), block)
+    running = asyncio.create_task(agent.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    _log.info("agent_started", node=node, pid=os.getpid(), ports=block.ports)
+    with contextlib.suppress(asyncio.CancelledError), contextlib.closing(block.guard):
+        await running
+    _log.info("agent_ended", node=node)
+
+
+def _same_block(path: Path) -> PortBlock:
+    """The block of the agent before us where it is still free: its ranks may use ports of it."""
+    known = json.loads(path.read_bytes())["first"] if path.exists() else None
+    block = claim_block(known)
+    write_atomic(path, json.dumps({"first": block.ports[0] - 1}).encode())
+    return block
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Holds the home's agent lock, which ends with the process however it ends, and says who holds it."""
+    (home / "node").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home / "node" / "agent.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SetupError("home", str(home), "another agent of this home is running; stop it first") from error
+        write_atomic(home / "run" / "agent.json", json.dumps({"pid": os.getpid(), "started_ms": now_ms()}).encode())
+        yield
+
+
+def _log_json() -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

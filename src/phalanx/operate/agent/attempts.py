@@ -1,0 +1,184 @@
+"""One attempt on this node's disk. What is written here is what happened: it survives the agent, the shim and a power cut."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from phalanx.core import wire
+from phalanx.core.devices import NodeShape
+from phalanx.core.ids import AttemptId, split_attempt
+from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
+from phalanx.operate.agent import shim
+from phalanx.operate.agent.launch_env import Paths, marks, rank_starts
+from phalanx.storage.atomic import fsync_folder, write_atomic
+
+FAILURE_GRACE_MS: Final = 5_000
+"""From SIGTERM to SIGKILL for the ranks that are left when one falls, and for a shim told to end by a signal."""
+STOPPED_EARLY: Final = -15  # as if SIGTERM had met the rank
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """launch.json: the promise to run this."""
+
+    launch: Launch
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShimProcess:
+    """The one shim an attempt has ever had."""
+
+    pid: int
+    start: int
+    boot: str
+
+    def lives(self) -> bool:
+        return self.boot == shim.boot_id() and self.start == shim.start_ticks(self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the files say now."""
+
+    ranks: tuple[RankProcess, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    ended: bool = False
+    lost: str = ""
+    stop_grace_ms: int | None = None
+
+    def phase(self, drained: bool) -> Phase:
+        """`drained`: everything the ranks wrote is with the control plane."""
+        if self.ended:
+            return "ended" if drained else "stopping"
+        if self.stop_grace_ms is not None or any(exited.code for exited in self.exits):
+            return "stopping"
+        return "running" if self.ranks else "starting"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """node/attempts/<attempt id>."""
+
+    path: Path
+    accepted: Accepted
+
+    @property
+    def attempt(self) -> AttemptId:
+        return self.accepted.launch.attempt
+
+    @property
+    def ranks(self) -> range:
+        launch = self.accepted.launch
+        return range(launch.first_rank, launch.first_rank + len(launch.devices))
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    def stream(self, stream: Stream, rank: int) -> Path:
+        return self.path / f"rank-{rank}.{stream}"
+
+    def read(self) -> Seen:
+        """The present truth. Cheap; does file I/O."""
+        stop = _read_json(self.path / "stop.json")
+        ended = _read_json(self.path / "ended.json")
+        ranks = _read_json(self.path / "ranks.json") or []
+        return Seen(
+            ranks=tuple(RankProcess(entry["rank"], entry["pid"]) for entry in ranks),
+            exits=tuple(self._exits()),
+            ended=ended is not None,
+            lost=ended["lost"] if ended else "",
+            stop_grace_ms=stop["grace_ms"] if stop else None,
+        )
+
+    def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
+        phase = seen.phase(drained)
+        return AttemptReport(self.attempt, self.accepted.epoch, phase, seen.ranks, seen.exits, at_ms, seen.lost)
+
+    def shim_process(self) -> ShimProcess | None:
+        found = _read_json(self.path / "shim-pid.json")
+        return None if found is None else ShimProcess(found["pid"], found["start"], found["boot"])
+
+    def ask_stop(self, grace_ms: int) -> None:
+        """Durable, so that an agent after this one still knows; the shortest grace asked for holds."""
+        known = _read_json(self.path / "stop.json")
+        grace_ms = min(grace_ms, known["grace_ms"]) if known else grace_ms
+        write_atomic(self.path / "stop.json", json.dumps({"grace_ms": grace_ms}).encode())
+
+    def order_shim(self, shape: NodeShape, agent_socket: Path, shim_socket: Path, python: str, outer: Mapping[str, str]) -> None:
+        """Writes what the shim reads."""
+        paths = Paths(str(self.path), str(agent_socket), python)
+        starts = rank_starts(self.accepted.launch, shape, paths, outer)
+        order = {
+            "ranks": [asdict(start) | {"env": dict(start.env)} for start in starts],
+            "cwd": str(self.work),
+            "socket": str(shim_socket),
+            "marks": marks(self.accepted.launch, str(agent_socket)),
+            "grace_ms": FAILURE_GRACE_MS,
+        }
+        (self.path / "exits").mkdir(exist_ok=True)
+        write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
+
+    def fail(self, why: str, code: int, at_ms: int) -> None:
+        """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log."""
+        (self.path / "exits").mkdir(exist_ok=True)
+        for rank in self.ranks:
+            with self.stream("log", rank).open("a") as log:
+                log.write(f"phalanx: {why}\n")
+            record = RankExit(rank, code, at_ms, first=code != STOPPED_EARLY and rank == self.ranks[0])
+            shim.write_durable(self.path / "exits" / f"rank-{rank}.json", asdict(record))
+        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": ""})
+
+    def lose(self, why: str, at_ms: int) -> None:
+        """Ends an attempt whose shim died before it could say how."""
+        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": why})
+
+    def delete(self) -> None:
+        """Away at once under its name; a crash in the middle leaves only what `held` clears."""
+        doomed = self.path.with_name(f".{self.path.name}.forgotten")
+        self.path.rename(doomed)
+        fsync_folder(self.path.parent)
+        shutil.rmtree(doomed)
+
+    def _exits(self) -> Iterator[RankExit]:
+        for rank in self.ranks:
+            found = _read_json(self.path / "exits" / f"rank-{rank}.json")
+            if found is not None:
+                yield RankExit(found["rank"], found["code"], found["at_ms"], found["first"])
+
+
+def accept(attempts: Path, launch: Launch, epoch: int) -> AttemptFolder:
+    """Promises durably to run `launch`. Raises ValueError for a launch that cannot be one of ours, StoreUnavailable."""
+    split_attempt(launch.attempt)  # it becomes a folder name
+    if not launch.devices or not launch.argv:
+        raise ValueError(f"{launch.attempt}: a launch needs devices and an argv")
+    folder = AttemptFolder(attempts / launch.attempt, Accepted(launch, epoch))
+    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(folder.path / "launch.json", wire.dumps(Accepted, folder.accepted).encode(), mode=0o600)
+    fsync_folder(attempts)
+    return folder
+
+
+def held(attempts: Path) -> list[AttemptFolder]:
+    """Every attempt promised and not forgotten; clears leftovers of crashes."""
+    attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = []
+    for path in sorted(attempts.iterdir()):
+        promise = path / "launch.json"
+        if not promise.exists() or path.name.startswith("."):
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        found.append(AttemptFolder(path, wire.loads(Accepted, promise.read_bytes())))
+    return found
+
+
+def _read_json(path: Path) -> Any:
+    """None when absent. Every file here was renamed into place whole, so anything else that is wrong is a bug."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None

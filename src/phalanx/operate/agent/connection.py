@@ -1,0 +1,149 @@
+"""The agent's one WebSocket to the control plane: dials out, dials again, and puts every message before logs and records."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import structlog
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from phalanx.core import wire
+from phalanx.core.errors import WorldError
+from phalanx.core.messages import Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
+from phalanx.operate.agent.together import together
+
+FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+WELCOME_S_MAX: Final = 10.0
+CLOSE_S_MAX: Final = 1.0
+BACKOFF_S: Final = (0.1, 2.0)
+"""First and longest pause between dials; each is drawn between half of it and all of it, so that a fleet does not dial at once."""
+CHUNK_BYTES_PER_S: Final = 32 * 1024 * 1024
+"""Of base64. Loopback carries more; the point is that a rank that prints without end leaves the control plane its breath."""
+
+_log = structlog.get_logger()
+Message = Hello | Report | Renew | Chunk
+
+
+class StaleLeader(WorldError):
+    """What answered is an older control plane than one already seen."""
+
+
+def written_url(home: Path) -> Callable[[], str | None]:
+    """Reads run/server.json anew at each call, since a restarted server may have another port. None while there is none."""
+
+    def read() -> str | None:
+        try:
+            return str(json.loads((home / "run" / "server.json").read_bytes())["url"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    return read
+
+
+def backoff_s(failures: int, random: Random) -> float:
+    """How long to wait before the dial after `failures` failed ones."""
+    first, longest = BACKOFF_S
+    return min(longest, first * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+
+
+class Connection:
+    """`hello` is asked at each dial, `heard` gets every message (Welcome first), `next_chunk` is asked when nothing else waits."""
+
+    def __init__(
+        self,
+        url: Callable[[], str | None],
+        token: str,
+        hello: Callable[[], Awaitable[Hello]],
+        heard: Callable[[ToAgent], Awaitable[None]],
+        next_chunk: Callable[[], Chunk | None],
+        random: Random,
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._hello = hello
+        self._heard = heard
+        self._next_chunk = next_chunk
+        self._random = random
+        self._waiting: deque[Message] = deque()
+        self._woken = asyncio.Event()
+        self._connected = False
+
+    def send(self, message: Message) -> None:
+        """Sends soon; dropped while away, since Hello says everything anyway."""
+        if self._connected:
+            self._waiting.append(message)
+            self._woken.set()
+
+    def wake(self) -> None:
+        """There may be chunks to send."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever, until cancelled."""
+        failures = 0
+        while True:
+            try:
+                if (url := self._url()) is not None:
+                    await self._session(url)
+                    failures = 0
+            except (OSError, WebSocketException, WorldError, TimeoutError, ValueError) as error:
+                failures = 0 if self._connected else failures
+                _log.warning("control_plane_away", error=str(error) or type(error).__name__)
+            finally:
+                self._connected = False
+            failures += 1
+            await asyncio.sleep(backoff_s(failures - 1, self._random))
+
+    async def _session(self, url: str) -> None:
+        address = f"ws{url.removeprefix('http').rstrip('/')}/api/v1/agent"
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with connect(
+            address, additional_headers=headers, max_size=FRAME_BYTES_MAX, close_timeout=CLOSE_S_MAX, proxy=None
+        ) as socket:
+            welcome = await self._introduce(socket)
+            _log.info("connected", url=url, epoch=welcome.epoch)
+            await together(self._read(socket), self._write(socket), self._renew(welcome.lease_ms / 3000))
+
+    async def _introduce(self, socket: ClientConnection) -> Welcome:
+        self._waiting.clear()
+        hello = await self._hello()
+        self._connected = True  # what changes from here on is queued behind Hello
+        await socket.send(wire.dumps(FromAgent, hello))
+        async with asyncio.timeout(WELCOME_S_MAX):
+            welcome = wire.loads(ToAgent, await socket.recv())
+        if not isinstance(welcome, Welcome):
+            raise ValueError(f"the control plane's first message is {welcome.kind}, not welcome")
+        await self._heard(welcome)
+        return welcome
+
+    async def _read(self, socket: ClientConnection) -> None:
+        async for text in socket:
+            try:
+                message = wire.loads(ToAgent, text)
+            except ValueError as error:
+                _log.warning("message_not_understood", error=str(error))  # a newer control plane may say more
+                continue
+            await self._heard(message)
+        raise WorldError("the control plane closed the connection")
+
+    async def _write(self, socket: ClientConnection) -> None:
+        while True:
+            self._woken.clear()
+            while (message := self._waiting.popleft() if self._waiting else self._next_chunk()) is not None:
+                text = wire.dumps(FromAgent, message)
+                await socket.send(text)
+                if isinstance(message, Chunk):
+                    await asyncio.sleep(len(text) / CHUNK_BYTES_PER_S)
+            await self._woken.wait()
+
+    async def _renew(self, every_s: float) -> None:
+        number = 0
+        while True:
+            number += 1
+            self.send(Renew(number))
+            await asyncio.sleep(every_s)

@@ -1,0 +1,114 @@
+"""From a launch order to what each rank is started with. Pure: paths and the outer environment come in as arguments."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.devices import CPU_SLOT, Device, NodeShape
+from phalanx.core.ids import split_attempt
+from phalanx.core.messages import Launch
+
+_PYTHON_NAMES: Final = ("", "python", "python3")
+_OURS: Final = ("PHALANX_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where an attempt meets its node. `folder`: the attempt's. `python`: the platform's own interpreter."""
+
+    folder: str
+    socket: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """How one rank is started."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: str
+
+
+def rank_starts(launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[str, str]) -> tuple[RankStart, ...]:
+    """One start per device of `launch`, in rank order. `outer` is the agent's own environment, which ranks inherit less ours."""
+    python = launch.python or paths.python
+    argv = _resolved(launch.argv, python)
+    shared = _inherited(launch, outer, python) | _gang(launch) | _devices(launch, shape) | _platform(launch, paths)
+    starts = []
+    for local_rank in range(len(launch.devices)):
+        rank = launch.first_rank + local_rank
+        env = shared | _of_rank(rank, local_rank) | {"PHALANX_RECORDS": f"{paths.folder}/rank-{rank}.records"}
+        starts.append(RankStart(rank, argv, env, f"{paths.folder}/rank-{rank}.log"))
+    return tuple(starts)
+
+
+def marks(launch: Launch, socket: str) -> tuple[str, ...]:
+    """What every process of the attempt carries. The socket is in it since another home may have an attempt of that name."""
+    return (f"PHALANX_MARK={launch.attempt}", f"PHALANX_SOCKET={socket}")
+
+
+def _resolved(argv: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """'' and a bare `python` mean the job's environment; anything else is found on the ranks' PATH or in their folder."""
+    return (python, *argv[1:]) if argv[0] in _PYTHON_NAMES else argv
+
+
+def _inherited(launch: Launch, outer: Mapping[str, str], python: str) -> dict[str, str]:
+    kept = {name: value for name, value in outer.items() if not name.startswith(_OURS)}
+    threads = max(1, int(launch.cpus / len(launch.devices))) if launch.cpus else 1  # torchrun's default for several ranks is 1
+    kept |= {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}  # a killed rank's last lines are in its log
+    env = kept | dict(launch.env)
+    if "/" in python and "PATH" not in launch.env:
+        env["PATH"] = f"{python.rpartition('/')[0]}:{env.get('PATH', '/usr/bin:/bin')}"
+    return env
+
+
+def _gang(launch: Launch) -> dict[str, str]:
+    """What torchrun sets for the whole gang (torch.distributed.run, section 'Environment Variables')."""
+    return {
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(len(launch.devices)),
+        "GROUP_RANK": str(launch.node_rank),
+        "GROUP_WORLD_SIZE": str(launch.num_nodes),
+        "ROLE_WORLD_SIZE": str(launch.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.master_address,
+        "MASTER_PORT": str(launch.master_port),
+        "TORCHELASTIC_RUN_ID": launch.attempt,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": launch.env.get("TORCHELASTIC_MAX_RESTARTS", str(launch.restarts)),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _of_rank(rank: int, local_rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
+
+
+def _devices(launch: Launch, shape: NodeShape) -> dict[str, str]:
+    known = {device.index: device for device in shape.devices}
+    gpus = [known[index] for index in launch.devices if index in known and known[index].type != CPU_SLOT]
+    # NVML numbers by PCI bus and CUDA by speed unless told otherwise.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_cuda_name(gpu) for gpu in gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _cuda_name(gpu: Device) -> str:
+    return gpu.uuid or str(gpu.index)
+
+
+def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
+    job, _ = split_attempt(launch.attempt)
+    return {
+        "PHALANX_JOB": job,
+        "PHALANX_ATTEMPT": launch.attempt,
+        "PHALANX_MARK": launch.attempt,
+        "PHALANX_SOCKET": paths.socket,
+        "PHALANX_JOB_DIR": launch.folder,
+        "PHALANX_HYPERPARAMETERS": json.dumps(dict(launch.hyperparameters)),
+        "PHALANX_CHECKPOINT_EVERY": str(launch.checkpoint_every),
+        "PHALANX_CHECKPOINT_KEEP_LAST": str(launch.checkpoint_keep_last),
+        "PHALANX_DATA": launch.env.get("PHALANX_DATA", ""),
+        "PHALANX_CODE": launch.code,
+    }

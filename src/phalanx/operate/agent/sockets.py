@@ -1,0 +1,34 @@
+"""Where unix sockets live: in the home, or in a short private folder when the home's path is too long for an address."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import SetupError
+from phalanx.core.ids import AttemptId
+
+_FOLDER_BYTES_MAX: Final = 80
+"""An address holds 107 bytes and a zero; our longest file name has 21."""
+
+
+def socket_folder(home: Path, short: Path = Path("/tmp")) -> Path:  # noqa: S108 - made private and checked below
+    """The folder for this home's sockets, mode 0700, the same one each time. Raises SetupError when a stranger owns it."""
+    folder = home / "run"
+    if len(os.fsencode(folder)) > _FOLDER_BYTES_MAX:
+        folder = short / f"phalanx-{os.getuid()}-{hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:12]}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
+        raise SetupError("sockets", str(folder), "remove it: it is not a folder of this user")
+    folder.chmod(0o700)
+    return folder
+
+
+def agent_socket(folder: Path) -> Path:
+    return folder / "agent.sock"
+
+
+def shim_socket(folder: Path, attempt: AttemptId) -> Path:
+    return folder / f"{hashlib.sha256(attempt.encode()).hexdigest()[:16]}.sock"

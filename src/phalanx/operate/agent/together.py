@@ -1,0 +1,33 @@
+"""Running several coroutines as one, where a cancellation is never lost.
+
+asyncio.TaskGroup is not used here: before Python 3.13 it forgets that it was cancelled when a child fails in the same moment.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+REMIND_S: Final = 1.0
+
+
+async def together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Runs all parts until one ends, raises, or this is cancelled; then the others are cancelled. Raises what the first raised."""
+    running = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            part.result()
+    finally:
+        await cancelled(running)
+
+
+async def cancelled(running: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels all and waits until they are done, reminding those that overlook it. What they raise meanwhile is dropped."""
+    running = list(running)
+    while pending := [part for part in running if not part.done()]:
+        for part in pending:
+            part.cancel()
+        await asyncio.wait(pending, timeout=REMIND_S)
+    for part in running:
+        if not part.cancelled():
+            part.exception()  # looked at, so that asyncio does not report it as forgotten

@@ -1,0 +1,248 @@
+"""A real agent process, and a small real WebSocket server that plays the control plane."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from phalanx.core import wire
+from phalanx.core.ids import AttemptId
+from phalanx.core.messages import (
+    AttemptReport,
+    Chunk,
+    ChunkAck,
+    FromAgent,
+    Granted,
+    Hello,
+    Launch,
+    Renew,
+    Report,
+    StartRanks,
+    ToAgent,
+    Welcome,
+)
+
+T = TypeVar("T")
+DEADLINE_S = 20.0
+TOKEN = "node-token"  # of this test's far side only
+
+
+def until(look: Callable[[], T | None], limit_s: float = DEADLINE_S) -> T:
+    """Polls real processes until `look` finds something."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.005)
+    pytest.fail("what was waited for did not happen in time")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    """Running, not merely a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@dataclass
+class FarSide:
+    """Writes chunks at their offsets and acks, keeps every message, says what the test tells it to."""
+
+    home: Path
+    epoch: int = 1
+    acking: bool = True
+    blobs_away: bool = False
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    streams: dict[str, bytearray] = field(default_factory=dict)
+    heard: list[tuple[float, Hello | Report | Renew | Chunk]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    _server: Server | None = None
+    _agent: ServerConnection | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def up(self) -> None:
+        self._server = serve(self._serve, "127.0.0.1", 0, process_request=self._http)
+        serving = threading.Thread(target=self._server.serve_forever)
+        serving.start()
+        self._threads.append(serving)
+        url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        run = self.home / "run"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
+
+    def down(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            if self._agent is not None:
+                self._agent.close()
+            for thread in self._threads:
+                thread.join()
+            self._threads.clear()
+            self._server.socket.close()
+        self._server = self._agent = None
+
+    def say(self, message: ToAgent) -> None:
+        connection = until(lambda: self._agent)
+        connection.send(wire.dumps(ToAgent, message))
+
+    def start(self, launch: Launch, epoch: int | None = None) -> None:
+        self.say(StartRanks(launch, self.epoch if epoch is None else epoch))
+
+    def reports(self, attempt: str) -> list[AttemptReport]:
+        """Everything said of the attempt, in Hello or Report, oldest first."""
+        found: list[AttemptReport] = []
+        for _, message in list(self.heard):
+            said = (message.report,) if isinstance(message, Report) else message.attempts if isinstance(message, Hello) else ()
+            found += [report for report in said if report.attempt == attempt]
+        return found
+
+    def phase(self, attempt: str, phase: str, after: int = 0) -> AttemptReport:
+        """Waits until the attempt is reported in that phase; `after` skips that many reports."""
+        return until(lambda: next((report for report in self.reports(attempt)[after:] if report.phase == phase), None))
+
+    def text(self, stream: str, attempt: str, rank: int) -> str:
+        return bytes(self.streams.get(f"{stream}/{attempt}/{rank}", b"")).decode()
+
+    def hellos(self) -> list[Hello]:
+        return [message for _, message in list(self.heard) if isinstance(message, Hello)]
+
+    def _http(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.refused.append(request.path)
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "no\n")
+        if request.path == "/api/v1/agent":
+            return None
+        if self.blobs_away:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "later\n")
+        body = self.blobs.get(request.path.rpartition("/")[2])
+        if body is None:
+            return connection.respond(HTTPStatus.NOT_FOUND, "no\n")
+        return Response(200, "OK", Headers({"Content-Length": str(len(body)), "Connection": "close"}), body)
+
+    def _serve(self, connection: ServerConnection) -> None:
+        self._threads.append(threading.current_thread())
+        try:
+            for text in connection:
+                self._hear(connection, wire.loads(FromAgent, text))
+        except ConnectionClosed:
+            pass
+
+    def _hear(self, connection: ServerConnection, message: Hello | Report | Renew | Chunk) -> None:
+        self.heard.append((time.monotonic(), message))
+        match message:
+            case Hello():
+                acked = {key: len(data) for key, data in self.streams.items()}
+                connection.send(wire.dumps(ToAgent, Welcome(self.epoch, 900, acked)))
+                self._agent = connection
+            case Renew(number=number):
+                connection.send(wire.dumps(ToAgent, Granted(number, 900)))
+            case Chunk() if self.acking:
+                connection.send(wire.dumps(ToAgent, self.written(message)))
+
+    def written(self, chunk: Chunk) -> ChunkAck:
+        held = self.streams.setdefault(f"{chunk.stream}/{chunk.attempt}/{chunk.rank}", bytearray())
+        if chunk.offset <= len(held):
+            data = base64.b64decode(chunk.data)
+            held[chunk.offset : chunk.offset + len(data)] = data
+        return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, len(held))
+
+
+@dataclass
+class AgentProcess:
+    """`run_agent` in its own process, as `phalanx up` runs it."""
+
+    home: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = (
+            "import sys; from pathlib import Path; from phalanx.operate.agent.agent import run_agent; "
+            "from phalanx.operate.agent.connection import written_url; home = Path(sys.argv[1]); "
+            f"run_agent(home, written_url(home), {TOKEN!r}, 'node-a', 4)"
+        )
+        with (self.home / "agent.log").open("ab") as log:
+            argv = [sys.executable, "-X", "dev", "-W", "error", "-c", program, str(self.home)]
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+    def log(self) -> str:
+        return (self.home / "agent.log").read_text()
+
+
+@dataclass
+class Cell:
+    """One node and its control plane."""
+
+    home: Path
+    far: FarSide
+    agent: AgentProcess
+
+    def launch(self, script: str, attempt: str = "demo-1.1", ranks: int = 2, **changes: Any) -> Launch:
+        """A launch of `script` (Python source) on `ranks` CPU slots."""
+        values: Mapping[str, Any] = {
+            "attempt": AttemptId(attempt), "argv": ("", "-c", script), "python": "", "env": {}, "code": "",
+            "folder": str(self.home / "jobs"), "first_rank": 0, "world_size": ranks, "node_rank": 0, "num_nodes": 1,
+            "devices": tuple(range(ranks)), "cpus": 0.0, "master_address": "127.0.0.1", "master_port": free_port(),
+            "hyperparameters": {"lr": 0.5}, "checkpoint_every": 7, "checkpoint_keep_last": 2, "restarts": 0,
+        }  # fmt: skip
+        return Launch(**{**values, **changes})
+
+    def folder(self, attempt: str = "demo-1.1") -> Path:
+        return self.home / "node" / "attempts" / attempt
+
+    def shim_pid(self, attempt: str = "demo-1.1") -> int:
+        return int(json.loads((self.folder(attempt) / "shim-pid.json").read_bytes())["pid"])
+
+
+def end_shim(pid: int) -> None:
+    if alive(pid) and b"shim.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not alive(pid))
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Cell]:
+    home = tmp_path / "home"
+    home.mkdir()
+    made = Cell(home, FarSide(home), AgentProcess(home))
+    made.far.up()
+    made.agent.start()
+    yield made
+    if made.agent.process is not None and made.agent.process.poll() is None:
+        made.agent.end()
+    for claim in (home / "node" / "attempts").glob("*/shim-pid.json"):
+        end_shim(json.loads(claim.read_bytes())["pid"])
+    made.far.down()
+    assert "Traceback" not in made.agent.log(), made.agent.log()

@@ -1,0 +1,150 @@
+"""Logs and records arrive whole, in order, per attempt and rank, whatever the control plane does meanwhile."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from phalanx.core import wire
+from phalanx.core.ids import AttemptId
+from phalanx.core.messages import Chunk, ChunkAck, Renew
+from phalanx.core.records import Ring
+from phalanx.operate.agent.attempts import accept
+from phalanx.operate.agent.shipping import CHUNK_BYTES, WINDOW, Shipping
+from phalanx.operate.agent.sockets import agent_socket, socket_folder
+from tests.operate.agent.agent_cell import Cell, until
+
+LINES = "import os\nfor number in range(20000): print(os.environ['RANK'], number)"
+STEPS = """
+import json, os, socket, time
+ring = socket.socket(socket.AF_UNIX)
+ring.connect(os.environ["PHALANX_SOCKET"])
+ring.sendall(b'garbage\\n{"kind": "unknown"}\\n[]\\n')
+while not os.path.exists(os.environ["DONE"]):
+    line = json.dumps({"kind": "metric", "at": time.monotonic()}) + "\\n"
+    with open(os.environ["PHALANX_RECORDS"], "a") as out:
+        out.write(line)
+        size = out.tell()
+    said = {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "offset": size, "kind": "ring"}
+    ring.sendall(json.dumps(said).encode() + b"\\n")
+    time.sleep(0.03)
+"""
+
+
+def test_P02_the_last_log_lines_are_there_before_ended_is_said(cell: Cell) -> None:
+    cell.far.start(cell.launch(LINES))
+    report = cell.far.phase("demo-1.1", "ended")
+    for rank in range(2):
+        assert cell.far.text("log", "demo-1.1", rank) == "".join(f"{rank} {number}\n" for number in range(20000))
+    said = [message for _, message in cell.far.heard]
+    ended_at = next(index for index, message in enumerate(said) if getattr(message, "report", None) == report)
+    assert not any(isinstance(message, Chunk) for message in said[ended_at:])
+
+
+def test_P03_streams_are_keyed_by_attempt_and_rank(cell: Cell) -> None:
+    program = "import os\nprint(os.environ['PHALANX_ATTEMPT'], os.environ['RANK'])"
+    program += "\nopen(os.environ['PHALANX_RECORDS'], 'a').write(os.environ['RANK'] + '\\n')"
+    for attempt in ("demo-1.1", "demo-1.2", "other-2.1"):
+        cell.far.start(cell.launch(program, attempt=attempt))
+    for attempt in ("demo-1.1", "demo-1.2", "other-2.1"):
+        cell.far.phase(attempt, "ended")
+    expected = {
+        f"log/{attempt}/{rank}": f"{attempt} {rank}\n" for attempt in ("demo-1.1", "demo-1.2", "other-2.1") for rank in (0, 1)
+    }
+    expected |= {key.replace("log/", "records/"): f"{key[-1]}\n" for key in list(expected)}
+    assert {key: bytes(data).decode() for key, data in cell.far.streams.items()} == expected
+
+
+def test_a_ring_brings_a_record_over_in_a_few_milliseconds_and_garbage_is_dropped(cell: Cell) -> None:
+    done = cell.home / "done"
+    cell.far.start(cell.launch(STEPS, ranks=1, env={"DONE": str(done)}))
+    until(lambda: cell.far.text("records", "demo-1.1", 0).count("\n") > 30)
+    done.touch()
+    cell.far.phase("demo-1.1", "ended")
+    delays = []
+    for at, message in cell.far.heard:
+        if isinstance(message, Chunk) and message.stream == "records":
+            line = cell.far.text("records", "demo-1.1", 0)[message.offset :].splitlines()[0]
+            delays.append(at - json.loads(line)["at"])
+    assert sorted(delays)[len(delays) // 2] < 0.05
+
+
+def test_a_caller_that_sends_a_line_without_end_is_cut_off_and_others_are_served(cell: Cell) -> None:
+    until(cell.far.hellos)
+    path = str(agent_socket(socket_folder(cell.home)))
+    with socket.socket(socket.AF_UNIX) as rude, socket.socket(socket.AF_UNIX) as polite:
+        rude.connect(path)
+        rude.settimeout(10)
+        polite.connect(path)
+        with pytest.raises(OSError):
+            while True:
+                rude.sendall(b"x" * 4096)
+        polite.sendall(wire.dumps(Ring, Ring(rank=0, pid=1, offset=1)).encode() + b"\n")
+    assert cell.agent.process is not None
+    assert cell.agent.process.poll() is None
+
+
+def test_ranks_go_on_without_a_control_plane_and_everything_is_shipped_later(cell: Cell) -> None:
+    done = cell.home / "done"
+    cell.far.start(cell.launch(STEPS, env={"DONE": str(done)}))
+    until(lambda: cell.far.text("records", "demo-1.1", 0))
+    cell.far.down()
+    records = cell.folder() / "rank-0.records"
+    size = records.stat().st_size
+    until(lambda: records.stat().st_size > size + 200)
+    done.touch()
+    until((cell.folder() / "ended.json").exists)
+    cell.far.up()  # on another port
+    report = cell.far.phase("demo-1.1", "ended")
+    assert [exited.code for exited in report.exits] == [0, 0]
+    assert cell.far.text("records", "demo-1.1", 0) == records.read_text()
+
+
+def test_a_control_plane_that_never_acks_gets_a_window_and_its_renewals_but_no_end(cell: Cell) -> None:
+    cell.far.acking = False
+    cell.far.start(cell.launch("import sys; sys.stdout.write('x' * 4_000_000)", ranks=1))
+    cell.far.phase("demo-1.1", "stopping")
+    after = len(cell.far.heard)
+    until(lambda: sum(isinstance(message, Renew) for _, message in cell.far.heard[after:]) >= 3)
+    chunks = [message for _, message in cell.far.heard if isinstance(message, Chunk)]
+    assert len(chunks) == WINDOW
+    assert all(report.phase != "ended" for report in cell.far.reports("demo-1.1"))
+    cell.far.acking = True
+    for chunk in chunks:
+        cell.far.say(cell.far.written(chunk))
+    cell.far.phase("demo-1.1", "ended")
+    assert len(cell.far.text("log", "demo-1.1", 0)) == 4_000_000
+
+
+def test_renewals_pass_a_flood_of_logs(cell: Cell) -> None:
+    cell.far.start(cell.launch("while True: print('x' * 1000)", ranks=2))
+    until(lambda: len(cell.far.text("log", "demo-1.1", 0)) > 10_000_000)
+    times = [at for at, message in cell.far.heard if isinstance(message, Renew)]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.9
+    os.kill(cell.shim_pid(), signal.SIGKILL)
+    cell.far.down()  # what is left of the flood is of no interest
+
+
+def test_an_answer_behind_what_was_sent_makes_shipping_go_back(tmp_path: Path, cell: Cell) -> None:
+    folder = accept(tmp_path / "attempts", cell.launch("", ranks=1), 1)
+    text = os.urandom(CHUNK_BYTES * 3)
+    folder.stream("log", 0).write_bytes(text)
+    shipping = Shipping()
+    shipping.add(folder)
+    shipping.welcome({"log/demo-1.1/0": CHUNK_BYTES})
+    first, second = shipping.next_chunk(), shipping.next_chunk()
+    assert first is not None
+    assert second is not None
+    assert (first.offset, second.offset) == (CHUNK_BYTES, 2 * CHUNK_BYTES)
+    for _ in range(2):  # the other side lost its file's end: it refuses both chunks and says what it has
+        shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, 10))
+    again = shipping.next_chunk()
+    assert again is not None
+    assert again.offset == 10
+    assert not shipping.drained(AttemptId("demo-1.1"))
+    shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, len(text)))
+    assert shipping.drained(AttemptId("demo-1.1"))
