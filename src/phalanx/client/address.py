@@ -1,0 +1,96 @@
+"""Where the control plane is and which token opens it: from the environment, else from what `phalanx up` left in the home."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from phalanx.client.api import Client
+from phalanx.core.errors import ServerUnreachable, SetupError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server and the token to show it. The token stays out of every message."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r}, token hidden)"
+
+
+def home_folder(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The home in use: the given one, else $PHALANX_HOME, else ~/.phalanx; absolute."""
+    return (home or Path(environ.get("PHALANX_HOME") or "~/.phalanx")).expanduser().absolute()
+
+
+def connect(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Client:
+    """A client of the platform in `home`; without one, of PHALANX_URL with PHALANX_TOKEN, else of the usual home.
+
+    Raises ServerUnreachable when the platform of that home was never started, SetupError when the address cannot be used.
+    Whether it answers shows at the first call. A server that comes back on another port is found again.
+    """
+    find = _finder(home, environ)
+    first = find()
+    return Client(first.url, first.token, relocate=lambda: ((found := find()).url, found.token))
+
+
+def _finder(home: Path | None, environ: Mapping[str, str]) -> Callable[[], Address]:
+    if home is None and environ.get("PHALANX_URL"):
+        return lambda: _from_environment(environ)
+    folder = home_folder(home, environ)
+    return lambda: _from_home(folder)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Address:
+    url, token = environ["PHALANX_URL"].rstrip("/"), environ.get("PHALANX_TOKEN", "")
+    if not token:
+        raise SetupError(
+            "PHALANX_TOKEN", "(not set)", f"set it to a token of {url}, or unset PHALANX_URL to use this machine's platform"
+        )
+    return Address(_checked_url(url), _checked_token("PHALANX_TOKEN", token))
+
+
+def _from_home(home: Path) -> Address:
+    try:
+        url = json.loads((home / "run" / "server.json").read_text(encoding="utf-8"))["url"]
+        token = (home / "token").read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        raise ServerUnreachable(
+            f"no platform has been started in {home}; start one with `phalanx up`, or set PHALANX_HOME"
+        ) from error
+    except PermissionError as error:
+        raise SetupError("PHALANX_HOME", str(home), "belongs to another user; set PHALANX_HOME to a folder of yours") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            "PHALANX_HOME", str(home), "its run/server.json or token cannot be read; run `phalanx up` again"
+        ) from error
+    return Address(str(url).rstrip("/"), _checked_token("token", token))
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SetupError("PHALANX_URL", url, "write http://HOST:PORT or https://HOST")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise SetupError("PHALANX_URL", url, "use https, or a tunnel to this machine's loopback: the token would travel readable")
+    return url
+
+
+def _checked_token(field: str, token: str) -> str:
+    """A token is a header's value: printable ASCII. The bad value is not repeated."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise SetupError(field, "(hidden)", "is not a Phalanx token; copy it again from the file `token` in the server's home")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine itself, by name or by number."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

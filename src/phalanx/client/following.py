@@ -1,0 +1,62 @@
+"""Waiting for a job and reading its logs as they grow. Both outlive a server that is killed and started again."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from phalanx.core.errors import NotFound, WaitTimeout
+from phalanx.core.views import JobView, LogPage
+
+if TYPE_CHECKING:
+    from phalanx.client.api import Client
+
+
+def wait(client: "Client", job: str, timeout_s: float | None, poll_s: float, patience_s: float) -> JobView:
+    """See Client.wait."""
+    end_s = None if timeout_s is None else client.now_s() + timeout_s
+    while True:
+        patience_left_s = patience_s if end_s is None else max(0.0, min(patience_s, end_s - client.now_s()))
+        view = client.patient(lambda: client.job(job), patience_left_s)
+        if view.state == "finished":
+            return view
+        if end_s is not None and client.now_s() >= end_s:
+            raise WaitTimeout(
+                f"{job} is still {view.state} after {timeout_s:g} s; it goes on, and `phalanx wait {job}` waits again"
+            )
+        client.pause(poll_s if end_s is None else max(0.0, min(poll_s, end_s - client.now_s())))
+
+
+def logs(client: "Client", job: str, rank: int, attempt: str, poll_s: float, patience_s: float) -> Iterator[LogPage]:
+    """See Client.follow_logs."""
+    current = attempt or _next_attempt(client, job, "", poll_s, patience_s)
+    while current:
+        yield from _one_attempt(client, job, rank, current, poll_s, patience_s)
+        current = "" if attempt else _next_attempt(client, job, current, poll_s, patience_s)
+
+
+def _one_attempt(client: "Client", job: str, rank: int, attempt: str, poll_s: float, patience_s: float) -> Iterator[LogPage]:
+    offset = 0
+    while True:
+        page = client.patient(partial(client.logs, job, rank, attempt, offset), patience_s)
+        if page.text:
+            yield page
+        if page.ended and page.next_offset == offset:
+            return
+        if page.next_offset == offset:
+            client.pause(poll_s)
+        offset = page.next_offset
+
+
+def _next_attempt(client: "Client", job: str, seen: str, poll_s: float, patience_s: float) -> str:
+    """The attempt after `seen`, or the newest when `seen` is ''; waited for. '' once the job has finished without one."""
+    while True:
+        view = client.patient(lambda: client.job(job), patience_s)
+        names = [str(one.attempt) for one in view.attempts]
+        if seen and seen not in names:
+            raise NotFound("attempt", seen, f"is not an attempt of {job}")
+        later = names[names.index(seen) + 1 :] if seen else names[-1:]
+        if later:
+            return later[0]
+        if view.state == "finished":
+            return ""
+        client.pause(poll_s)

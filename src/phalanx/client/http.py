@@ -1,0 +1,149 @@
+"""One HTTP exchange with the control plane: retries of what may be repeated, and problem+json to core.errors."""
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from phalanx.core import errors, wire
+from phalanx.core.errors import (
+    Bug,
+    Conflict,
+    NotFound,
+    PhalanxError,
+    ServerUnreachable,
+    SpecError,
+    StoreUnavailable,
+    Unauthorized,
+    UserError,
+)
+
+T = TypeVar("T")
+RETRY_DELAYS_S: Final = (0.1, 0.2, 0.4, 0.8)
+"""Waits between tries of a call that may be repeated: long enough for a server that is being started again."""
+
+TIMEOUT_S: Final = 30.0
+_START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
+_BY_STATUS: Final[Mapping[int, type[UserError]]] = {
+    400: SpecError, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Line:
+    """The connection to one control plane. `relocate` gives (url, token) anew: a restarted server may have another port.
+
+    Thread-safe as far as httpx.Client is; `sleep` is injected for tests.
+    """
+
+    url: str
+    http: httpx.Client
+    relocate: Callable[[], tuple[str, str]] | None
+    sleep: Callable[[float], None]
+
+    def read(self, kind: Any, path: str, params: Mapping[str, str | int | None] | None = None) -> Any:
+        """GET `path` as a `kind`, repeated while the server is away for a moment."""
+        query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        return decoded(kind, self.repeat(lambda: self.exchange("GET", path, params=query)), self.url)
+
+    def repeat(self, call: Callable[[], T], delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
+        """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable."""
+        for delay_s in delays_s:
+            try:
+                return call()
+            except ServerUnreachable:
+                self.sleep(delay_s)
+                self._look_again()
+        return call()
+
+    def exchange(self, method: str, path: str, missing_ok: bool = False, **kwargs: Any) -> httpx.Response:
+        """One request. Raises the error that the answer stands for; with `missing_ok` a 404 is an answer."""
+        try:
+            response = self.http.request(method, f"/api/v1{path}", **kwargs)
+        except httpx.TimeoutException as error:
+            raise ServerUnreachable(
+                f"{self.url} did not answer in {TIMEOUT_S:.0f} s; try again, and look at run/server.log"
+            ) from error
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"{self.url} does not answer ({error}); {_START}") from error
+        if response.is_success or (missing_ok and response.status_code == 404):
+            return response
+        raise problem(response, self.url)
+
+    def _look_again(self) -> None:
+        """Follow a server that came back elsewhere. A home that is being written at this moment changes nothing."""
+        if self.relocate is None:
+            return
+        try:
+            url, token = self.relocate()
+        except PhalanxError:
+            return
+        self.url = url
+        self.http.base_url = httpx.URL(url)
+        self.http.headers["Authorization"] = f"Bearer {token}"
+
+
+def open_line(
+    url: str,
+    token: str,
+    transport: httpx.BaseTransport | None = None,
+    relocate: Callable[[], tuple[str, str]] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Line:
+    """A line that has not been used yet. Redirects are not followed: they would carry the token elsewhere."""
+    plain = urlsplit(url).scheme == "http"
+    client = httpx.Client(
+        base_url=url,
+        headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+        timeout=TIMEOUT_S,
+        transport=transport,
+        trust_env=not plain,  # plain HTTP is loopback, where a proxy from the environment has no business
+        # Reading the CA bundle costs 20 ms, for nothing on plain HTTP; this context trusts nobody, so it fails closed.
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
+    )
+    return Line(url, client, relocate, sleep)
+
+
+def decoded(kind: Any, response: httpx.Response, url: str) -> Any:
+    """The answer's body as a `kind`."""
+    try:
+        return wire.loads(kind, response.content)
+    except ValueError as error:
+        raise ServerUnreachable(
+            f"{url} answered something this client cannot read ({error}); are both the same Phalanx?"
+        ) from error
+
+
+def problem(response: httpx.Response, url: str) -> PhalanxError:
+    """The error that a refused request stands for: the class its title names, else the one of its status."""
+    status = response.status_code
+    body = _body(response)
+    detail = str(body.get("detail") or response.reason_phrase or "no reason given")
+    if "application/problem+json" not in response.headers.get("content-type", "") and status not in (401, 422, 500):
+        return ServerUnreachable(f"{url} answers {status}, but not as Phalanx does; {_START}")
+    if status in _BY_STATUS:
+        kind = _named(str(body.get("title", ""))) or _BY_STATUS[status]
+        return kind(str(body.get("field") or "request"), body.get("value"), str(body.get("fix") or detail))
+    if status == 503:
+        return StoreUnavailable(detail)
+    if status in (502, 504):
+        return ServerUnreachable(f"{url}: {detail}")
+    return Bug(f"the server failed ({status}: {detail}); its run/server.log says more")
+
+
+def _named(title: str) -> type[UserError] | None:
+    kind = getattr(errors, title, None) if title.isidentifier() else None
+    return kind if isinstance(kind, type) and issubclass(kind, UserError) and kind is not UserError else None
+
+
+def _body(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        body = json.loads(response.content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,1 @@
+"""What people see: knows only core and client."""

@@ -1,0 +1,171 @@
+"""`submit --follow`: a live bar on a terminal, a plain line now and then elsewhere. Ctrl-C detaches and never cancels."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
+
+from phalanx.core.errors import Exit, WorldError
+from phalanx.core.units import show_duration
+from phalanx.core.views import AttemptView, JobView
+from phalanx.show.cli.job_page import exits_text, outcome_exit, outcome_text
+from phalanx.show.cli.options import Output
+from phalanx.show.cli.text import clean, note
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+POLL_S: Final = 0.5
+PLAIN_EVERY_S: Final = 5.0
+PATIENCE_S: Final = 300.0
+"""How long a server may be away before the follower gives up: the ranks go on without it, so looking away early helps nobody."""
+
+
+class Screen(Protocol):
+    """Where a follower shows what it sees."""
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+
+    def show(self, view: JobView, now_s: float) -> None:
+        """The state at this moment."""
+
+
+def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, JobView]:
+    """Watch until the job has finished or the user looks away. The exit code, and the last view.
+
+    Beside JSON or YAML on standard output, progress goes to standard error.
+    """
+    import sys
+
+    last = job
+    try:
+        with screen_on(sys.stdout if output is Output.TABLE else sys.stderr) as screen:
+            for last in views(client, job, screen):
+                screen.show(last, client.now_s())
+            screen.say(outcome_text(last))
+    except KeyboardInterrupt:
+        note(detached_text(last))
+        return Exit.DETACHED, last
+    except WorldError as error:
+        note(f"Stopped looking: {error}")
+        note(detached_text(last))
+        return error.exit_code, last
+    return outcome_exit(last), last
+
+
+def views(client: "Client", job: JobView, screen: Screen) -> Iterator[JobView]:
+    """The job again and again until it has finished; what happened in between is said."""
+    before: JobView | None = None
+    view = job
+    while True:
+        for text in notices(before, view):
+            screen.say(text)
+        yield view
+        if view.state == "finished":
+            return
+        client.pause(POLL_S)
+        before, view = view, _next(client, view, screen)
+
+
+def notices(before: JobView | None, after: JobView) -> list[str]:
+    """What changed from one look to the next, in the words of a log: attempts that started, resumed and ended, checkpoints."""
+    known = {one.attempt: one for one in before.attempts} if before else {}
+    said: list[str] = []
+    for attempt in after.attempts:
+        said += _attempt_notices(known.get(attempt.attempt), attempt)
+    if after.state == "pending" and after.why and (before is None or before.why != after.why):
+        said.append(f"{after.id} {after.why}")
+    return said
+
+
+def progress_text(view: JobView) -> str:
+    """One line: state, step, loss, tokens/s, ETA, restarts."""
+    parts = [str(view.id), view.state]
+    if view.progress:
+        parts += [f"step {view.progress.step}/{view.progress.total_steps}", *progress_numbers(view)]
+    parts.append(f"restarts {view.restarts}")
+    return "  ".join(parts)
+
+
+def progress_numbers(view: JobView) -> list[str]:
+    """Loss, speed and the time left of the newest step."""
+    seen = view.progress
+    if seen is None:
+        return []
+    eta = "?" if seen.eta_ms is None else show_duration(seen.eta_ms)
+    mfu = [f"MFU {seen.mfu:.1%}"] if seen.mfu > 0 else []
+    return [f"loss {seen.loss:.4f}", f"{seen.tokens_per_s:,.0f} tokens/s", *mfu, f"ETA {eta}"]
+
+
+def detached_text(view: JobView) -> str:
+    """What a person who looked away needs to know."""
+    return (
+        f"Detached; {view.id} goes on. Look again with `phalanx describe {view.id}`, `phalanx logs -f {view.id}` or "
+        f"`phalanx wait {view.id}`; stop it with `phalanx cancel {view.id}`."
+    )
+
+
+class PlainScreen:
+    """Lines for a file or a pipe: at once when state, attempt or restarts changed, else every few seconds if the step moved."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown: tuple[object, ...] = ()
+        self._text = ""
+        self._at_s = 0.0
+
+    def say(self, text: str) -> None:
+        self._stream.write(clean(text) + "\n")
+        self._stream.flush()
+
+    def show(self, view: JobView, now_s: float) -> None:
+        key = (view.state, view.restarts, len(view.attempts))
+        text = progress_text(view)
+        if key == self._shown and (text == self._text or now_s - self._at_s < PLAIN_EVERY_S):
+            return
+        self._shown, self._text, self._at_s = key, text, now_s
+        self.say(text)
+
+
+@contextmanager
+def screen_on(stream: TextIO) -> Iterator[Screen]:
+    """A live bar when `stream` is a terminal, else plain lines."""
+    if not stream.isatty():
+        yield PlainScreen(stream)
+        return
+    from phalanx.show.cli.live import live_screen
+
+    with live_screen(stream) as screen:
+        yield screen
+
+
+def _next(client: "Client", view: JobView, screen: Screen) -> JobView:
+    told: list[float] = []
+
+    def away(seconds: float) -> None:
+        if not told:
+            screen.say("The server does not answer; the ranks go on without it. Waiting for it (`phalanx up` starts it).")
+        told.append(seconds)
+
+    again = client.patient(lambda: client.job(view.id), PATIENCE_S, away)
+    if told:
+        screen.say("The server is back.")
+    return again
+
+
+def _attempt_notices(before: AttemptView | None, after: AttemptView) -> Sequence[str]:
+    said = []
+    if before is None:
+        said.append(f"{after.attempt} was placed on {_where(after)}" if after.ranks else f"{after.attempt} was placed")
+    if after.running_ms is not None and (before is None or before.running_ms is None):
+        said.append(f"{after.attempt} is running")
+    if after.resumed_step is not None and (before is None or before.resumed_step is None):
+        said.append(f"{after.attempt} resumed after step {after.resumed_step}")
+    if after.ended_ms is not None and (before is None or before.ended_ms is None):
+        said.append(f"{after.attempt} ended: {after.detail or exits_text(after.exits)}")
+    return said
+
+
+def _where(attempt: AttemptView) -> str:
+    nodes = sorted({str(one.node) for one in attempt.ranks})
+    return f"{len(attempt.ranks)} devices of {', '.join(nodes)}"

@@ -1,0 +1,153 @@
+"""submit, ls, describe, why, wait, cancel."""
+
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.core.errors import Exit
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave, tools_of
+
+
+def add(app: typer.Typer) -> None:
+    """Add this subject's commands."""
+    for command in (submit, ls, describe, why, wait, cancel):
+        app.command(command.__name__, epilog=EXIT_CODES)(command)
+
+
+def submit(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job spec, in YAML: see docs/job-spec.md.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a field, e.g. hyperparameters.steps=50; VALUE is read as YAML. Repeatable."
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Use this name instead of the file's.", show_default=False)] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch it until it ends; the exit code is the job's outcome.")
+    ] = False,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Submit a job.
+
+    With --follow the exit code is the job's outcome; Ctrl-C stops watching (exit code 130) and never cancels the job.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.follow import follow_job
+    from phalanx.show.cli.job_page import submitted_page
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.overrides import spec_from
+    from phalanx.show.cli.text import note
+
+    spec = spec_from(file, [*(changes or ()), *([f"name={name}"] if name else ())], Path.cwd())
+    pack = tools_of(context).pack_workdir(Path(spec.workdir)) if spec.workdir else None
+    with connect(home) as client:
+        try:
+            job = client.submit(spec, pack, secrets.token_hex(16))
+        except KeyboardInterrupt:
+            note("Interrupted before the server answered: `phalanx ls` shows whether the job was submitted.")
+            leave(Exit.DETACHED)
+        if not follow or output is Output.TABLE:
+            emit(output, JobView, job, lambda: submitted_page(job, follow))
+        if follow:
+            code, last = follow_job(client, job, output)
+            if output is not Output.TABLE:
+                emit(output, JobView, last, list)
+            leave(code)
+
+
+def ls(
+    queue: Annotated[str, typer.Option(help="Only this queue.", show_default=False)] = "",
+    project: Annotated[str, typer.Option(help="Only this project.", show_default=False)] = "",
+    state: Annotated[
+        str, typer.Option(help="Only this state: pending, starting, running, stopping or finished.", show_default=False)
+    ] = "",
+    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List jobs, newest first."""
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.job_page import jobs_page
+    from phalanx.show.cli.output import emit
+
+    with connect(home) as client:
+        jobs = client.jobs(queue, project, state, limit)
+        emit(output, tuple[JobView, ...], jobs, lambda: jobs_page(jobs, client.status().devices_are, time.time_ns() // 1_000_000))
+
+
+def describe(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show everything about a job.
+
+    State and why, progress, attempts with their exits, checkpoints, model and spec.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.job_page import job_page
+    from phalanx.show.cli.output import emit
+
+    with connect(home) as client:
+        view = client.job(job)
+        emit(output, JobView, view, lambda: job_page(view, client.why(job).sentence, client.status().devices_are))
+
+
+def why(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Say in one sentence why a job is where it is."""
+    from phalanx.client import connect
+    from phalanx.core.views import WhyView
+    from phalanx.show.cli.job_page import why_page
+    from phalanx.show.cli.output import emit
+
+    with connect(home) as client:
+        view = client.why(job)
+    emit(output, WhyView, view, lambda: why_page(view))
+
+
+def wait(
+    job: JobArgument,
+    timeout: Annotated[str, typer.Option(help="Give up after '90s', '2h'; exit code 5.", show_default="never")] = "",
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Wait until a job has finished.
+
+    The exit code is the job's outcome, or 5 when --timeout came first. Ctrl-C stops waiting, never the job.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.durations import asked_ms
+    from phalanx.show.cli.job_page import outcome_exit, outcome_page
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.text import note
+
+    limit_ms = asked_ms("--timeout", timeout)
+    try:
+        with connect(home) as client:
+            view = client.wait(job, None if limit_ms is None else limit_ms / 1000)
+    except KeyboardInterrupt:
+        note(f"Detached; {job} goes on. Wait again with `phalanx wait {job}`.")
+        leave(Exit.DETACHED)
+    emit(output, JobView, view, lambda: outcome_page(view))
+    leave(outcome_exit(view))
+
+
+def cancel(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Stop a job for good.
+
+    Its ranks get SIGTERM, and SIGKILL after a grace. A job that has finished is a conflict (exit code 2).
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.job_page import outcome_page
+    from phalanx.show.cli.output import emit
+
+    with connect(home) as client:
+        view = client.cancel(job)
+    emit(output, JobView, view, lambda: outcome_page(view))

@@ -1,0 +1,91 @@
+"""The command tree, and the edge where errors become one clear message and an exit code."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from phalanx.core.errors import Bug, Exit, PhalanxError
+from phalanx.show.cli import data, jobs, ledger, logs, model, platform
+from phalanx.show.cli.options import EXIT_CODES
+from phalanx.show.cli.text import error_text
+from phalanx.show.cli.tools import Tools
+
+
+def run(tools: Tools, argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code, one of core.errors.Exit. Errors are printed, not raised."""
+    _never_fail_to_print()
+    try:
+        build().main(args=list(sys.argv[1:] if argv is None else argv), prog_name="phalanx", obj=tools)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Bug:
+        return _bug()
+    except PhalanxError as error:
+        sys.stderr.write(f"Error: {error_text(error)}\n")
+        return int(error.exit_code)
+    except Exception:  # noqa: BLE001 (the outermost edge: whatever else comes here is a bug of ours and exits as one)
+        return _bug()
+    return int(Exit.OK)
+
+
+def build() -> typer.core.TyperGroup:
+    """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
+    root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
+    root.callback()(_root)
+    for module in (platform, jobs, logs, ledger):
+        module.add(root)
+    for module, name, text in (
+        (model, "model", "Model versions and where they came from."),
+        (data, "data", "Token shards for training."),
+    ):
+        group = _group(text, no_args_is_help=True)
+        module.add(group)
+        root.add_typer(group, name=name, epilog=EXIT_CODES)
+    command = typer.main.get_command(root)
+    assert isinstance(command, typer.core.TyperGroup)
+    return command
+
+
+def _group(text: str, no_args_is_help: bool) -> typer.Typer:
+    return typer.Typer(
+        help=text,
+        epilog=EXIT_CODES,
+        no_args_is_help=no_args_is_help,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"phalanx {version('phalanx')}\n")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run and account for training jobs on GPUs. Start with `phalanx up`, then `phalanx submit job.yaml --follow`."""
+
+
+def _bug() -> int:
+    traceback.print_exc()
+    sys.stderr.write("Error: this is a bug in Phalanx; please report it with the lines above\n")
+    return int(Exit.BUG)
+
+
+def _never_fail_to_print() -> None:
+    """A name or a log in a script that the terminal's encoding lacks is shown escaped instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

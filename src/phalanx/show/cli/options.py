@@ -1,0 +1,42 @@
+"""Options that several commands share, and what every help page ends with. Imported for `--help`, so it imports next to nothing."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from phalanx.show.cli.tools import Tools
+
+
+class Output(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 fine; 1 the job failed or was cancelled; 2 bad input or a conflict; 3 the server cannot be reached; "
+    "4 no such thing; 5 the wait ran out; 70 a bug in Phalanx; 130 detached by Ctrl-C."
+)
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.", show_choices=True)]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", help="The platform's home.  [default: $PHALANX_URL's server, else $PHALANX_HOME, else ~/.phalanx]"),
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, such as tiny-lm-7.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="NAME for the newest version, or NAME:VERSION.")]
+
+
+def tools_of(context: typer.Context) -> Tools:
+    """The callables that app.py injected."""
+    tools: Tools = context.obj
+    return tools
+
+
+def leave(code: int) -> None:
+    """End the command with `code`."""
+    raise typer.Exit(int(code))

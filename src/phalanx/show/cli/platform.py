@@ -1,0 +1,75 @@
+"""up, down, status."""
+
+from typing import Annotated
+
+import typer
+
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, Output, OutputOption, tools_of
+
+
+def add(app: typer.Typer) -> None:
+    """Add this subject's commands."""
+    app.command("up", epilog=EXIT_CODES)(up)
+    app.command("down", epilog=EXIT_CODES)(down)
+    app.command("status", epilog=EXIT_CODES)(status)
+
+
+def up(
+    context: typer.Context,
+    home: HomeOption = None,
+    port: Annotated[
+        int,
+        typer.Option(help="Loopback port of the API; 0 is last time's, or a free one.", envvar="PHALANX_PORT", min=0, max=65535),
+    ] = 0,
+    cpu_slots: Annotated[
+        int | None, typer.Option(help="CPU slots that stand in for devices on a machine without GPUs.", min=1, max=1024)
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Start the platform on this machine.
+
+    That is the server, its scheduler and tracking processes, and this machine's agent. Safe to repeat: what runs is left alone.
+    """
+    from phalanx.client import connect, home_folder
+    from phalanx.show.cli.text import note
+
+    folder = home_folder(home)
+    fresh = tools_of(context).up(folder, port, cpu_slots)
+    note("Phalanx is up." if fresh else "Phalanx was up already.")
+    with connect(folder) as client:
+        _show_status(client.status(), output)
+
+
+def down(
+    context: typer.Context,
+    home: HomeOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Also when jobs hold devices: their ranks are stopped.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Stop the platform on this machine. Jobs, models and the ledger stay in the home."""
+    from phalanx.client import home_folder
+    from phalanx.show.cli.output import emit_plain
+    from phalanx.show.cli.text import note
+
+    folder = home_folder(home)
+    stopped = tools_of(context).down(folder, force)
+    note(f"Phalanx is down; its home stays at {folder}." if stopped else f"Nothing was running in {folder}.")
+    if output is not Output.TABLE:
+        emit_plain(output, {"home": str(folder), "stopped": stopped})
+
+
+def status(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the platform at a glance."""
+    from phalanx.client import connect
+
+    with connect(home) as client:
+        _show_status(client.status(), output)
+
+
+def _show_status(view: object, output: Output) -> None:
+    from phalanx.core.views import StatusView
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.pages import status_page
+
+    assert isinstance(view, StatusView)
+    emit(output, StatusView, view, lambda: status_page(view))

@@ -1,0 +1,32 @@
+"""What the command line needs and may not import: callables that `app.py` puts in, each importing its room only when called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ProgressSink = Callable[[str, int, int], None]
+"""Called as (stage, done, total) while data is prepared; `total` 0 means unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """Every callable raises core.errors. The command line prints; only `sample_model` writes to stdout itself.
+
+    up(home, port, cpu_slots): starts what is not running yet and returns once the API answers; True when something was started.
+        port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose.
+    down(home, force): stops server and agent; True when something was running. Raises Conflict while jobs hold devices, unless
+        `force`, which stops their ranks too.
+    prepare_data(paths, out, vocab_size, force, progress): tokenizer and token shards into `out`; returns what show_data shows.
+    show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
+    sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
+        from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
+    pack_workdir(folder): the packed snapshot that `submit` uploads.
+    """
+
+    up: Callable[[Path, int, int | None], bool]
+    down: Callable[[Path, bool], bool]
+    prepare_data: Callable[[Sequence[Path], Path, int, bool, ProgressSink], Mapping[str, Any]]
+    show_data: Callable[[Path], Mapping[str, Any]]
+    sample_model: Callable[[Path, str, str, int, int, float], int]
+    pack_workdir: Callable[[Path], bytes]

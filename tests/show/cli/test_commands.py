@@ -1,0 +1,341 @@
+"""Each command against a real HTTP server with recorded answers: what people see, JSON, YAML, exit codes, errors."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from phalanx.core import wire
+from phalanx.core.views import JobView, LedgerView, LogPage, ModelView, Progress, StatusView, SubmitRequest, WhyView
+from phalanx.show.cli.main import run
+from tests.recorded import (
+    JOB,
+    RecordedServer,
+    finished_view,
+    job_view,
+    ledger_view,
+    log_page,
+    model_view,
+    recorded_server,
+    refusal,
+    said,
+    status_view,
+    why_view,
+)
+from tests.show.cli.phalanx_under_test import TOOLS
+
+PACK_SHA = hashlib.sha256(b"packed code").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What one command wrote, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Terminal:
+    """Runs commands against a recorded server."""
+
+    server: RecordedServer
+    home: Path
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str) -> Shown:
+        code = run(TOOLS, arguments)
+        out, err = self.capture.readouterr()
+        return Shown(code, out, err)
+
+
+@pytest.fixture
+def phalanx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
+    for name in ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with recorded_server(tmp_path / "home") as server:
+        server.view("/status", StatusView, status_view())
+        server.view("/jobs", tuple[JobView, ...], (finished_view(), job_view()))
+        server.view(f"/jobs/{JOB}", JobView, job_view())
+        server.view(f"/jobs/{JOB}/why", WhyView, why_view())
+        server.view("/ledger", LedgerView, ledger_view())
+        server.view("/models", tuple[ModelView, ...], (model_view(),))
+        server.view("/models/tiny-lm", tuple[ModelView, ...], (model_view(), model_view(version=2)))
+        server.view("/models/tiny-lm/1", ModelView, model_view())
+        yield Terminal(server, tmp_path / "home", capsys)
+
+
+VIEWS: list[tuple[tuple[str, ...], Any, Any]] = [
+    (("status",), StatusView, status_view()),
+    (("up",), StatusView, status_view()),
+    (("ls",), tuple[JobView, ...], (finished_view(), job_view())),
+    (("describe", JOB), JobView, job_view()),
+    (("why", JOB), WhyView, why_view()),
+    (("ledger",), LedgerView, ledger_view()),
+    (("ledger", JOB, "--since", "2h"), LedgerView, ledger_view()),
+    (("model", "ls"), tuple[ModelView, ...], (model_view(),)),
+    (("model", "show", "tiny-lm:1"), ModelView, model_view()),
+    (("model", "show", "tiny-lm"), ModelView, model_view(version=2)),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "value"), VIEWS)
+def test_json_and_yaml_are_the_view_and_nothing_else(phalanx: Terminal, arguments: tuple[str, ...], kind: Any, value: Any) -> None:
+    as_json, as_yaml = phalanx(*arguments, "-o", "json"), phalanx(*arguments, "-o", "yaml")
+    assert (as_json.code, as_yaml.code) == (0, 0)
+    assert json.loads(as_json.out) == yaml.safe_load(as_yaml.out) == wire.plain(kind, value)
+
+
+def test_status_says_that_there_is_no_gpu(phalanx: Terminal) -> None:
+    out = phalanx("status").out
+    assert "1 of 2 held; CPU slots (this machine has no GPU)" in out
+    assert "node-a" in out
+    assert "2 x CPU slot" in out
+    assert "1 running" in out
+
+
+def test_up_and_down_speak_on_stderr(phalanx: Terminal) -> None:
+    assert phalanx("up").err == "Phalanx is up.\n"
+    assert phalanx("up", "--cpu-slots", "1").err == "Phalanx was up already.\n"
+    refused = phalanx("down")
+    assert (refused.code, refused.out) == (2, "")
+    assert "add --force" in refused.err
+    forced = phalanx("down", "--force", "-o", "json")
+    assert json.loads(forced.out) == {"home": str(phalanx.home), "stopped": True}
+
+
+def test_ls_has_a_line_a_job(phalanx: Terminal) -> None:
+    lines = phalanx("ls", "--state", "running", "--limit", "9").out.splitlines()
+    assert lines[0].split() == ["JOB", "STATE", "STEP", "DEVICES", "QUEUE", "PRIORITY", "RESTARTS", "AGE", "WHY"]
+    assert "succeeded" in lines[1]
+    assert "37/400" in lines[2]
+    assert "CPU slots" in lines[3]
+    assert phalanx.server.asked[0].query == {"state": "running", "limit": "9"}
+
+
+def test_an_empty_ls_says_what_to_do(phalanx: Terminal) -> None:
+    phalanx.server.view("/jobs", tuple[JobView, ...], ())
+    assert "phalanx submit" in phalanx("ls").out
+
+
+def test_describe_shows_everything(phalanx: Terminal) -> None:
+    out = phalanx("describe", JOB).out
+    for part in (
+        "running", "runs on 2 devices of node-a", "CPU slots", "37 of 400", "rank 1 SIGKILL first, rank 0 SIGTERM", "step 20",
+        "d1d1d1d1d1d1", "3.0 MiB", "python, train.py", "env.LEVEL", "5,120", "1m 20s",
+    ):  # fmt: skip
+        assert part in out, part
+
+
+def test_a_diverged_loss_is_shown_and_not_a_failure(phalanx: Terminal) -> None:
+    progress = Progress(step=3, total_steps=9, loss=float("nan"), tokens_per_s=float("inf"), mfu=0.0, eta_ms=None)
+    phalanx.server.view(f"/jobs/{JOB}", JobView, job_view(progress=progress))
+    assert "Loss      nan" in phalanx("describe", JOB).out
+    shown = json.loads(phalanx("describe", JOB, "-o", "json").out, parse_constant=pytest.fail)
+    assert shown["progress"]["loss"] == "NaN"
+
+
+def test_why_shows_the_place_in_the_line(phalanx: Terminal) -> None:
+    phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices", position=3))
+    assert phalanx("why", JOB).out == f"{JOB} is pending: waits for devices\nPosition in line: 3\n"
+
+
+def test_the_ledger_is_bars_that_sum_to_capacity(phalanx: Terminal) -> None:
+    lines = phalanx("ledger").out.splitlines()
+    assert lines[1].split()[0] == "productive"
+    assert lines[1].split()[-2:] == ["15.000", "75.00%"]
+    assert lines[1].count("█") == 22
+    text = "\n".join(lines)
+    for part in ("Sums to capacity", "yes", "20.000 device-seconds", "0.0123 USD", "CPU slots", "prices of CPU slots are a guess"):
+        assert part in text, part
+
+
+def test_a_ledger_that_does_not_add_up_says_so_whatever_the_server_claims(phalanx: Terminal) -> None:
+    phalanx.server.view("/ledger", LedgerView, ledger_view(capacity=20_000_001))
+    assert "NO: off by -1" in phalanx("ledger").out
+
+
+def test_model_show_is_a_tree(phalanx: Terminal) -> None:
+    lines = phalanx("model", "show", "tiny-lm:1").out.splitlines()
+    assert lines[0] == "tiny-lm:1"
+    above = lines.index("    └── environment")
+    assert lines[above + 1 : above + 3] == ["        ├── torch: 2.13.0", "        └── python: 3.11"]
+    assert any("val_loss: 5.5" in one for one in lines)
+
+
+def test_model_sample_shows_the_text_only(phalanx: Terminal) -> None:
+    shown = phalanx("model", "sample", "tiny-lm:1", "--prompt", "def ", "--tokens", "5", "--seed", "3", "--temperature", "0")
+    assert (shown.code, shown.out) == (0, "def /jobs/model 3e16 5 3 0.0\x1b[2J\n")
+    as_json = json.loads(phalanx("model", "sample", "tiny-lm:1", "-o", "json").out)
+    assert as_json["model"] == "tiny-lm:1"
+    assert as_json["text"].startswith("def /jobs/model 3e16 100 0")
+
+
+def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
+    prepared = phalanx("data", "prepare", str(tmp_path), "--out", str(tmp_path / "out"), "--vocab-size", "300")
+    assert "splits.train.tokens  900" in prepared.out
+    assert prepared.err == "reading\ntokenizing\n"
+    shown = phalanx("data", "show", str(tmp_path))
+    assert shown.out.splitlines()[-2:] == ["taste  one", "       two\\x1b[31m"]
+    assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"
+    missing = phalanx("data", "show", "/nonexistent")
+    assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
+def test_wait_ends_with_the_outcome(phalanx: Terminal, outcome: str, code: int) -> None:
+    phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view(outcome))
+    shown = phalanx("wait", JOB)
+    assert shown.code == code
+    assert f"{JOB} {outcome}: all ranks exited 0 (restarts 1; model tiny-lm:1)" in shown.out
+
+
+def test_wait_gives_up_with_its_own_exit_code(phalanx: Terminal) -> None:
+    shown = phalanx("wait", JOB, "--timeout", "10ms")
+    assert (shown.code, shown.out) == (5, "")
+    assert "still running" in shown.err
+
+
+def test_cancel_shows_the_state_and_a_finished_job_is_a_conflict(phalanx: Terminal) -> None:
+    phalanx.server.on(
+        "POST", f"/jobs/{JOB}/cancel", said(JobView, job_view(state="stopping")), refusal(409, "job", JOB, "has finished")
+    )
+    assert "is stopping" in phalanx("cancel", JOB).out
+    again = phalanx("cancel", JOB)
+    assert (again.code, again.err) == (2, f"Error: job is '{JOB}': has finished\n")
+
+
+def test_logs_are_raw_in_a_pipe(phalanx: Terminal) -> None:
+    phalanx.server.view(f"/jobs/{JOB}/logs", LogPage, log_page("a\x1b[31m\r\n"), log_page("b\n", 8), log_page("", 10))
+    assert phalanx("logs", JOB, "--rank", "1", "--attempt", "2").out == "a\x1b[31m\r\nb\n"
+    assert phalanx.server.asked[0].query == {"rank": "1", "attempt": f"{JOB}.2", "offset": "0", "limit": "65536"}
+
+
+def test_logs_as_json_are_one_page(phalanx: Terminal) -> None:
+    phalanx.server.view(f"/jobs/{JOB}/logs", LogPage, log_page("a\n"), log_page("b\n", 2), log_page("", 4, ended=True))
+    page = json.loads(phalanx("logs", JOB, "-o", "json").out)
+    assert (page["text"], page["offset"], page["next_offset"], page["ended"]) == ("a\nb\n", 0, 4, True)
+
+
+def test_followed_logs_as_json_are_a_line_a_page(phalanx: Terminal) -> None:
+    phalanx.server.view(f"/jobs/{JOB}", JobView, job_view(), finished_view())
+    phalanx.server.view(f"/jobs/{JOB}/logs", LogPage, log_page("a\n"), log_page("b\n", 2), log_page("", 4, ended=True))
+    lines = phalanx("logs", "-f", JOB, "-o", "json").out.splitlines()
+    assert [json.loads(one)["text"] for one in lines] == ["a\n", "b\n"]
+
+
+def job_file(folder: Path, **fields: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({"name": "tiny-lm", "entrypoint": "python train.py", **fields}))
+    return str(path)
+
+
+def submitted(server: RecordedServer) -> SubmitRequest:
+    request: SubmitRequest = wire.loads(SubmitRequest, next(one.body for one in server.asked if one.method == "POST"))
+    return request
+
+
+def test_submit_sends_the_spec_with_its_workdir_once(phalanx: Terminal, tmp_path: Path) -> None:
+    phalanx.server.on("POST", "/jobs", said(JobView, job_view(state="pending", why="waits for nodes"), 201))
+    phalanx.server.on("PUT", f"/blobs/{PACK_SHA}", said(dict, {}))
+    shown = phalanx("submit", job_file(tmp_path / "code", workdir="."))
+    assert (shown.code, shown.out.splitlines()[0]) == (0, f"Submitted {JOB}: waits for nodes.")
+    sent = submitted(phalanx.server)
+    assert sent.code == PACK_SHA
+    assert len(sent.key) == 32
+    assert sent.spec["workdir"] == str(tmp_path / "code")
+    assert phalanx.server.paths("PUT") == [f"/blobs/{PACK_SHA}"]
+
+
+def test_set_changes_dotted_fields_as_yaml(phalanx: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    phalanx.server.on("POST", "/jobs", said(JobView, job_view(), 201))
+    file = job_file(tmp_path / "code", hyperparameters={"lr": 0.1})
+    changes = (
+        "hyperparameters.steps=50", "hyperparameters.note=a=b", "checkpoint.every=5", "env.LEVEL=3", "data.path=shards",
+        "entrypoint=[python, other.py]", "resources.gpus=2",
+    )  # fmt: skip
+    shown = phalanx("submit", file, *(word for change in changes for word in ("--set", change)), "--name", "other", "-o", "json")
+    assert shown.code == 0, shown.err
+    spec = submitted(phalanx.server).spec
+    assert spec["name"] == "other"
+    assert spec["hyperparameters"] == {"lr": 0.1, "steps": 50, "note": "a=b"}
+    assert (spec["checkpoint"]["every"], spec["env"], spec["resources"]["gpus"]) == (5, {"LEVEL": "3"}, "2")
+    assert spec["entrypoint"] == ["python", "other.py"]
+    assert spec["data"]["path"] == str(tmp_path / "shards")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("submit", "/nonexistent.yaml"), "Error: job file is '/nonexistent.yaml': cannot be read"),
+        (("submit", "FILE", "--set", "steps"), "Error: --set is 'steps': write KEY=VALUE"),
+        (("submit", "FILE", "--set", ".=1"), "Error: --set is '.=1': write KEY=VALUE"),
+        (("submit", "FILE", "--set", "env.A=[1"), "Error: --set env.A is '[1': is not a YAML value"),
+        (("submit", "FILE", "--set", "name.x=1"), "Error: --set name.x is 'tiny-lm': name is not a mapping"),
+        (("submit", "FILE", "--set", "resources.gpu=2"), "did you mean 'gpus'?"),
+        (("submit", "FILE", "--name", "Bad\x1b[2J"), "Error: name is 'Bad\\x1b[2J': use lower-case letters"),
+        (("wait", JOB, "--timeout", "soon"), "Error: --timeout is 'soon': write a duration such as '90s'"),
+        (("ledger", "--since", "5"), "Error: --since is '5': write a duration"),
+        (("ls", "-o", "xml"), "'xml' is not one of"),
+        (("logs", JOB, "--rank", "-1"), "--rank"),
+    ],
+)
+def test_bad_input_is_one_clear_message(phalanx: Terminal, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    file = job_file(tmp_path / "code")
+    shown = phalanx(*(file if one == "FILE" else one for one in arguments))
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("describe", "../etc"), ("describe", "nope-1"), ("model", "show", "tiny-lm:x"), ("why", "A B")]
+)
+def test_what_does_not_exist_has_its_own_exit_code(phalanx: Terminal, arguments: tuple[str, ...]) -> None:
+    assert phalanx(*arguments).code == 4
+
+
+def test_a_server_that_is_away_has_its_own_exit_code(phalanx: Terminal) -> None:
+    shown = phalanx("status", "--home", str(phalanx.home / "other"))
+    assert (shown.code, shown.out) == (3, "")
+    assert "start one with `phalanx up`" in shown.err
+
+
+def test_a_bug_shows_its_traceback(phalanx: Terminal) -> None:
+    phalanx.server.on("GET", "/status", refusal(500, detail="KeyError"))
+    shown = phalanx("status")
+    assert shown.code == 70
+    assert "Traceback" in shown.err
+    assert "the server failed (500: KeyError)" in shown.err
+
+
+def test_hostile_names_reach_no_terminal(phalanx: Terminal) -> None:
+    evil = "x\x1b]0;owned\x07[bold red]\n\u202eabc\u2028"
+    job = job_view(
+        name=evil,
+        detail=evil,
+        why=evil,
+        queue=evil,
+        state="pending",
+        submitted_by=evil,
+        model=evil,
+        spec={"name": evil, evil: [evil]},
+    )
+    phalanx.server.view(f"/jobs/{JOB}", JobView, job)
+    phalanx.server.view("/jobs", tuple[JobView, ...], (job,))
+    for arguments in (("describe", JOB), ("ls",), ("describe", JOB, "-o", "json"), ("describe", JOB, "-o", "yaml")):
+        shown = phalanx(*arguments)
+        assert shown.code == 0
+        assert not set("\x1b\x07\u202e\u2028") & set(shown.out), arguments
+    table = phalanx("ls").out
+    assert "[bold red]" in table
+    assert len(table.splitlines()) == 3
