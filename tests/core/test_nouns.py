@@ -1,6 +1,7 @@
 """Units, ids, devices and the wire."""
 
 import math
+import pickle
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,8 @@ def test_errors_come_in_three_kinds_with_exit_codes() -> None:
     error = NotFound("job", "x-9", "run `phalanx ls`")
     assert isinstance(error, UserError)
     assert (str(error), error.exit_code) == ("job: 'x-9': run `phalanx ls`", Exit.NOT_FOUND)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.field, again.value, again.fix) == (NotFound, "job", "x-9", "run `phalanx ls`")
     assert (WorldError("away").exit_code, PhalanxError.exit_code) == (Exit.UNREACHABLE, Exit.BUG)
 
 

@@ -37,6 +37,10 @@ class UserError(PhalanxError):
         self.fix = fix
         super().__init__(f"{field}: {value!r}: {fix}")
 
+    def __reduce__(self) -> tuple[type["UserError"], tuple[str, object, str]]:
+        """One error on one rank must reach the others whole."""
+        return type(self), (self.field, self.value, self.fix)
+
 
 class SpecError(UserError):
     """A job spec, or a file it names, is not acceptable."""

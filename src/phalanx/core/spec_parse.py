@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -63,6 +64,7 @@ def parse_spec(data: object) -> JobSpec:
 
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
+    _refuse_unwritable(spec)
     for name, value, good, fix in [*_field_checks(spec), *_pair_checks(spec)]:
         if not good:
             raise SpecError(name, value, fix)
@@ -118,6 +120,29 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
     return normal
 
 
+def _refuse_unwritable(spec: JobSpec) -> None:
+    """YAML's escapes can spell half a surrogate pair, which no UTF-8 file can hold."""
+    try:
+        "".join(_texts(dataclasses.asdict(spec))).encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            "job", ascii(error.object[error.start : error.end]), "is not text that UTF-8 can write; remove it"
+        ) from error
+
+
+def _texts(data: object) -> Iterable[str]:
+    match data:
+        case str():
+            yield data
+        case dict():
+            for key, value in data.items():
+                yield from _texts(key)
+                yield from _texts(value)
+        case list() | tuple():
+            for value in data:
+                yield from _texts(value)
+
+
 def _field_checks(spec: JobSpec) -> Iterable[_Check]:
     label = "use lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit"
     for name in ("name", "project", "queue"):
@@ -131,6 +156,8 @@ def _field_checks(spec: JobSpec) -> Iterable[_Check]:
     yield _parsed("resources.gpus", spec.resources.gpus, lambda: spec.resources.devices)
     yield _parsed("resources.memory", spec.resources.memory, lambda: spec.resources.memory_bytes)
     yield _parsed("max_duration", spec.max_duration, lambda: spec.max_duration_ms)
+    for key, number in spec.hyperparameters.items():
+        yield f"hyperparameters.{key}", number, not isinstance(number, float) or math.isfinite(number), "write a finite number"
     for key, value in spec.env.items():
         yield f"env.{key}", value, _ENV_NAME.fullmatch(key) is not None, "name variables with letters, digits and '_'"
         yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"

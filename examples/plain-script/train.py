@@ -1,0 +1,36 @@
+"""A torchrun-style script that knows nothing of Phalanx: plain PyTorch DDP, its own checkpoint, its own prints.
+
+torchrun --nproc-per-node 2 examples/plain-script/train.py       # as you know it
+phalanx submit examples/plain-script/job.yaml --follow           # the same file, unchanged
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    use_cuda = torch.cuda.is_available()
+    dist.init_process_group("nccl" if use_cuda else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    torch.manual_seed(rank)
+    net = DistributedDataParallel(nn.Linear(16, 1).to(device))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    truth = torch.arange(16, dtype=torch.float32, device=device) / 16
+    for step in range(1, 201):
+        x_BD = torch.randn(32, 16, device=device)
+        loss = nn.functional.mse_loss(net(x_BD).squeeze(-1), x_BD @ truth)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        optimizer.step()
+        if step % 50 == 0:
+            print(f"rank {rank} of {world_size}: step {step}, loss {loss.item():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The sharded tensors of a training state: weights and optimiser moments under stable names, and nothing that is not a tensor.
+
+Numbers such as the learning rate are functions of the step and the recipe, so they are not stored twice.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_MODEL = "model."
+_OPTIMIZER = "optimizer."
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Every weight as `model.NAME` and every moment as `optimizer.state.NAME.KIND`, sharded as they are.
+
+    Of an optimiser that has not stepped, the moments are made first.
+    """
+    weights = {_MODEL + name: value for name, value in get_model_state_dict(model).items()}
+    moments = {_OPTIMIZER + name: value for name, value in _optimizer_part(model, optimizer).items()}
+    return {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
+
+
+def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
+    """The reverse of `training_state`; every name must be there."""
+    weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
+    moments = {name.removeprefix(_OPTIMIZER): value for name, value in state.items() if name.startswith(_OPTIMIZER)}
+    set_model_state_dict(model, cast(dict[str, Any], weights))
+    whole = _optimizer_part(model, optimizer) | moments
+    set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
+
+
+def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return get_optimizer_state_dict(model, optimizer, options=_FLAT)

@@ -1,0 +1,128 @@
+"""A Llama-style decoder (arXiv:2302.13971): RMSNorm before each part, rotary positions, SwiGLU, no biases, untied output.
+
+Shapes end names: b batch, s sequence, d width, h heads, k head width, v vocabulary.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+ROPE_BASE: Final = 10_000.0
+"""Of RoFormer (arXiv:2104.09864), section 3.2.2."""
+NORM_EPSILON: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """What fixes the weights' shapes; stored with a saved model."""
+
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    ffn_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention with rotary positions."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
+        self.out = nn.Linear(shape.dim, shape.dim, bias=False)
+
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
+        batch, sequence, _ = x_bsd.shape
+        q_bhsk, k_bhsk, v_bhsk = self.qkv(x_bsd).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q_bhsk, k_bhsk = rotate(q_bhsk, cos_sk, sin_sk), rotate(k_bhsk, cos_sk, sin_sk)
+        y_bhsk = F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, is_causal=True)
+        attended: Tensor = self.out(y_bhsk.transpose(1, 2).reshape(batch, sequence, -1))
+        return attended
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.dim, shape.ffn_dim, bias=False)
+        self.up = nn.Linear(shape.dim, shape.ffn_dim, bias=False)
+        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        fed: Tensor = self.down(F.silu(self.gate(x_bsd)) * self.up(x_bsd))
+        return fed
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
+        self.attention = Attention(shape)
+        self.feed_norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
+        self.feed = FeedForward(shape)
+
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk)
+        fed: Tensor = x_bsd + self.feed(self.feed_norm(x_bsd))
+        return fed
+
+
+class Llama(nn.Module):
+    """Token ids (b, s) to logits (b, s, v)."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocab, shape.dim)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
+        self.output = nn.Linear(shape.dim, shape.vocab, bias=False)
+
+    def forward(self, ids_bs: Tensor) -> Tensor:
+        x_bsd = self.embedding(ids_bs)
+        cos_sk, sin_sk = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device)
+        for block in self.blocks:
+            x_bsd = block(x_bsd, cos_sk, sin_sk)
+        logits_bsv: Tensor = self.output(self.norm(x_bsd))
+        return logits_bsv
+
+
+def rope_tables(sequence: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (s, k) float32, of the angle that dimension i and i + k/2 of a head turn by at each position."""
+    frequency = ROPE_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angle = torch.outer(torch.arange(sequence, dtype=torch.float32, device=device), frequency).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x_bhsk: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
+    """Turns each pair (i, i + k/2) of a head; in float32, given back in x's dtype."""
+    wide = x_bhsk.float()
+    low, high = wide.chunk(2, dim=-1)
+    return (wide * cos_sk + torch.cat((-high, low), dim=-1) * sin_sk).to(x_bhsk.dtype)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, prefix: str, seed: int, std: float) -> None:
+    """Fills this module's parameters: norms with 1, the rest from a normal of `std`.
+
+    Each tensor draws from its own generator, seeded by (seed, name): neither sharding nor the order of layers changes it.
+    """
+    for name, parameter in module.named_parameters(prefix=prefix):
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+            continue
+        key = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

@@ -1,0 +1,53 @@
+"""`python -m phalanx.job.train RECIPE`: one rank of a training job, started with torchrun's environment or alone."""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from phalanx.core.errors import PhalanxError, SpecError
+from phalanx.core.recipe import RECIPES
+from phalanx.job.data.open import open_data
+from phalanx.job.sdk import attach
+from phalanx.job.train.device import gang
+from phalanx.job.train.finish import finish
+from phalanx.job.train.loop import run
+from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.setup import set_up
+
+
+def main(arguments: list[str]) -> int:
+    """The rank's exit code. Errors that somebody can act on are one line on stderr."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        train(arguments)
+    except PhalanxError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+def train(arguments: list[str]) -> None:
+    """Reads the session, joins the gang, trains, saves the model."""
+    if arguments not in [[name] for name in RECIPES]:
+        raise SpecError("recipe", " ".join(arguments), f"write one of {', '.join(RECIPES)}")
+    session = attach()
+    recipe = llama_recipe(session.hyperparameters)
+    if not session.data:
+        raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
+    data = open_data(Path(session.data))
+    with gang() as rank:
+        training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
+        trained = run(training, start)
+        folder = finish(training, trained)
+    logging.getLogger(__name__).info("model saved in %s; %d saves failed", folder, trained.failed_saves)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything that matters is on disk. The interpreter's teardown beside torch's threads aborted a finished rank now and then
+    # ("terminate called without an active exception", exit by signal 6), which would count as a failed attempt.
+    os._exit(code)

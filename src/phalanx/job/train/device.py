@@ -1,0 +1,69 @@
+"""The rank's device and process group, and the switches that make two runs of one job give the same bits."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Where this process stands in its gang. `device_name` is what the driver says, 'cpu' without one."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    device_name: str
+
+
+@contextmanager
+def gang() -> Iterator[Rank]:
+    """Joins the process group named by torchrun's environment; alone without one. Leaves it on a clean end.
+
+    After an error the group is left as it is: a peer may be gone, and closing in order would wait for it.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    _make_deterministic(device)
+    # Objects and checkpoint plans travel over gloo even where gradients use NCCL.
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, device_id=device if cuda else None)
+    else:
+        dist.init_process_group(backend, store=_hash_store(), rank=0, world_size=1)
+    yield Rank(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        device=device,
+        device_name=torch.cuda.get_device_name(device) if cuda else "cpu",
+    )
+    dist.barrier()  # nobody closes its side while another still reads
+    dist.destroy_process_group()
+
+
+def _hash_store() -> Any:
+    return dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so to mypy
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for what the device still computes, so that a wall clock means something."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _make_deterministic(device: torch.device) -> None:
+    if device.type == "cuda":
+        # cuBLAS is reproducible only with a fixed workspace (its documentation, "Results reproducibility").
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.cuda.set_device(device)
+    else:
+        # One thread a rank: sums split among threads depend on how many there are.
+        torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory with NaN costs time and changes no result of ours.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property torch sets on the module

@@ -1,0 +1,14 @@
+"""What the trainer ran in, as one line for the lineage."""
+
+import hashlib
+import importlib.metadata
+import platform
+
+import torch
+
+
+def describe_environment() -> str:
+    """Python, torch, and the SHA-256 over every installed distribution with its version."""
+    names = sorted({f"{dist.metadata['Name']}=={dist.version}" for dist in importlib.metadata.distributions()})
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return f"python {platform.python_version()}, torch {torch.__version__}, {len(names)} distributions sha256:{digest}"

@@ -1,0 +1,90 @@
+"""The finished model: whole weights, configuration and tokenizer in one folder that appears at once."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, cast
+
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from phalanx.core import wire
+from phalanx.core.errors import StoreUnavailable
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.models.llama import LlamaShape
+from phalanx.job.train.environment import describe_environment
+from phalanx.job.train.loop import Trained
+from phalanx.job.train.setup import Training
+from phalanx.storage.atomic import fsync_folder, write_atomic
+
+WEIGHTS: Final = "model.safetensors"
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
+
+
+def finish(training: Training, trained: Trained) -> Path:
+    """Saves the model and says so. A collective of all ranks. Raises StoreUnavailable when it cannot be written."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
+    return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
+
+
+def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tensor]) -> Path:
+    folder = Path(training.session.job_dir) / "model" / (training.session.attempt or "local")
+    digest = weights_digest(whole)
+    try:
+        _write(folder, training, whole, digest)
+    except OSError as error:
+        raise StoreUnavailable(f"{folder}: the model could not be written ({error.strerror or error})") from error
+    training.session.model(
+        step=trained.step,
+        path=str(folder),
+        weights_digest=digest,
+        metrics={"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final, "tokens": _tokens(training)},
+        lineage=_lineage(training, trained),
+    )
+    return folder
+
+
+def _write(folder: Path, training: Training, whole: Mapping[str, Tensor], digest: str) -> None:
+    """Under a temporary name first: the folder is whole or absent."""
+    beside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    save_file({name: tensor.contiguous() for name, tensor in whole.items()}, beside / WEIGHTS)
+    with (beside / WEIGHTS).open("rb+") as file:
+        os.fsync(file.fileno())
+    config = {
+        "format": 1,
+        "recipe": "llama",
+        "shape": wire.plain(LlamaShape, training.shape),
+        "config": wire.plain(LlamaRecipe, training.recipe),
+        "weights_digest": digest,
+    }
+    write_atomic(beside / CONFIG, json.dumps(config, indent=1).encode())
+    write_atomic(beside / TOKENIZER, training.data.tokenizer_path.read_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    fsync_folder(folder.parent)
+
+
+def _lineage(training: Training, trained: Trained) -> dict[str, str]:
+    return {
+        "data_manifest": training.identity.origin.data,
+        "environment": describe_environment(),
+        "config": training.identity.origin.config,
+        "checkpoint": trained.checkpoint,
+        "recipe": "llama",
+        "dtype": training.identity.dtype,
+        "device": training.rank.device_name,
+    }
+
+
+def _tokens(training: Training) -> float:
+    recipe = training.recipe
+    return float(recipe.steps * recipe.batch_per_rank * recipe.accumulate * training.rank.world_size * recipe.sequence)

@@ -1,0 +1,30 @@
+"""AdamW, and a learning rate that is a function of the step alone, so that a resume needs no scheduler's state."""
+
+import math
+
+import torch
+from torch import nn
+
+from phalanx.core.recipe import LlamaRecipe
+
+
+def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
+    """Decoupled decay on matrices only: norms have no scale to shrink."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+
+
+def lr_at(step: int, recipe: LlamaRecipe) -> float:
+    """Of update `step`, counted from 1: linear up to `lr` at `warmup_steps`, then a cosine down to `lr * min_lr_ratio`."""
+    if step <= recipe.warmup_steps:
+        return recipe.lr * step / recipe.warmup_steps
+    share = (step - recipe.warmup_steps) / (recipe.steps - recipe.warmup_steps)
+    low = recipe.lr * recipe.min_lr_ratio
+    return low + (recipe.lr - low) * 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -1,0 +1,131 @@
+"""Puts a rank's parts together: data, mesh, model, optimiser, and the checkpoint that the job left, if any."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from phalanx.core import wire
+from phalanx.core.errors import CheckpointError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.restore import Found, find, load
+from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.data.open import TokenData
+from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.sdk.session import Session
+from phalanx.job.train.batches import global_batch, held_out_batches, train_batches
+from phalanx.job.train.device import Rank
+from phalanx.job.train.mfu import peak_flops
+from phalanx.job.train.optimizer import make_adamw
+from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
+from phalanx.job.train.precision import Dtype, choose_dtype
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples."""
+
+    session: Session
+    recipe: LlamaRecipe
+    rank: Rank
+    data: TokenData
+    model: Llama
+    optimizer: torch.optim.Optimizer
+    train_batch: Callable[[int], Tensor]
+    held_out_batch: Callable[[int], Tensor]
+    num_held_out: int
+    policy: SavePolicy
+    identity: Identity
+    peak_flops_total: float
+    clock_s: Callable[[], float]
+    unix_ms: Callable[[], int]
+
+    @property
+    def shape(self) -> LlamaShape:
+        return self.model.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where the run begins: after `step` updates. `val_loss_first` is None when it still has to be measured."""
+
+    step: int
+    val_loss_first: float | None
+    checkpoint: str
+
+
+def set_up(
+    session: Session, recipe: LlamaRecipe, data: TokenData, rank: Rank, clock_s: Callable[[], float], unix_ms: Callable[[], int]
+) -> tuple[Training, Start]:
+    """A collective of all ranks. Raises CheckpointError when the job's checkpoints cannot be continued."""
+    root = Path(session.job_dir) / "checkpoints"
+    origin = Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
+    found = find(root, origin)
+    dtype = dtype_of_run(found, recipe, rank, clock_s)
+    shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
+    model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype)
+    optimizer = make_adamw(model, recipe)
+    held_out_batch, num_held_out = held_out_batches(data, recipe, rank)
+    training = Training(
+        session=session,
+        recipe=recipe,
+        rank=rank,
+        data=data,
+        model=model,
+        optimizer=optimizer,
+        train_batch=train_batches(data, recipe, rank),
+        held_out_batch=held_out_batch,
+        num_held_out=num_held_out,
+        policy=SavePolicy(root=root, every=session.checkpoint_every, keep_last=session.checkpoint_keep_last),
+        identity=Identity(origin=origin, dtype=dtype, device=rank.device),
+        peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
+        clock_s=clock_s,
+        unix_ms=unix_ms,
+    )
+    return training, _resume(training, found)
+
+
+def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
+    """The checkpoint's where there is one: another machine's probe may answer otherwise, and the losses would differ."""
+    if found is not None:
+        return cast(Dtype, found.manifest.dtype)
+    return decided_by_rank_zero(lambda: choose_dtype(recipe.dtype, rank.device, clock_s))
+
+
+def config_hash(recipe: LlamaRecipe) -> str:
+    """SHA-256 of the recipe's configuration, every field written out."""
+    return hashlib.sha256(wire.dumps(LlamaRecipe, recipe).encode()).hexdigest()
+
+
+def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
+    """What a checkpoint carries besides tensors. `samples` is the data cursor: global samples consumed by `step` updates."""
+    return {"samples": step * global_batch(training.recipe, training.rank.world_size), "val_loss_first": val_loss_first.hex()}
+
+
+def _resume(training: Training, found: Found | None) -> Start:
+    if found is None:
+        return Start(step=0, val_loss_first=None, checkpoint="")
+    load(found, training.model, training.optimizer, training.rank.device)
+    step, extra = found.manifest.step, found.manifest.extra
+    try:
+        first = float.fromhex(str(extra["val_loss_first"]))
+        wanted = state_numbers(training, step, first)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error
+    if dict(extra) != wanted:
+        raise CheckpointError(f"checkpoint {found.name}", dict(extra), f"weights and data cursor differ; step {step} has {wanted}")
+    for line in found.skipped:
+        _log.warning("checkpoint refused: %s", line)
+    _log.info("resumed after step %d from %s (%s)", step, found.name, found.manifest.dtype)
+    if training.rank.rank == 0:
+        training.session.resumed(step=step, checkpoint=found.name, skipped=found.skipped)
+    return Start(step=step, val_loss_first=first, checkpoint=found.digest)

@@ -1,0 +1,89 @@
+"""One optimiser step: gradients of every microbatch, their global mean, clip, update. Returns facts; records nothing itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.errors import UserError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.train.device import synchronise
+from phalanx.job.train.loss import mean_over_ranks, token_loss
+from phalanx.job.train.optimizer import lr_at, set_lr
+from phalanx.job.train.parallel import sync_gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """loss: mean over the global batch. grad_norm: before clipping. Phase times are this rank's.
+
+    compute_s holds the collectives inside forward and backward; comm_s is the wait for the other ranks' losses and norms, which
+    nothing hides.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    data_wait_s: float
+    compute_s: float
+    comm_s: float
+    optimizer_s: float
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    fetch: Callable[[int], Tensor],
+    recipe: LlamaRecipe,
+    step: int,
+    clock_s: Callable[[], float],
+) -> StepFacts:
+    """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
+
+    Raises UserError, before the update, when loss or gradient is no longer a finite number; all ranks see the same one.
+    """
+    lr = lr_at(step, recipe)
+    set_lr(optimizer, lr)
+    marks = [clock_s()]
+    microbatches = fetch(step)
+    marks.append(clock_s())
+    mine = _gradients(model, microbatches)
+    synchronise(microbatches.device)
+    marks.append(clock_s())
+    loss = mean_over_ranks(mine)
+    grad_norm = _clip(model, recipe.clip)
+    marks.append(clock_s())
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise UserError(
+            "loss", loss, f"training diverged at step {step} (gradient norm {grad_norm}); lower lr or clip, or warm up longer"
+        )
+    optimizer.step()
+    optimizer.zero_grad()
+    synchronise(microbatches.device)
+    marks.append(clock_s())
+    data_wait_s, compute_s, comm_s, optimizer_s = (later - sooner for sooner, later in pairwise(marks))
+    return StepFacts(
+        loss=loss, grad_norm=grad_norm, lr=lr,
+        data_wait_s=data_wait_s, compute_s=compute_s, comm_s=comm_s, optimizer_s=optimizer_s,
+    )  # fmt: skip
+
+
+def _gradients(model: nn.Module, microbatches: Tensor) -> Tensor:
+    """Accumulates the mean gradient over the microbatches (FSDP takes the mean over ranks); this rank's mean loss."""
+    total = torch.zeros((), device=microbatches.device)
+    for index, samples in enumerate(microbatches):
+        sync_gradients(model, index == len(microbatches) - 1)
+        loss = token_loss(model, samples) / len(microbatches)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    return total
+
+
+def _clip(model: nn.Module, largest: float) -> float:
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return float(whole.item())

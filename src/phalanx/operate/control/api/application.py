@@ -1,0 +1,31 @@
+"""The application: every route but /healthz stands behind a token, and everything behind the guards."""
+
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI
+from starlette.responses import PlainTextResponse
+
+from phalanx.operate.control.api import agents, blobs, errors, jobs, ledger, logs, models, status
+from phalanx.operate.control.api.access import admin, admin_or_node
+from phalanx.operate.control.api.guards import LOOPBACK, Guards
+from phalanx.operate.control.api.services import Services
+
+
+def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
+    """`hosts` are the names by which the API may be reached."""
+    app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.services = services
+    for part in (status, jobs, logs, ledger, models):
+        app.include_router(part.router, prefix="/api/v1", dependencies=[Depends(admin)])
+    app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
+    app.include_router(agents.router, prefix="/api/v1")
+    app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
+    app.add_api_route("/healthz", _healthz, include_in_schema=False)
+    errors.install(app)
+    app.add_middleware(Guards, hosts=hosts)
+    return app
+
+
+async def _healthz() -> PlainTextResponse:
+    """The only thing a stranger may learn."""
+    return PlainTextResponse("ok")

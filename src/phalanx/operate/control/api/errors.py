@@ -1,0 +1,82 @@
+"""core.errors as application/problem+json (RFC 9457): one clear error, with the field, its value and what to change."""
+
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized, UserError, WorldError
+
+VALUE_CHARS_MAX: Final = 200
+"""A value is quoted so that people recognise it, not to send it back whole."""
+
+log = structlog.get_logger(__name__)
+
+
+_STATUS: Final[tuple[tuple[type[PhalanxError], int], ...]] = (
+    (Unauthorized, 401),
+    (NotFound, 404),
+    (Conflict, 409),
+    (UserError, 422),
+    (WorldError, 503),
+)
+
+
+def problem(error: BaseException, status: int | None = None) -> JSONResponse:
+    """The answer to `error`. What is not in the tree is a bug: its words stay in the log."""
+    status = status or next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    body: dict[str, Any] = {"title": type(error).__name__ if status != 500 else "Bug", "status": status}
+    if isinstance(error, UserError):
+        value = repr(error.value) if not isinstance(error.value, str) else error.value
+        words = {
+            "detail": str(error)[: 4 * VALUE_CHARS_MAX],
+            "field": error.field,
+            "value": value[:VALUE_CHARS_MAX],
+            "fix": error.fix,
+        }
+        body |= {name: text.encode(errors="backslashreplace").decode() for name, text in words.items()}
+    else:
+        body["detail"] = str(error) if status == 503 else "a bug in Phalanx; the server's log has the details"
+    return JSONResponse(body, status, headers=_headers(status), media_type="application/problem+json")
+
+
+def _headers(status: int) -> dict[str, str]:
+    return {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status, {})
+
+
+def install(app: FastAPI) -> None:
+    """Every way out of `app` that is an error goes through `problem`."""
+    app.add_exception_handler(PhalanxError, lambda _, error: _said(error))
+    app.add_exception_handler(RequestValidationError, lambda _, error: problem(_from_validation(error)))
+    app.add_exception_handler(HTTPException, _from_http)
+    app.add_exception_handler(Exception, lambda _, error: _said(error))
+
+
+def _said(error: Exception) -> JSONResponse:
+    answer = problem(error)
+    if answer.status_code == 503:
+        log.warning("request_put_off", error=str(error))
+    elif answer.status_code >= 500:
+        log.error("request_failed", exc_info=error)
+    return answer
+
+
+def _from_validation(error: Exception) -> UserError:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    value = "(missing)" if first["type"] in ("missing", "missing_argument") else first.get("input", "")
+    return SpecError(".".join(where) or "body", value, first["msg"][0].lower() + first["msg"][1:])
+
+
+def _from_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem(NotFound("path", request.url.path, "see /openapi.json for the routes there are"))
+    if error.status_code == 413:
+        return problem(SpecError("body", "too large", str(error.detail)), 413)
+    body = {"title": "UserError", "status": error.status_code, "detail": str(error.detail)}
+    return JSONResponse(body, error.status_code, headers=error.headers, media_type="application/problem+json")

@@ -1,0 +1,90 @@
+"""Where the devices' time went."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+
+from phalanx.core.devices import CPU_SLOT
+from phalanx.core.errors import NotFound, SpecError
+from phalanx.core.events import Event
+from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.records import StepRecord
+from phalanx.core.views import LedgerView
+from phalanx.fabric.catalogue import lookup
+from phalanx.operate.control import views
+from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.store import Store
+from phalanx.operate.control.world import JobRecord, World
+from phalanx.record.telemetry.ledger import account, cost
+
+PAGE: Final = 5000
+Time = Annotated[int | None, Query(ge=0, le=2**53)]
+router = APIRouter(tags=["ledger"])
+
+
+@router.get("/ledger")
+async def ledger(
+    services: ServicesHere, job: Annotated[str, Query(max_length=100)] = "", since_ms: Time = None, until_ms: Time = None
+) -> LedgerView:
+    """Device time of a window by category: of the fleet, or of the devices that one job held. Without bounds, all so far."""
+    world = services.control.world
+    record = world.jobs.get(JobId(job)) if job else None
+    if job and record is None:
+        raise NotFound("job", job, "there is no such job; list them with `phalanx ls`")
+    last_ms = (record.finished_ms if record else None) or services.clock.now_ms()
+    until = last_ms if until_ms is None else until_ms
+    if since_ms is not None and since_ms > until:
+        raise SpecError("since_ms", since_ms, f"write a time before the end of the window, {until}")
+    return await asyncio.to_thread(_account, services, world, record, since_ms, until)
+
+
+def _account(services: Services, world: World, job: JobRecord | None, since_ms: int | None, until_ms: int) -> LedgerView:
+    events = list(_all_events(services.store))
+    first_ms = job.submitted_ms if job else (events[0].at_ms if events else until_ms)
+    since = min(first_ms, until_ms) if since_ms is None else since_ms
+    booked = account(events, _steps(services, world, job, since, until_ms), since, until_ms, job.id if job else None)
+    return LedgerView(
+        job=job.id if job else None,
+        since_ms=since,
+        until_ms=until_ms,
+        capacity=booked.capacity,
+        categories=booked.categories,
+        balanced=booked.balanced,
+        devices_are=views.devices_are(world),
+        cost=cost(booked.by_type, _price),
+        notes=_notes(booked.by_type),
+    )
+
+
+def _all_events(store: Store) -> Iterator[Event]:
+    after = 0
+    while page := store.events(after, None, PAGE):
+        yield from page
+        after = page[-1].seq
+
+
+def _steps(
+    services: Services, world: World, job: JobRecord | None, since_ms: int, until_ms: int
+) -> dict[AttemptId, list[StepRecord]]:
+    """Of every attempt of each job that held devices in the window: what counts as done again depends on those before."""
+    jobs = [job] if job else [one for one in world.jobs.values() if _held_in(world, one, since_ms, until_ms)]
+    return {attempt: services.series.steps(attempt) for one in jobs for attempt in one.attempts}
+
+
+def _held_in(world: World, job: JobRecord, since_ms: int, until_ms: int) -> bool:
+    spans = ((world.attempts[one].placed_ms, world.attempts[one].ended_ms) for one in job.attempts)
+    return any(placed < until_ms and (ended is None or ended > since_ms) for placed, ended in spans)
+
+
+def _price(device_type: str) -> float | None:
+    known = lookup(device_type)
+    return known.price_per_hour if known else None
+
+
+def _notes(by_type: Mapping[str, int]) -> tuple[str, ...]:
+    unpriced = sorted(kind for kind, amount in by_type.items() if amount and _price(kind) is None)
+    slots = ["a device is one CPU slot here, at the catalogue's price for one"] if by_type.get(CPU_SLOT) else []
+    return (*slots, *(f"no price is known for {kind}, so there is no cost" for kind in unpriced))

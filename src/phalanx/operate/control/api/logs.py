@@ -1,0 +1,63 @@
+"""What ranks wrote and measured: pages of logs and of step records."""
+
+import asyncio
+import codecs
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+
+from phalanx.core.errors import NotFound
+from phalanx.core.ids import AttemptId
+from phalanx.core.views import LogPage, StepPage
+from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of
+from phalanx.operate.control.api.services import Services
+
+LIMIT_MIN: Final = 4
+"""The longest UTF-8 character, so that every full page moves on."""
+
+LIMIT_MAX: Final = 1024 * 1024
+router = APIRouter(tags=["logs"])
+
+
+@router.get("/jobs/{job}/steps")
+async def steps(
+    services: ServicesHere,
+    job: JobHere,
+    after: Annotated[str, Query(max_length=1000)] = "",
+    rank: RankQuery | None = None,
+    attempt: Annotated[str, Query(max_length=100)] = "",
+) -> StepPage:
+    """Step records and metrics newer than `after`, of all attempts in arrival order."""
+    only = attempt_of(job, attempt) if attempt else None
+    return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only)
+
+
+@router.get("/jobs/{job}/logs")
+async def logs(
+    services: ServicesHere,
+    job: JobHere,
+    rank: RankQuery = 0,
+    attempt: Annotated[str, Query(max_length=100)] = "",
+    offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
+    limit: Annotated[int, Query(ge=LIMIT_MIN, le=LIMIT_MAX)] = 65_536,
+) -> LogPage:
+    """Part of one rank's log from byte `offset` on."""
+    one = attempt_of(job, attempt)
+    if one is None:
+        raise NotFound("attempt", job.id, "it has not started yet; `phalanx why` says what it waits for")
+    world_size = services.control.world.attempts[one].placement.world_size
+    if rank >= world_size:
+        raise NotFound("rank", rank, f"{one} has the ranks 0 to {world_size - 1}")
+    return await asyncio.to_thread(log_page, services, one, rank, offset, limit)
+
+
+def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int) -> LogPage:
+    """UTF-8 with replacement. A character that is not whole yet is left for the next page, unless nothing will follow."""
+    over = services.control.world.attempts[attempt].ended_ms is not None  # asked before reading: what follows is the whole log
+    data = services.journal.read("log", attempt, rank, offset, limit)
+    last = over and len(data) < limit
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data, final=last)
+    following = offset + len(data) - len(decoder.getstate()[0])
+    ended = over and following >= services.journal.size("log", attempt, rank)
+    return LogPage(attempt=attempt, rank=rank, offset=offset, next_offset=following, text=text, ended=ended)

@@ -1,0 +1,44 @@
+"""The registry: model versions with their lineage."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from phalanx.core.errors import NotFound
+from phalanx.core.views import ModelView
+from phalanx.operate.control import views
+from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.world import ModelRecord
+
+router = APIRouter(tags=["models"])
+Name = Annotated[str, Path(max_length=100)]
+
+
+@router.get("/models")
+async def list_models(services: ServicesHere) -> tuple[ModelView, ...]:
+    """Every version of every model."""
+    return tuple(views.model_view(one) for versions in services.control.world.models.values() for one in versions)
+
+
+@router.get("/models/{name}")
+async def model_versions(services: ServicesHere, name: Name) -> tuple[ModelView, ...]:
+    """Every version of one model."""
+    return tuple(views.model_view(one) for one in _versions(services, name))
+
+
+@router.get("/models/{name}/{version}")
+async def model(services: ServicesHere, name: Name, version: int) -> ModelView:
+    """One version."""
+    versions = _versions(services, name)
+    found = next((one for one in versions if one.version == version), None)
+    if found is None:
+        raise NotFound("version", version, f"{name} has the versions 1 to {versions[-1].version}")
+    return views.model_view(found)
+
+
+def _versions(services: Services, name: str) -> tuple[ModelRecord, ...]:
+    versions = services.control.world.models.get(name)
+    if not versions:
+        raise NotFound("model", name, "no such model; list them with `phalanx model ls`")
+    return versions

@@ -1,0 +1,40 @@
+"""What the routes need of the server; nothing else reaches them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import Request
+
+from phalanx.operate.control.agent_socket import AgentDesk
+from phalanx.operate.control.auth import Tokens
+from phalanx.operate.control.control_thread import ControlThread
+from phalanx.operate.control.ports import Clock
+from phalanx.operate.control.store import Store
+from phalanx.record.telemetry.journal import Journal
+from phalanx.record.telemetry.series import SeriesStore
+from phalanx.storage.blobs import BlobStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The parts of one server. `url` is where it listens; `processes` gives the pids of the platform's processes by name."""
+
+    home: Path
+    url: str
+    control: ControlThread
+    store: Store
+    clock: Clock
+    tokens: Tokens
+    blobs: BlobStore
+    journal: Journal
+    series: SeriesStore
+    desk: AgentDesk
+    processes: Callable[[], Mapping[str, int]]
+
+
+def services_of(request: Request) -> Services:
+    """The parts behind the application that serves this request."""
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services

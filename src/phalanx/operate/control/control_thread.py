@@ -1,0 +1,97 @@
+"""One thread owns the controller; a loop on the event loop's side drives its ticks.
+
+The controller is synchronous and unlocked, so everything that touches it passes through `ControlThread.call`. A tick is two
+calls with the decision between them, in another process: writes from the API run in that gap.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import structlog
+
+from phalanx.core.errors import Bug, WorldError
+from phalanx.core.ids import JobId
+from phalanx.decide.scheduler.plan import Plan, Wait
+from phalanx.decide.scheduler.snapshot import Snapshot
+from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.world import World
+
+TICK_S: Final = 1.0
+"""Longest time between ticks: leases and limits run out without anybody waking the loop."""
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class ControlThread:
+    """The controller and the only thread that may touch it."""
+
+    def __init__(self, controller: Controller, on_bug: Callable[[BaseException], None]) -> None:
+        """`on_bug` is told of a broken promise inside the controller; it shall end the process, which `up` starts again."""
+        self._controller = controller
+        self._on_bug = on_bug
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="control")
+        self._wake = asyncio.Event()
+
+    @property
+    def world(self) -> World:
+        """The newest committed state. A published world is never changed, so any thread may read it."""
+        return self._controller.world
+
+    @property
+    def waiting(self) -> Mapping[JobId, Wait]:
+        """Why each pending job waits; replaced, never changed, likewise."""
+        return self._controller.waiting
+
+    @property
+    def epoch(self) -> int:
+        return self._controller.epoch
+
+    async def call(self, act: Callable[[Controller], T]) -> T:
+        """What `act` returns or raises, run on the control thread, in the order of calls."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, act, self._controller)
+        except Bug as error:
+            self._on_bug(error)
+            raise
+
+    async def change(self, act: Callable[[Controller], T]) -> T:
+        """As `call`, and the next tick starts at once since something changed."""
+        result = await self.call(act)
+        self.wake()
+        return result
+
+    def wake(self) -> None:
+        """Starts the next tick now. On the event loop's thread only."""
+        self._wake.set()
+
+    async def run_ticks(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
+        """Ticks until cancelled. `decide` never raises for want of an answer."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._tick(decide)
+            except WorldError as error:
+                log.warning("tick_put_off", error=str(error))
+            except Exception as error:
+                self._on_bug(error)
+                raise
+            await self._wait()
+
+    async def _tick(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
+        snapshot = await self.call(lambda controller: controller.observe())
+        plan = await decide(snapshot)
+        await self.call(lambda controller: controller.carry_out(plan))
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def close(self) -> None:
+        """Waits for the calls already made; later ones are refused."""
+        self._thread.shutdown(wait=True)

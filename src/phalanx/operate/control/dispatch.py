@@ -1,0 +1,56 @@
+"""Sends commands over the links that are open, and does not repeat itself at every tick."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from phalanx.core.errors import LinkDown
+from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.messages import Command, Forget, StartRanks
+from phalanx.operate.control.ports import Links
+
+_About = tuple[NodeId, AttemptId, str]
+
+
+class Dispatch:
+    """What was sent lately. Commands are wanted until the node's reports show their effect, so each is sent again after
+    `resend_ms`, and at once over a new connection: what went over the old one may never have arrived."""
+
+    def __init__(self, links: Links, resend_ms: int) -> None:
+        self._links = links
+        self._resend_ms = resend_ms
+        self._sent: dict[_About, int] = {}
+
+    def send(self, wanted: Mapping[NodeId, Sequence[Command]], monotonic_ms: int) -> list[tuple[NodeId, AttemptId]]:
+        """Sends what is due; a link that is down gets it with a later tick. Answers with the attempts told to be forgotten:
+        their reports need no answer any more, and should a Forget get lost, the node's next Hello brings the report back."""
+        current = {_about(node, command) for node, commands in wanted.items() for command in commands}
+        self._sent = {about: sent_ms for about, sent_ms in self._sent.items() if about in current}
+        forgotten: list[tuple[NodeId, AttemptId]] = []
+        for node, commands in wanted.items():
+            due = [command for command in commands if self._is_due(_about(node, command), monotonic_ms)]
+            if due and self._is_sent(node, due):
+                self._sent.update({_about(node, command): monotonic_ms for command in due})
+                forgotten += [(node, command.attempt) for command in due if isinstance(command, Forget)]
+        return forgotten
+
+    def forget(self, nodes: Collection[NodeId]) -> None:
+        """These nodes have a new connection."""
+        self._sent = {about: sent_ms for about, sent_ms in self._sent.items() if about[0] not in nodes}
+
+    def _is_due(self, about: _About, monotonic_ms: int) -> bool:
+        sent_ms = self._sent.get(about)
+        return sent_ms is None or monotonic_ms - sent_ms >= self._resend_ms
+
+    def _is_sent(self, node: NodeId, commands: Sequence[Command]) -> bool:
+        link = self._links.get(node)
+        if link is None:
+            return False
+        try:
+            link.send(commands)
+        except LinkDown:
+            return False
+        return True
+
+
+def _about(node: NodeId, command: Command) -> _About:
+    attempt = command.launch.attempt if isinstance(command, StartRanks) else command.attempt
+    return node, attempt, command.kind

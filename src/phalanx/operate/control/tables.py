@@ -1,0 +1,102 @@
+"""The database's tables. Rows hold whole records as JSON next to the columns that queries need; `migrations` makes them."""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+BIG: Final = BigInteger().with_variant(Integer(), "sqlite")
+"""64 bits on every database; SQLite counts rows by itself only for a plain INTEGER."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=False),
+    Column("at_ms", BIG, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("job", String(80)),
+    Column("body", Text, nullable=False),
+    Index("ix_events_job", "job", "seq"),
+)
+"""The log; only ever appended to."""
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("sequence", BIG, nullable=False, unique=True),
+    Column("state", String(16), nullable=False),
+    Column("record", Text, nullable=False),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", String(96), primary_key=True),
+    Column("job", ForeignKey("jobs.id"), nullable=False, index=True),
+    Column("record", Text, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(255), primary_key=True),
+    Column("up", Boolean, nullable=False),
+    Column("record", Text, nullable=False),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("attempt", ForeignKey("attempts.id"), nullable=False, unique=True),
+    Column("record", Text, nullable=False),
+)
+"""An attempt registers at most one version."""
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=True),
+    Column("entry", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""What the tracker has yet to take over. A number is never used again, so an entry told twice is known as the same."""
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("created_ms", BIG, nullable=False),
+)
+
+streams = Table(
+    "streams",
+    metadata,
+    Column("attempt", ForeignKey("attempts.id"), primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("records_offset", BIG, nullable=False),
+)
+"""Up to where a rank's record file was read for facts."""
+
+submits = Table(
+    "submits",
+    metadata,
+    Column("key", String(255), primary_key=True),
+    Column("job", ForeignKey("jobs.id"), nullable=False),
+)
+"""Keys that make a repeated submit find its first job."""
+
+meta = Table("meta", metadata, Column("key", String(32), primary_key=True), Column("value", BIG, nullable=False))
+"""`epoch`: the leader's number. `sequence`: number of the last job."""

@@ -1,0 +1,43 @@
+"""What the controller commits for the tracker: the outbox entries of an event, and a model version's lineage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.core import wire
+from phalanx.core.events import Event
+from phalanx.core.ids import JobId
+from phalanx.core.records import ModelSaved
+from phalanx.core.states import Finished, StopCause, Stopping
+from phalanx.operate.control.world import AttemptRecord, JobRecord, World
+from phalanx.record.tracking import lineage
+from phalanx.record.tracking.entries import Entry, TrackedJob, outbox_for
+
+
+def outbox_entries(event: Event, world: World) -> Sequence[Mapping[str, Any]]:
+    """Entries that `event` causes, as the store keeps them; `world` has the event in it."""
+    job: JobId | None = getattr(event.body, "job", None)
+    if job is None:
+        return ()
+    return [wire.plain(Entry, entry) for entry in outbox_for(event, tracked_job(world, world.jobs[job]))]
+
+
+def tracked_job(world: World, job: JobRecord) -> TrackedJob:
+    """The job as the tracker's room wants it."""
+    ran = tuple(attempt for attempt in job.attempts if world.attempts[attempt].running_ms is not None)
+    return TrackedJob(job.spec, job.code, job.config, job.by, ran, _stop(world, job))
+
+
+def _stop(world: World, job: JobRecord) -> StopCause | None:
+    """Why it was asked to stop. Of a finished job: 'cancelled' says it; one that failed though its ranks did not was over time."""
+    if isinstance(job.state, Stopping):
+        return job.state.cause
+    if isinstance(job.state, Finished) and job.state.outcome == "cancelled":
+        return "cancel"
+    ended_well = job.attempt is not None and world.attempts[job.attempt].ok
+    return "max_duration" if isinstance(job.state, Finished) and job.state.outcome == "failed" and ended_well else None
+
+
+def lineage_of(job: JobRecord, attempt: AttemptRecord, saved: ModelSaved) -> Mapping[str, str]:
+    """What a model version descends from."""
+    newest = max((one for one in attempt.checkpoints if one.step <= saved.step), key=lambda one: one.step, default=None)
+    return lineage.lineage_of(job.spec, job.code, job.config, job.id, job.attempts, saved, newest)

@@ -1,0 +1,201 @@
+"""What is true, as the API answers it. Pure: a world, the newest waits and progress in, views out."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from phalanx.core import wire
+from phalanx.core.devices import CPU_SLOT, Placement
+from phalanx.core.events import Event, EventBody
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.reasons import Reason
+from phalanx.core.spec import JobSpec
+from phalanx.core.states import Finished, Pending, Running, Starting, Stopping
+from phalanx.core.views import (
+    AttemptView,
+    CheckpointView,
+    EventView,
+    JobView,
+    ModelView,
+    NodeView,
+    Progress,
+    RankView,
+    WhyView,
+)
+from phalanx.decide.scheduler.plan import Wait
+from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, World
+
+Waiting = Mapping[JobId, Wait]
+"""The newest decision for each job that waits: `Controller.waiting`."""
+
+_UNDECIDED: Final = "waits for the scheduler's next decision"
+
+
+def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress | None = None) -> JobView:
+    """A job as `describe` shows it. `progress` is of its newest attempt, from the series store."""
+    state, spec = job.state, job.spec
+    attempts = [world.attempts[attempt] for attempt in job.attempts]
+    over = isinstance(state, Finished)
+    return JobView(
+        id=job.id,
+        name=spec.name,
+        project=spec.project,
+        kind=spec.kind,
+        queue=spec.queue,
+        priority=spec.priority,
+        state=state.name,
+        outcome=state.outcome if isinstance(state, Finished) else None,
+        detail=state.detail if isinstance(state, Finished) else (attempts[-1].detail if attempts else ""),
+        why=None if over else _sentence(world, job, waiting),
+        restarts=max(0, len(attempts) - 1),
+        num_nodes=spec.num_nodes,
+        devices=spec.resources.gpus,
+        submitted_by=job.by,
+        submitted_ms=job.submitted_ms,
+        started_ms=job.started_ms,
+        finished_ms=job.finished_ms,
+        code=job.code,
+        config=job.config,
+        spec=wire.plain(JobSpec, spec),
+        progress=progress,
+        attempts=tuple(_attempt_view(attempt) for attempt in attempts),
+        checkpoints=tuple(view for attempt in attempts for view in _checkpoint_views(attempt)),
+        model=job.model,
+    )
+
+
+def why_view(world: World, job: JobRecord, waiting: Waiting) -> WhyView:
+    """Why the job is where it is."""
+    wait = waiting.get(job.id) if isinstance(job.state, Pending) else None
+    reason = wait.reason if wait else job.reason
+    return WhyView(
+        job=job.id,
+        state=job.state.name,
+        sentence=_sentence(world, job, waiting),
+        reason=wire.plain(Reason, reason) if reason else None,
+        position=wait.position if wait else None,
+    )
+
+
+def node_views(world: World, seen_ms: Mapping[NodeId, int]) -> tuple[NodeView, ...]:
+    """Every known node, by name. `seen_ms`: Unix time of the last message, where there was one since the start."""
+    held = world.held()
+    return tuple(
+        NodeView(
+            node=node,
+            state="up" if record.up else "away",
+            address=record.shape.address,
+            devices=record.shape.devices,
+            held=held.get(node, {}),
+            cpus=record.shape.cpus,
+            memory_bytes=record.shape.memory_bytes,
+            seen_ms=seen_ms.get(node, record.since_ms),
+        )
+        for node, record in sorted(world.nodes.items())
+    )
+
+
+def devices_are(world: World) -> str:
+    """What a device is in this fleet, in words."""
+    types = {device.type for record in world.nodes.values() for device in record.shape.devices}
+    gpus = ", ".join(sorted(types - {CPU_SLOT}))
+    match bool(gpus), CPU_SLOT in types:
+        case True, True:
+            return f"GPUs ({gpus}) and CPU slots"
+        case True, False:
+            return f"GPUs ({gpus})"
+        case False, True:
+            return "CPU slots: no GPU was found, so CPU slots stand in for devices"
+        case _:
+            return "none yet: no node has joined"
+
+
+def device_counts(world: World) -> tuple[int, int]:
+    """(all devices of known nodes, those held by gangs)."""
+    total = sum(len(record.shape.devices) for record in world.nodes.values())
+    return total, sum(len(devices) for devices in world.held().values())
+
+
+def job_counts(world: World) -> dict[str, int]:
+    """Jobs by state; finished ones by outcome."""
+    names = (job.state.outcome if isinstance(job.state, Finished) else job.state.name for job in world.jobs.values())
+    return dict(sorted(Counter(names).items()))
+
+
+def model_view(model: ModelRecord) -> ModelView:
+    """A model version with its lineage."""
+    return ModelView(
+        name=model.name,
+        version=model.version,
+        job=model.job,
+        path=model.saved.path,
+        weights_digest=model.saved.weights_digest,
+        metrics=model.saved.metrics,
+        lineage=model.lineage,
+        created_ms=model.created_ms,
+    )
+
+
+def event_view(event: Event) -> EventView:
+    """One line of the log, as data."""
+    body = wire.plain(EventBody, event.body)
+    return EventView(seq=event.seq, at_ms=event.at_ms, kind=event.body.kind, job=getattr(event.body, "job", None), body=body)
+
+
+def _attempt_view(attempt: AttemptRecord) -> AttemptView:
+    return AttemptView(
+        attempt=attempt.id,
+        placed_ms=attempt.placed_ms,
+        running_ms=attempt.running_ms,
+        ended_ms=attempt.ended_ms,
+        detail=attempt.detail,
+        exits=attempt.exits,
+        resumed_step=attempt.resumed.step if attempt.resumed else None,
+        ranks=_rank_views(attempt),
+    )
+
+
+def _rank_views(attempt: AttemptRecord) -> tuple[RankView, ...]:
+    pids = {process.rank: process.pid for process in attempt.ranks}
+    seats = [(part.node, device) for part in attempt.placement.slices for device in part.devices]
+    return tuple(RankView(rank=rank, node=node, device=device, pid=pids.get(rank)) for rank, (node, device) in enumerate(seats))
+
+
+def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
+    return [
+        CheckpointView(
+            attempt=attempt.id,
+            step=saved.step,
+            path=saved.path,
+            digest=saved.digest,
+            size_bytes=saved.size_bytes,
+            at_ms=saved.at_ms,
+        )
+        for saved in attempt.checkpoints
+    ]
+
+
+def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
+    match job.state:
+        case Pending():
+            wait = waiting.get(job.id)
+            reason = wait.reason if wait else job.reason
+            return reason.sentence() if reason else _UNDECIDED
+        case Starting(_, placement):
+            return f"its ranks are being started on {_where(world, placement)}"
+        case Running(_, placement):
+            return f"runs on {_where(world, placement)}"
+        case Stopping(_, placement, cause):
+            asked = "somebody cancelled it" if cause == "cancel" else f"max_duration ({job.spec.max_duration}) is over"
+            return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement)}"
+        case Finished(_, outcome, detail):
+            return f"{outcome}: {detail}"
+
+
+def _where(world: World, placement: Placement) -> str:
+    """Nodes and devices of a gang; a node that is away is called so, for nothing moves there until it is back."""
+    parts = []
+    for part in placement.slices:
+        away = "" if world.nodes[part.node].up else ", away now"
+        parts.append(f"{part.node} (devices {', '.join(str(index) for index in part.devices)}{away})")
+    return " and ".join(parts)

@@ -1,0 +1,72 @@
+"""Processes of this home's attempts that are alive, known by what they carry: found and ended also when nobody holds them."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+GRACE_S: Final = 8.0
+"""A shim gives its ranks 5 s from SIGTERM to SIGKILL, and then writes down how they ended."""
+
+POLL_S: Final = 0.05
+
+
+def attempts(home: Path) -> list[str]:
+    """Attempts of `home` with a live process."""
+    return sorted({name for _, name in _found(home)})
+
+
+def sweep(home: Path, clock: Callable[[], float], sleep: Callable[[float], None]) -> bool:
+    """Ends what is left of every attempt of `home`: shims first, which end their ranks in order; then whatever stays, by force.
+
+    True when there was anything.
+    """
+    first = _found(home)
+    for process, _ in first:
+        if _is_shim(process, home):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+    end_s = clock() + GRACE_S
+    while first and (left := _found(home)):
+        if clock() >= end_s or not any(_is_shim(process, home) for process, _ in left):
+            for process, _ in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        sleep(POLL_S)
+    return bool(first)
+
+
+def end_children(home: Path) -> None:
+    """Ends the scheduler and tracker of a server that was killed: they end by themselves, but not before what they are at."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            line = process.cmdline()
+            if "phalanx.app" in line and str(home) in line and {"scheduler", "tracking"} & set(line):
+                process.kill()
+                process.wait(GRACE_S)
+
+
+def _found(home: Path) -> list[tuple[psutil.Process, str]]:
+    """Live processes whose command line (shims) or environment (ranks and their children) lies in this home's attempts."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            folder = _attempt_folder(process, home)
+            if folder is not None and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process, folder))
+    return found
+
+
+def _attempt_folder(process: psutil.Process, home: Path) -> str | None:
+    root = home / "node" / "attempts"
+    named = [process.environ().get("PHALANX_RECORDS", ""), *(process.cmdline() if _is_shim(process, home) else ())]
+    return next((Path(text).relative_to(root).parts[0] for text in named if text.startswith(f"{root}/")), None)
+
+
+def _is_shim(process: psutil.Process, home: Path) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        line = process.cmdline()
+        return any(word.endswith("/shim.py") for word in line) and any(word.startswith(f"{home}/node/attempts/") for word in line)
+    return False

@@ -1,0 +1,236 @@
+"""This machine as an engine: `up` starts what is missing, `down` ends it and leaves nothing behind.
+
+Daemons are detached processes that outlive the command that started them; their records in the home's `run/` say which they are.
+"""
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from phalanx.core.errors import Conflict, PhalanxError, ServerUnreachable, SetupError
+from phalanx.operate import daemons
+from phalanx.operate.daemons import Daemon
+from phalanx.operate.engines import leftovers
+from phalanx.operate.home import node_name, open_home
+
+START_S_MAX: Final = 60.0
+"""A server that imports, migrates and reads its log on a busy small machine; 3 s is usual."""
+
+END_S_MAX: Final = 20.0
+STOP_S_MAX: Final = 60.0
+POLL_S: Final = 0.05
+LOG_LINES: Final = 12
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+_HOLDING: Final = ("starting", "running", "stopping")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `up` and `down` need to know of the world: how a daemon is started, and time.
+
+    command: the argument vector of 'server' or 'agent' with its options.
+    """
+
+    command: Callable[[Daemon, Path, Sequence[str]], Sequence[str]]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def up(machine: Machine, home: Path, port: int | None = None, cpu_slots: int | None = None) -> bool:
+    """Starts what is not running: the server, then this machine's agent. Returns once both answer; True when any was started.
+
+    port: None for the usual one, 0 for any free one; either way a server that was killed comes back where it was.
+
+    Raises SetupError, with the last lines of its log, when one does not come up in START_S_MAX.
+    """
+    home = home.expanduser().resolve()
+    open_home(home)
+    with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
+        fresh_server = _ensure_server(machine, home, port)
+        fresh_agent = _ensure_agent(machine, home, cpu_slots)
+        return fresh_server or fresh_agent
+
+
+def _ensure_server(machine: Machine, home: Path, port: int | None) -> bool:
+    if _answers(home) and daemons.alive(home, "server"):
+        return False
+    hung = daemons.alive(home, "server")
+    if hung is not None and not _wait(machine, START_S_MAX, lambda: _answers(home) or not hung.is_running()):
+        raise SetupError("server", hung.pid, f"runs and does not answer; end it with `kill {hung.pid}` and start again")
+    if hung is not None and _answers(home):
+        return False
+    leftovers.end_children(home)
+    port = _port(home, port)
+    daemons.listen("127.0.0.1", port).close()
+    child = _start(machine, "server", home, ["--port", str(port)])
+    _until(machine, home, "server", child, lambda: daemons.alive(home, "server") is not None and _answers(home))
+    return True
+
+
+def _port(home: Path, asked: int | None) -> int:
+    """A server that comes back where it was is found by its clients at once, so a free choice falls on the port before."""
+    before = daemons.read(home, "server")
+    if asked or before is None:
+        return daemons.DEFAULT_PORT if asked is None else asked
+    try:
+        port = httpx.URL(before.url).port or 0
+        daemons.listen("127.0.0.1", port).close()
+    except (httpx.InvalidURL, SetupError):
+        return 0
+    return port
+
+
+def _ensure_agent(machine: Machine, home: Path, cpu_slots: int | None) -> bool:
+    """An agent that is there finds a server that came back by itself: it reads the server's record at each dial."""
+    fresh = daemons.alive(home, "agent") is None
+    options = ["--cpu-slots", str(cpu_slots)] if cpu_slots else []
+    child = _start(machine, "agent", home, options) if fresh else None
+    _until(machine, home, "agent", child, lambda: _has_agent(home))
+    return fresh
+
+
+def _start(machine: Machine, daemon: Daemon, home: Path, options: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """A process of its own session, so that no terminal's Ctrl-C or hang-up reaches it."""
+    log = home / "run" / f"{daemon}.log"
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            machine.command(daemon, home, options),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=home,
+            start_new_session=True,
+        )
+
+
+def _until(
+    machine: Machine, home: Path, daemon: Daemon, child: "subprocess.Popen[bytes] | None", ready: Callable[[], bool]
+) -> None:
+    """Waits until `ready`. Raises SetupError with the log's last lines when the child ends before, or time does."""
+    if _wait(machine, START_S_MAX, lambda: ready() or (child is not None and child.poll() is not None)) and ready():
+        return
+    if child is not None and child.poll() is None:
+        child.terminate()
+    log = home / "run" / f"{daemon}.log"
+    ended = f"ended with code {child.returncode}" if child and child.returncode is not None else "did not answer in time"
+    raise SetupError(daemon, str(home), f"{ended}; the last lines of {log}:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16_384))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(f"  {line[:500]}" for line in lines[-LOG_LINES:]) or "  (empty)"
+
+
+def down(machine: Machine, home: Path, force: bool = False) -> bool:
+    """Ends agent and server; True when anything was running. Pending jobs wait in the home for the next `up`.
+
+    Raises Conflict while jobs hold devices, unless `force`: then they are cancelled first, and ranks that nobody holds killed.
+    """
+    home = home.expanduser().resolve()
+    if not (home / "run").is_dir():
+        return False
+    with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
+        server, agent = daemons.alive(home, "server"), daemons.alive(home, "agent")
+        held = _held(home) or leftovers.attempts(home)
+        if held and not force:
+            raise Conflict("jobs", ", ".join(held), "hold devices; wait for them, cancel them, or use --force, which stops them")
+        if held and _answers(home):
+            _stop_jobs(machine, home)
+        for process in (agent, server):
+            if process is not None:
+                _end(machine, process)
+        leftovers.end_children(home)
+        swept = leftovers.sweep(home, machine.clock, machine.sleep)
+        return server is not None or agent is not None or swept
+
+
+def _held(home: Path) -> list[str]:
+    """Jobs that hold devices, as the server knows them; none when it does not answer."""
+    with contextlib.suppress(ServerUnreachable):
+        jobs = [job for state in _HOLDING for job in _ask(home, "GET", f"/jobs?state={state}&limit=1000")]
+        return sorted(str(job["id"]) for job in jobs)
+    return []
+
+
+def _stop_jobs(machine: Machine, home: Path) -> None:
+    """Cancels what holds devices now and waits for its end. What is placed meanwhile is swept after the agent's end."""
+    asked = _held(home)
+    for job in asked:
+        with contextlib.suppress(Conflict):
+            _ask(home, "POST", f"/jobs/{job}/cancel")
+    _wait(machine, STOP_S_MAX, lambda: not set(asked) & set(_held(home)))
+
+
+def _end(machine: Machine, process: psutil.Process) -> None:
+    """SIGTERM, and SIGKILL for one that stays. psutil refuses when the number is somebody else's by now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.terminate()
+        if not _wait(machine, END_S_MAX, lambda: not _lives(process)):
+            process.kill()
+            _wait(machine, END_S_MAX, lambda: not _lives(process))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait(machine: Machine, limit_s: float, done: Callable[[], object]) -> bool:
+    end_s = machine.clock() + limit_s
+    while not done():
+        if machine.clock() >= end_s:
+            return False
+        machine.sleep(POLL_S)
+    return True
+
+
+def _answers(home: Path) -> bool:
+    """Whether the server of this home, and no other, accepts this home's token."""
+    try:
+        _ask(home, "GET", "/status")
+    except PhalanxError:
+        return False
+    return True
+
+
+def _has_agent(home: Path) -> bool:
+    """Whether this home's agent has said hello to the present server, and the server has taken that in."""
+    agent = daemons.alive(home, "agent")
+    try:
+        status = _ask(home, "GET", "/status")
+    except PhalanxError:
+        return False
+    up = any(node["node"] == node_name(home) and node["state"] == "up" for node in status["nodes"])
+    return agent is not None and status["processes"].get("agent") == agent.pid and up
+
+
+def _ask(home: Path, method: str, path: str) -> Any:
+    """One exchange with this home's server. Raises ServerUnreachable, or Conflict when it refuses."""
+    record = daemons.read(home, "server")
+    if record is None:
+        raise ServerUnreachable("no server was started here")
+    try:
+        token = (home / "token").read_text(encoding="ascii").strip()
+        with httpx.Client(base_url=f"{record.url}/api/v1", trust_env=False, timeout=10.0, verify=False) as client:  # noqa: S501 (plain loopback)
+            answer = client.request(method, path, headers={"Authorization": f"Bearer {token}"})
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise ServerUnreachable(f"{record.url} does not answer: {error}") from error
+    if answer.status_code == 409:
+        raise Conflict("job", path, "it has changed meanwhile")
+    if not answer.is_success:
+        raise ServerUnreachable(f"{record.url} answers {answer.status_code}")
+    return json.loads(answer.content)

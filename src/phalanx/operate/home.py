@@ -1,0 +1,58 @@
+"""The home: the folder that holds all of one platform. Opening checks that it can be used, and by this version."""
+
+import contextlib
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import SetupError
+from phalanx.core.ids import NAME, NodeId
+from phalanx.storage.atomic import write_atomic
+
+FORMAT: Final = 1
+"""Grows when an older Phalanx could damage the home."""
+
+_FOLDERS: Final = ("run", "node", "jobs", "journal", "series", "blobs")
+
+
+def open_home(home: Path) -> None:
+    """Makes what is missing. Raises SetupError for a home that cannot be written or that a newer Phalanx made."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_format(home)
+        for name in _FOLDERS:
+            (home / name).mkdir(exist_ok=True, mode=0o700)
+            (home / name / ".probe").touch()
+            (home / name / ".probe").unlink()
+    except OSError as error:
+        fix = f"cannot be used ({error.strerror}: {error.filename}); make it a writable folder, or choose another PHALANX_HOME"
+        raise SetupError("home", str(home), fix) from error
+
+
+def node_name(home: Path) -> NodeId:
+    """This machine's name in the fleet: of its host at first, and the same ever after, since attempts are held by it."""
+    file = home / "node" / "name"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        known = file.read_text(encoding="ascii").strip()
+        if NAME.fullmatch(known):
+            return NodeId(known)
+    label = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower())[:63].strip("-")
+    write_atomic(file, f"{label or 'node'}\n".encode())
+    return NodeId(label or "node")
+
+
+def _check_format(home: Path) -> None:
+    file = home / "home.json"
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))["format"]
+    except FileNotFoundError:
+        write_atomic(file, json.dumps({"format": FORMAT}).encode() + b"\n")
+        return
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetupError("home", str(home), 'has a damaged home.json; write {"format": 1} into it if a Phalanx made it') from error
+    if not isinstance(known, int) or known > FORMAT:
+        raise SetupError(
+            "home", str(home), f"has format {known}, this Phalanx knows up to {FORMAT}: upgrade Phalanx, or use another home"
+        )

@@ -1,0 +1,244 @@
+"""Cases that need a gang: run by `python -m` on two ranks, one after the other; `test_checkpoint.py` reads how each ended.
+
+Every function named `case_*` gets its own folder and this rank; what it asserts, it asserts on every rank.
+"""
+
+import json
+import os
+import pickle
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import CheckpointError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.index import INDEX, check_same
+from phalanx.job.checkpoint.manifest import MANIFEST, Origin
+from phalanx.job.checkpoint.restore import Found, find, load
+from phalanx.job.checkpoint.save import Identity, Saved, SaveFailed, SavePolicy, save
+from phalanx.job.checkpoint.state import training_state
+from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.train.device import Rank, gang
+from phalanx.job.train.optimizer import make_adamw
+from phalanx.job.train.parallel import make_mesh, sharded_llama
+from phalanx.job.train.step import train_step
+
+RECIPE = LlamaRecipe(dim=16, layers=2, heads=2, ffn_dim=24, sequence=8, batch_per_rank=2, steps=20, warmup_steps=2)
+SHAPE = LlamaShape(vocab=97, dim=16, layers=2, heads=2, ffn_dim=24)  # 97: not divisible by the ranks
+ORIGIN = Origin(config="c", data="d", world_size=2, layout={"dp": 2})
+
+
+class Run:
+    """A small model in training."""
+
+    def __init__(self, rank: Rank, seed: int = 0, shape: LlamaShape = SHAPE) -> None:
+        self.rank = rank
+        self.model: Llama = sharded_llama(shape, replace(RECIPE, seed=seed), rank, make_mesh(rank), "fp32")
+        self.optimizer = make_adamw(self.model, RECIPE)
+
+    def steps(self, first: int, last: int) -> list[str]:
+        """Losses, as hex, of steps first..last."""
+        return [
+            train_step(self.model, self.optimizer, self._batch, RECIPE, step, lambda: 0.0).loss.hex()
+            for step in range(first, last + 1)
+        ]
+
+    def _batch(self, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + self.rank.rank)
+        return torch.randint(97, (1, RECIPE.batch_per_rank, RECIPE.sequence + 1), generator=generator)
+
+    def save(self, root: Path, step: int, keep_last: int = 9, origin: Origin = ORIGIN) -> Saved | SaveFailed:
+        identity = Identity(origin=origin, dtype="fp32", device=self.rank.device)
+        policy = SavePolicy(root=root, every=1, keep_last=keep_last)
+        return save(policy, identity, step, training_state(self.model, self.optimizer), {"samples": step})
+
+    def load(self, found: Found) -> None:
+        load(found, self.model, self.optimizer, self.rank.device)
+
+
+def case_t02_resume_is_bitwise_with_a_vocabulary_not_divisible_by_the_ranks(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 3)
+    torch.rand(1 + rank.rank)  # ranks stand at different places of their generators
+    assert isinstance(run.save(root, 3), Saved)
+    drawn, losses = torch.rand(4), run.steps(4, 7)
+    again = Run(rank, seed=1)
+    found = find(root, ORIGIN)
+    assert found is not None and found.manifest.step == 3 and found.skipped == () and found.manifest.dtype == "fp32"
+    again.load(found)
+    assert torch.equal(torch.rand(4), drawn)
+    assert again.steps(4, 7) == losses
+    one, two = training_state(run.model, run.optimizer), training_state(again.model, again.optimizer)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(_local(one[name]), _local(two[name])) for name in one)
+
+
+def case_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    damages: dict[str, tuple[str, Callable[[Path], None]]] = {
+        "flipped shard bit": ("__1_0.distcp", lambda folder: _flip(folder / "__1_0.distcp")),
+        "flipped index bit": (INDEX, lambda folder: _flip(folder / INDEX)),
+        "flipped manifest bit": (MANIFEST, lambda folder: _flip(folder / MANIFEST)),
+        "cut short": ("__0_0.distcp", lambda folder: os.truncate(folder / "__0_0.distcp", 100)),
+        "missing": ("rng-00001.safetensors", lambda folder: (folder / "rng-00001.safetensors").unlink()),
+        "foreign file": ("more.distcp", lambda folder: (folder / "more.distcp").touch()),
+    }
+    for number, (name, (file, damage)) in enumerate(damages.items()):
+        place = root / str(number)
+        assert isinstance(run.save(place, 1), Saved)
+        assert isinstance(run.save(place, 2), Saved)
+        _on_rank_zero(lambda damage=damage, place=place: damage(place / "step-00000002"))  # type: ignore[misc]  # bound by default
+        found = find(place, ORIGIN)
+        assert found is not None and found.name == "step-00000001", name
+        assert len(found.skipped) == 1 and found.skipped[0].startswith(f"step-00000002/{file} "), (name, found.skipped)
+    assert isinstance(run.save(place, 2), Saved)  # the damaged one is replaced
+    found = find(place, ORIGIN)
+    assert found is not None and found.name == "step-00000002" and not found.skipped
+
+
+def case_when_all_are_damaged_nothing_is_started_over_silently(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1)
+    _on_rank_zero(lambda: _flip(root / "step-00000001" / "__0_0.distcp"))
+    message = _refused(lambda: find(root, ORIGIN))
+    assert "step-00000001/__0_0.distcp" in message and "damaged" in message
+
+
+def case_without_a_manifest_it_does_not_exist(root: Path, rank: Rank) -> None:
+    assert find(root, ORIGIN) is None
+    run = Run(rank)
+    run.save(root, 1)
+    run.save(root, 2)
+    _on_rank_zero((root / "step-00000002" / MANIFEST).unlink)
+    found = find(root, ORIGIN)
+    assert found is not None and found.name == "step-00000001" and not found.skipped
+
+
+def case_another_run_s_checkpoint_is_refused(root: Path, rank: Rank) -> None:
+    Run(rank).save(root, 1)
+    for changed, word in (
+        (replace(ORIGIN, config="x"), "config"),
+        (replace(ORIGIN, data="x"), "data"),
+        (replace(ORIGIN, world_size=4), "world size"),
+        (replace(ORIGIN, layout={"dp": 1}), "layout"),
+    ):
+        message = _refused(lambda changed=changed: find(root, changed))  # type: ignore[misc]  # bound by default
+        assert message.startswith(f"{word} of checkpoint step-00000001"), message
+
+
+def case_names_shapes_and_dtypes_are_strict(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1)
+    folder = root / "step-00000001"
+    state = training_state(run.model, run.optimizer)
+    check_same(folder, state)
+    name = "model.norm.weight"
+    assert name in _refused(lambda: check_same(folder, {**state, name: state[name].to(torch.bfloat16)}))
+    assert "more" in _refused(lambda: check_same(folder, {**state, "more": state[name]}))
+    assert name in _refused(lambda: check_same(folder, {key: value for key, value in state.items() if key != name}))
+    found = find(root, ORIGIN)
+    assert found is not None
+    wider = Run(rank, shape=replace(SHAPE, vocab=98))
+    assert "embedding" in _refused(lambda: wider.load(found))
+
+
+def case_a_pickle_that_names_more_than_an_index_needs_is_not_run(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1)
+    folder, witness = root / "step-00000001", root / "witness"
+
+    def plant() -> None:
+        (folder / INDEX).write_bytes(pickle.dumps(_Evil(str(witness))))
+        read, _ = manifest.read(folder)
+        files = tuple(manifest.entry_of(folder / entry.name) for entry in read.files)
+        manifest.commit(folder, replace(read, files=files))
+
+    _on_rank_zero(plant)
+    found = find(root, ORIGIN)
+    assert found is not None
+    assert "which no shard index needs" in _refused(lambda: run.load(found))
+    assert not witness.exists()
+
+
+def case_retention_keeps_the_newest_and_clears_what_was_never_committed(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    _on_rank_zero(lambda: (root / "step-00000001").mkdir(parents=True))
+    for step in (2, 3, 4):
+        run.save(root, step, keep_last=2)
+    assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000004", "step-00000003"]
+
+
+def case_a_full_disk_costs_the_save_and_nothing_else(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1, keep_last=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    failed = run.save(root, 2, keep_last=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(failed, SaveFailed) and failed.step == 2, failed
+    assert failed.reason and "\n" not in failed.reason
+    assert not (root / "step-00000002").exists()
+    found = find(root, ORIGIN)
+    assert found is not None and found.name == "step-00000001"
+    assert isinstance(run.save(root, 3, keep_last=1), Saved)
+
+
+class _Evil:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (self.path, "w")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _on_rank_zero(act: Callable[[], object]) -> None:
+    decided_by_rank_zero(lambda: (act(), None)[1])
+
+
+def _refused(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except CheckpointError as error:
+        return str(error)
+    raise AssertionError("was not refused")
+
+
+def main(folder: Path) -> None:
+    cases = {name: value for name, value in globals().items() if name.startswith("case_")}
+    ended: dict[str, str] = {}
+    with gang() as rank:
+        for name, case in cases.items():
+            try:
+                case(folder / name, rank)
+                mine = ""
+            except Exception:  # noqa: BLE001 (told to the test, which fails with it)
+                mine = f"rank {rank.rank}: {traceback.format_exc()}"
+                sys.stderr.write(mine)  # also here: the other rank may wait where this one no longer goes
+            ended[name] = "\n".join(told_by_all(mine)).strip()
+        if dist.get_rank() == 0:
+            (folder / "ended.json").write_text(json.dumps(ended))
+    os._exit(0)  # as the trainer does
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

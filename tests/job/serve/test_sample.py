@@ -1,0 +1,113 @@
+"""Text from a saved model, through the command that the platform runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from phalanx.core.errors import CheckpointError, UserError
+from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.serve.sample import load_model, sample
+
+SHAPE = {"vocab": 300, "dim": 16, "layers": 1, "heads": 2, "ffn_dim": 24}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder as the trainer writes it, untrained."""
+    model = Llama(LlamaShape(**SHAPE))
+    for name, part in model.named_children():
+        initialise(part, name, 0, 0.5)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"format": 1, "shape": SHAPE, "config": {"sequence": 8}, "weights_digest": weights_digest(tensors)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["def main"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-W", "error", "-m", "phalanx.job.serve.sample", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_prints_only_the_text(folder: Path) -> None:
+    digest = json.loads((folder / "config.json").read_text())["weights_digest"]
+    ran = command(str(folder), "--prompt", "def ", "--tokens", "20", "--seed", "3", "--digest", digest)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == sample(folder, "def ", 20, seed=3, temperature=0.8) + "\n"
+    assert ran.stdout.startswith("def ")
+
+
+def test_a_wrong_digest_is_one_line_and_exit_code_2(folder: Path) -> None:
+    ran = command(str(folder), "--prompt", "x", "--digest", "0" * 64)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: weights") and ran.stderr.count("\n") == 1
+
+
+def test_the_seed_decides_and_temperature_zero_needs_none(folder: Path) -> None:
+    texts = [sample(folder, "def", 12, seed, 1.0) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert sample(folder, "def", 12, 1, 0.0) == sample(folder, "def", 12, 2, 0.0)
+
+
+def test_text_longer_than_the_trained_sequence_goes_on(folder: Path) -> None:
+    assert len(sample(folder, "a long prompt that has more tokens than eight", 30, 0, 0.0)) > 45
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"), [({"prompt": ""}, "prompt"), ({"num_tokens": 0}, "tokens"), ({"temperature": -1.0}, "temperature")]
+)
+def test_impossible_arguments_name_themselves(folder: Path, changed: dict[str, object], named: str) -> None:
+    arguments: dict[str, object] = {"prompt": "x", "num_tokens": 1, "seed": 0, "temperature": 1.0} | changed
+    with pytest.raises(UserError, match=f"^{named}: "):
+        sample(folder, **arguments)  # type: ignore[arg-type]  # values of several types on purpose
+
+
+def test_missing_and_damaged_files_are_named(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="No such file"):
+        load_model(folder / "nowhere")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="differ from the digest"):
+        load_model(folder)
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="not a whole saved model"):
+        load_model(folder)
+    weights.write_bytes(whole)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not a whole saved model"):
+        load_model(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["shape"]["ffn_dim"] = 32
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
+        load_model(folder)
+
+
+def test_the_digest_sees_names_dtypes_shapes_and_bytes() -> None:
+    base = torch.arange(6.0)
+    digests = {
+        weights_digest({"a": base}),
+        weights_digest({"b": base}),
+        weights_digest({"a": base.view(2, 3)}),
+        weights_digest({"a": base.view(torch.int32)}),
+        weights_digest({"a": base + 0.1}),
+    }
+    assert len(digests) == 5
+    assert weights_digest({"a": base, "b": base}) == weights_digest({"b": base, "a": base.clone()})

@@ -1,0 +1,193 @@
+"""The trainer as a gang of two real ranks: killed, resumed, and compared bit by bit with a run that nothing disturbed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.job.checkpoint import manifest
+from phalanx.job.data.prepare import prepare
+from phalanx.job.serve.sample import load_model
+from phalanx.job.train.__main__ import main
+from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
+
+HYPERPARAMETERS = {
+    "dim": 16, "layers": 2, "heads": 2, "ffn_dim": 24, "sequence": 16, "batch_per_rank": 2,
+    "steps": 16, "warmup_steps": 2, "eval_batches": 2,
+}  # fmt: skip
+VOCAB = 389  # odd, so no two ranks can halve it
+EVERY = 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import asyncio
+
+    out = tmp_path_factory.mktemp("data") / "tokens"
+    prepare([Path(asyncio.__file__).parent], out, vocab_size=VOCAB, held_out=0.2)
+    return out
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one launch left behind."""
+
+    folder: Path
+    codes: Sequence[int]
+    records: Sequence[Sequence[dict[str, Any]]]
+
+    def of_kind(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        return [record for record in self.records[rank] if record["kind"] == kind]
+
+    def losses(self, rank: int = 0) -> dict[int, str]:
+        return {record["step"]: record["loss_hex"] for record in self.of_kind("step", rank)}
+
+    def log(self) -> str:
+        return logs(self.folder)
+
+
+def attempt(job: Path, data: Path, number: int, fault: str = "", world_size: int = 2, **changed: float) -> Attempt:
+    folder = job / f"attempt-{number}"
+    env = {
+        "PHALANX_JOB": "lm-1", "PHALANX_ATTEMPT": f"lm-1.{number}", "PHALANX_JOB_DIR": str(job), "PHALANX_DATA": str(data),
+        "PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | changed), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
+        "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_FAULT": f"{fault} attempt={number}" if fault else "",
+    }  # fmt: skip
+    codes = end_gang(start_gang(["-m", "phalanx.job.train", "llama"], folder, world_size, env))
+    records = [
+        [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for path in (folder / f"rank-{rank}.records" for rank in range(world_size))
+    ]
+    return Attempt(folder, codes, records)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Attempt:
+    run = attempt(tmp_path_factory.mktemp("undisturbed"), data, 1)
+    assert run.codes == [0, 0], run.log()
+    return run
+
+
+@pytest.fixture(scope="module")
+def legs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
+    """Rank 0 killed after step 7, then rank 1 after step 15, then to the end."""
+    job = tmp_path_factory.mktemp("legs")
+    faults = ("sigkill rank=0 step=7", "sigkill rank=1 step=15", "")
+    return [attempt(job, data, number, fault) for number, fault in enumerate(faults, start=1)]
+
+
+def test_an_undisturbed_run_says_what_it_did(undisturbed: Attempt) -> None:
+    for rank in (0, 1):
+        assert list(undisturbed.losses(rank)) == list(range(1, 17))
+    assert undisturbed.losses(0) == undisturbed.losses(1)
+    assert [record["step"] for record in undisturbed.of_kind("checkpoint")] == [4, 8, 12, 16]
+    assert not undisturbed.of_kind("checkpoint", rank=1) and not undisturbed.of_kind("model", rank=1)
+    metrics = {record["name"]: record["value"] for record in undisturbed.of_kind("metric")}
+    assert metrics["val_loss_first"] > metrics["val_loss_final"]
+    for record in undisturbed.of_kind("step"):
+        phases = sum(record[f"{name}_ms"] for name in ("data_wait", "compute", "comm", "optimizer", "checkpoint"))
+        assert 0 <= phases <= record["ended_ms"] - record["started_ms"]
+        assert record["tokens"] == 2 * 2 * 16 and record["mfu"] == 0.0
+        assert (record["checkpoint_ms"] > 0) == (record["step"] % EVERY == 0)
+    starts = [(record["started_ms"], record["ended_ms"]) for record in undisturbed.of_kind("step")]
+    assert all(ended <= started for (_, ended), (started, _) in pairwise(starts))
+
+
+def test_t02_t08_three_legs_equal_one_run_bit_by_bit(undisturbed: Attempt, legs: list[Attempt]) -> None:
+    assert [leg.codes[0] for leg in legs[:2]] != [0, 0]
+    assert legs[0].codes[0] == -9 and legs[1].codes[1] == -9 and legs[2].codes == [0, 0], legs[2].log()
+    assert [leg.of_kind("resumed")[0]["step"] for leg in legs[1:]] == [4, 12]
+    assert [(min(leg.losses()), max(leg.losses())) for leg in legs] == [(1, 7), (5, 15), (13, 16)]
+    for leg in legs:
+        assert leg.losses() == {step: undisturbed.losses()[step] for step in leg.losses()}
+    one, three = undisturbed.of_kind("model")[0], legs[2].of_kind("model")[0]
+    assert one["weights_digest"] == three["weights_digest"]
+    assert one["metrics"] == three["metrics"]
+
+
+def test_the_first_held_out_loss_is_measured_once(legs: list[Attempt]) -> None:
+    named = [[record["name"] for record in leg.of_kind("metric")] for leg in legs]
+    assert named == [["val_loss_first"], [], ["val_loss_final"]]
+
+
+def test_the_saved_model_is_whole_and_says_where_it_comes_from(undisturbed: Attempt, data: Path) -> None:
+    said = undisturbed.of_kind("model")[0]
+    folder = Path(said["path"])
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert [path.name for path in folder.parent.iterdir()] == ["lm-1.1"]
+    model, _, sequence = load_model(folder, said["weights_digest"])
+    assert sequence == 16 and model.shape.vocab == VOCAB
+    lineage = said["lineage"]
+    assert lineage["checkpoint"] == undisturbed.of_kind("checkpoint")[-1]["digest"]
+    assert lineage["recipe"] == "llama" and lineage["environment"].startswith("python 3.")
+    assert len(lineage["config"]) == len(lineage["data_manifest"]) == 64
+
+
+def test_t12_a_checkpoint_whose_cursor_is_not_its_step_is_refused(legs: list[Attempt], data: Path) -> None:
+    job = legs[0].folder.parent
+    newest = job / "checkpoints" / "step-00000016"
+    read, _ = manifest.read(newest)
+    assert read.extra["samples"] == 16 * 2 * 2
+    manifest.commit(newest, replace(read, extra={**read.extra, "samples": 17 * 2 * 2}))
+    refused = attempt(job, data, 9)
+    assert refused.codes == [2, 2]
+    assert "weights and data cursor differ" in refused.log() and "Traceback" not in refused.log()
+    manifest.commit(newest, read)
+
+
+def test_other_hyperparameters_refuse_the_job_s_checkpoints(legs: list[Attempt], data: Path) -> None:
+    refused = attempt(legs[0].folder.parent, data, 8, lr=0.001)
+    assert refused.codes == [2, 2]
+    assert "config of checkpoint step-00000016" in refused.log() and "Traceback" not in refused.log()
+
+
+def test_failed_saves_cost_nothing_until_the_last(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder is needed")
+    alone = attempt(tmp_path, data, 1, world_size=1)
+    assert alone.codes == [3], alone.log()
+    assert list(alone.losses()) == list(range(1, 16))
+    for step in (4, 8, 12):
+        assert f"checkpoint of step {step} not saved" in alone.log()
+    assert "the last checkpoint (step 16) could not be written" in alone.log() and "Traceback" not in alone.log()
+    assert not alone.of_kind("model") and not alone.of_kind("checkpoint")
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["lama"], "recipe"), ([], "recipe"), (["llama"], "data")])
+def test_a_rank_started_wrongly_says_so_in_one_line(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PHALANX_DATA", raising=False)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {named}") and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def arithmetic(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("arithmetic")
+    out = folder / "answer.json"
+    codes = end_gang(start_gang(["-m", "tests.job.train.train_cases", str(out), str(data)], folder, 2, {}))
+    assert codes == [0, 0], logs(folder)
+    answer: dict[str, Any] = json.loads(out.read_text())
+    return answer
+
+
+def test_two_ranks_equal_one_process(arithmetic: dict[str, Any]) -> None:
+    for (loss, norm), (plain_loss, plain_norm) in zip(arithmetic["whole"], arithmetic["plain"], strict=True):
+        assert loss == pytest.approx(plain_loss, rel=1e-4)
+        assert norm == pytest.approx(plain_norm, rel=1e-3)
+
+
+def test_accumulating_halves_equals_the_whole_batch(arithmetic: dict[str, Any]) -> None:
+    for (loss, norm), (half_loss, half_norm) in zip(arithmetic["whole"], arithmetic["halves"], strict=True):
+        assert half_loss == pytest.approx(loss, rel=1e-4)
+        assert half_norm == pytest.approx(norm, rel=1e-3)
+
+
+def test_the_same_run_again_gives_the_same_bits(arithmetic: dict[str, Any]) -> None:
+    assert arithmetic["again"] == arithmetic["whole"]
+    assert arithmetic["held_out"][0] == arithmetic["held_out"][1]

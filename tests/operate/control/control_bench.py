@@ -1,0 +1,283 @@
+"""A control plane on a bench: the real controller and store, a clock set by hand, and agents that obey in memory."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from phalanx.core.devices import CPU_SLOT, Device, NodeShape
+from phalanx.core.errors import LinkDown
+from phalanx.core.events import Event, EventBody
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import (
+    PROTOCOL,
+    AttemptReport,
+    Command,
+    Forget,
+    Hello,
+    Launch,
+    RankExit,
+    RankProcess,
+    Renew,
+    Report,
+    StartRanks,
+    StopRanks,
+)
+from phalanx.core.spec import JobSpec, Kind, Resources
+from phalanx.decide.scheduler import Plan, Snapshot, schedule
+from phalanx.operate.control.controller import Controller, Settings
+from phalanx.operate.control.fold import fold_all
+from phalanx.operate.control.ports import NodeLink
+from phalanx.operate.control.store import Store
+from phalanx.operate.control.world import AttemptRecord, JobRecord, World
+
+LEASE_MS = 15_000
+Say = Callable[[NodeId, Hello | Report | Renew], None]
+
+
+class ManualClock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.unix_ms = 1_700_000_000_000
+        self.running_ms = 5_000
+
+    def now_ms(self) -> int:
+        return self.unix_ms
+
+    def monotonic_ms(self) -> int:
+        return self.running_ms
+
+    def sleep(self, ms: int) -> None:
+        self.unix_ms += ms
+        self.running_ms += ms
+
+
+def shape(node: str, count: int = 2, kind: str = CPU_SLOT) -> NodeShape:
+    devices = tuple(Device(index, kind, kind) for index in range(count))
+    return NodeShape(NodeId(node), f"{node}.test", devices, 8.0, 2**34, (29_500, 29_600))
+
+
+class Agent:
+    """One node's agent in memory, and the link to it: obeys commands as the real one does, and keeps what it got."""
+
+    def __init__(
+        self, node: str, clock: ManualClock, say: Callable[[NodeId, Hello | Report | Renew], None], count: int = 2
+    ) -> None:
+        self.shape = shape(node, count)
+        self.boot = "boot-1"
+        self.down = False
+        self.deaf = False
+        self.got: list[Command] = []
+        self.launches: dict[AttemptId, Launch] = {}
+        self.held: dict[AttemptId, AttemptReport] = {}
+        self.starts: list[AttemptId] = []
+        self.epoch = 0
+        self._clock = clock
+        self._say = say
+
+    @property
+    def node(self) -> NodeId:
+        return self.shape.node
+
+    def send(self, commands: Sequence[Command]) -> None:
+        if self.down:
+            raise LinkDown(f"{self.node} is down")
+        self.got += commands
+        if not self.deaf:
+            for command in commands:
+                self._obey(command)
+
+    def hello(self) -> None:
+        self._say(self.node, Hello(self.shape, self.boot, PROTOCOL, "0", self.epoch, tuple(self.held.values())))
+
+    def renew(self) -> None:
+        self._say(self.node, Renew(1))
+
+    def report(self, attempt: AttemptId) -> None:
+        self._say(self.node, Report(self.held[attempt]))
+
+    def run(self, attempt: AttemptId) -> None:
+        """Every rank of this node has a process."""
+        ranks = tuple(RankProcess(rank, 1000 + rank) for rank in self._ranks(attempt))
+        self._now(attempt, phase="running", ranks=ranks)
+
+    def exit(self, attempt: AttemptId, codes: dict[int, int]) -> None:
+        """These ranks exit, the first one first; the others of this node go on."""
+        old = self.held[attempt]
+        exits = [RankExit(rank, code, self._clock.now_ms(), first=not old.exits) for rank, code in codes.items()]
+        left = tuple(rank for rank in old.ranks if rank.rank not in codes)
+        self._now(attempt, exits=(*old.exits, *exits), ranks=left)
+
+    def end(self, attempt: AttemptId, code: int = 0) -> None:
+        """Every rank that still lives exits with `code`, logs are drained."""
+        gone = {item.rank for item in self.held[attempt].exits}
+        self.exit(attempt, {rank: code for rank in self._ranks(attempt) if rank not in gone})
+        self._now(attempt, phase="ended", ranks=())
+
+    def adopt(self, attempt: AttemptId) -> None:
+        """Holds an attempt that no control plane of this home ever placed."""
+        launch = Launch(
+            attempt=attempt,
+            argv=("true",),
+            python="",
+            env={},
+            code="",
+            folder="/",
+            first_rank=0,
+            world_size=1,
+            node_rank=0,
+            num_nodes=1,
+            devices=(0,),
+            cpus=0,
+            master_address="a.test",
+            master_port=1,
+            hyperparameters={},
+            checkpoint_every=0,
+            checkpoint_keep_last=1,
+            restarts=0,
+        )
+        self.launches[attempt] = launch
+        self.held[attempt] = AttemptReport(attempt, 1, "running", (RankProcess(0, 7),), (), self._clock.now_ms())
+
+    def _ranks(self, attempt: AttemptId) -> range:
+        launch = self.launches[attempt]
+        return range(launch.first_rank, launch.first_rank + len(launch.devices))
+
+    def _now(self, attempt: AttemptId, **changes: object) -> None:
+        self.held[attempt] = replace(self.held[attempt], at_ms=self._clock.now_ms(), **changes)  # type: ignore[arg-type] # a test's shorthand
+        self.report(attempt)
+
+    def _obey(self, command: Command) -> None:
+        if command.epoch < self.epoch:
+            return None
+        self.epoch = command.epoch
+        match command:
+            case StartRanks(launch):
+                if launch.attempt not in self.held:
+                    self.starts.append(launch.attempt)
+                    self.launches[launch.attempt] = launch
+                    self.held[launch.attempt] = AttemptReport(launch.attempt, self.epoch, "starting", (), (), self._clock.now_ms())
+                self.report(launch.attempt)
+            case StopRanks(attempt):
+                if attempt not in self.held:
+                    self.held[attempt] = AttemptReport(attempt, self.epoch, "ended", (), (), self._clock.now_ms())
+                elif self.held[attempt].phase != "ended":
+                    return self.end(attempt, -15)
+                self.report(attempt)
+            case Forget(attempt):
+                self.held.pop(attempt, None)
+        return None
+
+
+class DatabaseLock:
+    """Another process in the middle of writing the same database, for as long as the block lasts."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        self._connection = sqlite3.connect(self._database, isolation_level=None)
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.rollback()
+        self._connection.close()
+
+
+@dataclass
+class Bench:
+    """A home, its controller, and a fleet. `restart` drops the controller and builds a new one on the same database."""
+
+    home: Path
+    clock: ManualClock
+    settings: Settings
+    links: dict[NodeId, NodeLink]
+    agents: dict[str, Agent]
+    store: Store
+    control: Controller
+
+    def add(self, node: str, count: int = 2, greet: bool = True) -> Agent:
+        agent = Agent(node, self.clock, self._say, count)
+        self.agents[node] = agent
+        self.links[agent.node] = agent
+        if greet:
+            agent.hello()
+        return agent
+
+    def _say(self, node: NodeId, message: Hello | Report | Renew) -> None:
+        """To whichever controller is there now."""
+        self.control.heard(node, message)
+
+    def restart(self) -> None:
+        """As after kill -9: memory is gone, the database is not. Nobody says Hello yet."""
+        self.store.close()
+        self.store = Store(self.home / "phalanx.db", busy_ms=50)
+        self.control = Controller(self.store, self.clock, self.links, self.settings)
+
+    def tick(self, times: int = 1, decide: Callable[[Snapshot], Plan] = schedule) -> World:
+        for _ in range(times):
+            self.control.tick(decide)
+        return self.world
+
+    def submit(self, spec: JobSpec | None = None, key: str = "") -> JobId:
+        return self.control.submit(spec or a_spec(), "", key, "ada")
+
+    @property
+    def world(self) -> World:
+        return self.control.world
+
+    def job(self, job: JobId) -> JobRecord:
+        return self.world.jobs[job]
+
+    def state(self, job: JobId) -> str:
+        return self.world.jobs[job].state.name
+
+    def attempt(self, job: JobId) -> AttemptRecord:
+        newest = self.world.jobs[job].attempt
+        assert newest is not None
+        return self.world.attempts[newest]
+
+    def log(self, kind: type | None = None) -> list[EventBody]:
+        return [event.body for event in self.events() if kind is None or isinstance(event.body, kind)]
+
+    def events(self) -> list[Event]:
+        return self.store.events(limit=1_000_000)
+
+    def check(self) -> None:
+        """What must hold at any time: the log folds into the world, which the tables hold, and no device is held twice."""
+        assert fold_all(World(), self.events()) == self.world
+        assert self.store.load() == self.world
+        self.world.held()
+
+
+def new_bench(home: Path, **changes: object) -> Bench:
+    """An empty home with its first controller."""
+    home.mkdir(parents=True, exist_ok=True)
+    clock, links = ManualClock(), dict[NodeId, NodeLink]()
+    settings = replace(Settings(home=home, lease_ms=LEASE_MS, resend_ms=0), **changes)  # type: ignore[arg-type] # as above
+    store = Store(home / "phalanx.db", busy_ms=50)
+    return Bench(home, clock, settings, links, {}, store, Controller(store, clock, links, settings))
+
+
+def a_spec(
+    name: str = "tiny",
+    gpus: str = "2",
+    num_nodes: int = 1,
+    kind: Kind = "batch",
+    max_restarts: int = 1,
+    max_duration: str = "",
+    priority: int = 50,
+) -> JobSpec:
+    return JobSpec(
+        name=name,
+        kind=kind,
+        entrypoint="python train.py --fast",
+        env={"SEED": "1"},
+        num_nodes=num_nodes,
+        resources=Resources(gpus=gpus),
+        max_restarts=max_restarts,
+        max_duration=max_duration,
+        priority=priority,
+        hyperparameters={"lr": 0.5, "steps": 3, "name": "x", "flag": True},
+    )

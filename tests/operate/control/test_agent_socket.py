@@ -1,0 +1,246 @@
+"""The agent's WebSocket at a real server: greeting, commands, leases, replacement, and what a broken agent meets."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from phalanx.core import wire
+from phalanx.core.errors import LinkDown
+from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.messages import (
+    PROTOCOL,
+    AttemptReport,
+    Forget,
+    Granted,
+    Hello,
+    Launch,
+    Renew,
+    StartRanks,
+    StopRanks,
+    Welcome,
+)
+from phalanx.operate.control.agent_socket import AGAIN, FRAME_BYTES_MAX, POLICY, QUEUE_MAX, REPLACED, AgentLink, Close
+from tests.operate.control.live_server import LiveServer, PlayedAgent, until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    live = LiveServer(tmp_path_factory.mktemp("agents") / "home")
+    live.start()
+    yield live
+    assert live.end() == 0, live.words()
+    assert "Traceback" not in live.words(), live.words()
+
+
+def closing(agent: PlayedAgent) -> int:
+    """Reads until the server closes; the close code."""
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            agent.socket.recv(timeout=20)
+    return closed.value.rcvd.code if closed.value.rcvd else 1006
+
+
+def finish(agent: PlayedAgent, launch: Launch) -> None:
+    """Ends a gang well, so that nothing is held when the next test starts."""
+    agent.report(launch, 1, "ended", dict.fromkeys(range(len(launch.devices)), 0))
+    agent.hear(Forget)
+
+
+def test_the_handshake_needs_a_node_token(server: LiveServer) -> None:
+    address = f"ws{server.url.removeprefix('http')}/api/v1/agent"
+    for headers in ({}, {"Authorization": f"Bearer {server.token()}"}, {"Authorization": "Bearer x"}):
+        with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers=headers, proxy=None):
+            pass
+        assert refused.value.response.status_code == 403
+    good = {"Authorization": f"Bearer {server.token('node-token')}"}
+    for bad in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        with pytest.raises(InvalidStatus), connect(address, additional_headers={**good, **bad}, proxy=None):
+            pass
+
+
+def test_a_gang_is_started_reported_ended_and_forgotten(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        welcome = agent.hello()
+        assert (welcome.epoch, welcome.lease_ms, dict(welcome.acked)) == (1, 15_000, {})
+        job = server.submit(name="whole", resources={"gpus": "2"})
+        launch = agent.started()
+        assert (launch.attempt, launch.devices, launch.world_size) == (f"{job}.1", (0, 1), 2)
+        until(lambda: server.get(f"/jobs/{job}")["state"] == "running")
+        agent.ship("log", launch.attempt, 1, 0, b"hello\n")
+        finish(agent, launch)
+        assert until(lambda: server.get(f"/jobs/{job}")["outcome"]) == "succeeded"
+        page = server.get(f"/jobs/{job}/logs", rank=1)
+        assert (page["text"], page["ended"]) == ("hello\n", True)
+
+
+def test_cancel_stops_the_ranks(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        job = server.submit(name="stopped")
+        launch = agent.started()
+        with server.http() as http:
+            assert http.post(f"/jobs/{job}/cancel").json()["state"] == "stopping"
+        assert agent.hear(StopRanks).attempt == launch.attempt
+        agent.report(launch, 1, "ended", {0: -15})
+        agent.hear(Forget)
+        assert until(lambda: server.get(f"/jobs/{job}")["outcome"]) == "cancelled"
+
+
+def test_a_lease_is_granted_by_number(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        agent.say(Renew(7))
+        assert agent.hear(Granted) == Granted(7, 15_000)
+
+
+def test_a_newer_connection_replaces_the_older_and_gets_the_commands(server: LiveServer) -> None:
+    with PlayedAgent(server) as older, PlayedAgent(server) as newer:
+        older.hello()
+        newer.hello()
+        assert closing(older) == REPLACED
+        server.submit(name="moved")
+        finish(newer, newer.started())
+
+
+def test_an_agent_that_comes_back_is_told_what_is_durable(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        server.submit(name="back")
+        launch = agent.started()
+        assert agent.ship("log", launch.attempt, 0, 0, b"12345").offset == 5
+        report = agent.report(launch, 1, "running")
+    with PlayedAgent(server) as again:
+        assert dict(again.hello([report]).acked) == {f"log/{launch.attempt}/0": 5}
+        assert again.ship("log", launch.attempt, 0, 9, b"beyond").offset == 5  # a gap: resume from here
+        assert again.ship("log", launch.attempt, 0, 3, b"45678").offset == 8
+        finish(again, launch)
+    assert server.get("/jobs/" + launch.attempt[:-2] + "/logs")["text"] == "12345678"
+
+
+def test_an_attempt_nobody_asked_for_is_stopped_and_forgotten(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        server.submit(name="known")
+        launch = agent.started()
+        finish(agent, launch)
+        until(lambda: server.get("/jobs/" + launch.attempt[:-2])["state"] == "finished")
+        agent.report(launch, 1, "running")
+        assert agent.hear(StopRanks).attempt == launch.attempt
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "junk",
+        "{}",
+        '{"kind": "renew", "number": 1}',
+        '{"kind": "hello"}',
+        b"\x00\x01",
+        "x" * (FRAME_BYTES_MAX + 1),
+    ],
+)
+def test_what_is_no_hello_closes_the_connection(server: LiveServer, frame: str | bytes) -> None:
+    with PlayedAgent(server) as agent:
+        agent.socket.send(frame)
+        assert closing(agent) in (POLICY, 1009, 1011, 1006)
+    assert server.get("/status")["version"]
+
+
+def test_another_protocol_is_refused_by_name(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.say(Hello(agent.shape, "boot-1", PROTOCOL + 1, "test", 0, ()))
+        with pytest.raises(ConnectionClosed, match="protocol"):
+            agent.socket.recv(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("cpus", float("nan")), ("node", "../x"), ("node", ""), ("node", "n" * 300)],
+)
+def test_a_node_that_could_not_be_read_back_is_refused(server: LiveServer, part: str, value: object) -> None:
+    with PlayedAgent(server) as agent:
+        hello = wire.plain(Hello, Hello(agent.shape, "boot-1", PROTOCOL, "test", 0, ()))
+        agent.socket.send(json.dumps({**hello, "shape": {**hello["shape"], part: value}}))
+        assert closing(agent) == POLICY
+
+
+def test_a_hello_with_an_attempt_that_is_none_is_refused(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        report = AttemptReport(AttemptId("../../token"), 1, "running", (), (), 1)
+        agent.say(Hello(agent.shape, "boot-1", PROTOCOL, "test", 0, (report,)))
+        assert closing(agent) == POLICY
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attempt": "../../token"},
+        {"attempt": "no-attempt"},
+        {"rank": -1},
+        {"rank": 10**9},
+        {"offset": -1},
+        {"data": "not base64!"},
+        {"stream": "../token"},
+        {"kind": "what"},
+    ],
+)
+def test_a_malformed_chunk_closes_the_connection_and_nothing_else(server: LiveServer, change: dict[str, object]) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        chunk = {"kind": "chunk", "stream": "log", "attempt": "x-1.1", "rank": 0, "offset": 0, "data": ""}
+        agent.socket.send(json.dumps({**chunk, **change}))
+        assert closing(agent) == POLICY
+    with PlayedAgent(server) as agent:
+        assert isinstance(agent.hello(), Welcome)
+
+
+def test_bytes_of_an_attempt_that_is_not_the_nodes_are_acknowledged_and_dropped(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        assert agent.ship("log", "stranger-9.1", 0, 0, b"abc").offset == 3
+        assert not (server.home / "journal" / "stranger-9.1").exists()
+
+
+def test_a_full_link_is_down_and_closes() -> None:
+    async def scenario() -> None:
+        link = AgentLink(NodeId("a"), asyncio.get_running_loop())
+        command = StopRanks(AttemptId("x-1.1"), 1, 0)
+        await asyncio.to_thread(link.send, [command] * QUEUE_MAX)
+        await asyncio.sleep(0)
+        with pytest.raises(LinkDown):
+            link.send([command])
+        link.say(command)
+        assert [await link.next() for _ in range(QUEUE_MAX)] == [command] * QUEUE_MAX
+        assert await link.next() == Close(AGAIN, "the agent does not read")
+        with pytest.raises(LinkDown):
+            link.send([command])
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_server_comes_back_and_places_nothing_before_the_node_says_hello(server: LiveServer) -> None:
+    with PlayedAgent(server) as agent:
+        agent.hello()
+        server.submit(name="survivor", resources={"gpus": "1"})
+        launch = agent.started()
+        running = agent.report(launch, 1, "running")
+        until(lambda: server.get("/jobs/" + launch.attempt[:-2])["state"] == "running")
+        server.end(signal.SIGKILL)
+    server.start()
+    waiting = server.submit(name="waiting", resources={"gpus": "1"})
+    until(lambda: server.get(f"/jobs/{waiting}/why")["reason"])
+    assert server.get(f"/jobs/{waiting}")["state"] == "pending"
+    with PlayedAgent(server) as agent:
+        assert agent.hello([running]).epoch == 2
+        start = agent.hear(StartRanks)
+        assert start.launch.attempt == f"{waiting}.1"
+        assert start.epoch == 2
+        assert start.launch.devices != launch.devices
+        agent.report(start.launch, 2, "ended", {0: 0})
+        agent.report(launch, 1, "ended", {0: 0})
+        assert {agent.hear(Forget).attempt, agent.hear(Forget).attempt} == {launch.attempt, start.launch.attempt}

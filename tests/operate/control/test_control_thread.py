@@ -1,0 +1,198 @@
+"""The control thread and the tick around it: order, writes between observing and deciding, and what goes wrong."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import Bug, Conflict, StoreUnavailable, WorldError
+from phalanx.core.ids import JobId
+from phalanx.core.spec import JobSpec
+from phalanx.decide.scheduler import Plan, Snapshot, Wait, schedule
+from phalanx.operate.control.control_thread import TICK_S, ControlThread
+from phalanx.operate.control.controller import Controller, Settings
+from phalanx.operate.control.deciding import NO_CHANGE, decide
+from phalanx.operate.control.line_process import LineProcess
+from phalanx.operate.control.server import MachineClock
+from phalanx.operate.control.store import Store
+
+SCHEDULER = [sys.executable, "-P", "-m", "phalanx.app", "scheduler", "--home", "/nowhere"]
+EMPTY = Snapshot(0, (), (), ())
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Controller:
+    return Controller(Store(tmp_path / "phalanx.db"), MachineClock(), {}, Settings(home=tmp_path))
+
+
+@pytest.fixture
+def bugs() -> list[BaseException]:
+    return []
+
+
+@pytest.fixture
+def control(controller: Controller, bugs: list[BaseException]) -> Iterator[ControlThread]:
+    made = ControlThread(controller, bugs.append)
+    yield made
+    made.close()
+
+
+def submit(controller: Controller) -> JobId:
+    return controller.submit(JobSpec(name="job", entrypoint="true"), "", "", "me")
+
+
+def test_everything_runs_on_one_thread_in_order(control: ControlThread) -> None:
+    async def scenario() -> None:
+        seen: list[int] = []
+        threads: set[str] = set()
+
+        def note(number: int) -> None:
+            threads.add(threading.current_thread().name)
+            seen.append(number)
+
+        await asyncio.gather(*(control.call(lambda _, n=number: note(n)) for number in range(100)))  # type: ignore[misc]  # n is bound early on purpose
+        assert seen == list(range(100))
+        assert len(threads) == 1
+        assert threading.current_thread().name not in threads
+
+    asyncio.run(scenario())
+
+
+def test_a_users_error_reaches_who_asked_and_nobody_else(control: ControlThread, bugs: list[BaseException]) -> None:
+    def refuse(_: Controller) -> None:
+        raise Conflict("job", "x", "no")
+
+    with pytest.raises(Conflict):
+        asyncio.run(control.call(refuse))
+    assert bugs == []
+
+
+def test_a_bug_is_told_and_not_swallowed(control: ControlThread, bugs: list[BaseException]) -> None:
+    def broken(_: Controller) -> None:
+        raise Bug("a promise")
+
+    with pytest.raises(Bug):
+        asyncio.run(control.call(broken))
+    assert [str(one) for one in bugs] == ["a promise"]
+
+
+def test_a_write_gets_in_between_observing_and_carrying_out(control: ControlThread) -> None:
+    async def scenario() -> None:
+        async def slow(snapshot: Snapshot) -> Plan:
+            job = await control.call(submit)  # would wait for ever if the tick held the thread
+            assert job not in [one.job for one in snapshot.pending]
+            decided.set()
+            return schedule(snapshot)
+
+        decided = asyncio.Event()
+        ticking = asyncio.create_task(control.run_ticks(slow))
+        await asyncio.wait_for(decided.wait(), 10)
+        ticking.cancel()
+        assert list(control.world.jobs) == ["job-1"]
+
+    asyncio.run(scenario())
+
+
+async def ticks(control: ControlThread) -> AsyncIterator[Snapshot]:
+    """Snapshots of ticks as they come."""
+    queue: asyncio.Queue[Snapshot] = asyncio.Queue()
+
+    async def note(snapshot: Snapshot) -> Plan:
+        queue.put_nowait(snapshot)
+        return schedule(snapshot)
+
+    ticking = asyncio.create_task(control.run_ticks(note))
+    try:
+        while True:
+            yield await queue.get()
+    finally:
+        ticking.cancel()
+
+
+def test_a_change_starts_a_tick_at_once_and_time_does_too(control: ControlThread) -> None:
+    async def scenario() -> None:
+        clock, stream = asyncio.get_running_loop().time, ticks(control)
+        await anext(stream)
+        start_s = clock()
+        await control.change(submit)
+        assert [one.job for one in (await anext(stream)).pending] == ["job-1"]
+        assert clock() - start_s < TICK_S
+        await anext(stream)
+        assert clock() - start_s >= TICK_S / 2
+        await stream.aclose()  # type: ignore[attr-defined]  # an async generator behind its protocol
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_away_puts_the_tick_off(control: ControlThread, controller: Controller, bugs: list[BaseException]) -> None:
+    async def scenario() -> None:
+        failures = iter([StoreUnavailable("busy"), WorldError("away")])
+
+        async def failing(snapshot: Snapshot) -> Plan:
+            for error in failures:
+                control.wake()
+                raise error
+            done.set()
+            return NO_CHANGE
+
+        done = asyncio.Event()
+        ticking = asyncio.create_task(control.run_ticks(failing))
+        await asyncio.wait_for(done.wait(), 10)
+        ticking.cancel()
+
+    asyncio.run(scenario())
+    assert bugs == []
+
+
+def test_anything_else_in_a_tick_is_a_bug(control: ControlThread, bugs: list[BaseException]) -> None:
+    async def broken(snapshot: Snapshot) -> Plan:
+        raise KeyError("oops")
+
+    with pytest.raises(KeyError):
+        asyncio.run(control.run_ticks(broken))
+    assert len(bugs) == 1
+
+
+def test_the_scheduler_process_decides_as_the_function_does_and_comes_back_after_a_kill(controller: Controller) -> None:
+    async def scenario() -> None:
+        submit(controller)
+        snapshot = controller.observe()
+        scheduler = LineProcess("scheduler", SCHEDULER, 20)
+        plan = await decide(scheduler, snapshot)
+        assert plan == schedule(snapshot)
+        assert isinstance(plan.decisions[0], Wait)
+        first = scheduler.pid
+        assert first is not None
+        scheduler._child.kill()  # type: ignore[union-attr]  # it was started just now
+        await scheduler._child.wait()  # type: ignore[union-attr]
+        assert await decide(scheduler, snapshot) == plan
+        assert scheduler.pid not in (None, first)
+        await scheduler.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.stdin.readline(); sys.exit(1)",
+        "import sys; sys.stdin.readline(); print('junk', flush=True); sys.stdin.readline()",
+        "import sys; sys.stdin.readline(); print('{', end='', flush=True)",
+        'import sys; sys.stdin.readline(); print(\'{"plan": null, "error": "KeyError"}\', flush=True); sys.stdin.readline()',
+        "import signal; signal.pause()",
+    ],
+)
+def test_without_an_answer_the_plan_changes_nothing(program: str) -> None:
+    async def scenario() -> None:
+        scheduler = LineProcess("scheduler", [sys.executable, "-c", program], 1.5)
+        assert await decide(scheduler, EMPTY) == NO_CHANGE
+        await scheduler.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_scheduler_that_cannot_start_is_no_answer_either() -> None:
+    assert asyncio.run(decide(LineProcess("scheduler", ["/nowhere/python"], 5), EMPTY)) == NO_CHANGE

@@ -1,0 +1,157 @@
+"""What each node is told to do, as a pure function of the world and the last reports."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.events import AttemptEnded, AttemptPlaced, EventBody, JobSubmitted, NodeUp, StopRequested
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import AttemptReport, Forget, RankExit, RankProcess, StartRanks, StopRanks
+from phalanx.core.spec import DataSource, Environment, JobSpec, Resources
+from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.wanted import Terms, argv, commands, launch, master_port, snapshot, still_holds
+from phalanx.operate.control.world import World
+from tests.operate.control.control_bench import a_spec, shape
+
+A, B = NodeId("a"), NodeId("b")
+JOB, FIRST = JobId("tiny-1"), AttemptId("tiny-1.1")
+PLACE = Placement((NodeSlice(A, (0, 1)), NodeSlice(B, (1,))))
+TERMS = Terms(epoch=3, jobs_folder=Path("/home/jobs"), grace_ms=500)
+STOP, FORGET = StopRanks(FIRST, 3, 500), Forget(FIRST, 3)
+
+
+def world(*more: EventBody, spec: JobSpec | None = None) -> World:
+    draft = Draft(World())
+    bodies = (NodeUp(shape("a"), "x"), NodeUp(shape("b"), "x"), JobSubmitted(JOB, spec or a_spec(), "c0de", "c", "ada"))
+    for body in (*bodies, AttemptPlaced(JOB, FIRST, PLACE, 29_511, 2), *more):
+        draft.add(body, 7)
+    return draft.world
+
+
+def seen(a: AttemptReport | None = None, b: AttemptReport | None = None) -> Sightings:
+    """Both nodes said Hello, and this."""
+    found = Sightings({node: (shape(node), "x") for node in (A, B)})
+    found.reports.update({(node, report.attempt): report for node, report in ((A, a), (B, b)) if report is not None})
+    return found
+
+
+UP = AttemptReport(FIRST, 3, "running", (RankProcess(0, 1), RankProcess(1, 2)), (), 9)
+FALLEN = replace(UP, ranks=(RankProcess(0, 1),), exits=(RankExit(1, -9, 9, first=True),))
+ENDED = replace(UP, phase="ended", ranks=(), exits=(RankExit(0, 0, 9), RankExit(1, 0, 9)))
+EMPTY = replace(UP, phase="ended", ranks=(), exits=())
+LOST = replace(EMPTY, lost="gone")
+
+
+def told(world: World, seen: Sightings) -> dict[str, list[object]]:
+    return {
+        node: ["start" if isinstance(command, StartRanks) else command for command in all_of]
+        for node, all_of in commands(world, seen, TERMS).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        (None, None, {"a": ["start"], "b": ["start"]}),
+        (UP, None, {"b": ["start"]}),
+        (UP, replace(UP, ranks=(RankProcess(2, 3),)), {}),
+        (ENDED, None, {"b": ["start"]}),
+        (FALLEN, None, {"a": [STOP], "b": [STOP]}),
+        (LOST, UP, {"b": [STOP]}),
+        (UP, EMPTY, {"a": [STOP]}),
+    ],
+)
+def test_a_gang_is_started_whole_and_stopped_whole(a: AttemptReport | None, b: AttemptReport | None, wanted: object) -> None:
+    assert told(world(), seen(a, b)) == wanted
+
+
+def test_a_job_that_shall_end_is_stopped_where_it_has_not() -> None:
+    stopping = world(StopRequested(JOB, "cancel", "ada"))
+    assert told(stopping, seen()) == {"a": [STOP], "b": [STOP]}
+    assert told(stopping, seen(ENDED, UP)) == {"b": [STOP]}
+
+
+def test_nothing_is_sent_to_a_node_that_has_not_said_hello() -> None:
+    assert told(world(), Sightings()) == {}
+
+
+def test_what_nobody_wants_is_stopped_then_forgotten() -> None:
+    assert told(World(), seen(UP, ENDED)) == {"a": [STOP], "b": [FORGET]}
+
+
+def test_a_launch_carries_all_that_a_node_needs() -> None:
+    now = world()
+    job, attempt = now.jobs[JOB], now.attempts[FIRST]
+    one, two = launch(now, job, attempt, A, TERMS), launch(now, job, attempt, B, TERMS)
+    assert one.argv == ("python", "train.py", "--fast")
+    assert one.env == {"SEED": "1"}
+    assert (one.code, one.folder, one.python, one.restarts) == ("c0de", "/home/jobs/tiny-1", "", 0)
+    assert (one.first_rank, one.world_size, one.node_rank, one.num_nodes, one.devices) == (0, 3, 0, 2, (0, 1))
+    assert (two.first_rank, two.world_size, two.node_rank, two.num_nodes, two.devices) == (2, 3, 1, 2, (1,))
+    assert (two.master_address, two.master_port) == ("a.test", 29_511)
+    assert (one.checkpoint_every, one.checkpoint_keep_last) == (100, 2)
+    assert one.hyperparameters == {"lr": 0.5, "steps": 3, "name": "x", "flag": True}
+
+
+def test_a_recipe_runs_the_trainer_with_its_data() -> None:
+    spec = JobSpec(
+        name="tiny", kind="train", recipe="llama", data=DataSource(path="/d"), environment=Environment(python="/py"), env={"A": "b"}
+    )
+    now = world(spec=spec)
+    part = launch(now, now.jobs[JOB], now.attempts[FIRST], A, TERMS)
+    assert argv(spec) == part.argv == ("", "-m", "phalanx.job.train", "llama")
+    assert part.env == {"A": "b", "PHALANX_DATA": "/d"}
+    assert part.python == "/py"
+
+
+def test_ports_of_gangs_that_live_on_a_node_differ_and_may_run_out() -> None:
+    now = world()
+    job = now.jobs[JOB]
+    few = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_510, 29_512)))
+    assert master_port(replace(now, nodes={A: few}), job, PLACE) == 29_510
+    one = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_511, 29_512)))
+    assert master_port(replace(now, nodes={A: one}), job, PLACE) is None
+
+
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+def test_the_next_attempt_never_gets_the_port_of_the_one_before(more: int) -> None:
+    """Whatever the log's length: the old port may still be in TIME_WAIT."""
+    ended = AttemptEnded(JOB, FIRST, False, True, "", ())
+    others = (JobSubmitted(JobId(f"tiny-{number}"), a_spec(), "", "c", "ada") for number in range(2, 2 + more))
+    now = world(ended, *others)
+    two = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_510, 29_512)))
+    assert master_port(replace(now, nodes={A: two}), now.jobs[JOB], PLACE) == 29_510
+
+
+def test_the_snapshot_takes_off_what_gangs_hold() -> None:
+    spec = replace(a_spec(), resources=Resources(gpus="2", cpus=3.0, memory="1GiB"))
+    found = snapshot(world(spec=spec), frozenset({A}), 5)
+    facts = {node.node: node for node in found.nodes}
+    assert (facts[A].free, facts[B].free) == ((), (0,))
+    assert (facts[A].free_cpus, facts[A].free_memory_bytes) == (5.0, 2**34 - 2**30)
+    assert (facts[A].schedulable, facts[B].schedulable) == (True, False)
+    assert (found.pending, found.now_ms) == ((), 5)
+
+
+def test_a_node_that_names_a_device_twice_has_it_once() -> None:
+    twice = replace(shape("a", 1), devices=shape("a", 1).devices * 2)
+    draft = Draft(World())
+    draft.add(NodeUp(twice, "x"), 1)
+    (facts,) = snapshot(draft.world, frozenset({A}), 5).nodes
+    assert (facts.devices, facts.free) == (((0, "cpu"),), (0,))
+
+
+def test_a_decision_holds_only_while_its_devices_are_free_and_its_nodes_ready() -> None:
+    second = JobId("tiny-2")
+    now = world(JobSubmitted(second, a_spec(), "", "c", "ada"))
+    ready = frozenset({A, B})
+    free, held = Placement((NodeSlice(B, (0,)),)), Placement((NodeSlice(B, (1,)),))
+    assert still_holds(now, ready, second, free)
+    assert not still_holds(now, ready, second, held)
+    assert not still_holds(now, ready, second, Placement((NodeSlice(B, (9,)),)))
+    assert not still_holds(now, frozenset({A}), second, free)
+    assert not still_holds(now, ready, JOB, free)
+    assert not still_holds(now, ready, JobId("no-9"), free)

@@ -1,0 +1,152 @@
+"""The fold's promises: pure, in order, and jobs change state in no other way than `advance` allows."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.errors import Bug, IllegalTransition
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptRunning,
+    Event,
+    EventBody,
+    JobSubmitted,
+    JobWaits,
+    ModelRegistered,
+    NodeAway,
+    NodeUp,
+    RankSaid,
+    StopRequested,
+)
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import RankExit, RankProcess
+from phalanx.core.reasons import NoNodes
+from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
+from phalanx.core.states import Finished, Pending, Running, Starting
+from phalanx.operate.control.fold import Draft, fold, fold_all
+from phalanx.operate.control.world import World, slice_of
+from tests.operate.control.control_bench import a_spec, shape
+
+JOB, FIRST, SECOND = JobId("tiny-1"), AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
+PLACE = Placement((NodeSlice(NodeId("a"), (0, 1)), NodeSlice(NodeId("b"), (1,))))
+MODEL = ModelSaved(rank=0, step=9, path="/m", weights_digest="w", metrics={}, lineage={}, at_ms=9)
+
+
+def log(*bodies: EventBody) -> list[Event]:
+    return [Event(number, number * 10, body) for number, body in enumerate(bodies, start=1)]
+
+
+def checkpoint(step: int) -> CheckpointCommitted:
+    return CheckpointCommitted(rank=0, step=step, path="/c", digest=str(step), size_bytes=1, at_ms=1)
+
+
+LIFE: tuple[EventBody, ...] = (
+    NodeUp(shape("a"), "x"),
+    NodeUp(shape("b"), "x"),
+    JobSubmitted(JOB, a_spec(), "", "c", "ada"),
+    JobWaits(JOB, NoNodes(0)),
+    AttemptPlaced(JOB, FIRST, PLACE, 29_500, 1),
+    AttemptRunning(JOB, FIRST, (RankProcess(0, 7), RankProcess(1, 8), RankProcess(2, 9))),
+    RankSaid(JOB, FIRST, checkpoint(5)),
+    RankSaid(JOB, FIRST, checkpoint(5)),
+    AttemptEnded(JOB, FIRST, False, True, "rank 1 was killed by SIGKILL", (RankExit(1, -9, 1, True),)),
+    NodeAway(NodeId("b")),
+    AttemptPlaced(JOB, SECOND, PLACE, 29_501, 1),
+    RankSaid(JOB, SECOND, Resumed(rank=1, step=5, checkpoint="c", skipped=(), at_ms=3)),
+    RankSaid(JOB, SECOND, Resumed(rank=0, step=5, checkpoint="c", skipped=(), at_ms=4)),
+    RankSaid(JOB, SECOND, Resumed(rank=2, step=5, checkpoint="c", skipped=(), at_ms=5)),
+    RankSaid(JOB, SECOND, MODEL),
+    ModelRegistered("tiny", 1, JOB, SECOND, MODEL, {"job": JOB}),
+    AttemptEnded(JOB, SECOND, True, False, "every rank exited with code 0", ()),
+)
+
+
+def test_a_life_step_by_step() -> None:
+    states = []
+    world = World()
+    for event in log(*LIFE):
+        world = fold(world, event)
+        if JOB in world.jobs:
+            states.append(type(world.jobs[JOB].state))
+    assert states == [Pending] * 2 + [Starting] + [Running] * 3 + [Pending] * 2 + [Starting] * 6 + [Finished]
+    job = world.jobs[JOB]
+    assert (job.submitted_ms, job.started_ms, job.finished_ms) == (30, 50, 170)
+    assert (job.attempts, job.model, job.reason) == ((FIRST, SECOND), "tiny:1", None)
+    first, second = world.attempts[FIRST], world.attempts[SECOND]
+    assert (first.number, first.placed_ms, first.running_ms, first.ended_ms, first.ok) == (1, 50, 60, 90, False)
+    assert first.checkpoints == (checkpoint(5),)
+    assert second.resumed is not None
+    assert second.resumed.rank == 0
+    assert (world.open_jobs, world.held(), world.seq, world.sequence) == ({}, {}, 17, 1)
+    assert not world.nodes[NodeId("b")].up
+
+
+def test_fold_is_pure() -> None:
+    worlds = [World()]
+    for event in log(*LIFE):
+        before = deepcopy(worlds)
+        worlds.append(fold(worlds[-1], event))
+        assert worlds[:-1] == before, "a later event changed an earlier world"
+    assert fold_all(World(), log(*LIFE)) == worlds[-1]
+    assert fold_all(worlds[4], log(*LIFE)[4:]) == worlds[-1]
+
+
+def test_who_holds_what() -> None:
+    world = fold_all(World(), log(*LIFE[:5]))
+    assert world.held() == {"a": {0: FIRST, 1: FIRST}, "b": {1: FIRST}}
+    assert world.current(FIRST, NodeId("a")) is not None
+    assert world.current(FIRST, NodeId("c")) is None
+    assert world.current(SECOND, NodeId("a")) is None
+    assert slice_of(PLACE, NodeId("b")) == (1, 2, PLACE.slices[1])
+    assert fold_all(World(), log(*LIFE)).current(SECOND, NodeId("a")) is None
+
+
+def test_a_device_held_twice_is_a_bug() -> None:
+    other = JobId("tiny-2")
+    world = fold_all(
+        World(),
+        log(*LIFE[:5], JobSubmitted(other, a_spec(), "", "c", "ada"), AttemptPlaced(other, AttemptId("tiny-2.1"), PLACE, 1, 1)),
+    )
+    with pytest.raises(Bug, match=r"held by tiny-1\.1 and tiny-2\.1"):
+        world.held()
+
+
+@pytest.mark.parametrize(
+    ("before", "body"),
+    [
+        (4, AttemptRunning(JOB, FIRST, ())),
+        (5, AttemptPlaced(JOB, SECOND, PLACE, 1, 1)),
+        (17, StopRequested(JOB, "cancel", "ada")),
+        (17, AttemptEnded(JOB, SECOND, True, False, "", ())),
+    ],
+)
+def test_what_cannot_happen_raises_and_changes_nothing(before: int, body: EventBody) -> None:
+    world = fold_all(World(), log(*LIFE[:before]))
+    if isinstance(body, AttemptRunning):
+        world = replace(world, attempts={FIRST: fold_all(World(), log(*LIFE[:5])).attempts[FIRST]})
+    draft = Draft(world)
+    with pytest.raises(IllegalTransition):
+        draft.add(body, 1)
+    assert draft.world is world
+    assert draft.events == []
+
+
+def test_an_event_out_of_order_is_a_bug() -> None:
+    with pytest.raises(Bug, match="cannot follow"):
+        fold(World(), Event(2, 1, LIFE[0]))
+
+
+def test_a_draft_leaves_its_base_alone_and_knows_what_changed() -> None:
+    base = fold_all(World(), log(*LIFE[:4]))
+    same = fold_all(World(), log(*LIFE[:4]))
+    draft = Draft(base, lambda event, world: [{"seq": event.seq, "state": world.jobs[JOB].state.name}])
+    draft.add(LIFE[4], 50)
+    draft.add(LIFE[5], 60)
+    assert base == same
+    assert set(draft.changes.jobs) == {JOB}
+    assert draft.changes.jobs[JOB].state == Running(1, PLACE)
+    assert (set(draft.changes.attempts), draft.changes.nodes, draft.changes.models) == ({FIRST}, {}, ())
+    assert draft.outbox == [{"seq": 5, "state": "starting"}, {"seq": 6, "state": "running"}]

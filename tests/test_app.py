@@ -1,0 +1,94 @@
+"""The console script and the daemons' entry points: cheap to load, strict about words, one clear error."""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx import app
+from phalanx.core import wire
+from phalanx.decide.scheduler import Snapshot
+from phalanx.operate.control.scheduler_process import Answer
+
+HELP_CPU_S_MAX = 0.30
+ROUNDS = 9
+
+
+def python(*words: str, feed: str = "") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *words], input=feed, capture_output=True, text=True, timeout=60)
+
+
+def cpu_s(*words: str) -> float:
+    """Median CPU time of running these words."""
+    spent = []
+    for _ in range(ROUNDS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert python(*words).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(spent)
+
+
+def test_help_costs_little_more_than_python_itself() -> None:
+    assert cpu_s("-m", "phalanx.app", "--help") - cpu_s("-c", "pass") <= HELP_CPU_S_MAX
+
+
+def test_loading_it_loads_nothing_heavy() -> None:
+    program = "import sys, json, phalanx.app; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(python("-c", program).stdout))
+    assert not loaded & {"pydantic", "fastapi", "sqlalchemy", "uvicorn", "httpx", "typer", "torch", "mlflow", "numpy", "asyncio"}
+
+
+def test_the_scheduler_answers_line_by_line_and_ends_with_its_input() -> None:
+    question = wire.dumps(Snapshot, Snapshot(0, (), (), ()))
+    done = python("-P", "-m", "phalanx.app", "scheduler", "--home", "/nowhere", feed=f"{question}\njunk\n{question}\n")
+    assert done.returncode == 0, done.stderr
+    answers = [wire.loads(Answer, line) for line in done.stdout.splitlines()]
+    assert [one.plan is None for one in answers] == [False, True, False]
+    assert answers[1].error
+
+
+@pytest.mark.parametrize(
+    "words", [["server"], ["server", "--home"], ["agent", "--home", "x", "--what"], ["server", "--home", "x", "--port", "y"]]
+)
+def test_wrong_words_for_a_daemon_are_bad_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.main(words)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_daemons_error_is_one_line_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "home.json").write_text('{"format": 99}')
+    assert app.main(["server", "--home", str(tmp_path), "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("phalanx server: home:")
+    assert len(said.splitlines()) == 1
+
+
+def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(40):
+        (text / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps over the lazy dog\n" * 20)
+    seen: list[tuple[str, int, int]] = []
+    made = app.prepare_data([text], tmp_path / "out", 300, False, lambda *at: seen.append(at))
+    assert made == app.show_data(tmp_path / "out")
+    assert made["documents"] == 40
+    assert seen
+
+
+def test_a_workdir_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    assert app.pack_workdir(tmp_path) == app.pack_workdir(tmp_path) != b""
+
+
+def test_sampling_from_no_model_fails_with_its_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.sample_model(tmp_path / "none", "", "hello", 4, 0, 0.0) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
