@@ -121,13 +121,13 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _refuse_unwritable(spec: JobSpec) -> None:
-    """YAML's escapes can spell half a surrogate pair, which no UTF-8 file can hold."""
-    try:
-        "".join(_texts(dataclasses.asdict(spec))).encode()
-    except UnicodeEncodeError as error:
-        raise SpecError(
-            "job", ascii(error.object[error.start : error.end]), "is not text that UTF-8 can write; remove it"
-        ) from error
+    """JSON's and YAML's escapes can spell half a surrogate pair, which no UTF-8 file can hold."""
+    for name, value in dataclasses.asdict(spec).items():
+        try:
+            "".join(_texts(value)).encode()
+        except UnicodeEncodeError as error:
+            bad = ascii(error.object[error.start : error.end])
+            raise SpecError(name, bad, "is not text that UTF-8 can write; remove it") from error
 
 
 def _texts(data: object) -> Iterable[str]:

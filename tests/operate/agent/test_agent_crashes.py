@@ -184,7 +184,7 @@ def test_sigterm_to_the_shim_stops_the_ranks_with_records(cell: Cell) -> None:
 def test_the_sweep_of_one_home_leaves_anothers_attempt_of_the_same_name_alone(cell: Cell) -> None:
     cell.far.start(cell.launch(WAIT))
     pids = ranks_up(cell)
-    assert sweep(["PHALANX_MARK=demo-1.1", "PHALANX_SOCKET=/another/home/run/agent.sock"]) == set()
+    assert sweep(["PHALANX_MARK=demo-1.1", "PHALANX_SOCKET=/another/platform/run/agent.sock"]) == set()
     assert all(alive(pid) for pid in pids)
 
 

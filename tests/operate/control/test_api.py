@@ -131,8 +131,8 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
         ({"spec": {"name": "a", "entrypoint": "true"}, "code": "0" * 64}, "code"),
         ({"spec": {"name": "a", "entrypoint": "true"}, "code": "../../token"}, "code"),
         ({"spec": {"name": "a", "entrypoint": "true"}, "key": "k" * 256}, "key"),
-        ({"spec": {"name": "a", "entrypoint": "true", "hyperparameters": {"lr": float("nan")}}}, "spec"),
-        ({"spec": {"name": "a", "entrypoint": "echo \ud800"}}, "spec"),
+        ({"spec": {"name": "a", "entrypoint": "true", "hyperparameters": {"lr": float("nan")}}}, "hyperparameters.lr"),
+        ({"spec": {"name": "a", "entrypoint": "echo \ud800"}}, "entrypoint"),
         ({"spec": {"name": "\ud800", "entrypoint": "true"}}, "name"),
     ],
 )
