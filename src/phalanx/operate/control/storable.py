@@ -6,7 +6,7 @@ from phalanx.core import wire
 
 
 def storable(kind: Any, value: Any) -> bool:
-    """False for a NaN or an infinity where a number may also be text (it comes back as text) and for text with half a surrogate pair (it has no UTF-8)."""
+    """False for a NaN where a number may also be text (it comes back as text), and for half a surrogate pair (it has no UTF-8)."""
     try:
         return bool(wire.loads(kind, wire.dumps(kind, value)) == value)
     except ValueError:
