@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import errors, events, recipe, spec
+from phalanx.record.telemetry.ledger.categories import CATEGORIES
 
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES_MAX = 70
@@ -79,14 +80,36 @@ def test_every_config_field_is_documented(kind: type) -> None:
     docstring = inspect.getdoc(kind) or ""
     page = (ROOT / "docs/job-spec.md").read_text()
     names = [field.name for field in dataclasses.fields(kind)]
-    assert [name for name in names if f"{name}:" not in docstring and kind is not spec.JobSpec] == []
+    assert [name for name in names if not re.search(rf"\b{name}(:|; or else)", docstring)] == []
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("kind", [spec.JobSpec, spec.CheckpointPolicy, recipe.LlamaRecipe], ids=lambda kind: kind.__name__)
+def test_documented_defaults_are_the_real_ones(kind: type) -> None:
+    rows = [line for line in (ROOT / "docs/job-spec.md").read_text().splitlines() if line.startswith("| `")]
+    plain = [field for field in dataclasses.fields(kind) if isinstance(field.default, int | float | str) and field.default != ""]
+    wrong = [field.name for field in plain if not any(row_says(row, field.name, field.default) for row in rows)]
+    assert wrong == []
+
+
+def row_says(row: str, name: str, default: object) -> bool:
+    cells = [cell.strip().strip("`") for cell in row.strip("|").split("|")]
+    return cells[0].rpartition(".")[2] == name and cells[2] == str(default)
+
+
+def test_no_figure_is_a_placeholder() -> None:
+    assert re.findall(r"\b[A-Z]+_[A-Z_]+\b(?!`)", re.sub(r"`[^`]*`", "", (ROOT / "docs/benchmarks.md").read_text())) == []
 
 
 def test_every_error_is_documented() -> None:
     page = (ROOT / "docs/errors.md").read_text()
     names = [name for name, item in vars(errors).items() if inspect.isclass(item) and issubclass(item, errors.PhalanxError)]
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_ledger_category_is_documented() -> None:
+    page = (ROOT / "docs/ledger.md").read_text()
+    assert [name for name, meaning in CATEGORIES.items() if f"| `{name}` | {meaning} |" not in page] == []
 
 
 def test_every_event_says_what_happened() -> None:

@@ -5,11 +5,31 @@ phalanx submit examples/plain-script/job.yaml --follow           # the same file
 """
 
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+CHECKPOINT = Path("checkpoint.pt")
+
+
+def resume(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The step that an earlier start of this script had come to."""
+    if not CHECKPOINT.exists():
+        return 0
+    saved = torch.load(CHECKPOINT, weights_only=True, map_location="cpu")
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    print(f"resumed after step {saved['step']}", flush=True)
+    return int(saved["step"])
+
+
+def save(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    beside = CHECKPOINT.with_suffix(".new")
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
+    beside.replace(CHECKPOINT)
 
 
 def main() -> None:
@@ -20,8 +40,9 @@ def main() -> None:
     torch.manual_seed(rank)
     net = DistributedDataParallel(nn.Linear(16, 1).to(device))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    start = resume(net, optimizer)
     truth = torch.arange(16, dtype=torch.float32, device=device) / 16
-    for step in range(1, 201):
+    for step in range(start + 1, 201):
         x_BD = torch.randn(32, 16, device=device)
         loss = nn.functional.mse_loss(net(x_BD).squeeze(-1), x_BD @ truth)
         optimizer.zero_grad()
@@ -29,6 +50,8 @@ def main() -> None:
         optimizer.step()
         if step % 50 == 0:
             print(f"rank {rank} of {world_size}: step {step}, loss {loss.item():.6f}", flush=True)
+            if rank == 0:
+                save(net, optimizer, step)
     dist.destroy_process_group()
 
 

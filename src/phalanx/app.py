@@ -104,6 +104,8 @@ def _daemon(words: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=os.environ.get("PHALANX_PORT") or "8720")
     parser.add_argument("--cpu-slots", type=int)
     given = parser.parse_args(words)
+    if given.daemon != "agent":  # whose ranks inherit the umask of `phalanx up`; its own files lie in folders of mode 0700
+        os.umask(0o077)
     start = {"server": _server, "agent": _agent, "scheduler": _scheduler, "tracking": _tracking}[given.daemon]
     try:
         return start(given.home.expanduser().resolve(), given)

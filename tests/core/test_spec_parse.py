@@ -58,6 +58,12 @@ def test_spec_survives_the_wire() -> None:
         ({**RECIPE, "hyperparameters": {"dim": 100, "heads": 3}}, "hyperparameters.dim", "multiple of 2 x heads"),
         ({**RECIPE, "hyperparameters": {"lr": float("nan")}}, "hyperparameters.lr", "finite"),
         ({**PLAIN, "hyperparameters": {"scale": float("inf")}}, "hyperparameters.scale", "finite"),
+        ({**PLAIN, "entrypoint": "cd x && python train.py"}, "entrypoint", "[bash, -c"),
+        ({**PLAIN, "entrypoint": "python train.py | tee log"}, "entrypoint", "[bash, -c"),
+        ({**PLAIN, "entrypoint": " "}, "entrypoint", "program to run"),
+        ({**PLAIN, "entrypoint": ["", "a"]}, "entrypoint", "program to run"),
+        ({**PLAIN, "entrypoint": "a\0b"}, "entrypoint", "NUL"),
+        ({**PLAIN, "environment": {"python": "\0"}}, "environment", "NUL"),
         ({**PLAIN, "env": {"A": "\ud800"}}, "env", "UTF-8"),
         ({**PLAIN, "entrypoint": ["\udfff"]}, "entrypoint", "UTF-8"),
         ({**RECIPE, "hyperparameters": {"steps": 0}}, "hyperparameters.steps", "above 0"),
@@ -99,6 +105,10 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\nkind: train\nrecipe: llama\nworkdir: .\ndata: {path: d}\n")
+    with pytest.raises(SpecError, match="phalanx data prepare PATHS --out"):
+        load_spec(tmp_path / "job.yaml")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "manifest.json").touch()
     spec = load_spec(tmp_path / "job.yaml")
     assert spec.data is not None
     assert (spec.workdir, spec.data.path) == (str(tmp_path.resolve()), str(tmp_path.resolve() / "d"))

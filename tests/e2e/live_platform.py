@@ -38,7 +38,8 @@ class Platform:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "PHALANX_HOME": str(self.home)}
+        elsewhere = ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT")  # these would lead to another platform than this one
+        return {**{name: value for name, value in os.environ.items() if name not in elsewhere}, "PHALANX_HOME": str(self.home)}
 
     def up(self) -> None:
         self.run("up", "--port", "0", "--cpu-slots", "2")

@@ -1,5 +1,7 @@
 """The main job under SIGKILL: ranks, server and agent fall at arbitrary moments and the weights come out the same."""
 
+import hashlib
+import json
 import os
 import random
 from pathlib import Path
@@ -8,8 +10,8 @@ from typing import Any
 import pytest
 from live_platform import Platform, alive
 
-STEPS = 60
-EVERY = 10
+STEPS = 160  # long enough that a fast machine is still at it when the platform's processes are killed
+EVERY = 20
 ROUNDS = 20 if os.environ.get("PHALANX_SOAK") else 1
 
 
@@ -42,10 +44,8 @@ def digest(platform: Platform, model: str | None) -> str:
         return client.model(name, int(version)).weights_digest
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("repeat", range(ROUNDS))
-def test_killed_rank_resumes_bit_exactly(platform: Platform, prepared: Path, undisturbed: str, rank: int, repeat: int) -> None:
-    assert repeat < ROUNDS
+@pytest.mark.parametrize("rank", [0, 1] * ROUNDS)
+def test_killed_rank_resumes_bit_exactly(platform: Platform, prepared: Path, undisturbed: str, rank: int) -> None:
     step = random.SystemRandom().randrange(EVERY + 1, STEPS)
     fault = {"PHALANX_FAULT": f"sigkill rank={rank} step={step} attempt=1"}
     job = platform.finished(platform.submit(tiny(prepared, env=fault)))
@@ -86,21 +86,37 @@ def test_killed_process_of_the_platform_is_not_noticed_by_ranks(
     assert digest(platform, after.model) == undisturbed
 
 
-def test_lineage_leads_from_the_model_back_to_everything(platform: Platform, prepared: Path, undisturbed: str) -> None:
+def test_lineage_leads_from_the_model_back_to_everything(platform: Platform, prepared: Path) -> None:
+    job = platform.finished(
+        platform.submit(tiny(prepared, name="traced", hyperparameters={"steps": 4, "eval_batches": 1, "seed": 1}))
+    )
     with platform.client() as client:
-        model = client.models()[-1]
-    assert undisturbed
-    for key in ("data_manifest", "code", "environment", "config", "checkpoint", "job", "attempts"):
-        assert key in model.lineage
-    text = platform.run("model", "sample", f"{model.name}:{model.version}", "--prompt", "def ", "--tokens", "16").stdout
+        model = client.model("traced", 1)
+    manifest = hashlib.sha256((prepared / "manifest.json").read_bytes()).hexdigest()
+    assert model.lineage["data_manifest"] == manifest
+    assert model.lineage["job"] == job.id
+    assert model.lineage["attempts"] == job.attempts[0].attempt
+    assert model.lineage["checkpoint"] == job.checkpoints[-1].digest
+    assert {"code", "environment", "config", "weights_digest"} <= set(model.lineage)
+    text = platform.run("model", "sample", "traced:1", "--prompt", "def ", "--tokens", "16").stdout
     assert len(text.strip()) > 4
 
 
-def test_fleet_ledger_sums_to_capacity_and_says_cpu_slots(platform: Platform, undisturbed: str) -> None:
+def test_the_demos_own_job_file_runs(platform: Platform, prepared: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "tiny-lm" / "job.yaml"
+    options = ["--set", f"data.path={prepared}", "--set", "hyperparameters.steps=55"]
+    shown = platform.run("submit", str(example), "--follow", *options).stdout
+    assert "tiny-lm:1" in shown
+    job = platform.run("ls", "-o", "json").stdout
+    assert json.loads(job)[0]["checkpoints"][0]["step"] == 50
+
+
+def test_fleet_ledger_sums_to_capacity_and_says_cpu_slots(platform: Platform, prepared: Path) -> None:
+    platform.finished(platform.submit(tiny(prepared, name="counted", hyperparameters={"steps": 4, "eval_batches": 1})))
     with platform.client() as client:
         ledger = client.ledger()
-    assert undisturbed
     assert ledger.capacity > 0
+    assert ledger.categories["productive"] > 0
     assert sum(ledger.categories.values()) == ledger.capacity
     assert ledger.balanced
     assert "CPU" in ledger.devices_are

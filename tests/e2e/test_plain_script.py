@@ -20,5 +20,24 @@ def test_example_runs_unchanged(platform: Platform) -> None:
         assert not [line for line in lines if f"rank {1 - rank} of 2" in line]
 
 
+def test_what_a_script_wrote_is_there_after_a_restart_and_the_code_is_fresh(platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, sys\n"
+        "kept = pathlib.Path(f'rank-{os.environ[\"RANK\"]}.txt')\n"
+        "again = kept.exists()\n"
+        "kept.write_text('from the first attempt')\n"
+        "print('again' if again else 'first', pathlib.Path('code.txt').read_text(), flush=True)\n"
+        "pathlib.Path('code.txt').write_text('spoiled')\n"
+        "sys.exit(0 if again else 3)\n"
+    )
+    (tmp_path / "code.txt").write_text("fresh")
+    spec = {"name": "keeps", "entrypoint": "python train.py", "workdir": str(tmp_path), "resources": {"gpus": 1}}
+    view = platform.finished(platform.submit(spec))
+    assert view.restarts == 1
+    assert platform.run("logs", view.id, "--rank", "0").stdout.splitlines()[-1] == "again fresh"
+    work = platform.home / "jobs" / view.id / "work"
+    assert (work / "rank-0.txt").read_text() == "from the first attempt"
+
+
 def test_its_job_file_is_valid_and_small() -> None:
     assert set(yaml.safe_load((EXAMPLE / "job.yaml").read_text())) == {"name", "entrypoint", "workdir", "resources"}

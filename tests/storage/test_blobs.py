@@ -1,6 +1,7 @@
 """Blobs by content: put once, checked both ways, whole or absent."""
 
 import contextlib
+import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,10 +58,30 @@ def test_damage_on_disk_is_seen_and_a_second_put_repairs_it(store: BlobStore, tm
     sha256 = store.put(b"hello")
     (path,) = (tmp_path / "blobs").rglob(sha256)
     path.write_bytes(b"hellO")
-    with pytest.raises(StoreUnavailable, match="damaged"):
+    with pytest.raises(NotFound, match="damaged"):
         store.get(sha256)
+    assert not store.has(sha256)  # else nobody would ever send it again
     store.put(b"hello")
     assert store.get(sha256) == b"hello"
+
+
+def test_damage_that_nobody_has_read_yet_is_repaired_by_a_put(store: BlobStore, tmp_path: Path) -> None:
+    sha256 = store.put(b"hello")
+    (path,) = (tmp_path / "blobs").rglob(sha256)
+    path.write_bytes(b"hellO")
+    store.put(b"hello")
+    assert store.get(sha256) == b"hello"
+
+
+def test_a_put_of_bytes_that_are_there_already_flushes_them_before_it_returns(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha256 = store.put(b"hello")
+    (path,) = (tmp_path / "blobs").rglob(sha256)
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
+    store.put(b"hello")
+    assert str(path) in flushed
 
 
 def test_many_puts_of_one_blob_at_once_all_succeed(store: BlobStore) -> None:

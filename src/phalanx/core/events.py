@@ -69,7 +69,8 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """Every rank is gone, exits are durable, logs drained; the devices are free. `again`: another attempt will follow."""
+    """Every rank is gone, exits are durable, logs drained; the devices are free. `again`: another attempt will follow, and not
+    before `not_before_ms` (Unix time) where that is not 0: attempts that end soon after their start follow later and later."""
 
     job: JobId
     attempt: AttemptId
@@ -77,6 +78,7 @@ class AttemptEnded:
     again: bool
     detail: str
     exits: tuple[RankExit, ...]
+    not_before_ms: int = 0
     kind: Literal["attempt_ended"] = field(default="attempt_ended", kw_only=True)
 
 

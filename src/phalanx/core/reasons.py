@@ -24,7 +24,7 @@ class NeverFits:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """The gang would fit an idle fleet, but too few devices are free at once now."""
+    """The gang would fit an idle fleet, but not what is free now: too few devices, or not enough of them on one node."""
 
     asked: int
     free: int
@@ -32,7 +32,8 @@ class NoRoom:
     kind: Literal["no_room"] = field(default="no_room", kw_only=True)
 
     def sentence(self) -> str:
-        return f"waits for devices: asks for {self.asked} at once, {self.free} free where it fits, {self.held} held by running jobs"
+        scattered = " but not in shares that it can use" if self.free >= self.asked else ""
+        return f"waits for devices: asks for {self.asked} at once, {self.free} free{scattered}, {self.held} held by running jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Behind:
     kind: Literal["behind"] = field(default="behind", kw_only=True)
 
     def sentence(self) -> str:
-        return f"position {self.position} in line: the devices are kept for {self.head}, which stands before it"
+        return f"would fit, but the devices are kept for {self.head}, which stands before it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,27 @@ class NoNodes:
     kind: Literal["no_nodes"] = field(default="no_nodes", kw_only=True)
 
     def sentence(self) -> str:
-        return f"waits for nodes: {self.known} known, none has reported yet"
+        return f"waits for nodes: none of the {self.known} known is connected; `phalanx up` starts this machine's"
 
 
-Reason = Annotated[NeverFits | NoRoom | Behind | NoNodes, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Its last `attempts` each ended within `within_ms`, the last one as `detail` says, so the next one is put off."""
+
+    wait_ms: int
+    attempts: int
+    within_ms: int
+    detail: str
+    kind: Literal["backoff"] = field(default="backoff", kw_only=True)
+
+    def sentence(self) -> str:
+        ended = "the last attempt ended" if self.attempts == 1 else f"the last {self.attempts} attempts each ended"
+        return f"restarts in {_seconds(self.wait_ms)}: {ended} within {_seconds(self.within_ms)}; {self.detail}"
+
+
+def _seconds(ms: int) -> str:
+    """Whole seconds, upwards."""
+    return f"{-(-max(0, ms) // 1000)}s"
+
+
+Reason = Annotated[NeverFits | NoRoom | Behind | NoNodes | Backoff, Field(discriminator="kind")]

@@ -85,12 +85,12 @@ class JobSpec:
     kind: `train` is measured by its step records, `batch` is not, `service` is restarted whenever it ends, `interactive` never.
     entrypoint: command line of every rank, as a list or one shell-like string; or else
     recipe: a built-in trainer, configured by `hyperparameters`.
-    workdir: folder packed at submit and unpacked for each attempt; ranks start in it.
+    workdir: folder packed at submit, laid anew for each attempt where ranks start; what they write there stays for the next.
     environment: the Python that runs the ranks.
-    env: environment variables of the ranks.
+    env: environment variables of the ranks; stored and shown with the job, so not for secrets.
     num_nodes: nodes of the gang.
     resources: wanted on each node.
-    queue: the line the job waits in.
+    queue: the line the job is counted in: `why` tells its position there, `ls --queue` shows it.
     priority: 0 to 100, higher first.
     max_restarts: attempts after the first before the job counts as failed.
     max_duration: limit of one attempt such as '2h'; empty for none.

@@ -18,6 +18,8 @@ from phalanx.core.recipe import RECIPES
 from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Resources
 
 SPEC_BYTES_MAX: Final = 256 * 1024
+_SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
+"""Words that only mean something to a shell."""
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NESTED: Final = {"resources": Resources, "environment": Environment, "checkpoint": CheckpointPolicy, "data": DataSource}
 _Check = tuple[str, object, bool, str]
@@ -27,7 +29,7 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
     """The spec in a YAML file. Relative `workdir` and `data.path` are taken from the file's folder.
 
     change: made to the file's data before it is checked, e.g. by `submit --set`.
-    Raises SpecError for an unreadable file, malformed YAML, or any unacceptable field.
+    Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
     """
     try:
         if path.stat().st_size > SPEC_BYTES_MAX:
@@ -41,7 +43,12 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise SpecError("job file", str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
-    return anchored(parse_spec(change(data)), path.parent)
+    spec = anchored(parse_spec(change(data)), path.parent)
+    if spec.data and not (Path(spec.data.path) / "manifest.json").is_file():
+        raise SpecError(
+            "data.path", spec.data.path, f"holds no prepared data; run `phalanx data prepare PATHS --out {spec.data.path}`"
+        )
+    return spec
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
@@ -121,10 +128,13 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _refuse_unwritable(spec: JobSpec) -> None:
-    """JSON's and YAML's escapes can spell half a surrogate pair, which no UTF-8 file can hold."""
+    """Escapes can spell half a surrogate pair, which no UTF-8 file can hold, and NUL, which no argument or path can."""
     for name, value in dataclasses.asdict(spec).items():
+        text = "".join(_texts(value))
+        if "\0" in text:
+            raise SpecError(name, value, "remove the NUL character")
         try:
-            "".join(_texts(value)).encode()
+            text.encode()
         except UnicodeEncodeError as error:
             bad = ascii(error.object[error.start : error.end])
             raise SpecError(name, bad, "is not text that UTF-8 can write; remove it") from error
@@ -161,13 +171,13 @@ def _field_checks(spec: JobSpec) -> Iterable[_Check]:
     for key, value in spec.env.items():
         yield f"env.{key}", value, _ENV_NAME.fullmatch(key) is not None, "name variables with letters, digits and '_'"
         yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"
-        yield f"env.{key}", value, "\0" not in value, "remove the NUL byte"
 
 
 def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
     asked = bool(spec.entrypoint) + bool(spec.recipe)
     yield "entrypoint", spec.entrypoint, asked == 1, "give either entrypoint or recipe, exactly one of them"
-    yield _parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
+    if spec.entrypoint:
+        yield _parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
     if spec.recipe:
         near = difflib.get_close_matches(spec.recipe, RECIPES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
@@ -177,8 +187,13 @@ def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
 
 
 def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The argument vector of an entrypoint; a string is split as a shell would, without running one."""
-    return tuple(shlex.split(entrypoint)) if isinstance(entrypoint, str) else entrypoint
+    """The argument vector of an entrypoint; a string is split as a shell would, without running one. Raises ValueError."""
+    words = tuple(shlex.split(entrypoint)) if isinstance(entrypoint, str) else entrypoint
+    if not words or not words[0].strip():
+        raise ValueError("begin with the program to run")
+    if isinstance(entrypoint, str) and (words[0] == "cd" or not _SHELL.isdisjoint(words)):
+        raise ValueError("no shell reads it; write [bash, -c, '...'] for one that does")
+    return words
 
 
 def _parsed(name: str, value: object, parse: Callable[[], object]) -> _Check:

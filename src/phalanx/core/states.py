@@ -15,9 +15,11 @@ StopCause = Literal["cancel", "max_duration"]
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Waits for a placement. `attempt` counts the launches so far."""
+    """Waits for a placement, which may not come before `not_before_ms` (Unix time; 0 is at once). `attempt` counts the launches
+    so far."""
 
     attempt: int
+    not_before_ms: int = 0
     name: Literal["pending"] = field(default="pending", kw_only=True)
 
 
@@ -77,11 +79,12 @@ class GangUp:
 
 @dataclass(frozen=True, slots=True)
 class GangEnded:
-    """Every rank of the attempt is gone and its logs are drained. `again` asks for another attempt."""
+    """Every rank of the attempt is gone and its logs are drained. `again` asks for another attempt, not before `not_before_ms`."""
 
     ok: bool
     again: bool
     detail: str
+    not_before_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,8 @@ def advance(job: JobId, state: JobState, move: JobMove) -> JobState:
             return Stopping(attempt, placement, cause)
         case Stopping(attempt, placement), StopAsked("cancel"):
             return Stopping(attempt, placement, "cancel")
-        case ((Starting(attempt) | Running(attempt)), GangEnded(ok, again, detail)):
-            return Pending(attempt) if again else Finished(attempt, "succeeded" if ok else "failed", detail)
+        case ((Starting(attempt) | Running(attempt)), GangEnded(ok, again, detail, not_before_ms)):
+            return Pending(attempt, not_before_ms) if again else Finished(attempt, "succeeded" if ok else "failed", detail)
         case Stopping(attempt, _, "cancel"), GangEnded(detail=detail):
             return Finished(attempt, "cancelled", detail)
         case Stopping(attempt, _, "max_duration"), GangEnded(detail=detail):

@@ -18,25 +18,56 @@ from phalanx.storage.atomic import write_atomic
 
 Daemon = Literal["server", "agent"]
 DEFAULT_PORT: Final = 8720
-RECORD_MS_MAX: Final = 60_000
-"""A daemon leaves its record this soon after its process began; an import on a busy machine takes seconds."""
-
-CLOCK_SLACK_MS: Final = 5_000
-"""A process's start time is computed from the boot time, which moves when the machine's clock is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """run/<daemon>.json. `started_ms`: when it was written, soon after the process began; `url`: where the server listens."""
+    """run/<daemon>.json. `started_ms`: when it was written, for people; `url`: where the server listens.
+
+    start_ticks, boot: when the process began, in clock ticks since that boot: with the pid they name one process for ever, and
+    setting the machine's clock changes neither.
+    """
 
     pid: int
     started_ms: int
     url: str = ""
+    start_ticks: int = 0
+    boot: str = ""
 
 
-def record_self(home: Path, daemon: Daemon, url: str) -> None:
-    """Leaves this process's record."""
-    write_atomic(_file(home, daemon), wire.dumps(Record, Record(os.getpid(), time.time_ns() // 1_000_000, url)).encode())
+def record_self(home: Path, daemon: Daemon, url: str = "") -> None:
+    """Leaves this process's record: it is ready."""
+    now_ms = time.time_ns() // 1_000_000
+    record = Record(os.getpid(), now_ms, url, start_ticks(os.getpid()), boot_id())
+    write_atomic(_file(home, daemon), wire.dumps(Record, record).encode(), 0o600)
+
+
+def note_progress(home: Path, daemon: Daemon) -> None:
+    """Says that a daemon that has long to read before it is ready still gets on."""
+    with contextlib.suppress(OSError):  # whoever waits for it gives up sooner then
+        _progress_file(home, daemon).touch(0o600)
+
+
+def progress(home: Path, daemon: Daemon) -> int:
+    """Grows with each `note_progress`; 0 before the first."""
+    try:
+        return _progress_file(home, daemon).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def start_ticks(pid: int) -> int:
+    """When the process began, in clock ticks since boot (field 22 of proc(5)); 0 when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])  # the name in brackets before may hold anything
+
+
+def boot_id() -> str:
+    """Changes with each boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def erase_self(home: Path, daemon: Daemon) -> None:
@@ -58,19 +89,18 @@ def read(home: Path, daemon: Daemon) -> Record | None:
 def alive(home: Path, daemon: Daemon) -> psutil.Process | None:
     """The process of the record, or None when it is gone and its number perhaps somebody else's.
 
-    Proof is a start just before the record was written, and a command line that names the daemon and this home.
+    Proof is the start that the record names, and a command line that names the daemon and this home.
     """
     found = read(home, daemon)
-    if found is None:
+    if found is None or not found.start_ticks or (found.boot, found.start_ticks) != (boot_id(), start_ticks(found.pid)):
         return None
     try:
         process = psutil.Process(found.pid)
-        age_ms = found.started_ms - round(process.create_time() * 1000)
         line = process.cmdline()
         ours = process.status() != psutil.STATUS_ZOMBIE and daemon in line and str(home) in line
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-    return process if ours and -CLOCK_SLACK_MS <= age_ms <= RECORD_MS_MAX else None
+    return process if ours else None
 
 
 @contextlib.contextmanager
@@ -112,3 +142,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _file(home: Path, daemon: Daemon) -> Path:
     return home / "run" / f"{daemon}.json"
+
+
+def _progress_file(home: Path, daemon: Daemon) -> Path:
+    return home / "run" / f"{daemon}.progress"

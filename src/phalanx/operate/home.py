@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -14,6 +15,9 @@ from phalanx.storage.atomic import write_atomic
 FORMAT: Final = 1
 """Grows when an older Phalanx could damage the home."""
 
+_PRIVATE: Final = ("phalanx.db*", "mlflow.db*", "home.json", "tracking-id", "run/*.log*")
+"""Files that a Phalanx before this one, or a user's umask, left readable for others."""
+
 _FOLDERS: Final = ("run", "node", "jobs", "journal", "series", "blobs")
 
 
@@ -21,6 +25,7 @@ def open_home(home: Path) -> None:
     """Makes what is missing. Raises SetupError for a home that cannot be written or that a newer Phalanx made."""
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(home)
         _check_format(home)
         for name in _FOLDERS:
             (home / name).mkdir(exist_ok=True, mode=0o700)
@@ -29,6 +34,16 @@ def open_home(home: Path) -> None:
     except OSError as error:
         fix = f"cannot be used ({error.strerror}: {error.filename}); make it a writable folder, or choose another PHALANX_HOME"
         raise SetupError("home", str(home), fix) from error
+
+
+def _make_private(home: Path) -> None:
+    """Takes it from other users when it is ours: a Phalanx's home, or empty. Any other folder's mode is not ours to change."""
+    is_home = (home / "home.json").exists() or next(home.iterdir(), None) is None
+    for path in (home, *(found for pattern in _PRIVATE for found in home.glob(pattern))) if is_home else ():
+        with contextlib.suppress(FileNotFoundError):  # SQLite removes its files beside the database as it closes
+            known = path.stat()
+            if known.st_uid == os.geteuid() and known.st_mode & 0o077:
+                path.chmod(known.st_mode & 0o700)
 
 
 def node_name(home: Path) -> NodeId:
@@ -48,7 +63,7 @@ def _check_format(home: Path) -> None:
     try:
         known = json.loads(file.read_text(encoding="utf-8"))["format"]
     except FileNotFoundError:
-        write_atomic(file, json.dumps({"format": FORMAT}).encode() + b"\n")
+        write_atomic(file, json.dumps({"format": FORMAT}).encode() + b"\n", 0o600)
         return
     except (ValueError, KeyError, TypeError) as error:
         raise SetupError("home", str(home), 'has a damaged home.json; write {"format": 1} into it if a Phalanx made it') from error

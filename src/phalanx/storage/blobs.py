@@ -1,6 +1,9 @@
 """Bytes under the SHA-256 of their content, put once and never changed."""
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -53,12 +56,15 @@ class BlobStore:
         self.put(data)
 
     def get(self, sha256: str) -> bytes:
-        """Raises NotFound for an unknown name, StoreUnavailable when the stored bytes are damaged."""
+        """Raises NotFound for an unknown name, and for bytes that are damaged on disk: they are removed, so that `has` is false
+        and a put repairs."""
         data = self._read(sha256)
+        if data is not None and sha256_bytes(data) != sha256:
+            data = self._without_damage(sha256)
+            if data is None:
+                raise NotFound("blob", sha256, "its bytes were damaged on disk and are removed; send it again")
         if data is None:
             raise NotFound("blob", sha256, "no blob has this SHA-256; send it first")
-        if sha256_bytes(data) != sha256:
-            raise StoreUnavailable(f"blob {sha256} is damaged on disk ({self._path(sha256)}); put it again to repair it")
         return data
 
     def has(self, sha256: str) -> bool:
@@ -66,13 +72,35 @@ class BlobStore:
         return is_sha256(sha256) and self._path(sha256).is_file()
 
     def _put(self, sha256: str, data: bytes) -> None:
+        with self._alone():
+            try:
+                obstore.put(self._store, _key(sha256), data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                if self._read(sha256) != data:
+                    obstore.put(self._store, _key(sha256), data, mode="overwrite", use_multipart=False)  # repairs a damaged blob
+            self._flush(sha256)  # also what was there: whoever wrote it may have ended before it was flushed
+
+    def _without_damage(self, sha256: str) -> bytes | None:
+        """What a put has repaired meanwhile, or None with the damaged bytes removed."""
         try:
-            obstore.put(self._store, _key(sha256), data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            if self._read(sha256) == data:
-                return
-            obstore.put(self._store, _key(sha256), data, mode="overwrite", use_multipart=False)  # repairs a damaged blob
-        self._flush(sha256)
+            with self._alone():
+                data = self._read(sha256)
+                if data is not None and sha256_bytes(data) == sha256:
+                    return data
+                self._path(sha256).unlink(missing_ok=True)
+                return None
+        except OSError as error:
+            raise refused(self._root, error) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One change at a time among all processes, so that what one has just repaired is not removed as damaged by another."""
+        handle = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def _read(self, sha256: str) -> bytes | None:
         if not is_sha256(sha256):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.reasons import Behind, NeverFits, NoNodes, NoRoom
-from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, RunningJob, Snapshot, Start, Wait, never_fits, schedule
+from phalanx.core.reasons import Backoff, Behind, NeverFits, NoNodes, NoRoom
+from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, PutOff, RunningJob, Snapshot, Start, Wait, never_fits, schedule
 from phalanx.decide.scheduler.explain import smallest_change
 
 GIB = 2**30
@@ -84,14 +84,14 @@ def test_S06_order_per_pool() -> None:
     """The head of the line wants A100s that are taken; a T4 job behind it does not wait for them, an A100 job does."""
     fleet = [node("a", 8, "A100", free=4), node("t", 4, "T4")]
     plan = decided(fleet, job("big-1", 1, 8, kind="A100"), job("t4-2", 2, 1, kind="T4"), job("small-3", 3, 1, kind="A100"))
-    assert reason(plan["big-1"]) == NoRoom(asked=8, free=0, held=4)
+    assert reason(plan["big-1"]) == NoRoom(asked=8, free=4, held=4)
     assert where(plan["t4-2"]) == [("t", (0,))]
     assert reason(plan["small-3"]) == Behind(JobId("big-1"), 2)
 
 
 def test_S04_small_jobs_do_not_pass_a_gang_as_large_as_the_fleet() -> None:
     plan = decided([node("a", 8, free=7)], job("all-1", 1, 8), *(job(f"s-{number}", number, 1) for number in range(2, 9)))
-    assert reason(plan["all-1"]) == NoRoom(asked=8, free=0, held=1)
+    assert reason(plan["all-1"]) == NoRoom(asked=8, free=7, held=1)
     assert all(reason(plan[f"s-{number}"]) == Behind(JobId("all-1"), number) for number in range(2, 9))
 
 
@@ -122,7 +122,8 @@ def test_cpus_and_memory_count_and_are_taken_off() -> None:
         [node("a"), node("b")], wants, replace(wants, job=JobId("j-2"), sequence=2), replace(wants, job=JobId("j-3"), sequence=3)
     )
     assert [where(plan[name])[0][0] for name in ("j-1", "j-2")] == ["a", "b"]
-    assert reason(plan["j-3"]) == NoRoom(asked=1, free=0, held=2)
+    assert reason(plan["j-3"]) == NoRoom(asked=1, free=14, held=2)
+    assert "not in shares that it can use" in NoRoom(asked=1, free=14, held=2).sentence()
 
 
 def test_S16_never_fits_names_the_resource() -> None:
@@ -165,8 +166,39 @@ def test_no_nodes_is_said_and_refuses_nothing() -> None:
 
 def test_a_node_that_has_not_reported_gets_nothing_but_counts_for_what_fits() -> None:
     assert reason(decided([node("a", up=False)], job("j-1", 1, 8))["j-1"]) == NoNodes(1)
-    assert reason(decided([node("a", up=False), node("b", 2)], job("j-1", 1, 8))["j-1"]) == NoRoom(asked=8, free=0, held=0)
+    assert reason(decided([node("a", up=False), node("b", 2)], job("j-1", 1, 8))["j-1"]) == NoRoom(asked=8, free=2, held=0)
     assert isinstance(reason(decided([node("a", up=False)], job("j-1", 1, 9))["j-1"]), NeverFits)
+
+
+def test_a_restart_that_is_put_off_waits_for_its_time_and_stands_in_nobodys_way() -> None:
+    off = PutOff(not_before_ms=9_000, attempts=3, within_ms=1_800, detail="rank 0 exited with code 1")
+    crashing = replace(job("crash-1", 1, 8), put_off=off)
+    fleet, line = (node("a"),), (crashing, job("next-2", 2, 8), job("last-3", 3, 8))
+    early: dict[str, Start | Wait] = {one.job: one for one in schedule(Snapshot(1_500, fleet, (), line)).decisions}
+    assert early["crash-1"] == Wait(JobId("crash-1"), Backoff(7_500, 3, 1_800, "rank 0 exited with code 1"), None)
+    said = "restarts in 8s: the last 3 attempts each ended within 2s; rank 0 exited with code 1"
+    assert Backoff(7_500, 3, 1_800, off.detail).sentence() == said
+    assert Backoff(1, 1, 0, "x").sentence() == "restarts in 1s: the last attempt ended within 0s; x"
+    assert isinstance(early["next-2"], Start)
+    assert [one.position for one in early.values() if isinstance(one, Wait)] == [None, 1]
+    for due_ms in (9_000, -86_400_000):
+        (first, *_) = schedule(Snapshot(due_ms, fleet, (), line)).decisions
+        assert isinstance(first, Start), "due, or the clock was set back"
+
+
+def test_a_place_counts_within_the_jobs_own_queue() -> None:
+    line = [replace(job(f"j-{number}", number, 8), queue="ab"[number % 2]) for number in range(6)]
+    plan = decided([node("a", free=0)], *line)
+    assert [wait.position for wait in plan.values() if isinstance(wait, Wait)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_node_that_says_nonsense_of_itself_divides_by_nothing() -> None:
+    odd = replace(node("odd"), cpus=-4.0, free_cpus=-4.0, memory_bytes=-1, free_memory_bytes=-1)
+    assert isinstance(decided([odd], job("j-1", 1, 8))["j-1"], Start)
+    wants = replace(job("j-1", 1, 8), cpus=2.0, memory_bytes=GIB)
+    answer = reason(decided([odd], wants)["j-1"])
+    assert isinstance(answer, NeverFits)
+    assert answer.change == "set resources.cpus: 0, resources.memory: 0MiB, or add nodes"
 
 
 def test_snapshot_and_plan_travel_as_json() -> None:
@@ -187,16 +219,16 @@ def fleets(draw: st.DrawFn) -> tuple[NodeFacts, ...]:
     for number in range(draw(st.integers(0, 5))):
         kinds = draw(st.lists(KINDS, max_size=6))
         free = draw(st.sets(st.sampled_from(range(len(kinds))))) if kinds else set()
-        cpus, memory = draw(st.integers(0, 8)), draw(st.integers(0, 8)) * GIB
+        cpus, memory = draw(st.integers(-2, 8)), draw(st.integers(-2, 8)) * GIB
         nodes.append(
             NodeFacts(
                 NodeId(f"n{number}"),
                 tuple(enumerate(kinds)),
                 tuple(sorted(free)),
                 float(cpus),
-                float(draw(st.integers(0, cpus))),
+                float(draw(st.integers(min(0, cpus), max(0, cpus)))),
                 memory,
-                draw(st.integers(0, memory)),
+                draw(st.integers(min(0, memory), max(0, memory))),
                 draw(st.booleans()),
             )
         )
@@ -212,10 +244,11 @@ def lines(draw: st.DrawFn) -> tuple[PendingJob, ...]:
             draw(st.integers(1, 3)),
             float(draw(st.integers(0, 4))),
             draw(st.integers(0, 4)) * GIB,
-            "default",
+            draw(st.sampled_from(["default", "other"])),
             draw(st.integers(0, 2)),
             draw(st.integers(0, 2)),
             number,
+            draw(st.none() | st.builds(PutOff, st.sampled_from([5, 6, 70_000]), st.just(1), st.just(9), st.just("x"))),
         )
         for number in range(draw(st.integers(0, 8)))
     )
@@ -272,7 +305,9 @@ def test_nobody_passes_a_job_that_waits_for_the_same_devices(snapshot: Snapshot)
         later = next(job for job in snapshot.pending if job.job == start.job)
         for earlier in snapshot.pending:
             wait = plan[earlier.job]
-            if isinstance(wait, Wait) and before(earlier, later) and earlier.request.type in (None, kind):
+            if not isinstance(wait, Wait) or isinstance(wait.reason, Backoff):
+                continue
+            if before(earlier, later) and earlier.request.type in (None, kind):
                 of_kind = replace(earlier, request=DeviceRequest(kind, earlier.request.count))
                 assert never_fits(of_kind, snapshot.nodes) is not None, "it passed a job that waits for what it took"
 
@@ -305,13 +340,19 @@ def test_reasons_are_true(snapshot: Snapshot) -> None:
     for name, wait in plan.items():
         if isinstance(wait, Start):
             continue
-        alone = schedule(Snapshot(0, idle, (), (jobs[name],))).decisions[0]
-        assert isinstance(wait.reason, NeverFits | NoNodes) or isinstance(alone, Start)
+        alone = schedule(Snapshot(snapshot.now_ms, idle, (), (jobs[name],))).decisions[0]
+        assert isinstance(wait.reason, NeverFits | NoNodes | Backoff) or isinstance(alone, Start)
         match wait.reason:
+            case Backoff(wait_ms):
+                off = jobs[name].put_off
+                assert off is not None
+                assert 0 < wait_ms == off.not_before_ms - snapshot.now_ms
+                assert alone == wait
             case NeverFits():
                 assert isinstance(alone, Wait)
-            case NoRoom(asked, free, _):
-                assert free < asked == jobs[name].request.count * jobs[name].num_nodes
+            case NoRoom(asked, free, held):
+                assert asked == jobs[name].request.count * jobs[name].num_nodes
+                assert 0 <= free <= free + held <= sum(len(node.devices) for node in snapshot.nodes if node.schedulable)
             case Behind(head, position):
                 assert isinstance(plan[head], Wait)
                 assert before(jobs[head], jobs[name])
@@ -348,5 +389,5 @@ def test_carrying_out_plans_until_nothing_starts_leaves_no_free_head(snapshot: S
                 free_memory_bytes=old.free_memory_bytes - jobs[name].memory_bytes,
             )
     left = tuple(job for job in snapshot.pending if job.job not in started)
-    again = schedule(Snapshot(6, tuple(nodes.values()), (), left))
+    again = schedule(Snapshot(snapshot.now_ms, tuple(nodes.values()), (), left))
     assert not [decision for decision in again.decisions if isinstance(decision, Start)]

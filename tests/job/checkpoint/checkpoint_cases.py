@@ -12,14 +12,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import Bug, CheckpointError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint import manifest
-from phalanx.job.checkpoint.index import INDEX, check_same
+from phalanx.job.checkpoint import save as saving
+from phalanx.job.checkpoint.index import INDEX, GuardedReader, check_same
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin
 from phalanx.job.checkpoint.restore import Found, find, load
 from phalanx.job.checkpoint.save import Identity, Saved, SaveFailed, SavePolicy, save
@@ -55,8 +59,8 @@ class Run:
         generator = torch.Generator().manual_seed(1000 * step + self.rank.rank)
         return torch.randint(97, (1, RECIPE.batch_per_rank, RECIPE.sequence + 1), generator=generator)
 
-    def save(self, root: Path, step: int, keep_last: int = 9, origin: Origin = ORIGIN) -> Saved | SaveFailed:
-        identity = Identity(origin=origin, dtype="fp32", device=self.rank.device)
+    def save(self, root: Path, step: int, keep_last: int = 9, attempt: str = "") -> Saved | SaveFailed:
+        identity = Identity(origin=ORIGIN, dtype="fp32", device=self.rank.device, attempt=attempt)
         policy = SavePolicy(root=root, every=1, keep_last=keep_last)
         return save(policy, identity, step, training_state(self.model, self.optimizer), {"samples": step})
 
@@ -169,6 +173,55 @@ def case_a_pickle_that_names_more_than_an_index_needs_is_not_run(root: Path, ran
     assert not witness.exists()
 
 
+def case_the_index_is_read_once_and_by_the_guard(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1)
+    reader = GuardedReader(root / "step-00000001")
+    with patch.object(pickle, "load", _never):  # what torch's own reader would use
+        index = reader.read_metadata()
+    assert index.storage_meta is not None and index.storage_meta.load_id == reader.load_id
+
+
+def case_t10_what_could_not_be_loaded_is_never_committed(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    run.save(root, 1, keep_last=1)
+    name = "optimizer.state.norm.weight.exp_avg"
+    assert name in training_state(run.model, run.optimizer)
+
+    def without_a_moment(state: dict[str, torch.Tensor], **more: Any) -> object:
+        return save_shards({key: value for key, value in state.items() if key != name}, **more)
+
+    with patch.object(saving, "save_shards", without_a_moment):  # a writer that forgets
+        failed = run.save(root, 2, keep_last=1)
+    assert isinstance(failed, SaveFailed) and name in failed.reason, failed
+    assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000001"]
+
+
+def case_a_newer_attempt_fences_an_older_one(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    assert isinstance(run.save(root, 1, attempt="lm-7.9"), Saved)
+    assert isinstance(run.save(root, 2, attempt="lm-7.10"), Saved)
+    assert isinstance(run.save(root, 3, attempt="lm-8.1"), Saved)  # of another job: no order between the two
+    before = (root / "step-00000002" / MANIFEST).read_bytes()
+    for step in (2, 4):  # in its place, and beside it
+        assert "a newer attempt" in _refused(lambda step=step: run.save(root, step, attempt="lm-7.9"))  # type: ignore[misc]  # bound
+    assert (root / "step-00000002" / MANIFEST).read_bytes() == before
+    assert not (root / "step-00000004").exists()
+    found = find(root, ORIGIN)
+    assert found is not None and found.manifest.attempt == "lm-8.1"
+
+
+def case_whatever_rank_zero_meets_reaches_everyone(root: Path, rank: Rank) -> None:
+    def fail(error: Exception) -> str:
+        raise error
+
+    for error, told in ((CheckpointError("a", 1, "b"), CheckpointError), (StoreUnavailable("full"), StoreUnavailable)):
+        assert str(_raised(lambda error=error: decided_by_rank_zero(lambda: fail(error)), told)) == str(error)  # type: ignore[misc]  # bound
+    seen = _raised(lambda: decided_by_rank_zero(lambda: fail(RuntimeError("odd"))), RuntimeError if rank.rank == 0 else Bug)
+    assert "odd" in str(seen)
+
+
 def case_retention_keeps_the_newest_and_clears_what_was_never_committed(root: Path, rank: Rank) -> None:
     run = Run(rank)
     _on_rank_zero(lambda: (root / "step-00000001").mkdir(parents=True))
@@ -216,11 +269,19 @@ def _on_rank_zero(act: Callable[[], object]) -> None:
 
 
 def _refused(act: Callable[[], object]) -> str:
+    return str(_raised(act, CheckpointError))
+
+
+def _raised(act: Callable[[], object], kind: type[Exception]) -> Exception:
     try:
         act()
-    except CheckpointError as error:
-        return str(error)
-    raise AssertionError("was not refused")
+    except kind as error:
+        return error
+    raise AssertionError(f"raised no {kind.__name__}")
+
+
+def _never(*_: object, **__: object) -> object:
+    raise AssertionError("unpickled without the guard")
 
 
 def main(folder: Path) -> None:

@@ -16,7 +16,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_gang(arguments: Sequence[str], folder: Path, world_size: int, env: Mapping[str, str]) -> list[subprocess.Popen[bytes]]:
+def start_gang(
+    arguments: Sequence[str],
+    folder: Path,
+    world_size: int,
+    env: Mapping[str, str],
+    env_of_rank: Mapping[int, Mapping[str, str]] | None = None,
+) -> list[subprocess.Popen[bytes]]:
     """One process a rank, running `python ARGUMENTS`; each writes to `folder/rank-N.log` and `folder/rank-N.records`."""
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
@@ -31,7 +37,7 @@ def start_gang(arguments: Sequence[str], folder: Path, world_size: int, env: Map
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-W", "error", *arguments],
-                    env={**os.environ, **own, **env},
+                    env={**os.environ, **own, **env, **(env_of_rank or {}).get(rank, {})},
                     stdout=log,
                     stderr=log,
                     cwd=folder,

@@ -21,6 +21,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return answers
 
 
+def test_T10_a_checkpoint_that_could_not_be_loaded_is_never_committed(ended: dict[str, str]) -> None:
+    assert not ended["case_t10_what_could_not_be_loaded_is_never_committed"]
+
+
 @pytest.mark.parametrize("case", _CASES)
 def test_gang(ended: dict[str, str], case: str) -> None:
     assert not ended[case], ended[case]

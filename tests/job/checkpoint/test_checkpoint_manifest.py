@@ -61,10 +61,11 @@ def test_a_changed_number_in_the_manifest_is_noticed(tmp_path: Path) -> None:
         manifest.read(folder)
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [1, manifest.FORMAT + 1])
+def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     folder, made = make(tmp_path, 1)
-    manifest.commit(folder, replace(made, format=2))
-    with pytest.raises(CheckpointError, match="format 2"):
+    manifest.commit(folder, replace(made, format=other))
+    with pytest.raises(CheckpointError, match=f"format {other}"):
         manifest.read(folder)
 
 

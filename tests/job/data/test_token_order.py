@@ -1,12 +1,16 @@
 """The order of the data: each epoch a permutation, O(1) to enter, the same at any world size. Case ids: shared/CASES.md."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.order import SAMPLES_MAX, batch_indices, permute, permuted, rank_slice, sample_at
+from phalanx.job.data.order import SAMPLES_MAX, batch_indices, rank_slice, sample
 
 SEEDS = st.integers(-(2**63), 2**64)
 SIZES = st.one_of(st.integers(1, 40), st.integers(1, 3000))
@@ -15,14 +19,14 @@ EPOCHS = st.integers(0, 10**6)
 
 @given(seed=SEEDS, epoch=EPOCHS, size=SIZES)
 def test_an_epoch_is_a_bijection(seed: int, epoch: int, size: int) -> None:
-    assert sorted(permute(seed, epoch, np.arange(size), size).tolist()) == list(range(size))
+    assert sorted(sample(seed, epoch, np.arange(size), size).tolist()) == list(range(size))
 
 
 @given(seed=SEEDS, epoch=EPOCHS, size=st.integers(1, SAMPLES_MAX), data=st.data())
-def test_one_index_equals_the_array_form_at_any_size(seed: int, epoch: int, size: int, data: st.DataObject) -> None:
+def test_a_place_gives_the_same_sample_whatever_is_asked_beside_it(seed: int, epoch: int, size: int, data: st.DataObject) -> None:
     indices = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5, unique=True))
-    found = permute(seed, epoch, np.array(indices), size)
-    assert found.tolist() == [permuted(seed, epoch, index, size) for index in indices]
+    found = sample(seed, epoch, np.array(indices), size)
+    assert found.tolist() == [int(sample(seed, epoch, np.array([index]), size)[0]) for index in indices]
     assert len(set(found.tolist())) == len(indices)
     assert found.min() >= 0
     assert found.max() < size
@@ -61,10 +65,8 @@ def test_ranks_share_a_batch_evenly(batch: int, world_size: int) -> None:
 @given(seed=SEEDS, size=st.integers(1, 300), position=st.integers(0, 1000))
 def test_d01_seeking_equals_iterating(seed: int, size: int, position: int) -> None:
     epoch = position // size
-    walked = permute(seed, epoch, np.arange(size), size)[position % size]
-    assert sample_at(seed, epoch, position, size) == walked == batch_indices(seed, position, 1, size)[0]
-    with pytest.raises(DataError, match="does not lie in it"):
-        sample_at(seed, epoch + 1, position, size)
+    walked = sample(seed, epoch, np.arange(size), size)[position % size]
+    assert sample(seed, epoch, np.array([position % size]), size)[0] == walked == batch_indices(seed, position, 1, size)[0]
 
 
 @given(seed=SEEDS, size=st.integers(1, 200), batch=st.integers(1, 16), cuts=st.tuples(*[st.integers(0, 40)] * 2))
@@ -77,7 +79,7 @@ def test_t08_three_legs_equal_one_run(seed: int, size: int, batch: int, cuts: tu
 
 def test_seeds_and_epochs_give_unlike_orders_that_look_random() -> None:
     size = 10_000
-    orders = [permute(seed, epoch, np.arange(size), size) for seed in (0, 1) for epoch in (0, 1)]
+    orders = [sample(seed, epoch, np.arange(size), size) for seed in (0, 1) for epoch in (0, 1)]
     for number, order in enumerate(orders):
         assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.05
         assert all(np.mean(order == other) < 0.01 for other in orders[number + 1 :])
@@ -89,7 +91,7 @@ def test_seeds_and_epochs_give_unlike_orders_that_look_random() -> None:
 def test_small_permutations_are_spread_over_all_of_them() -> None:
     seen: dict[tuple[int, ...], int] = {}
     for seed in range(2400):
-        order = tuple(permute(seed, 0, np.arange(4), 4).tolist())
+        order = tuple(sample(seed, 0, np.arange(4), 4).tolist())
         seen[order] = seen.get(order, 0) + 1
     assert len(seen) >= 12, "a balanced network reaches the even permutations of so small a domain at least"
     assert max(seen.values()) < 4 * 2400 / len(seen)
@@ -97,8 +99,19 @@ def test_small_permutations_are_spread_over_all_of_them() -> None:
 
 def test_the_order_is_fixed_for_ever() -> None:
     """Golden: a change here would silently change what every resumed run reads."""
-    assert permute(0, 0, np.arange(10), 10).tolist() == GOLDEN_EPOCH_0
+    assert sample(0, 0, np.arange(10), 10).tolist() == GOLDEN_EPOCH_0
     assert batch_indices(1234, 7, 8, 1000).tolist() == GOLDEN_BATCH
+
+
+def test_D14_identical_runs_read_in_the_same_order() -> None:
+    """Two processes of their own, with unlike hash seeds."""
+    program = "from phalanx.job.data.order import batch_indices\nprint([batch_indices(7, s, 8, 1000).tolist() for s in range(300)])"
+    runs = [
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stdout.decode().strip() == str([batch_indices(7, step, 8, 1000).tolist() for step in range(300)])
 
 
 GOLDEN_EPOCH_0 = [1, 0, 9, 3, 5, 6, 2, 8, 7, 4]
@@ -109,8 +122,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(DataError, match="shorter than one sequence"):
         batch_indices(0, 0, 8, 0)
     with pytest.raises(DataError):
-        permuted(0, 0, 0, SAMPLES_MAX + 1)
+        sample(0, 0, np.array([0]), SAMPLES_MAX + 1)
     with pytest.raises(IndexError):
-        permuted(0, 0, 10, 10)
+        sample(0, 0, np.array([10]), 10)
     with pytest.raises(IndexError):
         rank_slice(np.arange(4), 2, 2)

@@ -8,17 +8,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phalanx.core import wire
-from phalanx.core.errors import UserError
+from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.records import RankRecord, Ring, StepRecord
 from phalanx.core.spec import CheckpointPolicy
 from phalanx.job.sdk import Session, attach
 from phalanx.job.sdk.fault import Fault, parse_fault
 from phalanx.job.sdk.journal import REDIAL_S, Bell
+from phalanx.job.sdk.session import MODEL_PAUSE_S, MODEL_TRIES
 
 
 def record(step: int, rank: int = 0) -> StepRecord:
@@ -161,6 +164,76 @@ def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:
     lines = (tmp_path / "rank-0.records").read_text().splitlines()
     assert [json.loads(lines[index])["name"] for index in (0, -1)] == ["first", "last"]
     assert len(lines) == 3
+
+
+def limited_to(size: int) -> None:
+    """Later writes past `size` bytes fail as on a full disk; python ignores the signal that goes with it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def say_model(session: Session) -> None:
+    session.model(step=5, path="/m", weights_digest="w", metrics={}, lineage={})
+
+
+def kinds(tmp_path: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in (tmp_path / "rank-0.records").read_text().splitlines() if line.endswith("}")]
+
+
+def test_a_record_file_that_cannot_be_opened_costs_records_and_is_tried_again(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "yet"
+    session = attach(environ(tmp_path, PHALANX_RECORDS=str(place / "rank-0.records")))
+    session.checkpoint(step=1, path="/c/1", digest="d", size_bytes=9)
+    session.step(record(1))
+    assert session.lost_records == 2
+    place.mkdir(parents=True)
+    session.step(record(2))
+    assert session.lost_records == 1
+    assert kinds(place) == ["checkpoint", "step"]
+    close(session)
+
+
+def with_full_disk(act: Callable[[], None]) -> None:
+    limited_to(1)
+    try:
+        act()
+    finally:
+        limited_to(resource.RLIM_INFINITY)
+
+
+def test_a_checkpoint_that_a_full_disk_hid_is_said_with_the_next_record(tmp_path: Path) -> None:
+    session = attach(environ(tmp_path))
+    session.metric(name="first", value=1.0, step=1)
+    with_full_disk(lambda: session.checkpoint(step=1, path="/c/1", digest="d", size_bytes=9))
+    assert session.lost_records == 1
+    session.step(record(2))
+    assert (session.lost_records, kinds(tmp_path)) == (0, ["metric", "checkpoint", "step"])
+    close(session)
+
+
+def test_a_finished_model_is_said_again_until_the_disk_takes_it(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            limited_to(resource.RLIM_INFINITY)
+
+    session = replace(attach(environ(tmp_path)), pause=pause)
+    session.metric(name="first", value=1.0, step=1)
+    with_full_disk(lambda: say_model(session))
+    assert waits == [MODEL_PAUSE_S] * 3
+    assert (session.lost_records, kinds(tmp_path)) == (0, ["metric", "model"])
+    close(session)
+
+
+def test_a_finished_model_that_nobody_would_hear_of_is_an_error(tmp_path: Path) -> None:
+    waits: list[float] = []
+    session = replace(attach(environ(tmp_path)), pause=waits.append)
+    session.metric(name="first", value=1.0, step=1)
+    with pytest.raises(StoreUnavailable, match="/m: the model is saved, but its record"):
+        with_full_disk(lambda: say_model(session))
+    assert len(waits) == MODEL_TRIES - 1 and session.lost_records == 1
+    close(session)
 
 
 def test_a_fault_kills_its_rank_right_after_that_steps_record(tmp_path: Path) -> None:

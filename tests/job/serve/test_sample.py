@@ -12,8 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from phalanx.core.errors import CheckpointError, UserError
 from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.data import tokens
+from phalanx.job.data.tokens import END_OF_DOCUMENT
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.serve.sample import load_model, sample
+from phalanx.storage.hashes import sha256_file
 
 SHAPE = {"vocab": 300, "dim": 16, "layers": 1, "heads": 2, "ffn_dim": 24}
 
@@ -26,14 +29,18 @@ def folder(tmp_path: Path) -> Path:
         initialise(part, name, 0, 0.5)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    config = {"format": 1, "shape": SHAPE, "config": {"sequence": 8}, "weights_digest": weights_digest(tensors)}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["def main"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["def main"], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {
+        "format": 1, "shape": SHAPE, "config": {"sequence": 8}, "weights_digest": weights_digest(tensors),
+        "tokenizer_sha256": sha256_file(tmp_path / "tokenizer.json"),
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
@@ -87,9 +94,16 @@ def test_missing_and_damaged_files_are_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="not a whole saved model"):
         load_model(folder)
     weights.write_bytes(whole)
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not a whole saved model"):
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"e":', '"\u0101":', 1))
+    with pytest.raises(CheckpointError, match=r"^tokenizer: .*differs from the SHA-256"):
         load_model(folder)
+
+
+def test_an_end_mark_written_in_a_prompt_stays_text_as_in_training(folder: Path) -> None:
+    _, tokenizer, _ = load_model(folder)
+    ids = tokens.encode(tokenizer, [END_OF_DOCUMENT])[0]
+    assert tokens.end_id(tokenizer) not in ids
+    assert sample(folder, END_OF_DOCUMENT, 3, 0, 0.0).startswith(END_OF_DOCUMENT)
 
 
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """The trainer as a gang of two real ranks: killed, resumed, and compared bit by bit with a run that nothing disturbed."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from phalanx.job.data.prepare import prepare
 from phalanx.job.serve.sample import load_model
 from phalanx.job.train.__main__ import main
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
+from tests.job.train.faulty_trainer import DEADLY_STEP
 
 HYPERPARAMETERS = {
     "dim": 16, "layers": 2, "heads": 2, "ffn_dim": 24, "sequence": 16, "batch_per_rank": 2,
@@ -50,14 +52,28 @@ class Attempt:
         return logs(self.folder)
 
 
-def attempt(job: Path, data: Path, number: int, fault: str = "", world_size: int = 2, **changed: float) -> Attempt:
+TRAINER = ("-m", "phalanx.job.train", "llama")
+FAULTY = ("-m", "tests.job.train.faulty_trainer")
+
+
+def attempt(
+    job: Path,
+    data: Path,
+    number: int,
+    fault: str = "",
+    world_size: int = 2,
+    program: Sequence[str] = TRAINER,
+    rank_1: Mapping[str, str] | None = None,
+    **changed: float,
+) -> Attempt:
+    """`rank_1`: what that rank's environment has otherwise."""
     folder = job / f"attempt-{number}"
     env = {
         "PHALANX_JOB": "lm-1", "PHALANX_ATTEMPT": f"lm-1.{number}", "PHALANX_JOB_DIR": str(job), "PHALANX_DATA": str(data),
         "PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | changed), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
         "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_FAULT": f"{fault} attempt={number}" if fault else "",
     }  # fmt: skip
-    codes = end_gang(start_gang(["-m", "phalanx.job.train", "llama"], folder, world_size, env))
+    codes = end_gang(start_gang(program, folder, world_size, env, {1: rank_1 or {}}))
     records = [
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for path in (folder / f"rank-{rank}.records" for rank in range(world_size))
@@ -143,6 +159,78 @@ def test_other_hyperparameters_refuse_the_job_s_checkpoints(legs: list[Attempt],
     refused = attempt(legs[0].folder.parent, data, 8, lr=0.001)
     assert refused.codes == [2, 2]
     assert "config of checkpoint step-00000016" in refused.log() and "Traceback" not in refused.log()
+
+
+@pytest.fixture(scope="module")
+def other_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import email
+
+    out = tmp_path_factory.mktemp("other") / "tokens"
+    prepare([Path(email.__file__).parent], out, vocab_size=VOCAB, held_out=0.2)
+    return out
+
+
+def test_ranks_with_different_data_never_train_together(tmp_path: Path, data: Path, other_data: Path) -> None:
+    refused = attempt(tmp_path, data, 1, rank_1={"PHALANX_DATA": str(other_data)})
+    assert refused.codes == [2, 2], refused.log()
+    assert refused.log().count("error: data of rank 1") == 2 and not refused.losses()
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "field"),
+    [
+        ({"PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | {"lr": 0.5})}, "hyperparameters.lr of rank 1: 0.5"),
+        ({"PHALANX_CHECKPOINT_EVERY": "5"}, "PHALANX_CHECKPOINT_EVERY of rank 1: 5"),
+    ],
+)
+def test_ranks_with_different_settings_never_train_together(
+    tmp_path: Path, data: Path, rank_1: Mapping[str, str], field: str
+) -> None:
+    refused = attempt(tmp_path, data, 1, rank_1=rank_1)
+    assert refused.codes == [2, 2], refused.log()
+    assert refused.log().count(f"error: {field}") == 2
+
+
+def test_a_diverged_run_shows_where_and_ends_with_one_sentence(tmp_path: Path, data: Path) -> None:
+    diverged = attempt(tmp_path, data, 1, lr=1e38)
+    assert diverged.codes == [2, 2], diverged.log()
+    for rank in (0, 1):
+        *fine, last = diverged.of_kind("step", rank)
+        assert math.isnan(float(last["loss"])) and all(math.isfinite(float(record["loss"])) for record in fine)
+        assert f"training diverged at step {last['step']}" in diverged.log()
+    assert "Traceback" not in diverged.log() and not diverged.of_kind("model")
+
+
+def test_a_disk_full_at_the_end_ends_every_rank_with_3_and_the_next_attempt_saves_the_model(
+    tmp_path: Path, data: Path, undisturbed: Attempt
+) -> None:
+    full = attempt(tmp_path, data, 1, program=(*FAULTY, "disk_full_at_the_end"))
+    assert full.codes == [3, 3], full.log()
+    assert full.log().count("the model could not be written") == 2 and "Traceback" not in full.log()
+    assert not full.of_kind("model") and not list((tmp_path / "model").iterdir())
+    again = attempt(tmp_path, data, 2)
+    assert again.codes == [0, 0], again.log()
+    assert again.of_kind("model")[0]["weights_digest"] == undisturbed.of_kind("model")[0]["weights_digest"]
+
+
+def test_D13_a_batch_that_was_delivered_and_not_trained_on_is_not_skipped(tmp_path: Path, data: Path, undisturbed: Attempt) -> None:
+    killed = attempt(tmp_path, data, 1, program=(*FAULTY, "killed_between_fetch_and_update"))
+    assert killed.codes[1] == -9 and max(killed.losses()) == DEADLY_STEP - 1
+    again = attempt(tmp_path, data, 2)
+    assert again.codes == [0, 0], again.log()
+    assert [record["step"] for record in again.of_kind("resumed")] == [4]
+    assert again.losses() == {step: undisturbed.losses()[step] for step in range(5, 17)}
+
+
+def test_an_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path, data: Path) -> None:
+    newer = attempt(tmp_path, data, 2, fault="sigkill rank=0 step=5")
+    assert newer.codes[0] == -9
+    before = (tmp_path / "checkpoints" / "step-00000004" / manifest.MANIFEST).read_bytes()
+    older = attempt(tmp_path, data, 1)
+    assert older.codes == [2, 2], older.log()
+    assert "a newer attempt has committed it" in older.log() and "Traceback" not in older.log()
+    assert [folder.name for _, folder in manifest.step_folders(tmp_path / "checkpoints")] == ["step-00000004"]
+    assert (tmp_path / "checkpoints" / "step-00000004" / manifest.MANIFEST).read_bytes() == before
 
 
 def test_failed_saves_cost_nothing_until_the_last(tmp_path: Path, data: Path) -> None:

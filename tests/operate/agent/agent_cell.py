@@ -151,12 +151,13 @@ class FarSide:
             pass
 
     def _hear(self, connection: ServerConnection, message: Hello | Report | Renew | Chunk) -> None:
-        self.heard.append((time.monotonic(), message))
+        at = time.monotonic()
+        if isinstance(message, Hello):
+            acked = {key: len(data) for key, data in self.streams.items()}
+            connection.send(wire.dumps(ToAgent, Welcome(self.epoch, 900, acked)))
+            self._agent = connection  # before anybody sees that it is here: what is said next must go this way
+        self.heard.append((at, message))
         match message:
-            case Hello():
-                acked = {key: len(data) for key, data in self.streams.items()}
-                connection.send(wire.dumps(ToAgent, Welcome(self.epoch, 900, acked)))
-                self._agent = connection
             case Renew(number=number):
                 connection.send(wire.dumps(ToAgent, Granted(number, 900)))
             case Chunk() if self.acking:

@@ -178,7 +178,7 @@ def test_sigterm_to_the_shim_stops_the_ranks_with_records(cell: Cell) -> None:
     ranks_up(cell)
     os.kill(cell.shim_pid(), signal.SIGTERM)
     report = cell.far.phase("demo-1.1", "ended")
-    assert ([exited.code for exited in report.exits], report.lost) == ([-15, -15], "")
+    assert ([exited.code for exited in report.exits], report.lost) == ([-15, -15], "they were stopped with the platform")
 
 
 def test_the_sweep_of_one_home_leaves_anothers_attempt_of_the_same_name_alone(cell: Cell) -> None:

@@ -158,7 +158,10 @@ def test_a_connection_that_breaks_while_it_is_cancelled_still_ends(tmp_path: Pat
                 except asyncio.CancelledError:
                     raise LinkDown("broke in the very moment") from None
 
-        connection = Connection(written_url(tmp_path), TOKEN, hello, heard, lambda: None, Random(1))
+        async def next_chunk() -> None:
+            return None
+
+        connection = Connection(written_url(tmp_path), TOKEN, hello, heard, next_chunk, Random(1))
         running = asyncio.create_task(connection.run())
         await inside.wait()
         running.cancel()

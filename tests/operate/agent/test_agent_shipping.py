@@ -1,5 +1,7 @@
 """Logs and records arrive whole, in order, per attempt and rank, whatever the control plane does meanwhile."""
 
+import asyncio
+import base64
 import itertools
 import json
 import os
@@ -14,6 +16,7 @@ from phalanx.core.ids import AttemptId
 from phalanx.core.messages import Chunk, ChunkAck, Renew
 from phalanx.core.records import Ring
 from phalanx.operate.agent.attempts import accept
+from phalanx.operate.agent.rank_file import SLACK_BYTES
 from phalanx.operate.agent.shipping import CHUNK_BYTES, WINDOW, Shipping
 from phalanx.operate.agent.sockets import agent_socket, socket_folder
 from tests.operate.agent.agent_cell import Cell, until
@@ -33,6 +36,15 @@ while not os.path.exists(os.environ["DONE"]):
     ring.sendall(json.dumps(said).encode() + b"\\n")
     time.sleep(0.03)
 """
+
+
+def chunks(shipping: Shipping, number: int = 1) -> list[Chunk | None]:
+    """What it has to send, that many times in a row."""
+
+    async def asked() -> list[Chunk | None]:
+        return [await shipping.next_chunk() for _ in range(number)]
+
+    return asyncio.run(asked())
 
 
 def test_P02_the_last_log_lines_are_there_before_ended_is_said(cell: Cell) -> None:
@@ -136,15 +148,61 @@ def test_an_answer_behind_what_was_sent_makes_shipping_go_back(tmp_path: Path, c
     shipping = Shipping()
     shipping.add(folder)
     shipping.welcome({"log/demo-1.1/0": CHUNK_BYTES})
-    first, second = shipping.next_chunk(), shipping.next_chunk()
+    first, second = chunks(shipping, 2)
     assert first is not None
     assert second is not None
     assert (first.offset, second.offset) == (CHUNK_BYTES, 2 * CHUNK_BYTES)
     for _ in range(2):  # the other side lost its file's end: it refuses both chunks and says what it has
         shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, 10))
-    again = shipping.next_chunk()
+    [again] = chunks(shipping)
     assert again is not None
     assert again.offset == 10
     assert not shipping.drained(AttemptId("demo-1.1"))
     shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, len(text)))
     assert shipping.drained(AttemptId("demo-1.1"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/etc/hostname', path)", "socket.socket(socket.AF_UNIX).bind(path)"],
+)
+def test_what_is_no_file_loses_its_own_stream_only(cell: Cell, place: str) -> None:
+    program = (
+        "import os, socket\nfolder = os.path.dirname(os.environ['PHALANX_RECORDS'])\nos.chdir(folder)\n"
+        f"path = 'rank-' + os.environ['RANK'] + '.records'\n{place}\nprint('said')"
+    )
+    cell.far.start(cell.launch(program, attempt="bad-1.1", ranks=1))
+    cell.far.start(cell.launch("open(__import__('os').environ['PHALANX_RECORDS'], 'w').write('kept')", attempt="good-2.1", ranks=1))
+    assert cell.far.phase("bad-1.1", "ended").exits[0].code == 0
+    assert cell.far.phase("good-2.1", "ended").exits[0].code == 0
+    assert cell.far.text("log", "bad-1.1", 0) == "said\n"
+    assert cell.far.text("records", "bad-1.1", 0) == ""
+    assert cell.far.text("records", "good-2.1", 0) == "kept"
+    assert cell.agent.log().count('"event": "not_shipped"') == 1
+    assert len(cell.far.hellos()) == 1
+
+
+def test_a_log_over_its_cap_is_cut_with_a_line_that_says_so_and_its_rank_goes_on(tmp_path: Path, cell: Cell) -> None:
+    folder = accept(tmp_path / "attempts", cell.launch("", ranks=1), 1)
+    path, cap = folder.stream("log", 0), CHUNK_BYTES + 1000
+    with path.open("ab", buffering=0) as rank:
+        rank.write(b"x" * cap)
+        shipping = Shipping(log_bytes_max=cap)
+        shipping.add(folder)
+        said = b"".join(base64.b64decode(chunk.data) for chunk in chunks(shipping, 3) if chunk)
+        assert said == b"x" * cap
+        rank.write(b"y" * (SLACK_BYTES + 1000))
+        shipping.due()
+        [notice] = chunks(shipping)
+        assert notice is not None
+        said += base64.b64decode(notice.data)
+        assert said.endswith(f"\nphalanx: this log is cut here: it went on after {cap} bytes\n".encode())
+        asyncio.run(shipping.trim())
+        assert path.stat().st_size == cap + 1
+        rank.write(b"more")
+        shipping.due()
+        assert chunks(shipping) == [None]
+    assert not shipping.drained(AttemptId("demo-1.1"))
+    shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, len(said)))
+    assert shipping.drained(AttemptId("demo-1.1"))
+    shipping.close()

@@ -45,7 +45,7 @@ def test_the_packed_workdir_is_the_ranks_folder(cell: Cell, tmp_path: Path) -> N
 
 def test_a_damaged_or_absent_workdir_ends_the_attempt_with_a_readable_line(cell: Cell) -> None:
     cell.far.blobs["0" * 64] = b"something else"
-    for attempt, sha256, words in (("bad-1.1", "0" * 64, "damaged"), ("none-2.1", "1" * 64, "no such packed workdir")):
+    for attempt, sha256, words in (("bad-1.1", "0" * 64, "damaged"), ("none-2.1", "1" * 64, "gone or damaged")):
         cell.far.start(cell.launch("", attempt=attempt, code=sha256))
         report = cell.far.phase(attempt, "ended")
         assert [exited.code for exited in report.exits] == [127, 127]

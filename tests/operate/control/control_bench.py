@@ -1,9 +1,10 @@
 """A control plane on a bench: the real controller and store, a clock set by hand, and agents that obey in memory."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.errors import LinkDown
@@ -23,6 +24,7 @@ from phalanx.core.messages import (
     StartRanks,
     StopRanks,
 )
+from phalanx.core.records import ModelSaved
 from phalanx.core.spec import JobSpec, Kind, Resources
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
 from phalanx.operate.control.controller import Controller, Settings
@@ -33,6 +35,17 @@ from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 
 LEASE_MS = 15_000
 Say = Callable[[NodeId, Hello | Report | Renew], None]
+
+
+def plain_lineage(job: JobRecord, attempt: AttemptRecord, saved: ModelSaved) -> Mapping[str, str]:
+    """What the rank knows, and what the control plane knows, which wins."""
+    ours = {"job": job.id, "attempt": attempt.id, "attempts": str(attempt.number), "code": job.code, "config": job.config}
+    return {**saved.lineage, **ours}
+
+
+def no_outbox(event: Event, world: World) -> Sequence[Mapping[str, Any]]:
+    """Nothing is tracked."""
+    return ()
 
 
 class ManualClock:
@@ -51,6 +64,10 @@ class ManualClock:
     def sleep(self, ms: int) -> None:
         self.unix_ms += ms
         self.running_ms += ms
+
+    def jump(self, ms: int) -> None:
+        """Somebody sets the wall clock."""
+        self.unix_ms += ms
 
 
 def shape(node: str, count: int = 2, kind: str = CPU_SLOT) -> NodeShape:
@@ -220,6 +237,12 @@ class Bench:
             self.control.tick(decide)
         return self.world
 
+    def restarted(self, seconds: int = 1) -> World:
+        """The world once a restart is due that was put off for so long: ticks that take in an end, the wait, and the next tick."""
+        self.tick(2)
+        self.clock.sleep(seconds * 1_000)
+        return self.tick()
+
     def submit(self, spec: JobSpec | None = None, key: str = "") -> JobId:
         return self.control.submit(spec or a_spec(), "", key, "ada")
 
@@ -255,7 +278,8 @@ def new_bench(home: Path, **changes: object) -> Bench:
     """An empty home with its first controller."""
     home.mkdir(parents=True, exist_ok=True)
     clock, links = ManualClock(), dict[NodeId, NodeLink]()
-    settings = replace(Settings(home=home, lease_ms=LEASE_MS, resend_ms=0), **changes)  # type: ignore[arg-type] # as above
+    plain = Settings(home=home, lineage=plain_lineage, outbox_for=no_outbox, lease_ms=LEASE_MS, resend_ms=0)
+    settings = replace(plain, **changes)  # type: ignore[arg-type] # as above
     store = Store(home / "phalanx.db", busy_ms=50)
     return Bench(home, clock, settings, links, {}, store, Controller(store, clock, links, settings))
 

@@ -160,9 +160,27 @@ def test_another_protocol_is_refused_by_name(server: LiveServer) -> None:
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("cpus", float("nan")), ("node", "../x"), ("node", ""), ("node", "n" * 300)],
+    [
+        ("cpus", float("nan")),
+        ("cpus", -1),
+        ("memory_bytes", -1),
+        ("node", "../x"),
+        ("node", ""),
+        ("node", "n" * 300),
+        ("address", ""),
+        ("address", "\ud800"),
+        ("ports", [0, 10]),
+        ("ports", [30_000, 30_000]),
+        ("ports", [30_100, 30_000]),
+        ("ports", [1, 70_000]),
+        ("devices", [{"index": 0, "type": "cpu", "name": "a"}] * 2),
+        ("devices", [{"index": -1, "type": "cpu", "name": "a"}]),
+        ("devices", [{"index": 0, "type": "cpu", "name": "a", "memory_bytes": -5}]),
+        ("devices", [{"index": 0, "type": "", "name": "a"}]),
+        ("devices", [{"index": index, "type": "cpu", "name": "a"} for index in range(1_025)]),
+    ],
 )
-def test_a_node_that_could_not_be_read_back_is_refused(server: LiveServer, part: str, value: object) -> None:
+def test_a_shape_that_cannot_be_is_refused(server: LiveServer, part: str, value: object) -> None:
     with PlayedAgent(server) as agent:
         hello = wire.plain(Hello, Hello(agent.shape, "boot-1", PROTOCOL, "test", 0, ()))
         agent.socket.send(json.dumps({**hello, "shape": {**hello["shape"], part: value}}))

@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -14,6 +16,7 @@ from phalanx.core import wire
 from phalanx.core.records import Metric, StepRecord
 from phalanx.core.views import JobView, LedgerView, LogPage, StepPage
 from phalanx.operate.control.api.application import create_app
+from phalanx.operate.control.api.ledger import _steps
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 
@@ -239,6 +242,35 @@ def test_the_ledger_balances_for_the_fleet_and_for_a_job(http: httpx.Client, ran
         assert sum(view.categories.values()) == view.capacity > 0
         assert "CPU slots" in view.devices_are
     assert problem(http.get("/ledger", params={"since_ms": 2, "until_ms": 1}))["field"] == "since_ms"
+
+
+def test_the_ledger_books_no_time_that_has_not_come(http: httpx.Client, ran: str) -> None:
+    for query in ({}, {"job": ran}):
+        late = time.time_ns() // 1_000_000 + 3_600_000
+        view = wire.loads(LedgerView, http.get("/ledger", params={**query, "until_ms": late}).content)
+        assert view.balanced
+        assert view.until_ms <= time.time_ns() // 1_000_000
+
+
+def test_a_jobs_ledger_reads_that_jobs_steps_only(server: LiveServer, http: httpx.Client, ran: str) -> None:
+    read: list[str] = []
+    services = SimpleNamespace(series=SimpleNamespace(steps=read.append))
+    jobs = {name: SimpleNamespace(attempts=[f"{name}.1"]) for name in ("a-1", "b-2")}
+    _steps(cast(Any, services), cast(Any, SimpleNamespace(jobs=jobs)), cast(Any, jobs["a-1"]), 0, 2**53)
+    assert read == ["a-1.1"]
+
+
+def test_long_lists_come_in_pages(http: httpx.Client, ran: str) -> None:
+    whole = http.get(f"/jobs/{ran}/events").json()
+    found: list[dict[str, Any]] = []
+    while page := http.get(f"/jobs/{ran}/events", params={"after": found[-1]["seq"] if found else 0, "limit": 1}).json():
+        assert len(page) == 1
+        found += page
+    assert found[: len(whole)] == whole
+    first = wire.loads(StepPage, http.get(f"/jobs/{ran}/steps", params={"limit": 1}).content)
+    assert [one.step for one in first.steps] == [1]
+    for path in ("events", "steps"):
+        assert problem(http.get(f"/jobs/{ran}/{path}", params={"limit": 10**6}))["field"] == "limit"
 
 
 def test_status_names_processes_and_nodes(server: LiveServer, http: httpx.Client, ran: str) -> None:

@@ -41,14 +41,38 @@ def test_a_second_start_keeps_the_tokens_and_a_deleted_file_revokes_the_old_one(
     before = token_of(home, "admin")
     assert open_tokens(home, store, 1).role(f"Bearer {before}") == "admin"
     (home / "token").unlink()
+    with pytest.raises(SetupError, match="missing"):
+        token_of(home, "admin")
     with pytest.raises(Unauthorized):
         open_tokens(home, store, 2).role(f"Bearer {before}")
     assert digest(before) not in store.tokens()
     store.close()
 
 
+def test_the_database_decides_and_a_file_lets_nobody_in(home: Path) -> None:
+    store = Store(home / "phalanx.db")
+    open_tokens(home, store, 0)
+    kept = store.tokens()
+    (home / "token").write_text("x" * 43 + "\n")
+    with pytest.raises(SetupError, match="database"):
+        open_tokens(home, store, 1)
+    (home / "token").write_text((home / "node-token").read_text())  # known, as another role's
+    with pytest.raises(SetupError, match="database"):
+        open_tokens(home, store, 1)
+    assert store.tokens() == kept
+    store.close()
+
+
+def test_files_that_were_there_before_the_database_are_taken_over(home: Path) -> None:
+    (home / "token").write_text("x" * 43 + "\n")
+    store = Store(home / "phalanx.db")
+    assert open_tokens(home, store, 0).role("Bearer " + "x" * 43) == "admin"
+    assert (home / "token").stat().st_mode & 0o777 == 0o600
+    store.close()
+
+
 def test_a_token_readable_by_others_is_made_private_again(home: Path) -> None:
-    token_of(home, "admin")
+    (home / "token").write_text("x" * 43 + "\n")
     (home / "token").chmod(0o644)
     token_of(home, "admin")
     assert (home / "token").stat().st_mode & 0o777 == 0o600

@@ -1,16 +1,18 @@
 """The control plane killed at every commit, and random chaos that ends in calm: nothing lost, nothing doubled, everything ends."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.errors import Conflict
+from phalanx.core.errors import Conflict, StoreUnavailable
 from phalanx.core.events import AttemptPlaced, JobSubmitted, ModelRegistered
 from phalanx.core.ids import AttemptId, NodeId, split_attempt
 from phalanx.core.messages import StartRanks
@@ -20,6 +22,7 @@ from phalanx.core.spec import Kind
 from phalanx.core.states import Finished
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.store import Commit, Store
+from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 
 MEMORY = Path("/dev/shm")
@@ -29,21 +32,36 @@ class Killed(BaseException):
     """kill -9 of the server process, as far as one thread can tell."""
 
 
-class MortalStore(Store):
-    """The real store in a process that is killed at its n-th commit, right before or right after it became durable."""
+Failure = Literal["killed before", "killed after", "answer lost", "answer lost, nothing to be read"]
+FAILURES: tuple[Failure, ...] = get_args(Failure)
 
-    def __init__(self, where: Path, at: int, after: bool) -> None:
+
+class FailingStore(Store):
+    """The real store. Its n-th commit kills the process, right before or right after it became durable; or it becomes durable
+    and fails all the same, and perhaps the database cannot even be asked."""
+
+    def __init__(self, where: Path, at: int, failure: Failure) -> None:
         super().__init__(where)
         self.left = at
-        self._after = after
+        self._failure = failure
+        self._blind = 0
 
     def commit(self, epoch: int, commit: Commit) -> None:
         self.left -= 1
-        if self.left == 0 and not self._after:
+        if self.left == 0 and self._failure == "killed before":
             raise Killed
         super().commit(epoch, commit)
-        if self.left == 0:
+        if self.left == 0 and self._failure == "killed after":
             raise Killed
+        if self.left == 0:
+            self._blind = int(self._failure != "answer lost")
+            raise StoreUnavailable("disk I/O error")
+
+    def last_seq(self) -> int:
+        if self._blind:
+            self._blind -= 1
+            raise StoreUnavailable("disk I/O error")
+        return super().last_seq()
 
 
 def revive(bench: Bench) -> None:
@@ -52,19 +70,22 @@ def revive(bench: Bench) -> None:
         agent.hello()
 
 
-def mortal(bench: Bench, at: int, after: bool) -> MortalStore:
+def failing(bench: Bench, at: int, failure: Failure) -> FailingStore:
     bench.store.close()
-    store = MortalStore(bench.home / "phalanx.db", at, after)
+    store = FailingStore(bench.home / "phalanx.db", at, failure)
     bench.store, bench.control = store, Controller(store, bench.clock, bench.links, bench.settings)
     return store
 
 
 def surviving(bench: Bench, act: Callable[[], object]) -> None:
-    """`act`, and when the server is killed in it, `act` again on the next one: as every client and agent of ours does."""
+    """`act`, and when the server is killed in it, `act` again on the next one: as every client and agent of ours does. Also when
+    it says that the database did not answer."""
     try:
         act()
     except Killed:
         revive(bench)
+        act()
+    except StoreUnavailable:
         act()
 
 
@@ -119,7 +140,7 @@ class Script:
         self.bench.control.facts(node, attempt, 0, offset, [fact])
 
 
-def told(bench: Bench) -> tuple[object, ...]:
+def told(bench: Bench) -> tuple[Any, ...]:
     """What a story came to, without when and in how many epochs."""
     bench.check()
     return (
@@ -129,7 +150,22 @@ def told(bench: Bench) -> tuple[object, ...]:
         Counter(type(body).__name__ for body in bench.log()),
         sorted(attempt for agent in bench.agents.values() for attempt in agent.starts),
         [agent.held for agent in bench.agents.values()],
+        sorted(json.dumps(entry | {"at_ms": 0}, sort_keys=True) for entry in outbox(bench)),
     )
+
+
+def outbox(bench: Bench) -> list[dict[str, Any]]:
+    """What the tracker would be told, in order."""
+    return [row.entry for row in bench.store.pending_outbox(1_000_000)]
+
+
+def fresh(home: Path, resend_ms: int) -> Bench:
+    """With the outbox and lineage of the live server."""
+    return new_bench(home, outbox_for=outbox_entries, lineage=lineage_of, resend_ms=resend_ms)
+
+
+def outbox_of(story: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in story[-1]]
 
 
 @pytest.fixture
@@ -139,9 +175,11 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_killed_at_every_commit_the_story_is_the_same(memory: Path) -> None:
-    bench = new_bench(memory / "calm")
-    counting = mortal(bench, at=10_000, after=True)
+@pytest.mark.parametrize("resend_ms", [0, 2_000])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_whatever_happens_at_any_commit_the_story_is_the_same(memory: Path, failure: Failure, resend_ms: int) -> None:
+    bench = fresh(memory / "calm", resend_ms)
+    counting = failing(bench, at=10_000, failure=failure)
     Script(bench).play()
     expected, commits = told(bench), 10_000 - counting.left
     bench.store.close()
@@ -150,14 +188,15 @@ def test_killed_at_every_commit_the_story_is_the_same(memory: Path) -> None:
         ("gang-1", str(Finished(2, "succeeded", "every rank exited with code 0"))),
     ]
     assert commits > 8
+    kinds = Counter(entry["kind"] for entry in outbox_of(expected))
+    assert kinds == {"run_started": 3, "run_finished": 2, "model_version": 1}
     for at in range(1, commits + 1):
-        for after in (False, True):
-            bench = new_bench(memory / f"{at}-{after}")
-            store = mortal(bench, at, after)
-            Script(bench).play()
-            assert store.left <= 0, "the kill happened"
-            assert told(bench) == expected, (at, after)
-            bench.store.close()
+        bench = fresh(memory / f"{at}", resend_ms)
+        store = failing(bench, at, failure)
+        Script(bench).play()
+        assert store.left <= 0, "it happened"
+        assert told(bench) == expected, at
+        bench.store.close()
 
 
 def test_nothing_is_placed_on_a_node_before_it_reported_to_this_control_plane(bench: Bench) -> None:
@@ -253,7 +292,7 @@ class Chaos:
             case "revive":
                 revive(self.bench)
             case "kill":
-                mortal(self.bench, 1, after=bool(number % 2))
+                failing(self.bench, 1, FAILURES[number % 4])
             case "run" | "end" | "fail":
                 if attempt is not None and agent.held[attempt].phase != "ended":
                     self._move(agent, attempt, operation)
@@ -310,19 +349,34 @@ class Chaos:
         for agent in self.bench.agents.values():
             agent.down = agent.deaf = False
         for _ in range(400):
+            self.bench.clock.sleep(1_000)
             for job in list(self.bench.world.open_jobs.values()):
                 if job.spec.kind == "service" and job.stop is None:
                     self.bench.control.cancel(job.id, "ada")
             for agent in self.bench.agents.values():
-                for attempt, report in list(agent.held.items()):
-                    if report.phase == "starting":
-                        agent.run(attempt)
-                    elif report.phase == "running":
-                        agent.end(attempt)
+                self._let_finish(agent)
             self.bench.tick()
             if not self.bench.world.open_jobs:
                 return
         raise AssertionError(f"calm did not end it: {[(job.id, job.state) for job in self.bench.world.open_jobs.values()]}")
+
+    def _let_finish(self, agent: Agent) -> None:
+        agent.renew()
+        for attempt, report in list(agent.held.items()):
+            if report.phase == "starting":
+                agent.run(attempt)
+            elif report.phase == "running":
+                agent.end(attempt)
+
+
+def check_runs(bench: Bench) -> None:
+    """The tracker is told once of each attempt that ran, and once of the end of each job that is over and ran."""
+    entries = outbox(bench)
+    started = [entry["attempt"] for entry in entries if entry["kind"] == "run_started"]
+    assert sorted(started) == sorted(one.id for one in bench.world.attempts.values() if one.running_ms is not None)
+    ran = {bench.world.attempts[attempt].job for attempt in started}
+    finished = [entry["job"] for entry in entries if entry["kind"] == "run_finished"]
+    assert sorted(finished) == sorted(ran - bench.world.open_jobs.keys())
 
 
 def check_safety(bench: Bench) -> None:
@@ -333,6 +387,7 @@ def check_safety(bench: Bench) -> None:
     models = [body.attempt for body in bench.log(ModelRegistered) if isinstance(body, ModelRegistered)]
     assert len(models) == len(set(models))
     check_devices(bench)
+    check_runs(bench)
 
 
 def check_devices(bench: Bench) -> None:
@@ -345,10 +400,10 @@ def check_devices(bench: Bench) -> None:
 
 
 @settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes minutes
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 59)), min_size=10, max_size=60))
-def test_chaos_then_calm(operations: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 59)), min_size=10, max_size=60), st.sampled_from([0, 2_000]))
+def test_chaos_then_calm(operations: list[tuple[str, int]], resend_ms: int) -> None:
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        bench = new_bench(Path(folder) / "home")
+        bench = fresh(Path(folder) / "home", resend_ms)
         chaos = Chaos(bench)
         try:
             for operation, number in operations:
@@ -356,6 +411,8 @@ def test_chaos_then_calm(operations: list[tuple[str, int]]) -> None:
                     chaos.do(operation, number)
                 except Killed:
                     revive(bench)
+                except StoreUnavailable:
+                    bench.tick()
                 check_devices(bench)
             check_safety(bench)
             chaos.heal()

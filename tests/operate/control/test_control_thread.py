@@ -5,19 +5,25 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import httpx
 import pytest
 
 from phalanx.core.errors import Bug, Conflict, StoreUnavailable, WorldError
 from phalanx.core.ids import JobId
 from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler import Plan, Snapshot, Wait, schedule
-from phalanx.operate.control.control_thread import TICK_S, ControlThread
+from phalanx.operate.control.api.application import create_app
+from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.control_thread import STALE_S, TICK_S, ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.deciding import NO_CHANGE, decide
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.server import MachineClock
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tracked import lineage_of, outbox_entries
 
 SCHEDULER = [sys.executable, "-P", "-m", "phalanx.app", "scheduler", "--home", "/nowhere"]
 EMPTY = Snapshot(0, (), (), ())
@@ -25,7 +31,8 @@ EMPTY = Snapshot(0, (), (), ())
 
 @pytest.fixture
 def controller(tmp_path: Path) -> Controller:
-    return Controller(Store(tmp_path / "phalanx.db"), MachineClock(), {}, Settings(home=tmp_path))
+    settings = Settings(home=tmp_path, lineage=lineage_of, outbox_for=outbox_entries)
+    return Controller(Store(tmp_path / "phalanx.db"), MachineClock(), {}, settings)
 
 
 @pytest.fixture
@@ -94,6 +101,43 @@ def test_a_write_gets_in_between_observing_and_carrying_out(control: ControlThre
         assert list(control.world.jobs) == ["job-1"]
 
     asyncio.run(scenario())
+
+
+def test_P04_health_says_so_when_ticks_stall_or_end(controller: Controller, bugs: list[BaseException]) -> None:
+    now_s = 0.0
+    control = ControlThread(controller, bugs.append, lambda: now_s)
+    app = create_app(cast(Services, SimpleNamespace(control=control)))
+
+    async def scenario() -> None:
+        nonlocal now_s
+        stuck, decided = asyncio.Event(), asyncio.Event()
+
+        async def decide(snapshot: Snapshot) -> Plan:
+            decided.set()
+            await stuck.wait()
+            return NO_CHANGE
+
+        async def health() -> tuple[int, str]:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+                answer = await client.get("/healthz")
+            return answer.status_code, answer.text
+
+        assert await health() == (503, "stalled")
+        ticking = asyncio.create_task(control.run_ticks(decide))
+        await decided.wait()
+        assert await health() == (200, "ok")
+        now_s += STALE_S + 1
+        assert await health() == (503, "stalled")
+        stuck.set()
+        async with asyncio.timeout(10):
+            while await health() != (200, "ok"):
+                await asyncio.sleep(0.01)
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+        assert await health() == (503, "stalled")
+
+    asyncio.run(scenario())
+    control.close()
 
 
 async def ticks(control: ControlThread) -> AsyncIterator[Snapshot]:

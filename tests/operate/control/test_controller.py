@@ -83,7 +83,7 @@ def test_an_idle_tick_writes_and_sends_nothing(bench: Bench) -> None:
 def test_a_rank_that_dies_restarts_the_gang_up_to_max_restarts(bench: Bench) -> None:
     job, agent = running(bench, max_restarts=1)
     agent.exit(FIRST, {1: -9})
-    bench.tick(2)
+    bench.restarted()
     assert [command.attempt for command in agent.got if isinstance(command, StopRanks)] == [FIRST]
     assert bench.world.attempts[FIRST].detail == "rank 1 was killed by SIGKILL"
     assert [(item.rank, item.code) for item in bench.world.attempts[FIRST].exits] == [(0, -15), (1, -9)]
@@ -100,7 +100,7 @@ def test_each_attempt_gets_another_port_than_the_one_before(bench: Bench) -> Non
     job, agent = running(bench, max_restarts=3)
     for number in range(1, 4):
         agent.end(AttemptId(f"{job}.{number}"), code=1)
-        bench.tick(2)
+        bench.restarted(2 ** (number - 1))
     ports = [launch.master_port for launch in agent.launches.values()]
     assert len(ports) == 4
     assert all(first != second for first, second in pairwise(ports))
@@ -124,7 +124,7 @@ def test_a_gang_over_two_nodes_is_whole_or_absent(bench: Bench) -> None:
     assert bench.state(job) == "running", "b has not said that its ranks are gone: their devices stay held"
     assert one.starts == [FIRST]
     two.deaf = False
-    bench.tick(3)
+    bench.restarted()
     assert bench.world.attempts[FIRST].detail == "rank 0 exited with code 7"
     assert (one.starts, two.starts) == ([FIRST, SECOND], [FIRST, SECOND])
 
@@ -205,7 +205,7 @@ def test_a_service_is_restarted_whenever_it_ends_and_an_interactive_job_never(be
     agent.run(AttemptId(f"{shell}.1"))
     agent.end(AttemptId(f"{service}.1"), code=0)
     agent.end(AttemptId(f"{shell}.1"), code=1)
-    bench.tick(2)
+    bench.restarted()
     assert bench.job(service).attempts == ("svc-1.1", "svc-1.2")
     assert bench.state(shell) == "finished"
 
@@ -315,7 +315,7 @@ def test_a_node_that_comes_back_without_its_ranks_lost_them(bench: Bench) -> Non
     agent.held.clear()
     agent.boot = "boot-2"
     agent.hello()
-    bench.tick(2)
+    bench.restarted()
     assert bench.world.attempts[FIRST].detail == "node a lost its ranks: it came back without them"
     assert bench.state(job) == "starting"
     assert agent.starts == [FIRST, SECOND]
@@ -331,7 +331,7 @@ def test_a_lost_part_stops_the_rest_of_the_gang(bench: Bench) -> None:
     two.held[FIRST] = replace(two.held[FIRST], phase="ended", ranks=(), lost="the shim was killed", at_ms=bench.clock.now_ms())
     two.report(FIRST)
     bench.clock.sleep(5)
-    bench.tick(2)
+    bench.restarted()
     assert StopRanks(FIRST, 1, 10_000) in one.got
     assert bench.world.attempts[FIRST].detail == "node b lost its ranks: the shim was killed"
     assert bench.job(job).attempts == (FIRST, SECOND)
@@ -359,7 +359,7 @@ def test_reports_said_twice_late_or_out_of_order_change_nothing(bench: Bench) ->
     ended = Report(agent.held[FIRST])
     for message in (ended, seen_running, ended):
         bench.control.heard(agent.node, message)
-    bench.tick(2)
+    bench.restarted()
     assert bench.job(job).attempts == (FIRST, SECOND)
     for message in (seen_running, ended, seen_running):
         bench.control.heard(agent.node, message)
@@ -460,7 +460,7 @@ def test_a_model_is_registered_once_an_attempt_with_lineage_by_rank_0(bench: Ben
 def test_an_attempt_that_was_given_up_registers_no_model(bench: Bench) -> None:
     _, agent = running(bench)
     agent.end(FIRST, code=1)
-    bench.tick(2)
+    bench.restarted()
     bench.control.facts(agent.node, FIRST, 0, 10, [saved()])
     assert bench.world.models == {}
 
@@ -555,7 +555,7 @@ def test_a_database_that_fails_changes_nothing_and_the_next_tick_goes_on(bench: 
             bench.control.facts(agent.node, FIRST, 0, 10, [checkpoint(1)])
     assert bench.world is world
     assert bench.control.records_offset(FIRST, 0) == 0
-    bench.tick(2)
+    bench.restarted()
     assert bench.job(job).attempts == (FIRST, SECOND)
 
 

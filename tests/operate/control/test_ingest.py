@@ -23,6 +23,7 @@ from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.server import MachineClock
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore
 
@@ -52,7 +53,8 @@ class Desk:
 
 
 def desk_of(home: Path) -> Desk:
-    controller = Controller(Store(home / "phalanx.db"), MachineClock(), {}, Settings(home=home))
+    settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries)
+    controller = Controller(Store(home / "phalanx.db"), MachineClock(), {}, settings)
     control = ControlThread(controller, lambda error: pytest.fail(f"a bug: {error}"))
     journal, series = Journal(home / "journal"), SeriesStore(home / "series")
     return Desk(controller, control, journal, series, Ingest(control, journal, series))
@@ -126,7 +128,7 @@ def test_an_endless_line_does_not_hold_up_what_follows(desk: Desk) -> None:
 def test_another_nodes_ranks_cannot_be_written_for(desk: Desk) -> None:
     assert desk.take(step(1), 0, node=NodeId("node-b")).offset == len(step(1))
     assert desk.take(step(1, rank=7), 0, rank=7).offset == len(step(1, rank=7))
-    assert desk.journal.ends() == {}
+    assert desk.journal.ends([ATTEMPT]) == {}
     assert desk.steps() == []
 
 
@@ -162,6 +164,58 @@ def test_a_refused_commit_is_not_acknowledged_and_comes_again(desk: Desk, monkey
     assert desk.checkpoints() == []
     assert desk.take(data, 0).offset == len(data)
     assert (desk.steps(), desk.checkpoints()) == ([1], [1])
+
+
+def test_what_was_journalled_and_refused_is_taken_in_before_it_is_called_acknowledged(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = step(1) + saved(1)
+    real, refusals = desk.controller.facts, [StoreUnavailable("locked"), StoreUnavailable("locked")]
+
+    def facts(*given: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        real(*given)
+
+    monkeypatch.setattr(desk.controller, "facts", facts)
+    with pytest.raises(StoreUnavailable):
+        desk.take(data, 0)
+    with pytest.raises(StoreUnavailable):
+        asyncio.run(desk.ingest.acknowledged([ATTEMPT]))
+    assert asyncio.run(desk.ingest.acknowledged([ATTEMPT])) == {f"records/{ATTEMPT}/0": len(data)}
+    assert desk.checkpoints() == [1]
+
+
+def test_two_connections_of_a_node_say_nothing_twice(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = saved(1), saved(2)
+    real, told = desk.ingest._tell, 0
+
+    async def tell(*given: Any) -> None:
+        nonlocal told
+        told += 1
+        if told == 1:
+            await entered.wait()
+        await real(*given)
+
+    monkeypatch.setattr(desk.ingest, "_tell", tell)
+    entered = asyncio.Event()
+
+    async def scenario() -> None:
+        older = asyncio.create_task(desk.ingest.take(NODE, chunk_of(first, 0)))
+        while told == 0:
+            await asyncio.sleep(0.01)
+        newer = asyncio.create_task(desk.ingest.take(NODE, chunk_of(second, len(first))))
+        while desk.journal.size("records", ATTEMPT, 0) < len(first + second):
+            await asyncio.sleep(0.01)
+        entered.set()
+        await asyncio.gather(older, newer)
+
+    asyncio.run(scenario())
+    assert desk.checkpoints() == [1, 2]
+
+
+def chunk_of(data: bytes, offset: int) -> Chunk:
+    return Chunk("records", ATTEMPT, 0, offset, base64.b64encode(data).decode())
 
 
 def test_a_lost_number_travels_as_text_both_ways(desk: Desk) -> None:

@@ -9,22 +9,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import psutil
 import pytest
 
 from phalanx.core import wire
-from phalanx.core.errors import Exit, SetupError
-from phalanx.core.ids import JobId
+from phalanx.core.errors import Exit, SetupError, StoreUnavailable
+from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.records import Metric
 from phalanx.core.spec import JobSpec
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.outbox_pump import OutboxPump
-from phalanx.operate.control.server import MachineClock, run_server
+from phalanx.operate.control.sealing import Sealing
+from phalanx.operate.control.server import MachineClock, _kept, _Life, run_server
 from phalanx.operate.control.store import Store
-from phalanx.record.tracking.entries import Entry, RunFinished
+from phalanx.operate.control.tracked import lineage_of
+from phalanx.record.telemetry.series import SeriesStore
+from phalanx.record.tracking.entries import Entry, Measured, RunFinished
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 REFUSED = 2
@@ -151,6 +157,69 @@ def test_a_superseded_leader_crashes_loudly_and_changes_nothing(tmp_path: Path) 
     store.close()
 
 
+@pytest.mark.parametrize("end", ["returns", "is cancelled", "raises"])
+def test_a_part_that_ends_before_its_time_ends_the_server(end: str) -> None:
+    async def part() -> None:
+        if end == "is cancelled":
+            raise asyncio.CancelledError
+        if end == "raises":
+            raise KeyError("oops")
+
+    async def scenario() -> _Life:
+        life = _Life()
+        await asyncio.gather(asyncio.create_task(_kept(part(), life)), return_exceptions=True)
+        return life
+
+    life = asyncio.run(scenario())
+    assert life.over
+    assert life.bug is not None
+
+
+def test_a_part_that_is_cancelled_at_the_end_is_no_bug() -> None:
+    async def scenario() -> _Life:
+        life = _Life()
+        working = asyncio.create_task(_kept(asyncio.Event().wait(), life))  # type: ignore[arg-type] # a part is anything that goes on
+        await asyncio.sleep(0)
+        life.end()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return life
+
+    assert asyncio.run(scenario()).bug is None
+
+
+def test_sealing_goes_on_past_an_attempt_that_cannot_be_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.operate.control.sealing.POLL_S", 0.0)
+    monkeypatch.setattr("phalanx.operate.control.sealing.AGAIN_S", 0.0)
+    names = [AttemptId(f"job-{number}.1") for number in (1, 2, 3)]
+    over = {name: SimpleNamespace(id=name, ended_ms=1) for name in names}
+    control = SimpleNamespace(world=SimpleNamespace(seq=1, attempts=over))
+    series = SeriesStore(tmp_path)
+    for name in names:
+        series.append(name, [Metric(rank=0, step=1, name="a", value=1.0, at_ms=1)])
+    refusals = iter([StoreUnavailable("the disk is full"), SetupError("path", "x", "is not writable")])
+    real = series.seal
+
+    def seal(attempt: AttemptId) -> None:
+        error = next(refusals, None) if attempt == names[0] else None
+        if error is not None:
+            raise error
+        real(attempt)
+
+    monkeypatch.setattr(series, "seal", seal)
+
+    async def scenario() -> None:
+        sealing = asyncio.create_task(Sealing(cast(ControlThread, control), series).run())
+        async with asyncio.timeout(10):
+            while not series.is_sealed(names[0]):
+                await asyncio.sleep(0.01)
+        assert not sealing.done()
+        sealing.cancel()
+
+    asyncio.run(scenario())
+    assert all(series.is_sealed(name) for name in names)
+
+
 TRACKER = """
 import json, sys
 from pathlib import Path
@@ -173,7 +242,7 @@ def test_the_outbox_is_delivered_in_order_past_a_tracker_that_dies_and_one_that_
     entries = [RunFinished(JobId(f"job-{number}"), "FINISHED", (), "", number) for number in range(3)]
     store = Store(tmp_path / "phalanx.db")
     rows = [wire.plain(Entry, entry) for entry in entries]
-    settings = Settings(home=tmp_path, outbox_for=lambda event, world: rows)
+    settings = Settings(home=tmp_path, lineage=lineage_of, outbox_for=lambda event, world: rows)
     controller = Controller(store, MachineClock(), {}, settings)
     controller.submit(JobSpec(name="job", entrypoint="true"), "", "", "me")
     tries = tmp_path / "tries"
@@ -192,4 +261,42 @@ def test_the_outbox_is_delivered_in_order_past_a_tracker_that_dies_and_one_that_
     asyncio.run(scenario())
     told = [json.loads(line)["entry"]["job"] for line in tries.read_text().splitlines()]
     assert told == ["job-0", "job-0", "job-0", "job-1", "job-2"]
+    store.close()
+
+
+REFUSER = """
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({"done": json.loads(line)["seq"], "refused": "never"}), flush=True)
+"""
+
+
+def test_rows_that_fail_for_ever_hold_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.operate.control.outbox_pump.BACKOFF_S", (0.01,))
+    store = Store(tmp_path / "phalanx.db")
+    rows = [
+        {"kind": "what"},
+        wire.plain(Entry, RunFinished(JobId("job-1"), "FINISHED", (AttemptId("job-1.1"),), "", 1)),
+        wire.plain(Entry, RunFinished(JobId("job-2"), "FINISHED", (), "", 1)),
+    ]
+    controller = Controller(
+        store, MachineClock(), {}, Settings(home=tmp_path, lineage=lineage_of, outbox_for=lambda event, world: rows)
+    )
+    controller.submit(JobSpec(name="job", entrypoint="true"), "", "", "me")
+
+    def measured(_: AttemptId) -> Measured:
+        raise KeyError("a bug of ours")
+
+    async def scenario() -> None:
+        control = ControlThread(controller, lambda error: pytest.fail(str(error)))
+        tracker = LineProcess("tracking", [sys.executable, "-c", REFUSER], 20)
+        pumping = asyncio.create_task(OutboxPump(control, tracker, measured).run())
+        async with asyncio.timeout(30):
+            while store.outbox_size():
+                await asyncio.sleep(0.01)
+        pumping.cancel()
+        await tracker.close()
+        control.close()
+
+    asyncio.run(scenario())
     store.close()

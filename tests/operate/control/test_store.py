@@ -54,15 +54,16 @@ def test_a_commit_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "p.db")
     epoch = store.take_lead()
     draft = a_draft(World())
-    with pytest.raises(StoreUnavailable, match="FOREIGN KEY"):
+    with pytest.raises(Bug, match="FOREIGN KEY"):
         store.commit(epoch, commit_of(draft, outbox=({"x": 1},), offset=(AttemptId("no-1.1"), 0, 5)))
     assert store.load() == World()
     assert store.events() == []
     assert store.pending_outbox(1) == []
     store.commit(epoch, commit_of(draft))
-    with pytest.raises(StoreUnavailable, match="UNIQUE"):
+    with pytest.raises(Bug, match="UNIQUE"):
         store.commit(epoch, commit_of(draft))
     assert store.load() == draft.world
+    assert store.last_seq() == draft.world.seq == 2
     store.close()
 
 

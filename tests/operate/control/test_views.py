@@ -4,6 +4,7 @@ import pytest
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.reasons import NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.views import EventView, JobView, ModelView, NodeView, Progress, RankView, WhyView
 from phalanx.operate.control.views import (
@@ -35,7 +36,7 @@ def test_a_job_from_waiting_to_its_end(bench: Bench) -> None:
     job = bench.submit(a_spec(max_restarts=1))
     assert why(bench, job).sentence == "waits for the scheduler's next decision"
     bench.tick()
-    assert shown(bench, job).why == "waits for nodes: 0 known, none has reported yet"
+    assert shown(bench, job).why == f"{NoNodes(0).sentence()}; position 1 in queue default"
     assert (why(bench, job).reason, why(bench, job).position) == ({"known": 0, "kind": "no_nodes"}, 1)
     agent = bench.add("a")
     bench.tick()
@@ -46,7 +47,7 @@ def test_a_job_from_waiting_to_its_end(bench: Bench) -> None:
     bench.tick()
     assert shown(bench, job).attempts[0].ranks[1] == RankView(rank=1, node=agent.node, device=1, pid=1001)
     agent.exit(first, {1: -9})
-    bench.tick(2)
+    bench.restarted()
     agent.run(second)
     bench.control.facts(agent.node, second, 0, 5, [Resumed(rank=0, step=40, checkpoint="c", skipped=(), at_ms=1)])
     saved = CheckpointCommitted(rank=0, step=50, path="/c", digest="d", size_bytes=3, at_ms=2)

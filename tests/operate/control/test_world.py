@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core import wire
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.errors import Bug, IllegalTransition
 from phalanx.core.events import (
@@ -25,9 +26,9 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.reasons import NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
-from phalanx.core.states import Finished, Pending, Running, Starting
+from phalanx.core.states import Finished, JobState, Pending, Running, Starting
 from phalanx.operate.control.fold import Draft, fold, fold_all
-from phalanx.operate.control.world import World, slice_of
+from phalanx.operate.control.world import ATTEMPTS_KEPT, CHECKPOINTS_KEPT, World, slice_of
 from tests.operate.control.control_bench import a_spec, shape
 
 JOB, FIRST, SECOND = JobId("tiny-1"), AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
@@ -82,6 +83,33 @@ def test_a_life_step_by_step() -> None:
     assert second.resumed.rank == 0
     assert (world.open_jobs, world.held(), world.seq, world.sequence) == ({}, {}, 17, 1)
     assert not world.nodes[NodeId("b")].up
+
+
+def test_a_job_keeps_its_newest_attempts_and_an_attempt_its_newest_checkpoints() -> None:
+    world = fold_all(World(), log(*LIFE[:3]))
+    draft = Draft(world)
+    for number in range(1, ATTEMPTS_KEPT + 21):
+        attempt = AttemptId(f"{JOB}.{number}")
+        draft.add(AttemptPlaced(JOB, attempt, PLACE, 1, 1), number)
+        draft.add(AttemptEnded(JOB, attempt, False, True, "", (), not_before_ms=number + 1_000), number)
+    job = draft.world.jobs[JOB]
+    assert job.attempts == tuple(f"{JOB}.{number}" for number in range(21, ATTEMPTS_KEPT + 21))
+    assert (job.quick_ends, job.state) == (120, Pending(120, 1_120))
+    newest = AttemptId(f"{JOB}.121")
+    draft.add(AttemptPlaced(JOB, newest, PLACE, 1, 1), 200)
+    for step in range(CHECKPOINTS_KEPT + 20):
+        draft.add(RankSaid(JOB, newest, checkpoint(step)), 200)
+    record = draft.world.attempts[newest]
+    assert [saved.step for saved in record.checkpoints] == list(range(20, CHECKPOINTS_KEPT + 20))
+    assert record.facts == CHECKPOINTS_KEPT + 20
+    draft.add(AttemptEnded(JOB, newest, False, True, "", ()), 201)
+    assert (draft.world.jobs[JOB].quick_ends, draft.world.jobs[JOB].state) == (0, Pending(121))
+
+
+def test_a_log_written_before_restarts_were_put_off_still_reads() -> None:
+    old = '{"job": "j-1", "attempt": "j-1.1", "ok": false, "again": true, "detail": "", "exits": [], "kind": "attempt_ended"}'
+    assert wire.loads(EventBody, old) == AttemptEnded(JobId("j-1"), AttemptId("j-1.1"), False, True, "", ())
+    assert wire.loads(JobState, '{"attempt": 3, "name": "pending"}') == Pending(3)
 
 
 def test_fold_is_pure() -> None:

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from phalanx.core import wire
 from phalanx.core.errors import SetupError
 from phalanx.operate import daemons
 from phalanx.operate.daemons import Record
@@ -67,6 +68,9 @@ class Cell:
             until(lambda rank=rank: "up" in self.ask("GET", f"/jobs/{job}/logs?rank={rank}")["text"])  # type: ignore[misc]  # bound early
         return [rank["pid"] for rank in self.ask("GET", f"/jobs/{job}")["attempts"][-1]["ranks"]]
 
+    def started(self, job: str) -> bool:
+        return bool(self.ask("GET", f"/jobs/{job}")["attempts"])
+
     def words(self) -> str:
         return "".join(log.read_text() for log in (self.home / "run").glob("*.log"))
 
@@ -119,8 +123,30 @@ def test_down_refuses_while_jobs_hold_devices_and_force_stops_them(cell: Cell) -
     assert leftovers.attempts(cell.home) == []
     assert "Nothing was running" in cell.run("down")
     cell.up()
-    assert cell.ask("GET", f"/jobs/{job}")["outcome"] == "cancelled"
     assert cell.ask("GET", f"/jobs/{waiting}")["state"] != "finished"  # it was never asked to end
+    cell.ask("POST", f"/jobs/{waiting}/cancel")
+    until(lambda: len(cell.ask("GET", f"/jobs/{job}")["attempts"]) == 2)
+    assert cell.running(job)
+    assert cell.ask("GET", f"/jobs/{job}")["restarts"] == 1
+
+
+def test_a_job_that_ends_politely_when_its_platform_goes_down_has_not_succeeded(cell: Cell) -> None:
+    cell.up()
+    job = cell.submit(
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\nsignal.pause()"
+    )
+    cell.running(job)
+    cell.run("down", "--force")
+    cell.up()
+    until(lambda: len(cell.ask("GET", f"/jobs/{job}")["attempts"]) == 2)
+
+
+def test_up_comes_back_on_its_port(cell: Cell) -> None:
+    cell.up()
+    url = json.loads((cell.home / "run" / "server.json").read_bytes())["url"]
+    cell.run("down")
+    cell.up()
+    assert json.loads((cell.home / "run" / "server.json").read_bytes())["url"] == url
 
 
 def test_ranks_that_nobody_holds_any_more_are_known_and_swept(cell: Cell) -> None:
@@ -165,16 +191,15 @@ def test_another_process_with_the_recorded_number_is_never_touched(tmp_path: Pat
     stranger = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "server", str(tmp_path)])
     sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        now_ms = time.time_ns() // 1_000_000
+        boot, began = daemons.boot_id(), daemons.start_ticks(stranger.pid)
         for record in (
-            Record(sleeper.pid, now_ms),  # the right time, another command
-            Record(stranger.pid, now_ms - 3_600_000),  # the right words, written before it began
-            Record(stranger.pid, now_ms + 3_600_000),  # and long after
-            Record(2**22 + 5, now_ms),
+            Record(sleeper.pid, 1, "", daemons.start_ticks(sleeper.pid), boot),  # the right start, another command
+            Record(stranger.pid, 1, "", began - 1, boot),  # the right words, another start
+            Record(stranger.pid, 1, "", began, "another-boot"),
+            Record(stranger.pid, 1),
+            Record(2**22 + 5, 1, "", 0, boot),
         ):
-            (tmp_path / "run" / "server.json").write_text(
-                json.dumps({"pid": record.pid, "started_ms": record.started_ms, "url": ""})
-            )
+            (tmp_path / "run" / "server.json").write_text(wire.dumps(Record, record))
             assert daemons.alive(tmp_path, "server") is None
             machine = local.Machine(lambda *_: ())
             assert local.down(machine, tmp_path) is False
@@ -183,6 +208,96 @@ def test_another_process_with_the_recorded_number_is_never_touched(tmp_path: Pat
         for process in (stranger, sleeper):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("stepped_ms", [-86_400_000, 0, 86_400_000])
+def test_a_clock_that_is_set_hides_no_daemon(tmp_path: Path, stepped_ms: int) -> None:
+    open_home(tmp_path)
+    ours = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "server", str(tmp_path)])
+    try:
+        written_ms = time.time_ns() // 1_000_000 + stepped_ms
+        record = Record(ours.pid, written_ms, "", daemons.start_ticks(ours.pid), daemons.boot_id())
+        (tmp_path / "run" / "server.json").write_text(wire.dumps(Record, record))
+        assert until(lambda: daemons.alive(tmp_path, "server")).pid == ours.pid  # an exec shows its words a moment later
+    finally:
+        ours.kill()
+        ours.wait()
+    assert daemons.alive(tmp_path, "server") is None
+
+
+class HandClock:
+    """Moves by what is slept."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+def test_what_sigkill_does_not_end_is_one_error_and_no_endless_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "node" / "attempts" / "job-1.1"
+    held = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()"], env={"PHALANX_RECORDS": str(folder / "rank-0.records")}
+    )
+    clock = HandClock()
+    try:
+        until(lambda: leftovers.attempts(tmp_path))
+        monkeypatch.setattr(psutil.Process, "kill", lambda _: None)  # as for one that hangs in a driver
+        with pytest.raises(SetupError, match=str(held.pid)):
+            leftovers.sweep(tmp_path, clock, clock.sleep)
+        assert clock.now_s < 60
+    finally:
+        held.kill()
+        held.wait()
+
+
+def test_a_server_that_reads_for_long_is_waited_for_while_it_gets_on(tmp_path: Path) -> None:
+    open_home(tmp_path)
+    clock = HandClock()
+    reading_s = 5 * local.START_S_MAX
+
+    def sleep(duration_s: float) -> None:
+        clock.sleep(duration_s)
+        if clock.now_s < reading_s and int(clock.now_s) % 30 == 0:
+            daemons.note_progress(tmp_path, "server")
+
+    machine = local.Machine(lambda *_: (), clock, sleep)
+    local._until(machine, tmp_path, "server", None, lambda: clock.now_s > reading_s)
+    (tmp_path / "run" / "server.log").write_text("reading\n")
+    with pytest.raises(SetupError, match="reading"):
+        local._until(machine, tmp_path, "server", None, lambda: False)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_home_and_its_databases_are_their_owners_alone(cell: Cell) -> None:
+    cell.home.mkdir(mode=0o755)
+    cell.up()
+    assert mode(cell.home) == 0o700
+    private = [cell.home / "phalanx.db", cell.home / "run" / "server.log", cell.home / "run" / "agent.log", cell.home / "token"]
+    assert [mode(path) for path in private] == [0o600] * 4
+    rank = cell.submit("import os; print(oct(os.umask(0)))", resources={"gpus": "1"})
+    usual = os.umask(0o022)
+    os.umask(usual)
+    until(lambda: oct(usual) in cell.ask("GET", f"/jobs/{rank}/logs?rank=0&attempt=1")["text"] if cell.started(rank) else None)
+    cell.run("down", "--force")
+    for path in (cell.home, cell.home / "phalanx.db"):
+        path.chmod(0o755)
+    open_home(cell.home)
+    assert (mode(cell.home), mode(cell.home / "phalanx.db")) == (0o700, 0o700)
+
+
+def test_a_folder_that_is_no_home_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    tmp_path.chmod(0o755)
+    open_home(tmp_path)
+    assert mode(tmp_path) == 0o755
 
 
 @pytest.mark.parametrize("text", ["", "junk", "[]", '{"pid": "x"}', '{"url": "http://127.0.0.1:1"}'])

@@ -50,11 +50,12 @@ def test_ends_are_the_files_sizes_also_after_a_restart(tmp_path: Path) -> None:
     journal.write("log", ATTEMPT, 0, 0, b"12345")
     journal.write("records", ATTEMPT, 11, 0, b"123")
     journal.write("log", AttemptId("other-8.1"), 0, 0, b"1")
+    both = [ATTEMPT, AttemptId("other-8.1")]
     expected = {"log/tiny-lm-7.2/0": 5, "records/tiny-lm-7.2/11": 3, "log/other-8.1/0": 1}
-    assert journal.ends() == Journal(tmp_path).ends() == expected
+    assert journal.ends(both) == Journal(tmp_path).ends(both) == expected
     assert Journal(tmp_path).ends([ATTEMPT, AttemptId("never-9.1")]) == {key: end for key, end in expected.items() if "tiny" in key}
     assert journal.ranks("log", ATTEMPT) == (0,)
-    assert Journal(tmp_path / "none").ends() == {}
+    assert Journal(tmp_path / "none").ends(both) == {}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ while True:
     process.wait()
     process.stdout.close()
     journal = Journal(tmp_path)
-    end = journal.ends()["log/tiny-lm-7.2/0"]
+    end = journal.ends([ATTEMPT])["log/tiny-lm-7.2/0"]
     assert end >= acked
     assert journal.read("log", ATTEMPT, 0, 0, end) == (b"0123456789" * (end // 10 + 1))[:end]
 

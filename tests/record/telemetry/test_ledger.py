@@ -146,6 +146,15 @@ def test_what_reports_no_steps_is_booked_by_its_kind(kind: Kind, category: str) 
     assert used(account(events, {}, 0, 1_000)) == expected
 
 
+def test_a_training_attempt_that_ended_without_a_record_was_not_measured_from_where_it_ran() -> None:
+    events = log((0, up()), (0, submitted()), (0, placed()), (100, AttemptRunning(JOB, FIRST, ())), (1_000, ended()))
+    assert used(account(events, {}, 0, 1_000)) == {"startup": 200, "running_unmeasured": 1_800}
+    never_ran = log((0, up()), (0, submitted()), (0, placed()), (1_000, ended()))
+    assert used(account(never_ran, {}, 0, 1_000)) == {"startup": 2_000}
+    one_rank = {FIRST: [step(1, 100, 1_000)]}
+    assert used(account(events, one_rank, 0, 1_000)) == {"startup": 200, "productive": 900, "running_unmeasured": 900}
+
+
 @pytest.mark.parametrize("kind", ["batch", "train", "service", "interactive"])
 def test_asked_to_stop_is_draining_until_the_end(kind: Kind) -> None:
     events = log(

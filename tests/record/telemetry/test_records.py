@@ -3,11 +3,12 @@
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import wire
-from phalanx.core.records import CheckpointCommitted, Metric, RankRecord, Resumed, StepRecord
+from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, StepRecord
 from phalanx.record.telemetry.records import decode
 
 STEP = StepRecord(
@@ -76,6 +77,21 @@ def test_absurd_values_are_refused() -> None:
         assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
     long_name = Metric(rank=0, step=0, name="n" * 201, value=0.0, at_ms=0)
     assert decode(line(long_name), rank=0).num_bad == 1
+
+
+@pytest.mark.parametrize("path", ["", "model", "../model", "/jobs/../../etc", "/a\0b", "/a\nb", "/" + "x" * 5_000, "file:///model"])
+def test_a_path_that_is_not_absolute_and_plain_is_refused(path: str) -> None:
+    saved = CheckpointCommitted(rank=0, step=1, path=path, digest="d", size_bytes=3, at_ms=9)
+    model = ModelSaved(rank=0, step=1, path=path, weights_digest="w", metrics={}, lineage={}, at_ms=9)
+    for record in (saved, model):
+        decoded = decode(line(record), rank=0)
+        assert (decoded.facts, decoded.num_bad) == ((), 1)
+        assert "path" in decoded.problems[0]
+
+
+def test_a_path_may_hold_what_file_systems_take() -> None:
+    model = ModelSaved(rank=0, step=1, path="/my jobs/é\u00a0..x/m", weights_digest="w", metrics={}, lineage={}, at_ms=9)
+    assert decode(line(model), rank=0).facts == (model,)
 
 
 def test_a_line_too_long_is_dropped_even_before_it_ends() -> None:

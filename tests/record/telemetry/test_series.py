@@ -1,22 +1,27 @@
 """The series: every measurement once, in arrival order, the same before and after sealing, a kill or a rebuild."""
 
+import errno
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core import wire
-from phalanx.core.errors import UserError
+from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId
+from phalanx.core.messages import Stream
 from phalanx.core.records import Metric, RankRecord, StepRecord
 from phalanx.core.views import StepPage
+from phalanx.record.telemetry import columns
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore, rebuild
 
@@ -93,7 +98,7 @@ def test_what_comes_late_is_sealed_in(tmp_path: Path) -> None:
     assert store.append(ONE, [step(1), step(2)]) == 1
     assert store.is_sealed(ONE)
     assert store.page(BOTH, after).steps == (step(2),)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{ONE}.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{ONE}.parquet", f"{ONE}.part1.parquet"]
 
 
 def test_nothing_known_is_empty_and_leaves_no_file(tmp_path: Path) -> None:
@@ -156,6 +161,116 @@ def test_a_torn_last_line_is_dropped_and_filled_in_again(tmp_path: Path) -> None
     assert SeriesStore(tmp_path).steps(ONE) == [step(1), step(2)]
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 4096, b'{"kind": "step"}\n', b"\xff\xfe\n", b'{"kind": "resumed"}\n', b"[" * 100_000 + b"\n"]
+)
+def test_a_garbled_head_is_cut_and_the_journal_fills_it_in_again(tmp_path: Path, garbage: bytes) -> None:
+    journal, store = Journal(tmp_path / "journal"), SeriesStore(tmp_path / "series")
+    records = [step(number) for number in range(1, 6)]
+    journal.write("records", ONE, 0, 0, "".join(f"{wire.dumps(RankRecord, one)}\n" for one in records).encode())
+    store.append(ONE, records)
+    head = tmp_path / "series" / f"{ONE}.head"
+    lines = head.read_bytes().splitlines(keepends=True)
+    head.write_bytes(b"".join([*lines[:2], garbage, *lines[3:]]))
+    again = SeriesStore(tmp_path / "series")
+    rebuild(again, journal, [ONE])
+    assert again.steps(ONE) == records
+    assert SeriesStore(tmp_path / "series").steps(ONE) == records
+
+
+def test_long_reading_tells_that_it_gets_on(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path / "series")
+    store.append(ONE, [step(number) for number in range(1, 25_000)])
+    told: list[None] = []
+    again = SeriesStore(tmp_path / "series", lambda: told.append(None))
+    assert again.last_step(ONE) == step(24_999)
+    assert len(told) >= 3
+
+
+def test_a_full_disk_seals_nothing_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SeriesStore(tmp_path)
+    store.append(ONE, [step(1)])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for place in ("tempfile.mkdtemp", "phalanx.storage.atomic.os.fsync"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, full)
+            with pytest.raises(StoreUnavailable, match="space"):
+                store.seal(ONE)
+        assert store.steps(ONE) == [step(1)]
+    store.seal(ONE)
+    assert (store.steps(ONE), store.is_sealed(ONE)) == ([step(1)], True)
+
+
+def test_a_damaged_segment_is_the_worlds_and_no_bug(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path)
+    (tmp_path / f"{ONE}.parquet").write_bytes(b"PAR1 not one PAR1")
+    with pytest.raises(StoreUnavailable, match=ONE):
+        store.steps(ONE)
+
+
+def test_a_long_attempt_leaves_the_memory_part_by_part(tmp_path: Path) -> None:
+    journal, store = Journal(tmp_path / "journal"), SeriesStore(tmp_path / "series", part_max=100)
+    records = [step(number) for number in range(1, 451)]
+    journal.write("records", ONE, 0, 0, "".join(f"{wire.dumps(RankRecord, one)}\n" for one in records).encode())
+    pages: list[int] = []
+    after = ""
+    for start in range(0, 450, 45):
+        store.append(ONE, records[start : start + 45])
+        page = store.page(BOTH, after)
+        pages, after = pages + [one.step for one in page.steps], page.next
+        assert len(store._heads[ONE].rows) < 100
+    assert pages == list(range(1, 451))
+    again = SeriesStore(tmp_path / "series", part_max=100)
+    rebuild(again, journal, [ONE])
+    assert (again.steps(ONE), again.last_step(ONE), again.is_sealed(ONE)) == (records, step(450), False)
+    assert len(again._heads[ONE].rows) < 100
+    assert again.append(ONE, records) == 0
+    assert again.page(BOTH, after).steps == ()
+
+
+def test_a_crash_between_a_part_and_the_emptied_head_counts_nothing_twice(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path, part_max=3)
+    store.append(ONE, [step(1), step(2)])
+    head = tmp_path / f"{ONE}.head"
+    kept = head.read_bytes()
+    store.append(ONE, [step(3)])
+    assert head.read_bytes() == b""
+    head.write_bytes(kept)
+    again = SeriesStore(tmp_path, part_max=3)
+    assert again.steps(ONE) == [step(1), step(2), step(3)]
+    assert again.append(ONE, [step(2), step(4)]) == 1
+    again.seal(ONE)
+    assert SeriesStore(tmp_path).steps(ONE) == [step(number) for number in range(1, 5)]
+
+
+def test_an_attempt_that_goes_on_after_a_part_and_a_restart_is_not_taken_for_a_sealed_one(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path, part_max=2)
+    store.append(ONE, [step(1), step(2)])
+    again = SeriesStore(tmp_path, part_max=2)
+    assert not again.is_sealed(ONE)
+    again.append(ONE, [step(3)])
+    assert not (tmp_path / f"{ONE}.part1.parquet").exists()
+    assert again.steps(ONE) == [step(1), step(2), step(3)]
+
+
+def test_a_page_makes_no_more_records_than_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SeriesStore(tmp_path)
+    store.append(ONE, [step(number) for number in range(1, 1_001)])
+    made, real = 0, columns._record
+
+    def counted(*given: Any) -> columns.Measurement:
+        nonlocal made
+        made += 1
+        return real(*given)
+
+    monkeypatch.setattr(columns, "_record", counted)
+    assert len(store.page([ONE], limit=10).steps) == 10
+    assert made == 10
+
+
 def test_a_crash_between_segment_and_head_counts_nothing_twice(tmp_path: Path) -> None:
     store = SeriesStore(tmp_path)
     store.append(ONE, [step(1), step(2)])
@@ -182,6 +297,33 @@ def test_the_journal_rebuilds_what_a_crashed_machine_lost(tmp_path: Path) -> Non
     assert store.steps(ONE) == records[:-1]
     assert store.metrics(ONE) == [metric(7)]
     assert store.steps(TWO) == [step(1)]
+
+
+def test_within_one_boot_only_what_was_torn_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, store = Journal(tmp_path / "journal"), SeriesStore(tmp_path / "series")
+    for attempt in BOTH:
+        lines = [f"{wire.dumps(RankRecord, step(number))}\n" for number in range(1, 4)]
+        journal.write("records", attempt, 0, 0, "".join(lines).encode())
+    rebuild(store, journal, BOTH, "boot-1")
+    read: list[AttemptId] = []
+    real = journal.ranks
+
+    def ranks(stream: Stream, attempt: AttemptId) -> tuple[int, ...]:
+        read.append(attempt)
+        return real(stream, attempt)
+
+    monkeypatch.setattr(journal, "ranks", ranks)
+    head = tmp_path / "series" / f"{ONE}.head"
+    os.truncate(head, head.stat().st_size - 5)
+    again = SeriesStore(tmp_path / "series")
+    rebuild(again, journal, BOTH, "boot-1")
+    assert read == [ONE]
+    assert again.steps(ONE) == again.steps(TWO) == [step(1), step(2), step(3)]
+    rebuild(SeriesStore(tmp_path / "series"), journal, BOTH, "boot-2")
+    assert read == [ONE, *BOTH]
+    shutil.copytree(tmp_path / "series", tmp_path / "copy")
+    rebuild(SeriesStore(tmp_path / "copy"), journal, BOTH, "boot-2")
+    assert read == [ONE, *BOTH, *BOTH]
 
 
 def test_appended_records_survive_kill_9(tmp_path: Path) -> None:
@@ -246,13 +388,13 @@ METRICS = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(STEPS | METRICS, max_size=8), max_size=5), st.integers(0, 3), st.integers(1, 7))
+@given(st.lists(st.lists(STEPS | METRICS, max_size=8), max_size=5), st.integers(0, 3), st.integers(1, 7), st.integers(1, 20))
 def test_sealing_changes_no_answer(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[StepRecord | Metric]], rank: int, limit: int
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[StepRecord | Metric]], rank: int, limit: int, part_max: int
 ) -> None:
-    store = SeriesStore(tmp_path_factory.mktemp("series"))
+    store, in_parts = (SeriesStore(tmp_path_factory.mktemp("series"), part_max=size) for size in (10**6, part_max))
     for batch in batches:
-        store.append(ONE, batch)
+        assert store.append(ONE, batch) == in_parts.append(ONE, batch)
 
     def answers(of: SeriesStore) -> list[str]:
         pages = [of.page(BOTH), of.page(BOTH, rank=rank), of.page(BOTH, limit=limit)]
@@ -260,6 +402,12 @@ def test_sealing_changes_no_answer(
         return [*map(repr, pages), repr(of.last_step(ONE)), repr(of.steps(ONE)), repr(of.metrics(ONE))]  # repr: NaN is not NaN
 
     before = answers(store)
+    assert answers(in_parts) == before
+    assert answers(SeriesStore(in_parts._root, part_max=part_max)) == before
+    for batch in batches:
+        assert in_parts.append(ONE, batch) == 0
+    in_parts.seal(ONE)
+    assert answers(in_parts) == before
     reopened = SeriesStore(store._root)
     assert answers(reopened) == before
     store.seal(ONE)
@@ -268,4 +416,5 @@ def test_sealing_changes_no_answer(
     assert len(store.steps(ONE)) + len(store.metrics(ONE)) == len(keys)
     assert not any(math.isnan(one.step) for one in store.steps(ONE))
     store.close()
+    in_parts.close()
     reopened.close()

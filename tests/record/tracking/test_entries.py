@@ -123,6 +123,14 @@ def test_a_job_that_never_ran_leaves_no_run() -> None:
     assert entries(AttemptEnded(JOB, ONE, False, False, "could not start", ()), tracked()) == []
 
 
+def test_P06_a_job_cancelled_between_attempts_ends_its_run() -> None:
+    """No attempt is left that could end it: the run must not stay RUNNING for ever."""
+    between = TrackedJob(SPEC, "c", "f", "me", (ONE,), "cancel", over="cancelled while waiting")
+    (finished,) = entries(StopRequested(JOB, "cancel", "me"), between)
+    assert finished == RunFinished(JOB, "KILLED", (ONE,), "cancelled while waiting", 1_000)
+    assert entries(StopRequested(JOB, "cancel", "me"), tracked(ONE, stop="cancel")) == [], "its end is still to come"
+
+
 def test_a_registered_model_becomes_a_version() -> None:
     (made,) = entries(ModelRegistered("demo", 3, JOB, TWO, SAVED, {"job": JOB}), tracked(TWO))
     assert made == ModelVersion("demo", 3, JOB, TWO, "/models/x", "w" * 64, {"job": JOB}, {"val_loss": 5.6}, 1_000)

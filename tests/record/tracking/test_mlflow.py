@@ -1,5 +1,7 @@
 """Entries in MLflow's own store: applied once however often they come, quietly, and put off while the store is away."""
 
+import errno
+import importlib
 import json
 import os
 import shutil
@@ -11,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from phalanx.core import wire
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted
 from phalanx.record.tracking.mlflow_store import EntryRefused, MlflowStore, places, quiet, safe_key
-from phalanx.record.tracking.tracking_process import serve
+from phalanx.record.tracking.tracking_process import TRIES_MAX, serve
 
 JOB = JobId("tiny-lm-7")
 ONE, TWO = AttemptId("tiny-lm-7.1"), AttemptId("tiny-lm-7.2")
@@ -127,6 +130,59 @@ def test_what_the_tracker_can_never_take_is_said_so(store: MlflowStore) -> None:
         store.apply(replace(FINISHED, job=JobId("it's-1")))
     with pytest.raises(EntryRefused):
         store.apply(replace(VERSION, name="a/b"))
+
+
+def test_a_relative_path_is_refused_and_holds_up_nothing(store: MlflowStore) -> None:
+    entries: list[Entry] = [replace(VERSION, path="model"), FINISHED]
+    lines = [json.dumps({"seq": seq, "entry": wire.plain(Entry, entry)}) for seq, entry in enumerate(entries)]
+    refused, done = serve(lines, lambda: store.apply)
+    assert (refused["done"], done) == (0, {"done": 1})
+    assert "absolute" in refused["refused"]
+
+
+def test_what_fails_while_the_tracker_is_there_is_tried_a_few_times_only(
+    store: MlflowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a surprise")
+
+    monkeypatch.setattr(store._client, "set_terminated", broken)
+    line = json.dumps({"seq": 7, "entry": wire.plain(Entry, FINISHED)})
+    answers = list(serve([line] * TRIES_MAX, lambda: store.apply))
+    assert [answer.get("retry") for answer in answers] == [7] * (TRIES_MAX - 1) + [None]
+    assert (answers[-1]["done"], "surprise" in answers[-1]["refused"]) == (7, True)
+
+
+def mlflow_error(code: str) -> Exception:
+    made: Exception = importlib.import_module("mlflow.exceptions").MlflowException(
+        "no", importlib.import_module("mlflow.protos.databricks_pb2").ErrorCode.Value(code)
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ConnectionRefusedError("away"),
+        requests.exceptions.ReadTimeout("slow"),
+        sqlite3.OperationalError("database is locked"),
+        TimeoutError("slow"),
+        "TEMPORARILY_UNAVAILABLE",
+        "PERMISSION_DENIED",
+        RuntimeError("API request to endpoint failed with error code 503 != 200"),
+    ],
+)
+def test_a_tracker_that_is_away_is_waited_for(store: MlflowStore, monkeypatch: pytest.MonkeyPatch, error: Exception | str) -> None:
+    raised = mlflow_error(error) if isinstance(error, str) else error
+
+    def away(*_: object, **__: object) -> None:
+        raise RuntimeError("wrapped") from raised
+
+    monkeypatch.setattr(store._client, "set_terminated", away)
+    line = json.dumps({"seq": 7, "entry": wire.plain(Entry, FINISHED)})
+    answers = list(serve([line] * (TRIES_MAX + 2), lambda: store.apply))
+    assert [answer.get("retry") for answer in answers] == [7] * (TRIES_MAX + 2)
 
 
 def test_a_project_deleted_by_a_user_comes_back(store: MlflowStore) -> None:

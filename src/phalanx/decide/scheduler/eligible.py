@@ -1,13 +1,22 @@
-"""Step 1, where could a job ever run: the device types (pools) in which an idle fleet would hold its gang."""
+"""Step 1, may a job run yet, and where could it ever: the device types (pools) in which an idle fleet would hold its gang."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from phalanx.core.devices import CPU_SLOT
+from phalanx.core.reasons import Backoff
+from phalanx.decide.restarts import left_ms
 from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob
 
 CORES_SLACK: Final = 1e-6
 """Cores are floats that were added up; a millionth of one is no reason to wait."""
+
+
+def put_off(job: PendingJob, now_ms: int) -> Backoff | None:
+    """Why the job's next attempt is not due yet; None when it is."""
+    found = job.put_off
+    wait_ms = left_ms(found.not_before_ms, now_ms) if found else 0
+    return Backoff(wait_ms, found.attempts, found.within_ms, found.detail) if found and wait_ms else None
 
 
 def device_types(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
@@ -26,12 +35,15 @@ def num_devices(node: NodeFacts, kind: str) -> int:
     return sum(1 for _, of_kind in node.devices if of_kind == kind)
 
 
+def holds(has: float, asked: float) -> bool:
+    """Whether a node's amount of something is enough. Asking for nothing is always met, also by a node that says nonsense."""
+    return asked <= 0 or has + CORES_SLACK >= asked
+
+
 def could_hold(job: PendingJob, kind: str, node: NodeFacts) -> bool:
     """Whether the node, however busy or away now, would hold one node's share of the gang if it were idle."""
     return (
-        num_devices(node, kind) >= job.request.count
-        and node.cpus + CORES_SLACK >= job.cpus
-        and node.memory_bytes >= job.memory_bytes
+        num_devices(node, kind) >= job.request.count and holds(node.cpus, job.cpus) and holds(node.memory_bytes, job.memory_bytes)
     )
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from phalanx.core.devices import DeviceRequest
 from phalanx.core.reasons import NeverFits, NoRoom
 from phalanx.core.units import show_size
-from phalanx.decide.scheduler.eligible import CORES_SLACK, asked_types, device_types, eligible_types, num_devices
-from phalanx.decide.scheduler.fit import Fleet, has_room
+from phalanx.decide.scheduler.eligible import asked_types, device_types, eligible_types, holds, num_devices
+from phalanx.decide.scheduler.fit import Fleet, free_devices
 from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob
 
 
 def no_room(job: PendingJob, kinds: Sequence[str], fleet: Fleet) -> NoRoom:
-    """Devices asked for at once; those free on nodes that can take a whole share now, in the type that has most; those held."""
-    nodes = fleet.values()
-    free = max(job.request.count * sum(has_room(job, kind, node) for node in nodes) for kind in kinds)
-    held = sum(1 for node in nodes for index, kind in node.devices if kind in kinds and index not in node.free)
-    return NoRoom(job.request.count * job.num_nodes, free, held)
+    """Devices of an accepted type, on nodes that may be given work: asked for at once, free, and held."""
+    usable = [node for node in fleet.values() if node.schedulable]
+    free = sum(len(free_devices(node, kind)) for kind in kinds for node in usable)
+    total = sum(num_devices(node, kind) for kind in kinds for node in usable)
+    return NoRoom(job.request.count * job.num_nodes, free, total - free)
 
 
 def never_fits(job: PendingJob, nodes: Sequence[NodeFacts]) -> NeverFits | None:
@@ -58,7 +58,7 @@ class _Measure:
     show: Callable[[float], str]
 
     def holds(self, node: NodeFacts) -> bool:
-        return self.of(node) + CORES_SLACK >= self.asked
+        return holds(self.of(node), self.asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def _smaller_share(job: PendingJob, kind: str, nodes: Sequence[NodeFacts]) -> Pe
     cut: list[float] = []
     for measure in _measures(job, kind):
         enough = sorted((measure.of(node) for node in left), reverse=True)[num_nodes - 1]
-        cut.append(min(measure.asked, enough))
-        left = [node for node in left if measure.of(node) + CORES_SLACK >= cut[-1]]
+        cut.append(min(measure.asked, max(0, enough)))
+        left = [node for node in left if holds(measure.of(node), cut[-1])]
     request = DeviceRequest(job.request.type, int(cut[0]))
     return replace(job, request=request, num_nodes=num_nodes, cpus=cut[1], memory_bytes=int(cut[2]))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.decide.scheduler.eligible import CORES_SLACK
+from phalanx.decide.scheduler.eligible import holds
 from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob
 
 Fleet = Mapping[NodeId, NodeFacts]
@@ -23,8 +23,8 @@ def has_room(job: PendingJob, kind: str, node: NodeFacts) -> bool:
     return (
         node.schedulable
         and len(free_devices(node, kind)) >= job.request.count
-        and (job.cpus == 0 or node.free_cpus + CORES_SLACK >= job.cpus)
-        and (job.memory_bytes == 0 or node.free_memory_bytes >= job.memory_bytes)
+        and holds(node.free_cpus, job.cpus)
+        and holds(node.free_memory_bytes, job.memory_bytes)
     )
 
 

@@ -1,4 +1,4 @@
-"""Who waits for which devices, as a plan is made: the head of each pool, and places in the line."""
+"""Who waits for which devices, as a plan is made: the head of each pool, and places in the queues."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,17 +13,15 @@ class Line:
 
     def __init__(self) -> None:
         self.heads: dict[str, JobId] = {}
-        self._waiting: Counter[frozenset[str]] = Counter()
+        self._waiting: Counter[str] = Counter()
 
     def open(self, kinds: Iterable[str]) -> list[str]:
         """Those of `kinds` that are kept for nobody."""
         return [kind for kind in kinds if kind not in self.heads]
 
     def join(self, job: PendingJob, kinds: Iterable[str]) -> int:
-        """The job waits for any of `kinds`. Its place, from 1, among those that could use the same devices."""
-        wanted = frozenset(kinds)
-        before = sum(number for others, number in self._waiting.items() if others & wanted)
-        self._waiting[wanted] += 1
-        for kind in wanted:
+        """The job waits for any of `kinds`. Its place, from 1, among the waiting jobs of its queue."""
+        self._waiting[job.queue] += 1
+        for kind in kinds:
             self.heads.setdefault(kind, job.job)
-        return before + 1
+        return self._waiting[job.queue]

@@ -21,8 +21,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The job stays pending for `reason`. `position` is its place, from 1, among the waiting jobs that could use the same
-    devices; None for a job that can never fit, since it stands in no line."""
+    """The job stays pending for `reason`. `position` is its place, from 1, among the waiting jobs of its queue, in the order they
+    were considered; None for a job that can never fit or whose restart is put off, since it stands in nobody's way."""
 
     job: JobId
     reason: Reason

@@ -4,7 +4,7 @@ from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.reasons import Behind, NoNodes
-from phalanx.decide.scheduler.eligible import eligible_types
+from phalanx.decide.scheduler.eligible import eligible_types, put_off
 from phalanx.decide.scheduler.explain import never_fits, no_room
 from phalanx.decide.scheduler.fit import Fleet, fit, taken
 from phalanx.decide.scheduler.line import Line
@@ -22,7 +22,8 @@ def schedule(snapshot: Snapshot) -> Plan:
     line = Line()
     decisions: list[Decision] = []
     for job in in_order(snapshot.pending):
-        decision = _decide(job, fleet, line)
+        backoff = put_off(job, snapshot.now_ms)
+        decision = Wait(job.job, backoff, None) if backoff else _decide(job, fleet, line)
         if isinstance(decision, Start):
             fleet.update(taken(fleet, job, decision.placement))
         decisions.append(decision)

@@ -37,6 +37,17 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOff:
+    """The next attempt may not start before `not_before_ms` (Unix time): the last `attempts` each ended within `within_ms`, the
+    last one as `detail` says."""
+
+    not_before_ms: int
+    attempts: int
+    within_ms: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class PendingJob:
     """A job that waits. `request`, `cpus` and `memory_bytes` are for each of `num_nodes` nodes; `sequence` orders equals."""
 
@@ -49,6 +60,7 @@ class PendingJob:
     priority: int
     submitted_ms: int
     sequence: int
+    put_off: PutOff | None = None
 
 
 @dataclass(frozen=True, slots=True)

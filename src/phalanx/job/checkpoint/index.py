@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from phalanx.core.errors import CheckpointError
 
@@ -42,9 +42,11 @@ class GuardedReader(FileSystemReader):
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Raises CheckpointError when the index holds something else than tensors of this folder."""
-        read_index(self._folder)
-        return super().read_metadata(*args, **kwargs)
+        """What the guard built: the pickle is read once, so no other one can take its place. Raises CheckpointError."""
+        index = read_index(self._folder)
+        index.storage_meta = index.storage_meta or StorageMeta()
+        index.storage_meta.load_id = self.load_id  # as torch's own does
+        return index
 
 
 def read_index(folder: Path) -> Metadata:

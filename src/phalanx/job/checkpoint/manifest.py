@@ -8,11 +8,14 @@ from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
+from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.storage.atomic import write_atomic
 from phalanx.storage.hashes import sha256_file
 
 MANIFEST: Final = "manifest.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""2: with `attempt`."""
+
 _PREFIX: Final = "step-"
 _MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 Scalar = str | int | float | bool
@@ -42,13 +45,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Written last and atomically. `dtype`: arithmetic of the run. `extra`: the run's own numbers, such as the data cursor."""
+    """Written last and atomically. `dtype`: arithmetic of the run. `extra`: the run's own numbers, such as the data cursor.
+
+    attempt: id of the attempt that made it, '' outside Phalanx.
+    """
 
     step: int
     origin: Origin
     dtype: str
     extra: Mapping[str, Scalar]
     files: tuple[FileEntry, ...]
+    attempt: str = ""
     format: int = FORMAT
 
 
@@ -79,11 +86,36 @@ def committed(root: Path) -> list[tuple[int, Path]]:
 def commit(folder: Path, manifest: Manifest) -> str:
     """Makes the checkpoint exist. Its digest: the SHA-256 of the manifest file.
 
-    Raises SetupError or StoreUnavailable when that file cannot be written.
+    Raises CheckpointError when a newer attempt of the job has committed one beside it or in its place, SetupError or
+    StoreUnavailable when the file cannot be written.
     """
+    check_fence(folder.parent, manifest.attempt)
     sealed = wire.dumps(_Sealed, _Sealed(sha256=_digest(manifest), manifest=manifest)).encode()
     write_atomic(folder / MANIFEST, sealed)
     return hashlib.sha256(sealed).hexdigest()
+
+
+def check_fence(root: Path, attempt: str) -> None:
+    """Raises CheckpointError when a newer attempt of `attempt`'s job has committed under `root`: the job is no longer its own.
+
+    '' and attempts of other jobs have no order with it. A damaged manifest says nothing.
+    """
+    for _, folder in committed(root):
+        try:
+            other = read(folder)[0].attempt
+        except CheckpointError:
+            continue
+        if _newer(other, attempt):
+            fix = f"a newer attempt has committed it, so {attempt} may write no more; nothing of it was changed"
+            raise CheckpointError(f"checkpoint {folder.name}", other, fix)
+
+
+def _newer(one: str, other: str) -> bool:
+    try:
+        (job, number), (other_job, other_number) = split_attempt(AttemptId(one)), split_attempt(AttemptId(other))
+    except ValueError:  # '' among others
+        return False
+    return job == other_job and number > other_number
 
 
 def read(folder: Path) -> tuple[Manifest, str]:

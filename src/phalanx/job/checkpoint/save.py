@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.index import check_same
 from phalanx.job.checkpoint.manifest import FileEntry, Manifest, Origin, Scalar
 from phalanx.job.checkpoint.retention import discard, keep_newest
 from phalanx.job.checkpoint.rng import save_rng
@@ -56,27 +57,32 @@ class SavePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What of a checkpoint is the same at every step of a run."""
+    """What of a checkpoint is the same at every step of a run. `attempt`: its id, '' outside Phalanx."""
 
     origin: Origin
     dtype: str
     device: torch.device
+    attempt: str = ""
 
 
 def save(
     policy: SavePolicy, identity: Identity, step: int, state: dict[str, torch.Tensor], extra: Mapping[str, Scalar]
 ) -> Saved | SaveFailed:
-    """Saves and then applies the policy's retention. The same answer on every rank."""
+    """Saves and then applies the policy's retention. The same answer on every rank.
+
+    Raises CheckpointError once a newer attempt of the job has committed a checkpoint: this one lost its right to write.
+    """
     folder = policy.root / manifest.folder_name(step)
-    refused = decided_by_rank_zero(lambda: _make_empty(folder))
+    refused = decided_by_rank_zero(lambda: _make_empty(folder, identity.attempt))
     if refused:
         return SaveFailed(step=step, reason=refused)
     parts = told_by_all(_write_part(folder, state, identity.device))
-    return decided_by_rank_zero(lambda: _commit_or_discard(policy, identity, step, extra, parts))
+    return decided_by_rank_zero(lambda: _commit_or_discard(policy, identity, step, state, extra, parts))
 
 
-def _make_empty(folder: Path) -> str:
+def _make_empty(folder: Path, attempt: str) -> str:
     """The reason why not, or ''. What lies there was never committed, or was refused as damaged when this run began."""
+    manifest.check_fence(folder.parent, attempt)
     try:
         if folder.exists():
             discard(folder)
@@ -103,29 +109,37 @@ def _write_part(folder: Path, state: dict[str, torch.Tensor], device: torch.devi
 
 
 def _commit_or_discard(
-    policy: SavePolicy, identity: Identity, step: int, extra: Mapping[str, Scalar], parts: list[tuple[FileEntry, ...] | str]
+    policy: SavePolicy,
+    identity: Identity,
+    step: int,
+    state: Mapping[str, torch.Tensor],
+    extra: Mapping[str, Scalar],
+    parts: list[tuple[FileEntry, ...] | str],
 ) -> Saved | SaveFailed:
+    """Commits only what `load` would take: an index that reads with the guard and has exactly the state's tensors."""
     folder = policy.root / manifest.folder_name(step)
     files = tuple(entry for part in parts if not isinstance(part, str) for entry in part)
     reasons = [part for part in parts if isinstance(part, str)]
     if not reasons:
-        made = Manifest(step=step, origin=identity.origin, dtype=identity.dtype, extra=extra, files=files)
+        made = Manifest(step=step, origin=identity.origin, dtype=identity.dtype, extra=extra, files=files, attempt=identity.attempt)
         try:
+            check_same(folder, state)
             digest = manifest.commit(folder, made)
             fsync_folder(policy.root)
             manifest.verify(folder, made)
         except (*_UNWRITABLE, CheckpointError) as error:
             reasons.append(_reason(error))
     if reasons:
-        _try_discard(folder)
+        _try_discard(folder, identity.attempt)
         return SaveFailed(step=step, reason=reasons[0])
     keep_newest(policy.root, step, policy.keep_last)
     return Saved(step=step, path=str(folder), digest=digest, size_bytes=sum(entry.size_bytes for entry in files))
 
 
-def _try_discard(folder: Path) -> None:
+def _try_discard(folder: Path, attempt: str) -> None:
     """Without a manifest the folder does not count, so failing to remove the rest changes nothing."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, CheckpointError):
+        manifest.check_fence(folder.parent, attempt)  # it may be a newer attempt's by now
         discard(folder)
 
 

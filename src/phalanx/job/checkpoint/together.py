@@ -6,33 +6,47 @@ from typing import TypeVar, cast
 
 import torch.distributed as dist
 
-from phalanx.core.errors import PhalanxError, UserError
+from phalanx.core.errors import Bug, PhalanxError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An error on its way to the other ranks: an exception with several arguments does not survive pickling by itself."""
+class _Failure:
+    """An error on its way to the other ranks."""
 
-    kind: type[PhalanxError]
-    arguments: tuple[object, ...]
+    error: PhalanxError
 
 
 def decided_by_rank_zero(decide: Callable[[], T]) -> T:
-    """`decide()` as rank 0 answers it, on every rank. A PhalanxError that it raises is raised on every rank."""
+    """`decide()` as rank 0 answers it, on every rank; no rank is left waiting for an answer that never comes.
+
+    A PhalanxError that it raises is raised on every rank. Anything else is raised as it is on rank 0 and as a Bug on the others.
+    """
+    if dist.get_rank() != 0:
+        return cast(T, _heard())
+    try:
+        answer = decide()
+    except PhalanxError as error:
+        _tell(_Failure(error))
+        raise
+    except Exception as error:
+        _tell(_Failure(Bug(f"rank 0 failed: {type(error).__name__}: {error}")))
+        raise
+    _tell(answer)
+    return answer
+
+
+def _heard() -> object:
     answer: list[object] = [None]
-    if dist.get_rank() == 0:
-        try:
-            answer[0] = decide()
-        except UserError as error:
-            answer[0] = _Refusal(type(error), (error.field, error.value, error.fix))
-        except PhalanxError as error:
-            answer[0] = _Refusal(type(error), error.args)
     dist.broadcast_object_list(answer, src=0)
-    if isinstance(answer[0], _Refusal):
-        raise answer[0].kind(*answer[0].arguments)
-    return cast(T, answer[0])
+    if isinstance(answer[0], _Failure):
+        raise answer[0].error
+    return answer[0]
+
+
+def _tell(answer: object) -> None:
+    dist.broadcast_object_list([answer], src=0)
 
 
 def told_by_all(mine: T) -> list[T]:

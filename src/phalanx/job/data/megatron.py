@@ -7,11 +7,9 @@ document is one sequence.
 """
 
 import struct
-from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 
@@ -46,15 +44,3 @@ def index_bytes(lengths: list[int], dtype: TokenType) -> bytes:
     bounds = np.arange(len(lengths) + 1, dtype="<i8")
     header = MAGIC + _HEADER.pack(_VERSION, _CODES[dtype], len(lengths), len(bounds))
     return header + sizes.tobytes() + pointers.tobytes() + bounds.tobytes()
-
-
-def read_lengths(path: Path) -> NDArray[np.int32]:
-    """Length in tokens of each sequence of an `.idx`. Raises DataError when the file is none."""
-    try:
-        data = path.read_bytes()
-        version, _, count, _ = _HEADER.unpack_from(data, len(MAGIC))
-        if not data.startswith(MAGIC) or version != _VERSION:
-            raise ValueError("wrong magic or version")
-        return np.frombuffer(data, dtype="<i4", count=count, offset=len(MAGIC) + _HEADER.size)
-    except (OSError, ValueError, struct.error) as error:
-        raise DataError(path.name, str(path), f"is not a Megatron index ({error}); prepare the data again") from error

@@ -1,8 +1,9 @@
 """The order of the data is a function of (seed, epoch, global sample index): nothing is stored, anything can be resumed.
 
-Global sample g of a run is sample `permute(seed, g // num_samples, g % num_samples)` of the split; step s (counted from 0) is
-the global samples [s * global_batch, (s + 1) * global_batch), and rank r of w takes the r-th contiguous part of them. World
-size therefore decides only who reads a sample, never which samples a step has.
+Global sample g of a run is sample `sample(seed, g // num_samples, g % num_samples, num_samples)` of the split, whatever the world
+size; step s (counted from 0) is the global samples [s * global_batch, (s + 1) * global_batch), and rank r of w takes the r-th
+contiguous part of them. For one global batch the world size therefore decides only who reads a sample. A recipe whose global batch
+grows with the ranks cuts the same order into other steps.
 
 Each epoch is a keyed permutation: a balanced Feistel network (Luby and Rackoff, SIAM J. Computing 17(2), 1988) on the smallest
 even number of bits that covers the split, restricted to [0, num_samples) by cycle walking (Black and Rogaway, CT-RSA 2002),
@@ -27,31 +28,19 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 2**64 - 1
 
 
-def permuted(seed: int, epoch: int, index: int, size: int) -> int:
-    """Where `index` of [0, size) goes in this epoch. O(1)."""
-    return int(permute(seed, epoch, np.array([index], dtype=np.int64), size)[0])
-
-
-def permute(seed: int, epochs: int | Indices, indices: Indices, size: int) -> Indices:
-    """`permuted` of many indices at once, all of one epoch or each of its own."""
-    if not 1 <= size <= SAMPLES_MAX:
-        raise DataError("samples", size, f"a permutation needs 1 to {SAMPLES_MAX} of them")
-    if indices.size and not (indices.min() >= 0 and indices.max() < size):
-        raise IndexError(f"an index lies outside [0, {size})")
-    words = indices.astype(np.uint64)
-    keys = _round_keys(seed, np.broadcast_to(np.asarray(epochs, dtype=np.int64), indices.shape).astype(np.uint64))
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+def sample(seed: int, epoch: int | Indices, index: Indices, num_samples: int) -> Indices:
+    """The samples at these places of [0, num_samples) of an epoch, or each of its own. O(1) a sample."""
+    if not 1 <= num_samples <= SAMPLES_MAX:
+        raise DataError("samples", num_samples, f"a permutation needs 1 to {SAMPLES_MAX} of them")
+    if index.size and not (index.min() >= 0 and index.max() < num_samples):
+        raise IndexError(f"an index lies outside [0, {num_samples})")
+    words = index.astype(np.uint64)
+    keys = _round_keys(seed, np.broadcast_to(np.asarray(epoch, dtype=np.int64), index.shape).astype(np.uint64))
+    half_bits = max(1, ((num_samples - 1).bit_length() + 1) // 2)
     words = _feistel(words, keys, half_bits)
-    while (outside := np.flatnonzero(words >= np.uint64(size))).size:
+    while (outside := np.flatnonzero(words >= np.uint64(num_samples))).size:
         words[outside] = _feistel(words[outside], [key[outside] for key in keys], half_bits)
     return words.astype(np.int64)
-
-
-def sample_at(seed: int, epoch: int, global_index: int, num_samples: int) -> int:
-    """The sample at position `global_index` of the run, which must lie in `epoch`: both are given so that a wrong cursor shows."""
-    if num_samples < 1 or global_index // num_samples != epoch:
-        raise DataError("epoch", epoch, f"global sample {global_index} of {num_samples} an epoch does not lie in it")
-    return permuted(seed, epoch, global_index % num_samples, num_samples)
 
 
 def batch_indices(seed: int, step: int, global_batch: int, num_samples: int) -> Indices:
@@ -63,7 +52,7 @@ def batch_indices(seed: int, step: int, global_batch: int, num_samples: int) -> 
         raise DataError("samples", num_samples, "the split is shorter than one sequence; prepare more text or shorten `sequence`")
     positions = np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
     epochs, within = np.divmod(positions, np.int64(num_samples))
-    return permute(seed, epochs, within, num_samples)
+    return sample(seed, epochs, within, num_samples)
 
 
 def rank_slice(batch: Indices, rank: int, world_size: int) -> Indices:

@@ -113,7 +113,9 @@ def _check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
         if taken:
             manifests.read(out)
     except DataError as error:
-        raise DataError("out", str(out), "is neither empty nor a prepared folder; name another, or force it") from error
+        raise DataError(
+            "out", str(out), "is neither empty nor a prepared folder; name another, or replace it with --force"
+        ) from error
     except OSError as error:
         raise refused(out, error) from error
 

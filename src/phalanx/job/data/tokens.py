@@ -37,7 +37,9 @@ def train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise DataError(
-            "vocab_size", vocab_size, f"the text yields only {found} tokens; ask for at most that many, or give more text"
+            "vocab_size",
+            vocab_size,
+            f"the text yields only {found} tokens; ask for at most that many with --vocab-size, or give more text",
         )
     return tokenizer
 

@@ -1,20 +1,22 @@
 """A rank's record file, and the bell that tells the agent of it. The file is the truth; a lost ring costs only time.
 
-Nothing here waits: not for the agent, not for the network, not for the platter. A disk that is full costs records, which are
-counted, and never the training step.
+Nothing here waits: not for the agent, not for the network, not for the platter. A disk that is full costs measurements, which are
+counted, and never the training step. Facts (core.records.RankFact) are kept and written before whatever comes next.
 """
 
+import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from phalanx.core import wire
-from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, Ring, StepRecord
+from phalanx.core.records import Metric, RankFact, RankRecord, Ring, StepRecord
 
 REDIAL_S: Final = 0.5
-Record = StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved
+Record = StepRecord | Metric | RankFact
 
 
 class Bell:
@@ -65,31 +67,61 @@ class Bell:
 
 
 class Journal:
-    """Appends records. `lost` counts those that the disk did not take. Raises OSError when the file cannot be opened at all."""
+    """Appends records. A file that cannot be opened is tried again at the next record."""
 
     def __init__(self, path: Path, bell: Bell) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._open()
         self._bell = bell
         self._torn = False
-        self.lost = 0
+        self._owed: deque[RankFact] = deque()
+        self._dropped = 0
 
-    def write(self, record: Record) -> None:
-        """One write for the line, whole or counted as lost; then the ring."""
+    @property
+    def lost(self) -> int:
+        """Records that the disk has not taken: measurements for ever, facts until now."""
+        return self._dropped + len(self._owed)
+
+    def write(self, record: Record) -> bool:
+        """Whether the record and every fact before it are in the file, each as one whole line. Rings then."""
+        if isinstance(record, StepRecord | Metric):
+            written = self.write_owed() and self._append(record)
+            self._dropped += not written
+        else:
+            self._owed.append(record)
+            written = self.write_owed()
+        return written
+
+    def write_owed(self) -> bool:
+        """Whether every fact so far is in the file, after another try."""
+        while self._owed:
+            if not self._append(self._owed[0]):
+                return False
+            self._owed.popleft()
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._bell.close()
+
+    def _append(self, record: Record) -> bool:
         line = wire.dumps(RankRecord, record).encode() + b"\n"
         if self._torn:
             line = b"\n" + line  # ends the half line that a full disk left, which readers drop
         try:
-            written = os.write(self._file, line)
+            file = self._open()
+            written = os.write(file, line)
         except OSError:
-            self.lost += 1
-            return
-        if written < len(line):
-            self._torn = True
-            self.lost += 1
-            return
-        self._torn = False
-        self._bell.ring(os.fstat(self._file).st_size)
+            return False
+        self._torn = written < len(line)
+        if not self._torn:
+            self._bell.ring(os.fstat(file).st_size)
+        return not self._torn
 
-    def close(self) -> None:
-        os.close(self._file)
-        self._bell.close()
+    def _open(self) -> int:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._file

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from phalanx.core.errors import UserError
+from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Resumed, StepRecord
 from phalanx.core.spec import CheckpointPolicy, Scalar
@@ -20,6 +20,9 @@ from phalanx.job.sdk.fault import Fault, parse_fault
 from phalanx.job.sdk.journal import Bell, Journal
 
 _POLICY: Final = CheckpointPolicy()
+MODEL_TRIES: Final = 20
+MODEL_PAUSE_S: Final = 0.5
+"""A finished model is worth ten seconds of waiting for a disk; nothing else is worth any."""
 
 
 def _unix_ms() -> int:
@@ -52,6 +55,7 @@ class Session:
     fault: Fault | None = None
     unix_ms: Callable[[], int] = _unix_ms
     die: Callable[[], None] = _die
+    pause: Callable[[float], None] = time.sleep
 
     def step(self, record: StepRecord) -> None:
         """Says that an optimiser step is done, before the next one starts."""
@@ -68,28 +72,37 @@ class Session:
         self._say(Resumed(rank=self.rank, step=step, checkpoint=checkpoint, skipped=skipped, at_ms=self.unix_ms()))
 
     def checkpoint(self, *, step: int, path: str, digest: str, size_bytes: int) -> None:
-        """Says that a checkpoint's manifest is durable; `digest` is the manifest's SHA-256."""
+        """Says that a checkpoint's manifest is durable; `digest` is the manifest's SHA-256. Said again later if it has to be."""
         self._say(
             CheckpointCommitted(rank=self.rank, step=step, path=path, digest=digest, size_bytes=size_bytes, at_ms=self.unix_ms())
         )
 
     def model(self, *, step: int, path: str, weights_digest: str, metrics: Mapping[str, float], lineage: Mapping[str, str]) -> None:
-        """Says that a finished model lies in the folder `path`; the platform registers it as a version."""
-        self._say(
-            ModelSaved(
-                rank=self.rank,
-                step=step,
-                path=path,
-                weights_digest=weights_digest,
-                metrics=metrics,
-                lineage=lineage,
-                at_ms=self.unix_ms(),
-            )
+        """Says that a finished model lies in the folder `path`; the platform registers it as a version.
+
+        Raises StoreUnavailable when the record cannot be written for ten seconds: a model that nobody hears of is lost.
+        """
+        if self.journal is None:
+            return
+        record = ModelSaved(
+            rank=self.rank,
+            step=step,
+            path=path,
+            weights_digest=weights_digest,
+            metrics=metrics,
+            lineage=lineage,
+            at_ms=self.unix_ms(),
         )
+        written, tries = self.journal.write(record), 1
+        while not written and tries < MODEL_TRIES:
+            self.pause(MODEL_PAUSE_S)
+            written, tries = self.journal.write_owed(), tries + 1
+        if not written:
+            raise StoreUnavailable(f"{path}: the model is saved, but its record could not be written; free space or try again")
 
     @property
     def lost_records(self) -> int:
-        """Records that a full disk did not take."""
+        """Records that the disk did not take."""
         return self.journal.lost if self.journal is not None else 0
 
     def _say(self, record: StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved) -> None:

@@ -4,43 +4,49 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, PhalanxError, UserError
 from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.data import tokens
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.storage.hashes import sha256_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _TOKENS_MAX = 100_000
 
 
-def load_model(folder: Path, digest: str = "") -> tuple[Llama, Tokenizer, int]:
+def load_model(folder: Path, digest: str = "") -> tuple[Llama, "Tokenizer", int]:
     """Model, tokenizer and trained sequence length of a saved folder.
 
     Raises CheckpointError when a file is missing or damaged, or when the weights are not those of `digest` (when given, else of
-    the folder's own).
+    the folder's own), DataError when the tokenizer cannot be read.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         shape: LlamaShape = wire.build(LlamaShape, config["shape"])
         sequence = int(config["config"]["sequence"])
         own = str(config["weights_digest"])
+        own_tokenizer = str(config["tokenizer_sha256"])
         tensors = load_file(folder / "model.safetensors")
-        tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        found_tokenizer = sha256_file(folder / "tokenizer.json")
     except OSError as error:
         raise CheckpointError("model", str(folder), f"{error.filename or folder}: {error.strerror or error}") from error
-    except Exception as error:
-        if not isinstance(error, ValueError | KeyError | TypeError | SafetensorError) and type(error) is not Exception:
-            raise
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError("model", str(folder), f"is not a whole saved model: {error}") from error
     found = weights_digest(tensors)
     if found != (digest or own):
         raise CheckpointError("weights", found, f"differ from the digest {digest or own}; the folder is damaged or another model's")
-    return _filled(folder, shape, tensors), tokenizer, sequence
+    if found_tokenizer != own_tokenizer:
+        raise CheckpointError("tokenizer", found_tokenizer, f"differs from the SHA-256 {own_tokenizer}; the folder is damaged")
+    return _filled(folder, shape, tensors), tokens.load(folder / "tokenizer.json"), sequence
 
 
 def _filled(folder: Path, shape: LlamaShape, tensors: dict[str, torch.Tensor]) -> Llama:
@@ -76,7 +82,7 @@ def sample(folder: Path, prompt: str, num_tokens: int, seed: int, temperature: f
     if not 0 <= temperature < float("inf"):
         raise UserError("temperature", temperature, "write a number from 0 (always the likeliest token) upwards")
     model, tokenizer, sequence = load_model(folder, digest)
-    ids = tokenizer.encode(prompt).ids
+    ids = tokens.encode(tokenizer, [prompt])[0]
     if not ids:
         raise UserError("prompt", prompt, "write at least one character")
     return str(tokenizer.decode(ids + generate(model, ids, num_tokens, sequence, temperature, seed)))

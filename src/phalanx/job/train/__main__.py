@@ -37,11 +37,16 @@ def train(arguments: list[str]) -> None:
     if not session.data:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
     data = open_data(Path(session.data))
-    with gang() as rank:
-        training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
-        trained = run(training, start)
-        folder = finish(training, trained)
-    logging.getLogger(__name__).info("model saved in %s; %d saves failed", folder, trained.failed_saves)
+    log = logging.getLogger(__name__)
+    try:
+        with gang() as rank:
+            training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
+            trained = run(training, start)
+            folder = finish(training, trained)
+        log.info("model saved in %s; %d saves failed", folder, trained.failed_saves)
+    finally:
+        if session.lost_records:
+            log.warning("%d records were lost: the record file could not be written", session.lost_records)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Samples of a step as tensors: the data room's order, this rank's part of it, on this rank's device."""
+"""Samples of a step as tensors: the data room's order, this rank's part of it, on this rank's device.
+
+Nothing is fetched ahead and nothing is counted: the samples of a step are a function of the step, so a batch that was read and
+not trained on is read again after a resume.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +22,7 @@ _HELD_OUT_SEED: Final = 0
 
 
 def global_batch(recipe: LlamaRecipe, world_size: int) -> int:
-    """Samples of one optimiser step over all ranks."""
+    """Samples of one optimiser step over all ranks. It grows with them, hence no resume on another world size for now."""
     return recipe.batch_per_rank * recipe.accumulate * world_size
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -21,6 +22,7 @@ from phalanx.job.train.environment import describe_environment
 from phalanx.job.train.loop import Trained
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
+from phalanx.storage.hashes import sha256_bytes
 
 WEIGHTS: Final = "model.safetensors"
 CONFIG: Final = "config.json"
@@ -28,7 +30,7 @@ TOKENIZER: Final = "tokenizer.json"
 
 
 def finish(training: Training, trained: Trained) -> Path:
-    """Saves the model and says so. A collective of all ranks. Raises StoreUnavailable when it cannot be written."""
+    """Saves the model and says so. A collective of all ranks. Raises StoreUnavailable when either cannot be written."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
     return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
@@ -39,8 +41,9 @@ def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tens
     digest = weights_digest(whole)
     try:
         _write(folder, training, whole, digest)
-    except OSError as error:
-        raise StoreUnavailable(f"{folder}: the model could not be written ({error.strerror or error})") from error
+    except (OSError, SafetensorError) as error:  # a full disk comes as either
+        what = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise StoreUnavailable(f"{folder}: the model could not be written ({what})") from error
     training.session.model(
         step=trained.step,
         path=str(folder),
@@ -55,22 +58,31 @@ def _write(folder: Path, training: Training, whole: Mapping[str, Tensor], digest
     """Under a temporary name first: the folder is whole or absent."""
     beside = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    try:
+        beside.mkdir(parents=True)
+        _fill(beside, training, whole, digest)
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # half a model helps nobody and fills the disk
+
+
+def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest: str) -> None:
     save_file({name: tensor.contiguous() for name, tensor in whole.items()}, beside / WEIGHTS)
     with (beside / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())
+    tokenizer = training.data.tokenizer_path.read_bytes()
     config = {
         "format": 1,
         "recipe": "llama",
         "shape": wire.plain(LlamaShape, training.shape),
         "config": wire.plain(LlamaRecipe, training.recipe),
         "weights_digest": digest,
+        "tokenizer_sha256": sha256_bytes(tokenizer),
     }
     write_atomic(beside / CONFIG, json.dumps(config, indent=1).encode())
-    write_atomic(beside / TOKENIZER, training.data.tokenizer_path.read_bytes())
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
-    fsync_folder(folder.parent)
+    write_atomic(beside / TOKENIZER, tokenizer)
 
 
 def _lineage(training: Training, trained: Trained) -> dict[str, str]:

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.errors import StoreUnavailable
+from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.records import StepRecord
 from phalanx.job.checkpoint.save import Saved, SaveFailed, save
 from phalanx.job.checkpoint.state import training_state
@@ -15,6 +15,7 @@ from phalanx.job.train.sizes import flops_per_token
 from phalanx.job.train.step import StepFacts, train_step
 
 _log: Final = logging.getLogger(__name__)
+LINES_A_RUN: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,27 @@ def _one_step(training: Training, step: int, val_loss_first: float) -> Saved | S
     started_ms, started_s = training.unix_ms(), training.clock_s()
     facts = train_step(training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s)
     trained_s = training.clock_s()
+    if facts.diverged:
+        training.session.step(_record(training, step, facts, started_ms, trained_s - started_s, 0.0))  # the curve shows where
+        fix = f"training diverged at step {step} (gradient norm {facts.grad_norm}); lower lr or clip, or warm up longer"
+        raise UserError("loss", facts.loss, fix)
     saved = _maybe_save(training, step, val_loss_first)
     ended_s = training.clock_s()
-    training.session.step(_record(training, step, facts, started_ms, trained_s - started_s, ended_s - trained_s))
+    record = _record(training, step, facts, started_ms, trained_s - started_s, ended_s - trained_s)
+    training.session.step(record)
+    tell(record, saved)
     return saved
+
+
+def tell(record: StepRecord, saved: Saved | SaveFailed | None) -> None:
+    """For `phalanx logs -f`: about twenty lines a run and one a checkpoint, of the first rank only."""
+    if record.rank != 0:
+        return
+    if record.step % max(1, record.total_steps // LINES_A_RUN) == 0 or record.step == record.total_steps:
+        numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s"
+        _log.info("step %d/%d  %s", record.step, record.total_steps, numbers)
+    if isinstance(saved, Saved):
+        _log.info("checkpoint of step %d saved", record.step)
 
 
 def _maybe_save(training: Training, step: int, val_loss_first: float) -> Saved | SaveFailed | None:

@@ -20,6 +20,7 @@ from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
+from phalanx.job.train.agree import check_all_agree
 from phalanx.job.train.batches import global_batch, held_out_batches, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.mfu import peak_flops
@@ -66,7 +67,11 @@ class Start:
 def set_up(
     session: Session, recipe: LlamaRecipe, data: TokenData, rank: Rank, clock_s: Callable[[], float], unix_ms: Callable[[], int]
 ) -> tuple[Training, Start]:
-    """A collective of all ranks. Raises CheckpointError when the job's checkpoints cannot be continued."""
+    """A collective of all ranks.
+
+    Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ.
+    """
+    check_all_agree(session, recipe, data.manifest_hash)
     root = Path(session.job_dir) / "checkpoints"
     origin = Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
     found = find(root, origin)
@@ -86,7 +91,7 @@ def set_up(
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
         policy=SavePolicy(root=root, every=session.checkpoint_every, keep_last=session.checkpoint_keep_last),
-        identity=Identity(origin=origin, dtype=dtype, device=rank.device),
+        identity=Identity(origin=origin, dtype=dtype, device=rank.device, attempt=session.attempt),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
         unix_ms=unix_ms,

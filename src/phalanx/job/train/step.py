@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import UserError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.train.device import synchronise
 from phalanx.job.train.loss import mean_over_ranks, token_loss
@@ -21,6 +20,7 @@ from phalanx.job.train.parallel import sync_gradients
 class StepFacts:
     """loss: mean over the global batch. grad_norm: before clipping. Phase times are this rank's.
 
+    diverged: loss or gradient is no finite number, so the weights were left as they were; all ranks see the same one.
     compute_s holds the collectives inside forward and backward; comm_s is the wait for the other ranks' losses and norms, which
     nothing hides.
     """
@@ -33,6 +33,10 @@ class StepFacts:
     comm_s: float
     optimizer_s: float
 
+    @property
+    def diverged(self) -> bool:
+        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
 
 def train_step(
     model: nn.Module,
@@ -44,7 +48,7 @@ def train_step(
 ) -> StepFacts:
     """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
 
-    Raises UserError, before the update, when loss or gradient is no longer a finite number; all ranks see the same one.
+    Makes no update when the facts are `diverged`.
     """
     lr = lr_at(step, recipe)
     set_lr(optimizer, lr)
@@ -57,11 +61,8 @@ def train_step(
     loss = mean_over_ranks(mine)
     grad_norm = _clip(model, recipe.clip)
     marks.append(clock_s())
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise UserError(
-            "loss", loss, f"training diverged at step {step} (gradient norm {grad_norm}); lower lr or clip, or warm up longer"
-        )
-    optimizer.step()
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        optimizer.step()
     optimizer.zero_grad()
     synchronise(microbatches.device)
     marks.append(clock_s())

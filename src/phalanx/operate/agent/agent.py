@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -17,12 +17,13 @@ from typing import Final
 import structlog
 
 from phalanx.core.devices import Device, NodeShape
-from phalanx.core.errors import ServerUnreachable, SetupError
+from phalanx.core.errors import Bug, PhalanxError, ServerUnreachable, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import (
     PROTOCOL,
     AttemptReport,
     ChunkAck,
+    Command,
     Forget,
     Granted,
     Hello,
@@ -33,9 +34,10 @@ from phalanx.core.messages import (
     Welcome,
 )  # fmt: skip
 from phalanx.core.records import Ring
+from phalanx.operate import daemons
 from phalanx.operate.agent import code
 from phalanx.operate.agent.attempt_run import AttemptRun, Node
-from phalanx.operate.agent.attempts import AttemptFolder, accept, held
+from phalanx.operate.agent.attempts import AttemptFolder, accept, discard, held
 from phalanx.operate.agent.connection import Connection, StaleLeader
 from phalanx.operate.agent.devices import Reader, boot_id, discover, node_shape, read_nvml
 from phalanx.operate.agent.fence import Fence
@@ -43,11 +45,15 @@ from phalanx.operate.agent.ports import PortBlock, claim_block
 from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
-from phalanx.operate.agent.together import cancelled, together
+from phalanx.operate.agent.together import cancelled, together, until_asked
 from phalanx.storage.atomic import write_atomic
 
 LOOK_S: Final = 0.1
 """How often log files are looked at; record files are looked at as soon as a rank rings."""
+
+TRIM_S: Final = 1.0
+END_S_MAX: Final = 5.0
+"""How long forgetting an attempt waits for its shim to be gone, which it is a moment after its last word."""
 
 _log = structlog.get_logger()
 
@@ -57,7 +63,10 @@ def now_ms() -> int:
 
 
 class Agent:
-    """One node's agent. Everything here runs in one asyncio loop; waits for the disk happen in threads."""
+    """One node's agent. Everything here runs in one asyncio loop; waits for the disk happen in threads.
+
+    Commands are obeyed one at a time by a task of the agent's own: a link that breaks cuts none of them in two.
+    """
 
     def __init__(
         self, home: Path, url: Callable[[], str | None], token: str, node: NodeId, devices: tuple[Device, ...], block: PortBlock
@@ -72,6 +81,8 @@ class Agent:
         self._fence = Fence(home / "node" / "epoch.json")
         self._runs: dict[AttemptId, AttemptRun] = {}
         self._running: dict[AttemptId, asyncio.Task[None]] = {}
+        self._commands: deque[Command] = deque()
+        self._commanded = asyncio.Event()
         self._shipping = Shipping()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, Random())  # noqa: S311 - jitter
@@ -82,9 +93,10 @@ class Agent:
             await self._hold(folder)
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
-            await together(self._connection.run(), self._look(), self._watch_failures())
+            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures())
         finally:
             server.close()
+            self._shipping.close()
             await cancelled(self._running.values())
 
     async def _watch_failures(self) -> None:
@@ -93,15 +105,15 @@ class Agent:
     async def _hold(self, folder: AttemptFolder) -> None:
         place = Node(self._shape(), agent_socket(self._sockets), shim_socket(self._sockets, folder.attempt), now_ms, self._fetch)
         run = AttemptRun(folder, place, self._changed)
+        await run.refresh()
         self._runs[folder.attempt] = run
         self._shipping.add(folder)
-        await run.refresh()
         running = asyncio.create_task(run.run())
         running.add_done_callback(self._ran)
         self._running[folder.attempt] = running
 
     def _ran(self, running: asyncio.Task[None]) -> None:
-        """A bug in an attempt's coroutine ends the agent, loudly; its successor adopts."""
+        """A bug in an attempt's coroutine ends the agent, loudly; its ranks go on, and the next `phalanx up` adopts."""
         if not running.cancelled() and (error := running.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)
 
@@ -131,10 +143,15 @@ class Agent:
         """Wakes shipping for logs, which nobody rings for, and notices when the last byte of an ended attempt has arrived."""
         while True:
             if self._runs:
+                self._notice_drained()
                 self._shipping.due()
                 self._connection.wake()
-                self._notice_drained()
             await asyncio.sleep(LOOK_S)
+
+    async def _trim(self) -> None:
+        while True:
+            await self._shipping.trim()
+            await asyncio.sleep(TRIM_S)
 
     def _notice_drained(self) -> None:
         for run in self._runs.values():
@@ -160,11 +177,27 @@ class Agent:
                 self._notice_drained()
                 self._connection.wake()
             case StartRanks() | StopRanks() | Forget():
-                await self._obey(message)
+                if message not in self._commands:  # a slow disk must not make the line grow with every resend
+                    self._commands.append(message)
+                    self._commanded.set()
             case Granted():
                 pass  # a lone node keeps its ranks whatever the lease says (on_partition: keep)
 
-    async def _obey(self, command: StartRanks | StopRanks | Forget) -> None:
+    async def _obey_all(self) -> None:
+        """Commands come again until they are carried out, so one that the disk refuses now is only told about."""
+        while True:
+            await self._commanded.wait()
+            self._commanded.clear()
+            while self._commands:
+                command = self._commands.popleft()
+                try:
+                    await self._obey(command)
+                except Bug:
+                    raise
+                except (PhalanxError, OSError) as error:
+                    _log.warning("command_not_carried_out", kind=command.kind, error=str(error))
+
+    async def _obey(self, command: Command) -> None:
         if not await self._fence.admit(command.epoch):
             _log.warning("stale_command_refused", kind=command.kind, epoch=command.epoch, seen=self._fence.seen)
             return
@@ -180,17 +213,21 @@ class Agent:
         attempt = command.launch.attempt
         if attempt not in self._runs:
             try:
-                folder = await asyncio.to_thread(accept, self._attempts, command.launch, command.epoch)
-            except ValueError as error:
+                await self._hold(await asyncio.to_thread(accept, self._attempts, command.launch, command.epoch))
+            except (ValueError, SetupError) as error:  # it would be no better the next time
                 _log.error("launch_refused", attempt=attempt, error=str(error))
+                await self._never_held(attempt, command.epoch, f"the node refused to start them: {error}")
                 return
-            await self._hold(folder)
         self._connection.send(Report(self._report(self._runs[attempt])))
+
+    async def _never_held(self, attempt: AttemptId, epoch: int, lost: str = "") -> None:
+        """Says that the attempt is over, and makes it so: half a promise, left by a failed start, must not be kept later."""
+        await asyncio.to_thread(discard, self._attempts, attempt)
+        self._connection.send(Report(AttemptReport(attempt, epoch, "ended", (), (), now_ms(), lost)))
 
     async def _stop(self, command: StopRanks, run: AttemptRun | None) -> None:
         if run is None:
-            unknown = AttemptReport(command.attempt, command.epoch, "ended", (), (), now_ms())
-            self._connection.send(Report(unknown))
+            await self._never_held(command.attempt, command.epoch)
         elif run.seen.ended:
             self._connection.send(Report(self._report(run)))
         else:
@@ -198,36 +235,45 @@ class Agent:
 
     async def _forget(self, attempt: AttemptId) -> None:
         run = self._runs.get(attempt)
-        if run is None:
-            return
-        if not run.seen.ended:
+        if run is not None and run.seen.ended:
+            await asyncio.wait([self._running[attempt]], timeout=END_S_MAX)
+        if run is not None and not (run.seen.ended and self._running[attempt].done()):
             _log.warning("forget_refused", attempt=attempt, why="it has not ended here")
             return
-        await self._running[attempt]
-        del self._runs[attempt], self._running[attempt]
-        self._shipping.drop(attempt)
-        await asyncio.to_thread(run.folder.delete)
+        if not await asyncio.to_thread(discard, self._attempts, attempt):
+            _log.warning("attempt_files_left", attempt=attempt, why="not all could be removed; the next agent tries again")
+        if run is not None:
+            del self._runs[attempt], self._running[attempt]
+            self._shipping.drop(attempt)
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:
     """Runs this node's agent until SIGTERM, which leaves its ranks alone. `url` is asked at each dial, see `written_url`.
 
-    Raises SetupError when another agent of this home is running, or the home is not usable.
+    Raises SetupError when another agent of this home is running, or the home is not usable; and whatever else ends it before
+    it was asked to end, after a line that says so.
     """
     _log_json()
-    with _alone(home):
-        asyncio.run(_main(home, url, token, node, cpu_slots, read_nvml))
+    with daemons.only_one(home, "agent", "another agent of this home is running; stop it first"):
+        daemons.record_self(home, "agent")
+        try:
+            asyncio.run(_main(home, url, token, node, cpu_slots, read_nvml))
+        except Exception as error:
+            _log.critical("agent_failed", node=node, kind=type(error).__name__, error=str(error))
+            raise
+        finally:
+            daemons.erase_self(home, "agent")
 
 
 async def _main(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None, read: Reader) -> None:
     block = _same_block(home / "node" / "ports.json")
     agent = Agent(home, url, token, node, discover(read, cpu_slots), block)
-    running = asyncio.create_task(agent.run())
+    asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
     _log.info("agent_started", node=node, pid=os.getpid(), ports=block.ports)
-    with contextlib.suppress(asyncio.CancelledError), contextlib.closing(block.guard):
-        await running
+    with contextlib.closing(block.guard):
+        await until_asked(agent.run(), asked)
     _log.info("agent_ended", node=node)
 
 
@@ -237,19 +283,6 @@ def _same_block(path: Path) -> PortBlock:
     block = claim_block(known)
     write_atomic(path, json.dumps({"first": block.ports[0] - 1}).encode())
     return block
-
-
-@contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Holds the home's agent lock, which ends with the process however it ends, and says who holds it."""
-    (home / "node").mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (home / "node" / "agent.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise SetupError("home", str(home), "another agent of this home is running; stop it first") from error
-        write_atomic(home / "run" / "agent.json", json.dumps({"pid": os.getpid(), "started_ms": now_ms()}).encode())
-        yield
 
 
 def _log_json() -> None:

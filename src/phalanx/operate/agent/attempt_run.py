@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +19,7 @@ import structlog
 from phalanx.core.devices import NodeShape
 from phalanx.core.errors import PhalanxError, UserError, WorldError
 from phalanx.operate.agent import code, shim
-from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, Seen, ShimProcess
+from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.ports import is_taken
 
@@ -55,17 +54,20 @@ class AttemptRun:
         self._node = node
         self._changed = changed
         self._stop_asked = asyncio.Event()
+        self._grace_ms: int | None = None  # asked for of this agent, durable or not
         self._control: asyncio.StreamWriter | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> None:
-        """Returns when the attempt has ended on disk."""
+        """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
         try:
-            await self.refresh()
-            if not self.seen.ended and self.folder.shim_process() is None:
-                await self._start()
-            if not self.seen.ended and (process := self.folder.shim_process()) is not None:
-                await self._watch(process)
+            while True:
+                try:
+                    await self._bring_to_end()
+                    break
+                except OSError as error:
+                    _log.warning("attempt_not_followed_now", attempt=self.folder.attempt, error=str(error))
+                    await asyncio.sleep(RETRY_S)
             if self._child is not None:
                 await asyncio.to_thread(self._child.wait)
         finally:
@@ -73,11 +75,16 @@ class AttemptRun:
                 self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it
 
     async def stop(self, grace_ms: int) -> None:
-        """SIGTERM, then SIGKILL after `grace_ms`; returns once the wish is durable."""
-        await asyncio.to_thread(self.folder.ask_stop, grace_ms)
-        await self.refresh()
+        """SIGTERM, then SIGKILL after `grace_ms`; returns once the wish is durable.
+
+        Raises PhalanxError or OSError when the disk does not take it: the ranks are stopped all the same, only an agent after
+        this one would not know unless the wish comes again.
+        """
+        self._grace_ms = grace_ms if self._grace_ms is None else min(grace_ms, self._grace_ms)
         self._stop_asked.set()
         self._tell_stop()
+        await asyncio.to_thread(self.folder.ask_stop, grace_ms)
+        await self.refresh()
 
     async def refresh(self) -> None:
         """Reads the files again and tells about a difference."""
@@ -85,6 +92,13 @@ class AttemptRun:
         if seen != self.seen:
             self.seen = seen
             self._changed(self)
+
+    async def _bring_to_end(self) -> None:
+        await self.refresh()
+        if not self.seen.ended and self.folder.shim_process() is None:
+            await self._start()
+        if not self.seen.ended and (process := self.folder.shim_process()) is not None:
+            await self._watch(process)
 
     async def _start(self) -> None:
         try:
@@ -114,10 +128,12 @@ class AttemptRun:
 
     async def _prepare(self) -> None:
         launch = self.folder.accepted.launch
+        if not launch.argv or not launch.devices:
+            raise StartFailed(f"cannot start the ranks: no {'devices' if launch.argv else 'command'} given")
         try:
             data = await self._code(launch.code) if launch.code else None
-            await asyncio.to_thread(shutil.rmtree, self.folder.work, ignore_errors=True)  # half of it may be there already
-            await asyncio.to_thread(code.lay_out, data, self.folder.work)
+            await asyncio.to_thread(clear, self.folder.code)  # half of it may be there already
+            await asyncio.to_thread(code.lay_out, data, self.folder.code, self.folder.work)
             node = self._node
             await asyncio.to_thread(
                 self.folder.order_shim, node.shape, node.agent_socket, node.shim_socket, sys.executable, dict(os.environ)
@@ -137,14 +153,26 @@ class AttemptRun:
 
     async def _spawn(self) -> None:
         """Starts the shim and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
-        self._child = await asyncio.to_thread(_start_shim, self.folder.path)
+        try:
+            self._child = await asyncio.to_thread(_start_shim, self.folder.path)
+        except OSError as error:
+            raise StartFailed(f"cannot start the process that starts ranks: {error}") from error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLAIM_S_MAX):
-                while self.folder.shim_process() is None and self._child.poll() is None:
+                while not self._claimed() and self._child.poll() is None:
                     await asyncio.sleep(0.005)
-        if self.folder.shim_process() is None:
-            self._child.kill()
+        if self._claimed():
+            return
+        self._child.kill()
+        await asyncio.to_thread(self._child.wait)
+        if self.folder.shim_process() is None:  # from here on it cannot claim any more
             raise StartFailed(f"the process that starts ranks did not come up; see {self.folder.path / 'shim.log'}")
+
+    def _claimed(self) -> bool:
+        try:
+            return self.folder.shim_process() is not None
+        except OSError:
+            return False  # not known now
 
     async def _watch(self, process: ShimProcess) -> None:
         """Follows the shim until it is gone; ends the attempt for it when it died early."""
@@ -173,8 +201,9 @@ class AttemptRun:
             await asyncio.sleep(0.02)
 
     def _tell_stop(self) -> None:
-        if self._control is not None and self.seen.stop_grace_ms is not None:
-            self._control.write(json.dumps({"stop": self.seen.stop_grace_ms}).encode() + b"\n")
+        asked = [grace_ms for grace_ms in (self._grace_ms, self.seen.stop_grace_ms) if grace_ms is not None]
+        if self._control is not None and asked:
+            self._control.write(json.dumps({"stop": min(asked)}).encode() + b"\n")
 
     async def _lost(self, process: ShimProcess) -> None:
         """The kernel killed the ranks with their shim; their children may be alive still."""
@@ -215,10 +244,10 @@ def _start_shim(folder: Path) -> subprocess.Popen[bytes]:
 
 
 async def _gone(process: ShimProcess) -> None:
-    """Returns when that very process is no more."""
+    """Returns when that very process is no more. Raises OSError when that cannot be known now."""
     try:
         handle = os.pidfd_open(process.pid)
-    except OSError:
+    except ProcessLookupError:
         return
     try:
         if not process.lives():

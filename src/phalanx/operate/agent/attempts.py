@@ -1,6 +1,8 @@
 """One attempt on this node's disk. What is written here is what happened: it survives the agent, the shim and a power cut."""
 
+import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +15,7 @@ from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.launch_env import Paths, marks, rank_starts
-from phalanx.storage.atomic import fsync_folder, write_atomic
+from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 FAILURE_GRACE_MS: Final = 5_000
 """From SIGTERM to SIGKILL for the ranks that are left when one falls, and for a shim told to end by a signal."""
@@ -76,8 +78,15 @@ class AttemptFolder:
         return range(launch.first_rank, launch.first_rank + len(launch.devices))
 
     @property
+    def code(self) -> Path:
+        """Where the packed workdir is unpacked, whole, before it goes over `work`."""
+        return self.path / "code"
+
+    @property
     def work(self) -> Path:
-        return self.path / "work"
+        """Where ranks start. The job's, not the attempt's: what a script wrote is there when it is started again."""
+        launch = self.accepted.launch
+        return Path(launch.folder) / ("work" if launch.num_nodes == 1 else f"work-{launch.node_rank}")
 
     def stream(self, stream: Stream, rank: int) -> Path:
         return self.path / f"rank-{rank}.{stream}"
@@ -124,25 +133,18 @@ class AttemptFolder:
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
 
     def fail(self, why: str, code: int, at_ms: int) -> None:
-        """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log."""
+        """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log. May be tried again."""
         (self.path / "exits").mkdir(exist_ok=True)
         for rank in self.ranks:
-            with self.stream("log", rank).open("a") as log:
+            with self.stream("log", rank).open("w", encoding="utf-8", errors="backslashreplace") as log:
                 log.write(f"phalanx: {why}\n")
             record = RankExit(rank, code, at_ms, first=code != STOPPED_EARLY and rank == self.ranks[0])
             shim.write_durable(self.path / "exits" / f"rank-{rank}.json", asdict(record))
-        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": ""})
+        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": "" if self.ranks else why})
 
     def lose(self, why: str, at_ms: int) -> None:
         """Ends an attempt whose shim died before it could say how."""
         shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": why})
-
-    def delete(self) -> None:
-        """Away at once under its name; a crash in the middle leaves only what `held` clears."""
-        doomed = self.path.with_name(f".{self.path.name}.forgotten")
-        self.path.rename(doomed)
-        fsync_folder(self.path.parent)
-        shutil.rmtree(doomed)
 
     def _exits(self) -> Iterator[RankExit]:
         for rank in self.ranks:
@@ -152,15 +154,53 @@ class AttemptFolder:
 
 
 def accept(attempts: Path, launch: Launch, epoch: int) -> AttemptFolder:
-    """Promises durably to run `launch`. Raises ValueError for a launch that cannot be one of ours, StoreUnavailable."""
+    """Promises durably to run `launch`. Raises ValueError for an attempt id that cannot be one of ours, SetupError,
+    StoreUnavailable, OSError; then there may be half a promise, see `discard`."""
     split_attempt(launch.attempt)  # it becomes a folder name
-    if not launch.devices or not launch.argv:
-        raise ValueError(f"{launch.attempt}: a launch needs devices and an argv")
     folder = AttemptFolder(attempts / launch.attempt, Accepted(launch, epoch))
-    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused(folder.path, error) from error
     write_atomic(folder.path / "launch.json", wire.dumps(Accepted, folder.accepted).encode(), mode=0o600)
     fsync_folder(attempts)
     return folder
+
+
+def discard(attempts: Path, attempt: AttemptId) -> bool:
+    """Takes back whatever is promised under that name: away at once, then bit by bit. False when files could not be removed;
+    `held` tries them again. Raises OSError while the promise stands."""
+    try:
+        split_attempt(attempt)
+    except ValueError:
+        return True  # never promised
+    path = attempts / attempt
+    doomed = attempts / f".{attempt}.forgotten"
+    if not os.path.lexists(path):
+        return True
+    clear(doomed)
+    path.rename(doomed)
+    try:
+        fsync_folder(attempts)
+    except OSError:
+        return False  # the name is gone for us all the same, and what comes back after a power cut is reported again
+    return clear(doomed)
+
+
+def clear(path: Path) -> bool:
+    """Removes a tree of a rank's, who may have taken our right to write in it. True when nothing is left; never raises."""
+    shutil.rmtree(path, ignore_errors=True)
+    if not os.path.lexists(path):
+        return True
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                inner = Path(folder, name)
+                if not inner.is_symlink():
+                    inner.chmod(0o700)  # before the walk goes into it
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
 
 
 def held(attempts: Path) -> list[AttemptFolder]:
@@ -170,7 +210,7 @@ def held(attempts: Path) -> list[AttemptFolder]:
     for path in sorted(attempts.iterdir()):
         promise = path / "launch.json"
         if not promise.exists() or path.name.startswith("."):
-            shutil.rmtree(path, ignore_errors=True)
+            clear(path)
             continue
         found.append(AttemptFolder(path, wire.loads(Accepted, promise.read_bytes())))
     return found

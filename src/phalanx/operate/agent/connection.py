@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from phalanx.core import wire
-from phalanx.core.errors import WorldError
+from phalanx.core.errors import Bug, PhalanxError, WorldError
 from phalanx.core.messages import Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
 from phalanx.operate.agent.together import together
 
@@ -60,7 +60,7 @@ class Connection:
         token: str,
         hello: Callable[[], Awaitable[Hello]],
         heard: Callable[[ToAgent], Awaitable[None]],
-        next_chunk: Callable[[], Chunk | None],
+        next_chunk: Callable[[], Awaitable[Chunk | None]],
         random: Random,
     ) -> None:
         self._url = url
@@ -84,14 +84,16 @@ class Connection:
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
+        """For ever, until cancelled; a link, a disk or a home that refuses is tried again. Raises only what is a bug."""
         failures = 0
         while True:
             try:
                 if (url := self._url()) is not None:
                     await self._session(url)
                     failures = 0
-            except (OSError, WebSocketException, WorldError, TimeoutError, ValueError) as error:
+            except Bug:
+                raise
+            except (OSError, WebSocketException, PhalanxError, ValueError) as error:
                 failures = 0 if self._connected else failures
                 _log.warning("control_plane_away", error=str(error) or type(error).__name__)
             finally:
@@ -134,7 +136,7 @@ class Connection:
     async def _write(self, socket: ClientConnection) -> None:
         while True:
             self._woken.clear()
-            while (message := self._waiting.popleft() if self._waiting else self._next_chunk()) is not None:
+            while (message := self._waiting.popleft() if self._waiting else await self._next_chunk()) is not None:
                 text = wire.dumps(FromAgent, message)
                 await socket.send(text)
                 if isinstance(message, Chunk):

@@ -7,6 +7,7 @@ ends, hence one thread) and the agent sweeps what is left. Files are the truth; 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms"}
 """
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -65,10 +66,13 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone."""
+    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone.
+
+    Raises OSError when that cannot be known, as with no file descriptor left: a process is not gone for that.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat.rpartition(b")")[2].split()[19])  # field 22 of proc(5); the name before may hold anything
 
@@ -129,6 +133,12 @@ def _die_with(parent: int) -> None:
         os._exit(CANNOT_START)
 
 
+def _say(line: str) -> None:
+    """To shim.log, where the disk takes it."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -141,7 +151,8 @@ class Shim:
         self.order = order
         self.alive: dict[int, int] = {}  # pid -> rank
         self.started: list[subprocess.Popen[bytes]] = []
-        self.unwritten: list[dict[str, Any]] = []
+        self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
+        self.lost = ""  # why, when the ranks did not end by themselves
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
         self.kill_at: float | None = None
         self.agents: dict[socket.socket, bytes] = {}
@@ -163,10 +174,15 @@ class Shim:
         told.setblocking(False)
         signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._ask_stop(self.order["grace_ms"]))
+        signal.signal(signal.SIGTERM, lambda *_: self._end_with_platform())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.selector.register(heard, selectors.EVENT_READ, lambda: heard.recv(4096))
+
+    def _end_with_platform(self) -> None:
+        """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for."""
+        self.lost = "they were stopped with the platform" if self.alive else ""
+        self._ask_stop(self.order["grace_ms"])
 
     def _listen(self) -> None:
         path = Path(self.order["socket"])
@@ -229,14 +245,15 @@ class Shim:
                 continue
             try:
                 child = self._spawn(entry)
-            except (OSError, subprocess.SubprocessError) as error:
-                self._cannot_start(entry, f"cannot start {entry['argv'][0]!r}: {getattr(error, 'strerror', None) or error}")
+            except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:  # ValueError: a NUL in argv or env
+                named = repr(entry["argv"][0]) if entry["argv"] else "an empty command"
+                self._cannot_start(entry, f"cannot start {named}: {getattr(error, 'strerror', None) or error}")
                 continue
             self.started.append(child)
             self.alive[child.pid] = entry["rank"]
-            processes.append({"rank": entry["rank"], "pid": child.pid, "start": start_ticks(child.pid)})
-        write_durable(self.folder / "ranks.json", processes)
-        self._announce("ranks")
+            processes.append({"rank": entry["rank"], "pid": child.pid})
+        self.unwritten.insert(0, ("ranks.json", processes, "ranks"))
+        self._write()
 
     def _spawn(self, entry: dict[str, Any]) -> subprocess.Popen[bytes]:
         log = os.open(entry["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -255,7 +272,7 @@ class Shim:
             os.close(log)
 
     def _cannot_start(self, entry: dict[str, Any], why: str) -> None:
-        with Path(entry["log"]).open("a") as log:
+        with contextlib.suppress(OSError), Path(entry["log"]).open("a", errors="backslashreplace") as log:
             log.write(f"phalanx: {why}\n")
         self._exited(entry["rank"], CANNOT_START)
 
@@ -265,13 +282,15 @@ class Shim:
                 key.data()
         self.hung_up.clear()
         self._reap()
-        self._write_exits()
+        self._write()
         if self.stop_grace_ms is not None:
             self._stop(self.stop_grace_ms)
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
             self._signal_groups(signal.SIGKILL)
 
     def _patience_s(self) -> float | None:
+        if self.stop_grace_ms is not None:
+            return 0.0  # asked for before this turn
         if self.unwritten:
             return RETRY_S
         return None if self.kill_at is None else max(0.05, self.kill_at - time.monotonic())
@@ -286,27 +305,34 @@ class Shim:
     def _exited(self, rank: int, code: int) -> None:
         told = self.kill_at is not None or self.stop_grace_ms is not None  # then it did not fall, it was ended
         first = code != 0 and not told
-        self.unwritten.append({"rank": rank, "code": code, "at_ms": _now_ms(), "first": first})
+        record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
+        self.unwritten.append((f"exits/rank-{rank}.json", record, "exit"))
         if first:
             self._ask_stop(self.order["grace_ms"])
 
-    def _write_exits(self) -> None:
+    def _write(self) -> None:
+        """Facts in their order, as far as the disk takes them: what is left waits for the next turn."""
         while self.unwritten:
+            file, fact, what = self.unwritten[0]
             try:
-                write_durable(self.folder / "exits" / f"rank-{self.unwritten[0]['rank']}.json", self.unwritten[0])
+                write_durable(self.folder / file, fact)
             except OSError as error:
-                sys.stderr.write(f"cannot write an exit record yet: {error}\n")
+                _say(f"cannot write {file} yet: {error}")
                 return
             self.unwritten.pop(0)
-            self._announce("exit")
+            self._announce(what)
 
     def _ask_stop(self, grace_ms: int) -> None:
         self.stop_grace_ms = grace_ms if self.stop_grace_ms is None else min(grace_ms, self.stop_grace_ms)
 
     def _stop(self, grace_ms: int) -> None:
+        """The first ask sends SIGTERM; a later one only shortens the grace, since many programs give up at a second SIGTERM."""
         self.stop_grace_ms = None
         kill_at = time.monotonic() + grace_ms / 1000
-        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
+        if self.kill_at is not None:
+            self.kill_at = min(kill_at, self.kill_at)
+            return
+        self.kill_at = kill_at
         self._signal_groups(signal.SIGTERM)
         self._announce("stopping")
 
@@ -318,10 +344,23 @@ class Shim:
                 continue
 
     def _end(self) -> None:
-        swept = sweep(self.order["marks"], _dead_children) | self._kill_orphans()
-        write_durable(self.folder / "ended.json", {"at_ms": _now_ms(), "lost": "", "swept": len(swept)})
-        self._announce("ended")
-        Path(self.order["socket"]).unlink(missing_ok=True)
+        """An end that the disk does not take yet is no end: every rank has an exit record, so they must not count as lost."""
+        swept: set[int] = set()
+        cleanings: list[Callable[[], set[int]]] = [
+            functools.partial(sweep, self.order["marks"], _dead_children),
+            self._kill_orphans,
+        ]
+        for clean in cleanings:
+            try:
+                swept |= clean()
+            except OSError as error:
+                _say(f"cannot look for what the ranks left: {error}")  # they themselves are dead and collected
+        self.unwritten.append(("ended.json", {"at_ms": _now_ms(), "lost": self.lost, "swept": len(swept)}, "ended"))
+        self._write()
+        while self.unwritten:
+            self._turn()
+        with contextlib.suppress(OSError):
+            Path(self.order["socket"]).unlink(missing_ok=True)
 
     def _kill_orphans(self) -> set[int]:
         """What hid from the marks by clearing its environment is our child by now, since we are its subreaper."""
@@ -333,8 +372,9 @@ class Shim:
             if not left:
                 break
             for pid in left:
-                os.kill(pid, signal.SIGKILL)  # a child that nobody else can reap: the number is still its own
-            killed.update(left)
+                with contextlib.suppress(PermissionError):  # it has become another user's, as with sudo
+                    os.kill(pid, signal.SIGKILL)  # a child that nobody else can reap: the number is still its own
+                    killed.add(pid)
             time.sleep(0.01)
         return killed
 

@@ -4,21 +4,26 @@ Holds no bytes: the files are the spool, so a control plane that is away costs n
 are unanswered at a time, and the connection puts every other message before a chunk.
 """
 
+import asyncio
 import base64
 from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, get_args
+
+import structlog
 
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import CHUNK_BYTES_MAX, Chunk, ChunkAck, Stream
 from phalanx.operate.agent.attempts import AttemptFolder
+from phalanx.operate.agent.rank_file import LOG_BYTES_MAX, NotAFile, RankFile
 
 WINDOW: Final = 4
 CHUNK_BYTES: Final = min(CHUNK_BYTES_MAX, 128 * 1024)
 """Small enough that a command's answer behind one chunk waits a few milliseconds."""
 
+_log = structlog.get_logger()
 _Key = tuple[AttemptId, int, Stream]
 
 
@@ -26,12 +31,13 @@ _Key = tuple[AttemptId, int, Stream]
 class _Source:
     """One file on its way. `ends` are those of the chunks sent and not answered, oldest first."""
 
-    path: Path
+    file: RankFile
     sent: int = 0
     acked: int = 0
     ends: deque[int] = field(default_factory=deque)
     rewind: bool = False
     due: bool = True
+    bad: bool = False  # said so already
 
     def restart(self, acked: int) -> None:
         self.sent = self.acked = acked
@@ -49,29 +55,42 @@ class _Source:
             self.restart(offset)
         self.due = True
 
-    def read(self) -> bytes:
-        if not self.due or self.rewind or len(self.ends) >= WINDOW:
-            return b""
-        data = _read(self.path, self.sent)
-        self.due = len(data) == CHUNK_BYTES  # a short read met the end: look again when woken
-        return data
+    def ready(self) -> bool:
+        return self.due and not self.rewind and len(self.ends) < WINDOW
 
     def drained(self) -> bool:
-        return self.acked >= (self.path.stat().st_size if self.path.exists() else 0)
+        """Whether the other side has all of it. What could not be read when last looked at must not hold up its attempt's end."""
+        try:
+            return (self.bad and not self.due) or self.acked >= self.file.size()
+        except NotAFile as error:
+            self.refused(error)
+            return True
+
+    def refused(self, why: Exception) -> None:
+        if not self.bad:
+            _log.warning("not_shipped", why=str(why))
+        self.bad = True
 
 
 class Shipping:
-    """All streams of all held attempts, keyed by attempt and rank. Not thread-safe: belongs to the agent's loop."""
+    """All streams of all held attempts, keyed by attempt and rank. Not thread-safe: belongs to the agent's loop, and reads files in
+    a thread of its own. `log_bytes_max`: how much of a rank's log counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_bytes_max: int = LOG_BYTES_MAX) -> None:
+        self._log_bytes_max = log_bytes_max
         self._sources: dict[_Key, _Source] = {}
         self._turn: deque[_Key] = deque()
+        self._reader = ThreadPoolExecutor(1, "shipping")
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=False)
 
     def add(self, folder: AttemptFolder) -> None:
         for rank in folder.ranks:
             for stream in get_args(Stream):
                 key = (folder.attempt, rank, stream)
-                self._sources[key] = _Source(folder.stream(stream, rank))
+                file = RankFile(folder.stream(stream, rank), self._log_bytes_max if stream == "log" else None)
+                self._sources[key] = _Source(file)
                 self._turn.append(key)
 
     def drop(self, attempt: AttemptId) -> None:
@@ -95,17 +114,42 @@ class Shipping:
             if stream in (None, key[2]) and rank in (None, key[1]):
                 source.due = True
 
-    def next_chunk(self) -> Chunk | None:
+    async def next_chunk(self) -> Chunk | None:
         """The next range to send, streams taking turns and records before logs; None when there is nothing to send now."""
         for wanted in ("records", "log"):
             for key in self._round(wanted):
-                source = self._sources[key]
-                data = source.read()
-                if data:
+                if data := await self._read(key):
                     self._turn.remove(key)
                     self._turn.append(key)
-                    return _sent(key, source, data)
+                    return _sent(key, self._sources[key], data)
         return None
+
+    async def trim(self) -> None:
+        """Keeps logs beyond their cap from filling the disk."""
+        files = [source.file for key, source in self._sources.items() if key[2] == "log"]
+        for file in files:
+            await asyncio.get_running_loop().run_in_executor(self._reader, file.trim)
+
+    async def _read(self, key: _Key) -> bytes:
+        """The next bytes of a stream; none when it has none, or what we know of it has changed while the disk was asked."""
+        source = self._sources.get(key)
+        if source is None or not source.ready():
+            return b""
+        offset, source.due = source.sent, False  # before the look: a ring during it counts
+        try:
+            data = await asyncio.get_running_loop().run_in_executor(self._reader, source.file.read, offset, CHUNK_BYTES)
+        except NotAFile as error:
+            source.refused(error)
+            return b""
+        except OSError as error:
+            _log.warning("not_read_now", path=str(source.file.path), error=str(error))
+            return b""
+        source.bad = False
+        if source.sent != offset or source.rewind or key not in self._sources:
+            source.due = True
+            return b""
+        source.due = source.due or len(data) == CHUNK_BYTES  # a short read met the end: look again when woken
+        return data
 
     def drained(self, attempt: AttemptId) -> bool:
         """Whether every byte of the attempt's files was acknowledged."""
@@ -121,12 +165,3 @@ def _sent(key: _Key, source: _Source, data: bytes) -> Chunk:
     source.sent += len(data)
     source.ends.append(source.sent)
     return chunk
-
-
-def _read(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(CHUNK_BYTES)
-    except FileNotFoundError:
-        return b""

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
+from phalanx.core.errors import Bug
+
 REMIND_S: Final = 1.0
 
 
@@ -31,3 +33,20 @@ async def cancelled(running: Iterable[asyncio.Task[None]]) -> None:
     for part in running:
         if not part.cancelled():
             part.exception()  # looked at, so that asyncio does not report it as forgotten
+
+
+async def until_asked(running: Coroutine[Any, Any, None], asked: asyncio.Event) -> None:
+    """Runs it until `asked`. Raises what it raises before, and Bug when it ends before in any other way."""
+    task = asyncio.create_task(running)
+    waiting = asyncio.create_task(_wait(asked))
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    ended_itself = task.done()
+    await cancelled([task, waiting])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+    if ended_itself:
+        raise Bug("the agent's main task ended though nobody asked it to")
+
+
+async def _wait(asked: asyncio.Event) -> None:
+    await asked.wait()

@@ -6,7 +6,6 @@ cannot be used is better closed: the agent dials again and says what it holds.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +14,6 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from phalanx.core import wire
-from phalanx.core.devices import NodeShape
 from phalanx.core.errors import LinkDown, UserError, WorldError
 from phalanx.core.ids import NodeId, split_attempt
 from phalanx.core.messages import PROTOCOL, Chunk, Command, FromAgent, Granted, Hello, Renew, Report, ToAgent, Welcome
@@ -23,8 +21,7 @@ from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.ports import NodeLink
-from phalanx.operate.control.storable import storable
-from phalanx.record.telemetry.journal import Journal
+from phalanx.operate.control.shape import check_shape
 
 FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 """A full chunk is 350 KB as base64; a Hello with a thousand attempts half a megabyte."""
@@ -36,7 +33,6 @@ HELLO_S_MAX: Final = 10.0
 POLICY, REPLACED, AGAIN = 1008, 4001, 1013
 """Close codes: a broken promise of the protocol; a newer connection of the same node; come back later (RFC 6455, ours, IANA)."""
 
-_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 log = structlog.get_logger(__name__)
 
 
@@ -96,7 +92,6 @@ class AgentDesk:
     control: ControlThread
     links: dict[NodeId, NodeLink]  # the controller's; changed on its thread only
     ingest: Ingest
-    journal: Journal
     lease_ms: int
     now_ms: Callable[[], int]
     seen_ms: dict[NodeId, int]  # Unix time of the last message of each node
@@ -125,8 +120,7 @@ class AgentDesk:
             raise ValueError("the first message must be hello")
         if message.protocol != PROTOCOL:
             raise ValueError(f"protocol {message.protocol} is not {PROTOCOL}: upgrade the older of agent and server")
-        if _NODE.fullmatch(message.shape.node) is None or not storable(NodeShape, message.shape):
-            raise ValueError("hello: the node's name or shape cannot be kept")
+        check_shape(message.shape)
         for report in message.attempts:
             split_attempt(report.attempt)
         return message
@@ -153,7 +147,7 @@ class AgentDesk:
 
     async def _enter(self, link: AgentLink, hello: Hello) -> None:
         """The welcome is queued before the controller can use the link, so that it comes before every command."""
-        acked = await asyncio.to_thread(self.journal.ends, [report.attempt for report in hello.attempts])
+        acked = await self.ingest.acknowledged([report.attempt for report in hello.attempts])
         epoch = await self.control.call(lambda controller: controller.epoch)
         link.say(Welcome(epoch, self.lease_ms, acked))
 

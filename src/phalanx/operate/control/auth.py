@@ -1,10 +1,13 @@
-"""Who may ask: 256-bit tokens, stored as SHA-256 only. A token is looked up by its hash, so no comparison leaks its bytes."""
+"""Who may ask: 256-bit tokens. The database decides, and knows only their SHA-256; the files in the home are the users' copies.
+
+A token is looked up by its hash, so no comparison leaks its bytes.
+"""
 
 import hashlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 
 from phalanx.core.errors import SetupError, Unauthorized
 from phalanx.storage.atomic import write_atomic
@@ -43,33 +46,47 @@ def digest(token: str) -> str:
 
 
 def token_of(home: Path, role: Role) -> str:
-    """The token of `role` in this home, made on first start. Raises SetupError when the file cannot be used.
+    """The token of `role`, as this home's file has it. Raises SetupError when there is none."""
+    token = _read(home / FILES[role])
+    if token is None:
+        raise SetupError("token file", str(home / FILES[role]), "is missing; the server makes a new one when it starts")
+    return token
 
-    Deleting the file and starting again makes a new one, and the old one opens nothing any more.
+
+def open_tokens(home: Path, store: "Store", now_ms: int) -> Tokens:
+    """The tokens that the database lets in, made at the first start. Raises SetupError, StoreUnavailable.
+
+    Deleting a file and starting again makes a new token, and the old one opens nothing any more. A file with a token that the
+    database does not know is refused: whoever can write a file does not let themselves in, and nobody wonders about a 401.
     """
-    path = home / FILES[role]
+    known = store.tokens()
+    copies = {role: _read(home / name) for role, name in FILES.items()}
+    for role, token in copies.items():
+        if token is not None and known and known.get(digest(token)) != role:
+            fix = "does not hold the token that the database knows; restore the file, or delete it and start again to get a new one"
+            raise SetupError("token file", str(home / FILES[role]), fix)
+    tokens = {role: token or secrets.token_urlsafe(_BYTES) for role, token in copies.items()}
+    store.set_tokens({digest(token): role for role, token in tokens.items()}, now_ms)
+    for role, token in tokens.items():
+        if copies[role] is None:  # after the database: a crash between the two leaves no file, so the next start makes another
+            write_atomic(home / FILES[role], f"{token}\n".encode(), _MODE)
+    return Tokens({sha256: role for sha256, role in store.tokens().items() if _is_role(role)})
+
+
+def _is_role(text: str) -> TypeGuard[Role]:
+    return text in FILES
+
+
+def _read(path: Path) -> str | None:
+    """The token in a file, made private again; None when there is no file. Raises SetupError for one that cannot be used."""
     try:
         token = path.read_text(encoding="ascii").strip()
         if path.stat().st_mode & 0o077:
             path.chmod(_MODE)
     except FileNotFoundError:
-        return _made(path)
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError("token file", str(path), f"cannot be read ({error}); delete it to get a new one") from error
     if len(token) < _BYTES:
         raise SetupError("token file", str(path), "holds no token; delete it to get a new one")
     return token
-
-
-def _made(path: Path) -> str:
-    """A new token in a file that never exists half-written or readable by others."""
-    token = secrets.token_urlsafe(_BYTES)
-    write_atomic(path, f"{token}\n".encode(), _MODE)
-    return token
-
-
-def open_tokens(home: Path, store: "Store", now_ms: int) -> Tokens:
-    """The tokens of this home, made on first start and known to the store. Raises SetupError, StoreUnavailable."""
-    roles: dict[str, Role] = {digest(token_of(home, role)): role for role in FILES}
-    store.set_tokens(roles, now_ms)
-    return Tokens(roles)

@@ -5,6 +5,7 @@ calls with the decision between them, in another process: writes from the API ru
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -21,6 +22,9 @@ from phalanx.operate.control.world import World
 TICK_S: Final = 1.0
 """Longest time between ticks: leases and limits run out without anybody waking the loop."""
 
+STALE_S: Final = 10.0
+"""Without a completed tick for so long the platform places and ends nothing, whatever else still answers."""
+
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
@@ -28,12 +32,21 @@ log = structlog.get_logger(__name__)
 class ControlThread:
     """The controller and the only thread that may touch it."""
 
-    def __init__(self, controller: Controller, on_bug: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, controller: Controller, on_bug: Callable[[BaseException], None], clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """`on_bug` is told of a broken promise inside the controller; it shall end the process, which `up` starts again."""
         self._controller = controller
         self._on_bug = on_bug
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="control")
         self._wake = asyncio.Event()
+        self._clock_s = clock_s
+        self._ticked_s: float | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether ticks run, and the newest was completed within STALE_S."""
+        return self._ticked_s is not None and self._clock_s() - self._ticked_s < STALE_S
 
     @property
     def world(self) -> World:
@@ -69,16 +82,21 @@ class ControlThread:
 
     async def run_ticks(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
         """Ticks until cancelled. `decide` never raises for want of an answer."""
-        while True:
-            self._wake.clear()
-            try:
-                await self._tick(decide)
-            except WorldError as error:
-                log.warning("tick_put_off", error=str(error))
-            except Exception as error:
-                self._on_bug(error)
-                raise
-            await self._wait()
+        self._ticked_s = self._clock_s()  # the first tick has as long as any other
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._tick(decide)
+                    self._ticked_s = self._clock_s()
+                except WorldError as error:
+                    log.warning("tick_put_off", error=str(error))
+                await self._wait()
+        except Exception as error:
+            self._on_bug(error)
+            raise
+        finally:
+            self._ticked_s = None
 
     async def _tick(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
         snapshot = await self.call(lambda controller: controller.observe())

@@ -6,57 +6,51 @@ the HTTP side, an engine, or `time`.
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import structlog
 
 from phalanx.core import wire
 from phalanx.core.devices import Placement
-from phalanx.core.errors import Conflict, NotFound, SpecError
-from phalanx.core.events import AttemptPlaced, Event, EventBody, JobSubmitted, JobWaits, ModelRegistered, RankSaid, StopRequested
+from phalanx.core.errors import Conflict, NotFound, SpecError, StoreUnavailable
+from phalanx.core.events import AttemptPlaced, EventBody, JobSubmitted, JobWaits, StopRequested
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
 from phalanx.core.messages import Hello, Renew, Report
 from phalanx.core.reasons import Reason
-from phalanx.core.records import ModelSaved, RankFact
+from phalanx.core.records import RankFact
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Pending, Stopping
 from phalanx.decide.scheduler.explain import never_fits
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
+from phalanx.operate.control import facts as said
 from phalanx.operate.control import observed, wanted
 from phalanx.operate.control.dispatch import Dispatch
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.ports import Clock, Decide, Links
+from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.store import Commit, OutboxRow, Store
-from phalanx.operate.control.world import AttemptRecord, JobRecord, Lineage, OutboxFor, World, slice_of
+from phalanx.operate.control.world import JobRecord, Lineage, OutboxFor, slice_of
 
 KEY_CHARS_MAX: Final = 255
-
-
-def plain_lineage(job: JobRecord, attempt: AttemptRecord, saved: ModelSaved) -> Mapping[str, str]:
-    """What the rank knows, and what the control plane knows, which wins."""
-    ours = {"job": job.id, "attempt": attempt.id, "attempts": str(attempt.number), "code": job.code, "config": job.config}
-    return {**saved.lineage, **ours}
-
-
-def no_outbox(event: Event, world: World) -> Sequence[Mapping[str, Any]]:
-    """Nothing is tracked."""
-    return ()
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """home: of the platform; jobs keep their files under home/jobs. lease_ms: silence after which a node counts as away.
-    kill_grace_ms: from SIGTERM to SIGKILL. resend_ms: a command not answered in this time is sent again."""
+    kill_grace_ms: from SIGTERM to SIGKILL. resend_ms: a command not answered in this time is sent again. lineage: of a model
+    version. outbox_for: what the tracker is told of an event."""
 
     home: Path
+    lineage: Lineage
+    outbox_for: OutboxFor
     lease_ms: int = 15_000
     kill_grace_ms: int = 10_000
     resend_ms: int = 2_000
-    lineage: Lineage = plain_lineage
-    outbox_for: OutboxFor = no_outbox
 
 
 class Controller:
@@ -72,6 +66,7 @@ class Controller:
         self.epoch = store.take_lead()
         self.world = store.load()
         self.waiting: Mapping[JobId, Wait] = {}
+        self._in_doubt = False
         self._store = store
         self._clock = clock
         self._settings = settings
@@ -80,6 +75,9 @@ class Controller:
         self._seen = observed.Sightings()
         self._offsets = dict(store.records_offsets())
         self._dispatch = Dispatch(links, settings.resend_ms)
+        self._held = Stopwatch()
+        self._held.look(self.world, clock.now_ms(), self._start_ms)
+        self._talkers: set[AttemptId] = set()
 
     # What people ask for
 
@@ -90,6 +88,7 @@ class Controller:
         Raises SpecError when no known node could ever hold it, Conflict when `key` came with another job, StoreUnavailable.
         """
         _refuse_unwritable(spec, key)
+        self._find_out()
         config = config_hash(spec)
         if key and (known := self._store.job_of_key(key)) is not None:
             return self._same_job(known, config, code, key)
@@ -105,6 +104,7 @@ class Controller:
 
         Raises NotFound, Conflict when it is finished, StoreUnavailable.
         """
+        self._find_out()
         record = self._job(job)
         if isinstance(record.state, Finished):
             raise Conflict("job", job, f"it has already finished ({record.state.outcome})")
@@ -124,8 +124,9 @@ class Controller:
         """Commits what a rank said. `offset` is where its record file was read up to: the end of the last line taken in.
 
         Idempotent: an `offset` not beyond `records_offset` changes nothing, so read from there on. Facts of an attempt or rank
-        that was never on `node` are ignored. Raises StoreUnavailable; then call again.
+        that was never on `node` are ignored, and so are those beyond FACTS_MAX. Raises StoreUnavailable; then call again.
         """
+        self._find_out()
         record = self.world.attempts.get(attempt)
         part = slice_of(record.placement, node) if record else None
         if record is None or part is None or offset <= self.records_offset(attempt, rank):
@@ -133,9 +134,11 @@ class Controller:
         if not part[1] <= rank < part[1] + len(part[2].devices):
             return
         draft = self._draft()
-        for fact in facts:
-            self._add_fact(draft, record, fact)
-        if facts:  # an offset without facts need not be durable: reading the same lines again finds none again
+        ignored = said.add_all(draft, attempt, facts, self._settings.lineage, self._clock.now_ms())
+        if ignored and attempt not in self._talkers:
+            self._talkers.add(attempt)
+            log.warning("facts_ignored", attempt=attempt, rank=rank, limit=said.FACTS_MAX)
+        if draft.events:  # an offset without facts need not be durable: reading the same lines again finds none again
             self._commit(draft, offset=(attempt, rank, offset))
         self._offsets[attempt, rank] = offset
 
@@ -146,17 +149,19 @@ class Controller:
     # The tick
 
     def tick(self, decide: Decide) -> None:
-        """One round. Raises StoreUnavailable (nothing changed; tick again) and what `decide` raises."""
+        """One round. Raises StoreUnavailable (tick again) and what `decide` raises."""
         self.carry_out(decide(self.observe()))
 
     def observe(self) -> Snapshot:
         """Folds and commits what was heard and what time did; answers with the scheduler's input. Raises StoreUnavailable."""
         now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        self._find_out()
+        self._held.look(self.world, now_ms, monotonic_ms)
         heard, seen, draft = list(self._heard), self._seen.copy(), self._draft()
         for item in heard:
             observed.take_in(draft, seen, item, now_ms)
         observed.note_away(draft, seen, monotonic_ms, self._start_ms, self._settings.lease_ms, now_ms)
-        observed.note_overdue(draft, now_ms)
+        observed.note_overdue(draft, self._held, monotonic_ms, now_ms)
         self._commit(draft)
         self._seen = seen
         del self._heard[: len(heard)]
@@ -165,6 +170,7 @@ class Controller:
 
     def carry_out(self, plan: Plan) -> None:
         """Commits what of the plan still holds, then sends every node the difference. Raises StoreUnavailable."""
+        self._find_out()
         draft = self._draft()
         for decision in plan.decisions:
             match decision:
@@ -173,6 +179,7 @@ class Controller:
                 case Wait(job, reason):
                     self._wait(draft, job, reason)
         self._commit(draft)
+        self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
         self._note_waiting(plan)
         self._send()
 
@@ -210,32 +217,39 @@ class Controller:
     def _add(self, draft: Draft, body: EventBody) -> None:
         draft.add(body, self._clock.now_ms())
 
-    def _add_fact(self, draft: Draft, attempt: AttemptRecord, fact: RankFact) -> None:
-        fact = _finite(fact)
-        self._add(draft, RankSaid(attempt.job, attempt.id, fact))
-        if isinstance(fact, ModelSaved) and fact.rank == 0:
-            self._register(draft, attempt.id, fact)
-
-    def _register(self, draft: Draft, attempt: AttemptId, saved: ModelSaved) -> None:
-        """A model version, once an attempt, by the job's newest attempt only: one that was given up has no say."""
-        record = draft.world.attempts[attempt]
-        job = draft.world.jobs[record.job]
-        name = job.spec.name
-        versions = draft.world.models.get(name, ())
-        if job.attempt != attempt or any(version.attempt == attempt for version in versions):
-            return
-        version = versions[-1].version + 1 if versions else 1
-        lineage = dict(self._settings.lineage(job, record, saved))
-        self._add(draft, ModelRegistered(name, version, job.id, attempt, saved, lineage))
-
     def _commit(self, draft: Draft, key: tuple[str, JobId] | None = None, offset: tuple[AttemptId, int, int] | None = None) -> None:
-        """One transaction; the world moves only once it is durable."""
+        """One transaction; the world moves only once it is durable. One that fails in its last moment may be done all the same:
+        if so it counts as done, if not or if nobody knows now it raises, and nothing follows before that is known."""
         if not draft.events:
             return
         world = draft.world
         commit = Commit(draft.events, draft.changes, draft.outbox, world.sequence, key, offset)
-        self._store.commit(self.epoch, commit)
-        self.world = world
+        self._in_doubt = True
+        try:
+            self._store.commit(self.epoch, commit)
+        except StoreUnavailable as error:
+            self._find_out_after(error)
+            if self.world.seq < world.seq:
+                raise
+        else:
+            self.world, self._in_doubt = world, False
+
+    def _find_out_after(self, error: StoreUnavailable) -> None:
+        try:
+            self._find_out()
+        except StoreUnavailable as still:
+            unknown = f"{error}; whether it was done is known once the database answers again"
+            raise StoreUnavailable(unknown) from still
+
+    def _find_out(self) -> None:
+        """After a commit that failed: whether the database has it, and then the world as the database has it. Else everything
+        built on the older world would be refused for ever."""
+        if not self._in_doubt:
+            return
+        if self._store.last_seq() != self.world.seq:
+            world, offsets = self._store.load(), self._store.records_offsets()
+            self.world, self._offsets = world, {**self._offsets, **offsets}
+        self._in_doubt = False
 
     def _place(self, draft: Draft, job: JobId, placement: Placement) -> None:
         if not wanted.still_holds(draft.world, observed.ready(draft.world, self._seen), job, placement):
@@ -243,7 +257,7 @@ class Controller:
         record = draft.world.jobs[job]
         port = wanted.master_port(draft.world, record, placement)
         if port is not None:
-            attempt = attempt_id(job, len(record.attempts) + 1)
+            attempt = attempt_id(job, record.state.attempt + 1)
             self._add(draft, AttemptPlaced(job, attempt, placement, port, self.epoch))
 
     def _wait(self, draft: Draft, job: JobId, reason: Reason) -> None:
@@ -274,19 +288,13 @@ def config_hash(spec: JobSpec) -> str:
 
 
 def _refuse_unwritable(spec: JobSpec, key: str) -> None:
-    """What the log could not give back as it was, such as NaN, must not get in: every later start would fail on it."""
+    """What the log could not give back as it was, such as NaN, must not get in, whatever way it came: every later start would
+    fail on it."""
     if len(key) > KEY_CHARS_MAX:
-        raise SpecError("key", f"{key[:20]}...", f"keep it under {KEY_CHARS_MAX} characters")
+        raise SpecError("key", f"{len(key)} characters", f"write at most {KEY_CHARS_MAX}")
     try:
         same = wire.loads(JobSpec, wire.dumps(JobSpec, spec)) == spec
     except ValueError:
         same = False
     if not same:
         raise SpecError("job", spec.name, "use finite numbers and valid Unicode text only")
-
-
-def _finite(fact: RankFact) -> RankFact:
-    """Without metrics that JSON cannot carry: the log would not be readable again."""
-    if not isinstance(fact, ModelSaved):
-        return fact
-    return replace(fact, metrics={name: value for name, value in fact.metrics.items() if math.isfinite(value)})

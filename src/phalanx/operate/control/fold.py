@@ -31,7 +31,16 @@ from phalanx.core.states import (
     StopAsked,
     advance,
 )
-from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, OutboxFor, World
+from phalanx.operate.control.world import (
+    ATTEMPTS_KEPT,
+    CHECKPOINTS_KEPT,
+    AttemptRecord,
+    JobRecord,
+    ModelRecord,
+    NodeRecord,
+    OutboxFor,
+    World,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,22 +235,24 @@ def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]
         epoch=body.epoch,
         placed_ms=at_ms,
     )
-    return replace(job, attempts=(*job.attempts, body.attempt), started_ms=started_ms), attempt
+    return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms), attempt
 
 
 def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
-    job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail), at_ms)
+    job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail, body.not_before_ms), at_ms)
+    job = replace(job, quick_ends=job.quick_ends + 1 if body.not_before_ms else 0)
     attempt = replace(world.attempts[body.attempt], ended_ms=at_ms, ok=body.ok, detail=body.detail, exits=body.exits)
     return job, attempt
 
 
 def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
-    """A fact said twice changes nothing."""
+    """A fact said twice changes nothing but the count."""
+    attempt = replace(attempt, facts=attempt.facts + 1)
     match fact:
         case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
             return replace(attempt, resumed=fact)
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
-            return replace(attempt, checkpoints=(*attempt.checkpoints, fact))
+            return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
         case _:
             return attempt
 

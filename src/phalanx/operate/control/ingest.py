@@ -7,7 +7,9 @@ idempotent, so whatever was cut off is done again, at the latest by `catch_up` w
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable, Collection
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -24,13 +26,14 @@ log = structlog.get_logger(__name__)
 
 
 class Ingest:
-    """Takes chunks of all nodes; those of one rank must come one after another."""
+    """Takes chunks of all nodes. Those of one rank are read one after another, also while a node's older connection still ends."""
 
     def __init__(self, control: ControlThread, journal: Journal, series: SeriesStore) -> None:
         self._control = control
         self._journal = journal
         self._series = series
         self.bad_lines = 0
+        self._turns: WeakValueDictionary[tuple[AttemptId, int], asyncio.Lock] = WeakValueDictionary()
 
     async def take(self, node: NodeId, chunk: Chunk) -> ChunkAck:
         """The acknowledgement of `chunk`, once everything before it is durable.
@@ -46,27 +49,40 @@ class Ingest:
             await self.read_records(node, chunk.attempt, chunk.rank)
         return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, end)
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Reads what a killed server had written to the journal and not yet taken in. Before the first connection.
+
+        `on_progress` is called now and then while it reads.
 
         An attempt that has ended had everything acknowledged, and so taken in, before it could say so.
         """
         going = [attempt.id for attempt in self._control.world.attempts.values() if attempt.ended_ms is None]
-        for name in await asyncio.to_thread(self._journal.ends, going):
+        await self.acknowledged(going, on_progress)
+
+    async def acknowledged(self, attempts: Collection[AttemptId], on_progress: Callable[[], None] = lambda: None) -> dict[str, int]:
+        """'stream/attempt/rank' -> bytes that are durable, once all of them are taken in too: what a refused commit left in the
+        journal will not be sent again after this answer. Raises StoreUnavailable."""
+        ends = await asyncio.to_thread(self._journal.ends, attempts)
+        for name in ends:
             stream, attempt, rank = name.split("/")
             node = node_of(self._control.world, AttemptId(attempt), int(rank))
             if stream == "records" and node is not None:
-                await self.read_records(node, AttemptId(attempt), int(rank))
+                await self.read_records(node, AttemptId(attempt), int(rank), on_progress)
+        return ends
 
-    async def read_records(self, node: NodeId, attempt: AttemptId, rank: int) -> None:
+    async def read_records(
+        self, node: NodeId, attempt: AttemptId, rank: int, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         """Takes in the complete lines of one record file beyond those already taken."""
-        offset = await self._control.call(lambda controller: controller.records_offset(attempt, rank))
-        while True:
-            decoded = await asyncio.to_thread(self._measure, attempt, rank, offset)
-            if decoded.consumed == 0:
-                return
-            offset += decoded.consumed
-            await self._tell(node, attempt, rank, offset, decoded)
+        async with self._turns.setdefault((attempt, rank), asyncio.Lock()):
+            offset = await self._control.call(lambda controller: controller.records_offset(attempt, rank))
+            while True:
+                decoded = await asyncio.to_thread(self._measure, attempt, rank, offset)
+                if decoded.consumed == 0:
+                    return
+                on_progress()
+                offset += decoded.consumed
+                await self._tell(node, attempt, rank, offset, decoded)
 
     def _measure(self, attempt: AttemptId, rank: int, offset: int) -> Decoded:
         decoded = decode(self._journal.read("records", attempt, rank, offset, READ_BYTES), rank)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.devices import NodeShape
+from phalanx.core.errors import Exit
 from phalanx.core.events import AttemptEnded, AttemptRunning, NodeAway, NodeUp, StopRequested
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import AttemptReport, Hello, Phase, RankExit, RankProcess, Renew, Report
 from phalanx.core.states import Running, Starting, Stopping
+from phalanx.decide import restarts
 from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, slice_of
 
 PLATFORM: Final = "phalanx"
@@ -89,11 +92,13 @@ def note_away(draft: Draft, seen: Sightings, monotonic_ms: int, start_ms: int, l
             draft.add(NodeAway(node), at_ms)
 
 
-def note_overdue(draft: Draft, at_ms: int) -> None:
+def note_overdue(draft: Draft, held: Stopwatch, monotonic_ms: int, at_ms: int) -> None:
     """Asks attempts that reached their job's max_duration to stop."""
     for job, attempt in list(draft.world.holding()):
         limit_ms = job.spec.max_duration_ms
-        if limit_ms is not None and isinstance(job.state, Starting | Running) and at_ms - attempt.placed_ms >= limit_ms:
+        if limit_ms is None or not isinstance(job.state, Starting | Running):
+            continue
+        if held.held_ms(attempt, monotonic_ms) >= limit_ms:
             draft.add(StopRequested(job.id, "max_duration", PLATFORM), at_ms)
 
 
@@ -145,7 +150,7 @@ def _held_by(world: World, node: NodeId) -> set[AttemptId]:
 
 
 def _settle(draft: Draft, seen: Sightings, node: NodeId, attempt: AttemptId, at_ms: int) -> None:
-    """Moves the job when the reports of its whole gang say so."""
+    """Moves the job when the reports of its whole gang say so; ranks that ended before anybody saw them run did run."""
     found = draft.world.current(attempt, node)
     if found is None:
         return
@@ -154,37 +159,47 @@ def _settle(draft: Draft, seen: Sightings, node: NodeId, attempt: AttemptId, at_
     if isinstance(job.state, Starting) and all(_is_up(part) for part in _parts(record, reports)):
         ranks = (rank for part in _parts(record, reports) for rank in part.processes)
         draft.add(AttemptRunning(job.id, attempt, tuple(sorted(ranks, key=lambda rank: rank.rank))), at_ms)
-    elif all(report is not None and report.phase == "ended" for report in reports):
-        draft.add(_verdict(job, record, reports), at_ms)
+    if all(report is not None and report.phase == "ended" for report in reports):
+        draft.add(_verdict(job, record, reports, at_ms), at_ms)
 
 
-def _verdict(job: JobRecord, attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> AttemptEnded:
-    """How the attempt ended, and whether another follows."""
+def _verdict(job: JobRecord, attempt: AttemptRecord, reports: Sequence[AttemptReport | None], at_ms: int) -> AttemptEnded:
+    """How the attempt ended, and whether and when another follows."""
     causes = _causes(attempt, reports)
+    cause = min(causes, key=lambda one: (one.at_ms, one.text), default=None)
     exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
-    ok = not causes
-    again = not isinstance(job.state, Stopping) and _again(job, attempt, ok)
-    return AttemptEnded(job.id, attempt.id, ok, again, _detail(job, causes), exits)
+    again = not isinstance(job.state, Stopping) and _again(job, attempt, cause)
+    delay_ms = restarts.delay_ms(at_ms - attempt.placed_ms, bool(attempt.checkpoints), job.quick_ends) if again else 0
+    not_before_ms = at_ms + delay_ms if delay_ms else 0
+    return AttemptEnded(job.id, attempt.id, cause is None, again, _detail(job, cause), exits, not_before_ms)
 
 
-def _again(job: JobRecord, attempt: AttemptRecord, ok: bool) -> bool:
+def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bool:
     match job.spec.kind:
         case "service":
             return True
         case "interactive":
             return False
         case _:
-            return not ok and attempt.number - 1 < job.spec.max_restarts
+            mends = cause is not None and not _is_bad_input(job, cause)
+            return mends and attempt.number - 1 < job.spec.max_restarts
 
 
-def _detail(job: JobRecord, causes: Sequence[tuple[int, str]]) -> str:
+def _is_bad_input(job: JobRecord, cause: "_Cause") -> bool:
+    """Our own trainers say by their exit code that the same input fails again. A script's codes mean what its author likes."""
+    return bool(job.spec.recipe) and cause.code == Exit.BAD_INPUT
+
+
+def _detail(job: JobRecord, cause: "_Cause | None") -> str:
     match job.state:
         case Stopping(cause="cancel"):
             return "cancelled"
         case Stopping():
             return f"stopped: it ran for max_duration ({job.spec.max_duration})"
+        case _ if cause is None:
+            return "every rank exited with code 0"
         case _:
-            return min(causes)[1] if causes else "every rank exited with code 0"
+            return f"{cause.text} (bad input; see its log)" if _is_bad_input(job, cause) else cause.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,28 +230,36 @@ def _parts(attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> l
 
 
 def _is_up(part: _Part) -> bool:
-    """Every rank has a process, or had one and it exited meanwhile."""
-    known = {item.rank for item in part.processes} | {item.rank for item in part.exits}
-    return part.report is not None and part.report.phase == "running" and known == set(part.ranks)
+    """Every rank has a process, or had one and it exited meanwhile, whatever the phase: reports may coalesce."""
+    return {item.rank for item in part.processes} | {item.rank for item in part.exits} == set(part.ranks)
 
 
-def _causes(attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> list[tuple[int, str]]:
-    """(Unix ms, one line) for each node whose part failed; the earliest is why the gang ended."""
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed."""
+
+    at_ms: int
+    text: str
+    code: int | None = None
+
+
+def _causes(attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> list[_Cause]:
+    """One for each node whose part failed; the earliest is why the gang ended."""
     return [cause for part in _parts(attempt, reports) if (cause := _cause(part)) is not None]
 
 
-def _cause(part: _Part) -> tuple[int, str] | None:
+def _cause(part: _Part) -> _Cause | None:
     report = part.report
     if report is None:
         return None
     failed = [item for item in part.exits if item.code != 0]
     if failed:
         first = min(failed, key=lambda item: (not item.first, item.at_ms, item.rank))
-        return first.at_ms, f"rank {first.rank} {_how(first.code)}"
+        return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code)
     if report.lost:
-        return report.at_ms, f"node {part.node} lost its ranks: {report.lost}"
+        return _Cause(report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
     if report.phase == "ended" and len(part.exits) < len(part.ranks):
-        return report.at_ms, f"node {part.node} ended it before every rank had started"
+        return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")
     return None
 
 

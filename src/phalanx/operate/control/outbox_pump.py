@@ -1,14 +1,19 @@
-"""Carries the outbox to the tracking process, row by row, and tries again later whatever went wrong. Nothing waits for it."""
+"""Carries the outbox to the tracking process, row by row. Nothing waits for it.
+
+A tracker that is away is asked again for as long as it takes; a row that fails otherwise is given up after a few tries, with a
+line in the log, since the rows behind it would wait for ever.
+"""
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
 
 from phalanx.core import wire
-from phalanx.core.errors import WorldError
+from phalanx.core.errors import Bug, WorldError
 from phalanx.core.ids import AttemptId
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.line_process import LineProcess
@@ -16,6 +21,7 @@ from phalanx.record.tracking.entries import Entry, Measured, to_deliver
 
 ROWS: Final = 64
 POLL_S: Final = 1.0
+TRIES_MAX: Final = 3
 BACKOFF_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits after the first, second, ... failure in a row; the last one is kept."""
 
@@ -30,6 +36,7 @@ class OutboxPump:
         self._control = control
         self._tracker = tracker
         self._measured = measured
+        self._failed: Counter[int] = Counter()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -48,8 +55,21 @@ class OutboxPump:
     async def _round(self) -> int:
         rows = await self._control.call(lambda controller: controller.pending_outbox(ROWS))
         for row in rows:
-            await self._deliver(row.seq, row.entry)
+            await self._deliver_or_give_up(row.seq, row.entry)
         return len(rows)
+
+    async def _deliver_or_give_up(self, seq: int, stored: Mapping[str, Any]) -> None:
+        try:
+            await self._deliver(seq, stored)
+        except (WorldError, Bug):
+            raise
+        except Exception as error:
+            self._failed[seq] += 1
+            if self._failed[seq] < TRIES_MAX:
+                raise
+            log.exception("tracking_gave_up", seq=seq, job=stored.get("job"), error=f"{type(error).__name__}: {error}")
+        await self._control.call(lambda controller: controller.outbox_done(seq))
+        del self._failed[seq]
 
     async def _deliver(self, seq: int, stored: Mapping[str, Any]) -> None:
         entry: Entry = wire.build(Entry, stored)
@@ -58,4 +78,5 @@ class OutboxPump:
             answer = json.loads(await self._tracker.ask(line))
             if answer.get("done") != seq:
                 raise WorldError(f"the tracker put off row {seq}: {answer.get('error', answer)}")
-        await self._control.call(lambda controller: controller.outbox_done(seq))
+            if refused := answer.get("refused"):
+                log.error("tracking_refused", seq=seq, job=stored.get("job"), kind=stored.get("kind"), why=refused)

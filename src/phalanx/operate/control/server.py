@@ -7,13 +7,14 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import uvicorn
 
-from phalanx.core.errors import Exit, SetupError
+from phalanx.core.errors import Bug, Exit, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.operate import daemons
 from phalanx.operate.control import auth, server_log
@@ -134,12 +135,15 @@ async def _serve(home: Path, listener: socket.socket, command: Command) -> int:
         signal.signal(number, life.end)  # uvicorn takes them while it serves, and sends what it took here afterwards
     parts = _build(home, _url(listener), command, life)
     try:
-        await parts.ingest.catch_up()
+        await parts.ingest.catch_up(partial(daemons.note_progress, home, "server"))
         working = [asyncio.create_task(_kept(work, life)) for work in parts.background()]
-        await _listen(home, parts.services, listener, life)
-        for work in working:
-            work.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        try:
+            await _listen(home, parts.services, listener, life)
+        finally:
+            life.end()
+            for work in working:
+                work.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
     finally:
         daemons.erase_self(home, "server")
         await parts.close()
@@ -152,8 +156,9 @@ def _build(home: Path, url: str, command: Command, life: _Life) -> _Parts:
     tokens = auth.open_tokens(home, store, clock.now_ms())
     settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries)
     control = ControlThread(Controller(store, clock, links, settings), life.crash)
-    journal, series = Journal(home / "journal"), SeriesStore(home / "series")
-    rebuild(series, journal, control.world.attempts)
+    getting_on = partial(daemons.note_progress, home, "server")
+    journal, series = Journal(home / "journal"), SeriesStore(home / "series", getting_on)
+    rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)
     ingest = Ingest(control, journal, series)
     scheduler = LineProcess("scheduler", command("scheduler"), ANSWER_S_MAX)
     tracker = LineProcess("tracking", command("tracking"), TRACK_S_MAX)
@@ -167,7 +172,7 @@ def _build(home: Path, url: str, command: Command, life: _Life) -> _Parts:
         blobs=BlobStore(home / "blobs"),
         journal=journal,
         series=series,
-        desk=AgentDesk(control, links, ingest, journal, settings.lease_ms, clock.now_ms, {}),
+        desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}),
         processes=lambda: _processes(home, links, {"scheduler": scheduler.pid, "tracking": tracker.pid}),
     )
     return _Parts(services, ingest, scheduler, tracker)
@@ -201,11 +206,17 @@ def _ready(home: Path, services: Services) -> None:
 
 
 async def _kept(work: Coroutine[Any, Any, None], life: _Life) -> None:
-    """A part that ends by itself is a bug: without it the server would look well and do nothing."""
+    """A part that ends before its time is a bug, however it ends: without it the server would look well and do nothing."""
     try:
         await work
+    except asyncio.CancelledError:
+        if not life.over:
+            life.crash(Bug(f"{work} was cancelled while the server serves"))
+        raise
     except Exception as error:  # noqa: BLE001 (whatever ends a part that must not end is told, and ends the process)
         life.crash(error)
+    else:
+        life.crash(Bug(f"{work} ended by itself"))
 
 
 def _measured(series: SeriesStore, attempt: AttemptId) -> Measured:

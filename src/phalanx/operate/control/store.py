@@ -1,7 +1,8 @@
 """The database: event log, current tables and outbox, written together. One writer; every write checks that it still leads.
 
-Errors of the database become StoreUnavailable: nothing was changed and the same call may be made again. What makes a home
-unusable (a newer schema, no permission to write) is a SetupError when it is opened.
+A database that is away, locked or full is StoreUnavailable: the same call may be made again. Nothing was changed then, unless the
+error came with the commit itself: `last_seq` tells. A statement that the database refuses for what it says is a Bug. What makes a
+home unusable (a newer schema, no permission to write) is a SetupError when it is opened.
 """
 
 import json
@@ -14,7 +15,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, Table, create_engine, delete, event, func, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.sql.dml import Insert
 
 from phalanx.core import wire
@@ -104,7 +106,7 @@ class Store:
     # The log and what is true now
 
     def commit(self, epoch: int, commit: Commit) -> None:
-        """All of it or nothing. Raises StoreUnavailable, Bug when superseded."""
+        """All of it or nothing. Raises StoreUnavailable, then perhaps all of it is done; Bug when superseded."""
         with self._leading(epoch) as connection:
             _insert_all(connection, tables.events, [_event_row(item) for item in commit.events])
             _insert_all(connection, tables.outbox, [{"entry": json.dumps(entry)} for entry in commit.outbox])
@@ -115,8 +117,12 @@ class Store:
         """Everything that is true now."""
         with self._reading() as connection:
             records = [wire.loads(kind, text) for kind, query in _LOADS for (text,) in connection.execute(query)]
-            last = connection.execute(select(tables.events.c.seq).order_by(tables.events.c.seq.desc()).limit(1)).scalar()
-            return world_of(records, last or 0, _number(connection, "sequence"))
+            return world_of(records, _last_seq(connection), _number(connection, "sequence"))
+
+    def last_seq(self) -> int:
+        """Number of the newest event; 0 when there is none."""
+        with self._reading() as connection:
+            return _last_seq(connection)
 
     def events(self, after: int = 0, job: JobId | None = None, limit: int = 1000) -> list[Event]:
         """The log from the event after `after` on, of one job or of everything."""
@@ -175,23 +181,27 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with _as_unavailable(), self._engine.connect() as opened:
+        with _told_apart(), self._engine.connect() as opened:
             connection = opened.execution_options(**{_WRITES: True})
             with connection.begin():
                 yield connection
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _as_unavailable(), self._engine.connect() as connection, connection.begin():
+        with _told_apart(), self._engine.connect() as connection, connection.begin():
             yield connection
 
 
 @contextmanager
-def _as_unavailable() -> Iterator[None]:
+def _told_apart() -> Iterator[None]:
+    """The database's trouble from ours. A DatabaseError that is no kind of one is a file that is damaged or no database."""
     try:
         yield
     except SQLAlchemyError as error:
-        raise StoreUnavailable(str(getattr(error, "orig", None) or error)) from error
+        said = str(getattr(error, "orig", None) or error)
+        if isinstance(error, OperationalError | InterfaceError | PoolTimeout) or type(error) is DatabaseError:
+            raise StoreUnavailable(said) from error
+        raise Bug(f"the database refused a statement of ours: {said}") from error
 
 
 def _engine(url: URL, busy_ms: int) -> Engine:
@@ -222,6 +232,10 @@ _LOADS: Final = (
 
 def _number(connection: Connection, key: str) -> int:
     return int(connection.execute(select(tables.meta.c.value).where(tables.meta.c.key == key)).scalar() or 0)
+
+
+def _last_seq(connection: Connection) -> int:
+    return int(connection.execute(select(func.max(tables.events.c.seq))).scalar() or 0)
 
 
 def _event_row(item: Event) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from phalanx.core import wire
 from phalanx.core.events import Event
 from phalanx.core.ids import JobId
 from phalanx.core.records import ModelSaved
-from phalanx.core.states import Finished, StopCause, Stopping
+from phalanx.core.states import Finished
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 from phalanx.record.tracking import lineage
 from phalanx.record.tracking.entries import Entry, TrackedJob, outbox_for
@@ -24,17 +24,8 @@ def outbox_entries(event: Event, world: World) -> Sequence[Mapping[str, Any]]:
 def tracked_job(world: World, job: JobRecord) -> TrackedJob:
     """The job as the tracker's room wants it."""
     ran = tuple(attempt for attempt in job.attempts if world.attempts[attempt].running_ms is not None)
-    return TrackedJob(job.spec, job.code, job.config, job.by, ran, _stop(world, job))
-
-
-def _stop(world: World, job: JobRecord) -> StopCause | None:
-    """Why it was asked to stop. Of a finished job: 'cancelled' says it; one that failed though its ranks did not was over time."""
-    if isinstance(job.state, Stopping):
-        return job.state.cause
-    if isinstance(job.state, Finished) and job.state.outcome == "cancelled":
-        return "cancel"
-    ended_well = job.attempt is not None and world.attempts[job.attempt].ok
-    return "max_duration" if isinstance(job.state, Finished) and job.state.outcome == "failed" and ended_well else None
+    over = job.state.detail if isinstance(job.state, Finished) else ""
+    return TrackedJob(job.spec, job.code, job.config, job.by, ran, job.stop, over)
 
 
 def lineage_of(job: JobRecord, attempt: AttemptRecord, saved: ModelSaved) -> Mapping[str, str]:

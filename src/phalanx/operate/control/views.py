@@ -47,7 +47,7 @@ def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress 
         outcome=state.outcome if isinstance(state, Finished) else None,
         detail=state.detail if isinstance(state, Finished) else (attempts[-1].detail if attempts else ""),
         why=None if over else _sentence(world, job, waiting),
-        restarts=max(0, len(attempts) - 1),
+        restarts=max(0, state.attempt - 1),
         num_nodes=spec.num_nodes,
         devices=spec.resources.gpus,
         submitted_by=job.by,
@@ -180,7 +180,8 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
         case Pending():
             wait = waiting.get(job.id)
             reason = wait.reason if wait else job.reason
-            return reason.sentence() if reason else _UNDECIDED
+            place = f"; position {wait.position} in queue {job.spec.queue}" if wait and wait.position else ""
+            return f"{reason.sentence()}{place}" if reason else _UNDECIDED
         case Starting(_, placement):
             return f"its ranks are being started on {_where(world, placement)}"
         case Running(_, placement):

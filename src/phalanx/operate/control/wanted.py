@@ -11,7 +11,7 @@ from phalanx.core.messages import Command, Forget, Launch, StartRanks, StopRanks
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.states import Pending, Starting, Stopping
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, PutOff, RunningJob, Snapshot
 from phalanx.operate.control.observed import Sightings, broken
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, slice_of
 
@@ -103,7 +103,7 @@ def master_port(world: World, job: JobRecord, placement: Placement) -> int | Non
     return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in taken), None)
 
 
-def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int) -> PendingJob:
+def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int, put_off: PutOff | None = None) -> PendingJob:
     """A job as the scheduler sees it."""
     return PendingJob(
         job=job,
@@ -115,7 +115,17 @@ def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int) -> 
         priority=spec.priority,
         submitted_ms=submitted_ms,
         sequence=sequence,
+        put_off=put_off,
     )
+
+
+def _put_off(world: World, job: JobRecord, not_before_ms: int) -> PutOff | None:
+    """What the job's last attempts did for its next one to be put off."""
+    if not not_before_ms:
+        return None
+    quick = [world.attempts[attempt] for attempt in job.attempts[-job.quick_ends :]]
+    within_ms = max((one.ended_ms or one.placed_ms) - one.placed_ms for one in quick)
+    return PutOff(not_before_ms, job.quick_ends, max(0, within_ms), quick[-1].detail)
 
 
 def snapshot(world: World, ready: frozenset[NodeId], now_ms: int) -> Snapshot:
@@ -133,7 +143,7 @@ def snapshot(world: World, ready: frozenset[NodeId], now_ms: int) -> Snapshot:
             for job, attempt in world.holding()
         ),
         pending=tuple(
-            pending_job(job.id, job.spec, job.submitted_ms, job.sequence)
+            pending_job(job.id, job.spec, job.submitted_ms, job.sequence, _put_off(world, job, job.state.not_before_ms))
             for job in world.open_jobs.values()
             if isinstance(job.state, Pending)
         ),

@@ -6,28 +6,31 @@ commit, so any thread may read the one it holds.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from phalanx.core.devices import NodeShape, NodeSlice, Placement
 from phalanx.core.errors import Bug
-from phalanx.core.events import (
-    Event,
-)
+from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.reasons import Reason
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import (
-    Holding,
-    JobState,
-    StopCause,
-)
+from phalanx.core.states import Holding, JobState, StopCause
+
+ATTEMPTS_KEPT: Final = 100
+"""In a job's record: a service that fails for weeks must not make it, and every answer about it, grow for ever."""
+
+CHECKPOINTS_KEPT: Final = 50
+"""In an attempt's record, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """One launch of a job. Times are Unix milliseconds; `ok` is None until it ended; `ranks` and `exits` in rank order."""
+    """One launch of a job. Times are Unix milliseconds; `ok` is None until it ended; `ranks` and `exits` in rank order.
+
+    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said.
+    """
 
     id: AttemptId
     job: JobId
@@ -44,12 +47,17 @@ class AttemptRecord:
     exits: tuple[RankExit, ...] = ()
     resumed: Resumed | None = None
     checkpoints: tuple[CheckpointCommitted, ...] = ()
+    facts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """One job. `model` is 'name:version' of what it registered last; `reason` the last committed reason to wait; `stop` why it
-    was asked to end, if it was."""
+    was asked to end, if it was.
+
+    attempts: the newest ATTEMPTS_KEPT, older ones are in the log. quick_ends: attempts in a row, the newest among them, that
+    ended too soon for the next one to follow at once.
+    """
 
     id: JobId
     sequence: int
@@ -62,6 +70,7 @@ class JobRecord:
     reason: Reason | None = None
     stop: StopCause | None = None
     attempts: tuple[AttemptId, ...] = ()
+    quick_ends: int = 0
     started_ms: int | None = None
     finished_ms: int | None = None
     model: str | None = None

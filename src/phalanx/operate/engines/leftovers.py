@@ -1,14 +1,19 @@
 """Processes of this home's attempts that are alive, known by what they carry: found and ended also when nobody holds them."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from phalanx.core.errors import SetupError
+
 GRACE_S: Final = 8.0
 """A shim gives its ranks 5 s from SIGTERM to SIGKILL, and then writes down how they ended."""
+
+KILL_S_MAX: Final = 10.0
+"""SIGKILL ends a process within milliseconds, unless the kernel holds it: in a driver's call, or on a disk that is away."""
 
 POLL_S: Final = 0.05
 
@@ -21,7 +26,7 @@ def attempts(home: Path) -> list[str]:
 def sweep(home: Path, clock: Callable[[], float], sleep: Callable[[float], None]) -> bool:
     """Ends what is left of every attempt of `home`: shims first, which end their ranks in order; then whatever stays, by force.
 
-    True when there was anything.
+    True when there was anything. Raises SetupError when something does not end even so.
     """
     first = _found(home)
     for process, _ in first:
@@ -29,8 +34,12 @@ def sweep(home: Path, clock: Callable[[], float], sleep: Callable[[float], None]
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
     end_s = clock() + GRACE_S
+    killing_since_s: float | None = None
     while first and (left := _found(home)):
         if clock() >= end_s or not any(_is_shim(process, home) for process, _ in left):
+            killing_since_s = clock() if killing_since_s is None else killing_since_s
+            if clock() - killing_since_s >= KILL_S_MAX:
+                raise unkillable([process for process, _ in left])
             for process, _ in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -38,14 +47,27 @@ def sweep(home: Path, clock: Callable[[], float], sleep: Callable[[float], None]
     return bool(first)
 
 
+def unkillable(left: Sequence[psutil.Process]) -> SetupError:
+    """The error to raise for processes that SIGKILL does not end."""
+    pids = ",".join(str(process.pid) for process in left)
+    fix = "do not end although they were killed: the kernel holds them, in a driver's call or on a disk that does not answer"
+    return SetupError("processes", pids, f"{fix}; see `ps -o pid,stat,wchan,cmd -p {pids}`, and reboot if they stay")
+
+
 def end_children(home: Path) -> None:
-    """Ends the scheduler and tracker of a server that was killed: they end by themselves, but not before what they are at."""
+    """Ends the scheduler and tracker of a server that was killed: they end by themselves, but not before what they are at.
+
+    Raises SetupError when one does not end.
+    """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             line = process.cmdline()
             if "phalanx.app" in line and str(home) in line and {"scheduler", "tracking"} & set(line):
                 process.kill()
-                process.wait(GRACE_S)
+                try:
+                    process.wait(KILL_S_MAX)
+                except psutil.TimeoutExpired as error:
+                    raise unkillable([process]) from error
 
 
 def _found(home: Path) -> list[tuple[psutil.Process, str]]:

@@ -5,6 +5,7 @@ Daemons are detached processes that outlive the command that started them; their
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +21,13 @@ from phalanx.operate import daemons
 from phalanx.operate.daemons import Daemon
 from phalanx.operate.engines import leftovers
 from phalanx.operate.home import node_name, open_home
+from phalanx.storage.atomic import write_atomic
 
 START_S_MAX: Final = 60.0
-"""A server that imports, migrates and reads its log on a busy small machine; 3 s is usual."""
+"""A server that imports, migrates and reads its log on a busy small machine; 3 s is usual. It counts from the last progress that
+the daemon noted: one with gigabytes of series to read takes minutes, and killing it would only make it start over."""
 
 END_S_MAX: Final = 20.0
-STOP_S_MAX: Final = 60.0
 POLL_S: Final = 0.05
 LOG_LINES: Final = 12
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -49,7 +51,7 @@ def up(machine: Machine, home: Path, port: int | None = None, cpu_slots: int | N
 
     port: None for the usual one, 0 for any free one; either way a server that was killed comes back where it was.
 
-    Raises SetupError, with the last lines of its log, when one does not come up in START_S_MAX.
+    Raises SetupError, with the last lines of its log, when one neither comes up nor gets on for START_S_MAX.
     """
     home = home.expanduser().resolve()
     open_home(home)
@@ -72,20 +74,32 @@ def _ensure_server(machine: Machine, home: Path, port: int | None) -> bool:
     daemons.listen("127.0.0.1", port).close()
     child = _start(machine, "server", home, ["--port", str(port)])
     _until(machine, home, "server", child, lambda: daemons.alive(home, "server") is not None and _answers(home))
+    _note_port(home)
     return True
 
 
 def _port(home: Path, asked: int | None) -> int:
     """A server that comes back where it was is found by its clients at once, so a free choice falls on the port before."""
-    before = daemons.read(home, "server")
+    before = _port_before(home)
     if asked or before is None:
         return daemons.DEFAULT_PORT if asked is None else asked
     try:
-        port = httpx.URL(before.url).port or 0
-        daemons.listen("127.0.0.1", port).close()
-    except (httpx.InvalidURL, SetupError):
+        daemons.listen("127.0.0.1", before).close()
+    except SetupError:
         return 0
-    return port
+    return before
+
+
+def _port_before(home: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / "run" / "port").read_text())
+    return None
+
+
+def _note_port(home: Path) -> None:
+    record = daemons.read(home, "server")
+    if record is not None and (port := httpx.URL(record.url).port):
+        write_atomic(home / "run" / "port", str(port).encode())
 
 
 def _ensure_agent(machine: Machine, home: Path, cpu_slots: int | None) -> bool:
@@ -102,7 +116,7 @@ def _start(machine: Machine, daemon: Daemon, home: Path, options: Sequence[str])
     log = home / "run" / f"{daemon}.log"
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".log.1"))
-    with log.open("ab") as out:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab") as out:
         return subprocess.Popen(
             machine.command(daemon, home, options),
             stdin=subprocess.DEVNULL,
@@ -117,7 +131,11 @@ def _until(
     machine: Machine, home: Path, daemon: Daemon, child: "subprocess.Popen[bytes] | None", ready: Callable[[], bool]
 ) -> None:
     """Waits until `ready`. Raises SetupError with the log's last lines when the child ends before, or time does."""
-    if _wait(machine, START_S_MAX, lambda: ready() or (child is not None and child.poll() is not None)) and ready():
+    over, before = False, -1
+    while not over and (now := daemons.progress(home, daemon)) != before:
+        before = now
+        over = _wait(machine, START_S_MAX, lambda: ready() or (child is not None and child.poll() is not None))
+    if over and ready():
         return
     if child is not None and child.poll() is None:
         child.terminate()
@@ -136,7 +154,8 @@ def _tail(log: Path) -> str:
 def down(machine: Machine, home: Path, force: bool = False) -> bool:
     """Ends agent and server; True when anything was running. Pending jobs wait in the home for the next `up`.
 
-    Raises Conflict while jobs hold devices, unless `force`: then they are cancelled first, and ranks that nobody holds killed.
+    Raises Conflict while jobs hold devices, unless `force`: then their ranks are stopped, and the jobs go on from their last
+    checkpoint at the next `up`, as after a failure.
     """
     home = home.expanduser().resolve()
     if not (home / "run").is_dir():
@@ -145,9 +164,8 @@ def down(machine: Machine, home: Path, force: bool = False) -> bool:
         server, agent = daemons.alive(home, "server"), daemons.alive(home, "agent")
         held = _held(home) or leftovers.attempts(home)
         if held and not force:
-            raise Conflict("jobs", ", ".join(held), "hold devices; wait for them, cancel them, or use --force, which stops them")
-        if held and _answers(home):
-            _stop_jobs(machine, home)
+            fix = "hold devices; wait for them, cancel them, or use --force: it stops their ranks, and the next `up` restarts them"
+            raise Conflict("jobs", ", ".join(held), fix)
         for process in (agent, server):
             if process is not None:
                 _end(machine, process)
@@ -164,22 +182,14 @@ def _held(home: Path) -> list[str]:
     return []
 
 
-def _stop_jobs(machine: Machine, home: Path) -> None:
-    """Cancels what holds devices now and waits for its end. What is placed meanwhile is swept after the agent's end."""
-    asked = _held(home)
-    for job in asked:
-        with contextlib.suppress(Conflict):
-            _ask(home, "POST", f"/jobs/{job}/cancel")
-    _wait(machine, STOP_S_MAX, lambda: not set(asked) & set(_held(home)))
-
-
 def _end(machine: Machine, process: psutil.Process) -> None:
     """SIGTERM, and SIGKILL for one that stays. psutil refuses when the number is somebody else's by now."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.terminate()
         if not _wait(machine, END_S_MAX, lambda: not _lives(process)):
             process.kill()
-            _wait(machine, END_S_MAX, lambda: not _lives(process))
+            if not _wait(machine, END_S_MAX, lambda: not _lives(process)):
+                raise leftovers.unkillable([process])
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -30,9 +30,10 @@ is then unused. A float that is NULL was no number."""
 
 
 class Columns:
-    """Measurements of one attempt in arrival order, each key once."""
+    """Measurements of one attempt in arrival order, each key once; the first of them is arrival `base`."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
         self._rows: npt.NDArray[np.void] = np.zeros(64, dtype=_ROW)
         self._size = 0
         self._keys: set[Key] = set()
@@ -53,12 +54,16 @@ class Columns:
         self._size += 1
         return True
 
-    def records(self, start: int = 0, stop: int | None = None, rank: int | None = None) -> list[tuple[int, Measurement]]:
-        """(arrival, record) of arrivals [start, stop), of one rank or of all."""
-        rows = self._rows[: self._size][start:stop]
+    def records(
+        self, start: int = 0, stop: int | None = None, rank: int | None = None, limit: int | None = None
+    ) -> list[tuple[int, Measurement]]:
+        """(arrival, record) of arrivals [start, stop), of one rank or of all, the first `limit` of them."""
+        start = max(0, start - self.base)
+        rows = self._rows[: self._size][start : None if stop is None else max(0, stop - self.base)]
         chosen = np.arange(len(rows)) if rank is None else np.flatnonzero(rows["rank"] == rank)
+        chosen = chosen[:limit]
         names = list(self._names)
-        return [(start + int(at), _record(dict(zip(_TYPES, rows[at].item(), strict=True)), names)) for at in chosen]
+        return [(self.base + start + int(at), _record(dict(zip(_TYPES, rows[at].item(), strict=True)), names)) for at in chosen]
 
     def newest_step(self) -> StepRecord | None:
         """The highest step; of its ranks the lowest."""
@@ -67,14 +72,14 @@ class Columns:
         if not len(steps):
             return None
         best = steps[np.lexsort((rows["rank"][steps], -rows["step"][steps]))[0]]
-        found = self.records(int(best), int(best) + 1)[0][1]
+        found = self.records(self.base + int(best), self.base + int(best) + 1)[0][1]
         return found if isinstance(found, StepRecord) else None
 
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """The same as arrays by SCHEMA's names."""
         rows = self._rows[: self._size]
         names = np.array(list(self._names), dtype=object)
-        columns: dict[str, npt.NDArray[Any]] = {"arrival": np.arange(self._size)}
+        columns: dict[str, npt.NDArray[Any]] = {"arrival": np.arange(self.base, self.base + self._size)}
         for name, kind in _TYPES.items():
             if name == "name":
                 columns[name] = names[rows[name]]

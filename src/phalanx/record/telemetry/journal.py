@@ -48,8 +48,8 @@ class Journal:
             finally:
                 os.close(fd)
 
-    def ends(self, attempts: Collection[AttemptId] | None = None) -> dict[str, int]:
-        """'stream/attempt/rank' -> acknowledged end, of the given attempts or of all, as read from the files and made durable."""
+    def ends(self, attempts: Collection[AttemptId]) -> dict[str, int]:
+        """'stream/attempt/rank' -> acknowledged end of the given attempts, as read from the files and made durable."""
         found: dict[str, int] = {}
         for path, stream, attempt, rank in self._files(attempts):
             with self._locks[hash(path) % _NUM_LOCKS], _disk(path):
@@ -120,11 +120,12 @@ class Journal:
             self._durable.add(path)
         return path.stat().st_size
 
-    def _files(self, attempts: Collection[AttemptId] | None) -> Iterator[tuple[Path, str, AttemptId, int]]:
-        folders = sorted(self._root.iterdir()) if attempts is None and self._root.is_dir() else []
-        for attempt in (AttemptId(folder.name) for folder in folders) if attempts is None else attempts:
+    def _files(self, attempts: Collection[AttemptId]) -> Iterator[tuple[Path, str, AttemptId, int]]:
+        for attempt in attempts:
             folder = attempt_folder(self._root, attempt)
-            for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            with _disk(folder):
+                paths = sorted(folder.iterdir()) if folder.is_dir() else []
+            for path in paths:
                 stream, _, rank = path.name.partition("-")
                 if stream in _STREAMS and rank.isdecimal():
                     yield path, stream, attempt, int(rank)

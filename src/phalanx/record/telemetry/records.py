@@ -3,10 +3,11 @@
 import json
 import re
 from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from phalanx.core import wire
-from phalanx.core.records import Metric, RankFact, RankRecord, Resumed, StepRecord
+from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Resumed, StepRecord
 
 LINE_BYTES_MAX: Final = 64 * 1024
 """A step record is about 500 bytes; a model's lineage a few thousand. A longer line is not a record."""
@@ -18,6 +19,8 @@ PROBLEMS_MAX: Final = 20
 """Bad lines described one by one; a file full of garbage must not fill the log as well."""
 
 _NAME_CHARS_MAX: Final = 200
+_PATH_CHARS_MAX: Final = 4096
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _HEX: Final = re.compile(r"[-+.0-9A-Za-z]{0,32}")
 
 
@@ -103,7 +106,15 @@ def _out_of_range(record: RankRecord) -> str:
         return f"name: {len(record.name)} characters, at most {_NAME_CHARS_MAX}"
     if isinstance(record, StepRecord) and not _HEX.fullmatch(record.loss_hex):
         return "loss_hex: not a number as float.hex writes it"
+    if isinstance(record, CheckpointCommitted | ModelSaved) and not _is_path(record.path):
+        return "path: not an absolute path"
     return ""
+
+
+def _is_path(text: str) -> bool:
+    """Absolute, of a length that a file system takes, without '..' and control characters: others read it as it stands."""
+    path = PurePosixPath(text)
+    return path.is_absolute() and ".." not in path.parts and len(text) <= _PATH_CHARS_MAX and not _CONTROL.search(text)
 
 
 def _values(record: RankRecord) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from phalanx.core.events import AttemptEnded, AttemptRunning, Event, ModelRegistered
+from phalanx.core.events import AttemptEnded, AttemptRunning, Event, ModelRegistered, StopRequested
 from phalanx.core.ids import AttemptId, JobId, split_attempt
 from phalanx.core.records import Metric, StepRecord
 from phalanx.core.spec import JobSpec
@@ -94,6 +94,7 @@ class TrackedJob:
     """What the control plane knows of a job when one of its events happens.
 
     attempts: that ran (had AttemptRunning), this event's included, oldest first. stop: why it was asked to stop, if it was.
+    over: one line of how the job ended, if it did; '' while it goes on.
     """
 
     spec: JobSpec
@@ -102,6 +103,7 @@ class TrackedJob:
     by: str
     attempts: tuple[AttemptId, ...]
     stop: StopCause | None = None
+    over: str = ""
 
 
 def outbox_for(event: Event, job: TrackedJob) -> list[Entry]:
@@ -111,6 +113,8 @@ def outbox_for(event: Event, job: TrackedJob) -> list[Entry]:
             return [_run_started(name, attempt, job, event.at_ms)]
         case AttemptEnded(job=name, again=False, ok=ok, detail=detail) if job.attempts:
             return [RunFinished(name, run_status(ok, job.stop), job.attempts, detail, event.at_ms)]
+        case StopRequested(job=name) if job.attempts and job.over:  # cancelled between two attempts: no attempt will end it
+            return [RunFinished(name, run_status(False, job.stop), job.attempts, job.over, event.at_ms)]
         case ModelRegistered(name=model, version=version, job=name, attempt=attempt, saved=saved, lineage=lineage):
             made = ModelVersion(
                 model, version, name, attempt, saved.path, saved.weights_digest, lineage, saved.metrics, event.at_ms

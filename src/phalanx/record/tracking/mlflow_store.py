@@ -18,7 +18,7 @@ from posixpath import normpath
 from typing import Any, Final
 from uuid import uuid4
 
-from phalanx.core.errors import StoreUnavailable, UserError
+from phalanx.core.errors import PhalanxError, StoreUnavailable, UserError
 from phalanx.core.ids import JobId, split_attempt
 from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted
 from phalanx.storage.atomic import write_atomic
@@ -39,9 +39,30 @@ _VERSION_TAG: Final = "phalanx.version"
 _REFUSED: Final = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE"})
 """MLflow's codes for an entry that no repetition will make good."""
 
+_AWAY: Final = frozenset(
+    {
+        "TEMPORARILY_UNAVAILABLE",
+        "RESOURCE_EXHAUSTED",
+        "RESOURCE_LIMIT_EXCEEDED",
+        "REQUEST_LIMIT_EXCEEDED",
+        "DEADLINE_EXCEEDED",
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
+        "CUSTOMER_UNAUTHORIZED",
+    }
+)
+"""MLflow's codes for a tracker that is away, busy, or does not let us in: no entry's fault, so each of them waits."""
+
+_AWAY_STATUS: Final = re.compile(r"error code (429|502|503|504)\b")
+_NO_FILE: Final = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+
 
 class EntryRefused(UserError):
     """The tracker will never take this entry. Our own log and series still have all of it."""
+
+
+class EntryFailed(PhalanxError):
+    """This entry failed while the tracker is there: perhaps a hiccup, perhaps for ever. Worth a few tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +117,7 @@ class MlflowStore:
             self._errors: Any = importlib.import_module("mlflow.exceptions")
 
     def apply(self, entry: Entry) -> None:
-        """Make the tracker know `entry`. Raises StoreUnavailable: try again; EntryRefused: never will."""
+        """Make the tracker know `entry`. Raises StoreUnavailable (again, however long), EntryFailed (a few times), EntryRefused."""
         with _mlflow(type(entry).__name__):
             self._probe()
             match entry:
@@ -151,6 +172,8 @@ class MlflowStore:
         self._client.set_terminated(run, entry.status, entry.at_ms)
 
     def _model_version(self, entry: ModelVersion) -> None:
+        if not Path(entry.path).is_absolute():
+            raise EntryRefused("path", entry.path, "a model lies at an absolute path")
         run = self._run_of(entry.job)
         mine = {_VERSION_TAG: str(entry.version), _JOB_TAG: entry.job, _HOME_TAG: self._home}
         found = self._client.search_model_versions(f"name = {_quoted(entry.name)} and run_id = {_quoted(run)}")
@@ -212,7 +235,7 @@ def safe_key(name: str) -> str:
 
 @contextmanager
 def _mlflow(entry: str = "") -> Iterator[None]:
-    """Whatever MLflow, SQLAlchemy, requests or the disk raise becomes one of our two: again later, or never."""
+    """Whatever MLflow, SQLAlchemy, requests or the disk raise becomes one of our three. Opening (no entry) can only be put off."""
     try:
         yield
     except EntryRefused:
@@ -220,7 +243,19 @@ def _mlflow(entry: str = "") -> Iterator[None]:
     except Exception as error:  # a foreign library's full tree; the outbox keeps the entry whatever it was
         if entry and getattr(error, "error_code", "") in _REFUSED:
             raise EntryRefused(entry, str(error)[:500], "the tracker will not take it; it stays in our own log") from error
-        raise StoreUnavailable(f"tracker: {type(error).__name__}: {str(error)[:500]}") from error
+        words = f"tracker: {type(error).__name__}: {str(error)[:500]}"
+        raise (EntryFailed(words) if entry and not _is_away(error) else StoreUnavailable(words)) from error
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether a connection, a lock, a full disk or a refused login is behind `error`, which says nothing about the entry."""
+    while error is not None:
+        lost = isinstance(error, OSError) and not isinstance(error, _NO_FILE)  # of requests' errors too
+        locked = isinstance(error, sqlite3.OperationalError) or type(error).__name__ == "OperationalError"  # SQLAlchemy's, others'
+        if lost or locked or getattr(error, "error_code", "") in _AWAY or _AWAY_STATUS.search(str(error)):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def _home_id(home: Path) -> str:

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from phalanx.operate.control.api import agents, blobs, errors, jobs, ledger, logs, models, status
@@ -26,6 +27,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     return app
 
 
-async def _healthz() -> PlainTextResponse:
-    """The only thing a stranger may learn."""
-    return PlainTextResponse("ok")
+async def _healthz(request: Request) -> PlainTextResponse:
+    """The only thing a stranger may learn: whether the platform works, and not merely answers."""
+    services: Services = request.app.state.services
+    return PlainTextResponse("ok") if services.control.healthy else PlainTextResponse("stalled", 503)

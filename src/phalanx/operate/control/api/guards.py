@@ -15,10 +15,10 @@ from starlette.websockets import WebSocketClose
 
 from phalanx.core.errors import SpecError, Unauthorized, UserError
 from phalanx.operate.control.api.errors import problem
+from phalanx.storage.blobs import BLOB_BYTES_MAX
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 BODY_BYTES_MAX: Final = 1024 * 1024
-BLOB_BYTES_MAX: Final = 256 * 1024 * 1024
 BLOBS: Final = "/api/v1/blobs/"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -29,13 +29,15 @@ router = APIRouter(tags=["ledger"])
 async def ledger(
     services: ServicesHere, job: Annotated[str, Query(max_length=100)] = "", since_ms: Time = None, until_ms: Time = None
 ) -> LedgerView:
-    """Device time of a window by category: of the fleet, or of the devices that one job held. Without bounds, all so far."""
+    """Device time of a window by category: of the fleet, or of the devices that one job held. Without bounds, all so far; what
+    has not happened yet is in no window."""
     world = services.control.world
     record = world.jobs.get(JobId(job)) if job else None
     if job and record is None:
         raise NotFound("job", job, "there is no such job; list them with `phalanx ls`")
-    last_ms = (record.finished_ms if record else None) or services.clock.now_ms()
-    until = last_ms if until_ms is None else until_ms
+    now_ms = services.clock.now_ms()
+    last_ms = (record.finished_ms if record else None) or now_ms
+    until = last_ms if until_ms is None else min(until_ms, now_ms)
     if since_ms is not None and since_ms > until:
         raise SpecError("since_ms", since_ms, f"write a time before the end of the window, {until}")
     return await asyncio.to_thread(_account, services, world, record, since_ms, until)

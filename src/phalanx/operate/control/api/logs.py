@@ -11,6 +11,7 @@ from phalanx.core.ids import AttemptId
 from phalanx.core.views import LogPage, StepPage
 from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of
 from phalanx.operate.control.api.services import Services
+from phalanx.record.telemetry.series import PAGE_MAX
 
 LIMIT_MIN: Final = 4
 """The longest UTF-8 character, so that every full page moves on."""
@@ -26,10 +27,11 @@ async def steps(
     after: Annotated[str, Query(max_length=1000)] = "",
     rank: RankQuery | None = None,
     attempt: Annotated[str, Query(max_length=100)] = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> StepPage:
-    """Step records and metrics newer than `after`, of all attempts in arrival order."""
+    """Step records and metrics newer than `after`, of all attempts in arrival order, a page of at most `limit`."""
     only = attempt_of(job, attempt) if attempt else None
-    return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only)
+    return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only, limit)
 
 
 @router.get("/jobs/{job}/logs")

@@ -39,7 +39,8 @@ class Account:
 def account(events: Iterable[Event], steps: Steps, since_ms: int, until_ms: int, job: JobId | None = None) -> Account:
     """The fleet's time in [since_ms, until_ms), or, for a `job`, the time of the devices that it held.
 
-    events: the whole log, oldest first. steps: the records of attempts; time of missing ones is booked as not measured.
+    events: the whole log, oldest first. steps: the records of attempts. Of a training rank that left none: while its attempt
+    goes on it counts as starting up, and once that is over, as not measured from the moment it ran.
     """
     history = fold(events)
     window = (since_ms, max(since_ms, until_ms))

@@ -175,6 +175,9 @@ class _Line:
                 self._leave(job)
 
     def _wait(self, job: JobId, reason: Reason) -> None:
+        self._leave(job)
+        if reason.kind == "backoff":
+            return  # it is put off by itself: no device is idle on its account
         self._reasons[job] = _WAITING.get(reason.kind, IDLE_WAITING_GEOMETRY)
         insort(self._waiting, self._place(job))
 

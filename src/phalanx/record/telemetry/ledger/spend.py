@@ -56,6 +56,11 @@ def _measured(hold: Hold, stop: int, steps: Iterable[StepRecord], done: frozense
         yield from _step(record, start, end, again)
         at, first = end, False
         recorded.add(record.step)
+    if first and hold.end != FOREVER:  # it ran and is over, and nobody knows what it did
+        running = min(max(hold.running_ms, at), stop)
+        yield from _piece(at, running, _before(hold))
+        yield from _piece(running, stop, RUNNING_UNMEASURED)
+        return
     yield from _piece(at, stop, _before(hold) if first else _after(stop))
 
 

@@ -1,0 +1,33 @@
+"""One gang trains one thing: what each rank was given is compared before anything is built from it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from phalanx.core.errors import DataError, SpecError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint.together import told_by_all
+from phalanx.job.sdk.session import Session
+
+Given = Mapping[str, str | int | float]
+
+
+def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -> None:
+    """A collective of all ranks. Raises, on every rank, DataError for other data and SpecError for another setting.
+
+    Each names the first rank that was given something else than rank 0. `manifest_hash` is the data manifest's SHA-256.
+    """
+    given: Given = {
+        "data": manifest_hash,
+        "PHALANX_JOB": session.job,
+        "PHALANX_ATTEMPT": session.attempt,
+        "PHALANX_JOB_DIR": session.job_dir,
+        "PHALANX_CHECKPOINT_EVERY": session.checkpoint_every,
+        "PHALANX_CHECKPOINT_KEEP_LAST": session.checkpoint_keep_last,
+        **{f"hyperparameters.{name}": value for name, value in asdict(recipe).items()},
+    }
+    first, *others = told_by_all(given)
+    for rank, other in enumerate(others, start=1):
+        for field, value in other.items():
+            if value != first[field]:
+                error = DataError if field == "data" else SpecError
+                raise error(f"{field} of rank {rank}", value, f"rank 0 has {first[field]!r}; give every rank of the gang the same")

@@ -1,0 +1,53 @@
+"""What ranks say of themselves, as events of their job: checkpoints, resumptions, models. Pure but for the draft it is given."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core.events import ModelRegistered, RankSaid
+from phalanx.core.ids import AttemptId
+from phalanx.core.records import ModelSaved, RankFact
+from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.world import Lineage
+
+FACTS_MAX: Final = 10_000
+"""Of one attempt. Each is a line of the log for ever; a rank that says more says it in vain."""
+
+
+def add_all(draft: Draft, attempt: AttemptId, facts: Sequence[RankFact], lineage: Lineage, at_ms: int) -> int:
+    """Adds what the attempt may still say; answers with how many facts were ignored. Its one model version always gets in."""
+    ignored = 0
+    for fact in facts:
+        registers = isinstance(fact, ModelSaved) and _may_register(draft, attempt, fact)
+        if draft.world.attempts[attempt].facts < FACTS_MAX or registers:
+            _add(draft, attempt, fact, lineage if registers else None, at_ms)
+        else:
+            ignored += 1
+    return ignored
+
+
+def _may_register(draft: Draft, attempt: AttemptId, saved: ModelSaved) -> bool:
+    """A model version, once an attempt, by rank 0 of the job's newest attempt only: one that was given up has no say."""
+    job = draft.world.jobs[draft.world.attempts[attempt].job]
+    versions = draft.world.models.get(job.spec.name, ())
+    return saved.rank == 0 and job.attempt == attempt and all(version.attempt != attempt for version in versions)
+
+
+def _add(draft: Draft, attempt: AttemptId, fact: RankFact, lineage: Lineage | None, at_ms: int) -> None:
+    fact = _finite(fact)
+    record = draft.world.attempts[attempt]
+    job = draft.world.jobs[record.job]
+    draft.add(RankSaid(job.id, attempt, fact), at_ms)
+    if isinstance(fact, ModelSaved) and lineage is not None:
+        versions = draft.world.models.get(job.spec.name, ())
+        version = versions[-1].version + 1 if versions else 1
+        descent = dict(lineage(job, record, fact))
+        draft.add(ModelRegistered(job.spec.name, version, job.id, attempt, fact, descent), at_ms)
+
+
+def _finite(fact: RankFact) -> RankFact:
+    """Without metrics that JSON cannot carry: the log would not be readable again."""
+    if not isinstance(fact, ModelSaved):
+        return fact
+    return replace(fact, metrics={name: value for name, value in fact.metrics.items() if math.isfinite(value)})

@@ -1,0 +1,53 @@
+"""The trainer with one fault built in that no environment variable can bring about; `python -m` with the fault's name."""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from phalanx.job.train import __main__ as trainer
+from phalanx.job.train import setup
+from phalanx.job.train.batches import train_batches
+from phalanx.job.train.finish import finish
+
+DEADLY_STEP = 7
+DISK_BYTES = 16_384
+
+
+def killed_between_fetch_and_update() -> None:
+    """Rank 1 dies once the batch of DEADLY_STEP, and the one after it as a prefetch would, were delivered and not trained on."""
+
+    def batches(*arguments: Any) -> Callable[[int], Tensor]:
+        fetch = train_batches(*arguments)
+
+        def deadly(step: int) -> Tensor:
+            batch = fetch(step)
+            if step == DEADLY_STEP and os.environ["RANK"] == "1":
+                fetch(step + 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return batch
+
+        return deadly
+
+    patch.object(setup, "train_batches", batches).start()
+
+
+def disk_full_at_the_end() -> None:
+    """The model does not fit; a file size limit plays the full disk."""
+
+    def limited(*arguments: Any) -> Path:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, resource.RLIM_INFINITY))
+        return finish(*arguments)
+
+    patch.object(trainer, "finish", limited).start()
+
+
+if __name__ == "__main__":
+    {fault.__name__: fault for fault in (killed_between_fetch_and_update, disk_full_at_the_end)}[sys.argv[1]]()
+    os._exit(trainer.main(["llama"]))

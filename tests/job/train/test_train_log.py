@@ -1,0 +1,35 @@
+"""What a person who reads the log of a training job sees."""
+
+import logging
+
+import pytest
+
+from phalanx.core.records import StepRecord
+from phalanx.job.checkpoint.save import Saved
+from phalanx.job.train.loop import tell
+
+
+def record(step: int, total: int, rank: int = 0) -> StepRecord:
+    return StepRecord(
+        rank=rank, step=step, total_steps=total, loss=6.25, loss_hex=(6.25).hex(), grad_norm=1.0, lr=0.0003, tokens=64,
+        tokens_per_s=5120.4, mfu=0.0, started_ms=0, ended_ms=5, data_wait_ms=0, compute_ms=3, comm_ms=0, optimizer_ms=0,
+        checkpoint_ms=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("total", "lines"), [(400, 20), (7, 7), (1, 1), (30, 30), (410, 21)])
+def test_the_first_rank_logs_about_twenty_lines_a_run_and_always_the_last_step(
+    caplog: pytest.LogCaptureFixture, total: int, lines: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    for step in range(1, total + 1):
+        tell(record(step, total), None)
+        tell(record(step, total, rank=1), None)
+    assert len(caplog.messages) == lines
+    assert caplog.messages[-1] == f"step {total}/{total}  loss 6.2500  lr 0.0003  5,120 tokens/s"
+
+
+def test_each_saved_checkpoint_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell(record(33, 400), Saved(step=33, path="/jobs/step-33", digest="d1", size_bytes=9))
+    assert caplog.messages == ["checkpoint of step 33 saved"]
