@@ -248,6 +248,21 @@ def test_waiting_ends_with_the_job_or_with_the_time() -> None:
     assert time.now_s == pytest.approx(5.5)
 
 
+def test_a_wait_that_runs_out_while_the_server_is_away_is_still_a_timeout() -> None:
+    time = Time()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if time.now_s < 3:
+            return answer(JobView, job_view())
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(WaitTimeout, match="was not seen to finish in 10 s"):
+        client_of(handle, time).wait(JOB, timeout_s=10)
+    assert time.now_s == pytest.approx(10, abs=3)
+    with pytest.raises(ServerUnreachable):
+        client_of(handle, time).wait(JOB, timeout_s=1000, patience_s=20)
+
+
 class LogServer:
     """Two attempts' logs that grow; the server goes away in the middle."""
 
@@ -274,6 +289,24 @@ def test_following_logs_hops_to_the_next_attempt_and_outlives_a_killed_server() 
     pages = list(client_of(server.handle).follow_logs(JOB, patience_s=60))
     assert "".join(page.text for page in pages) == "one\ntwo\nthree\n"
     assert [page.attempt for page in pages][-1] == f"{JOB}.2"
+
+
+@pytest.mark.parametrize("size", [0, 5, 65_536, 65_537, 131_072, 3_000_000, 100_000_001])
+def test_the_end_of_a_log_is_found_without_reading_all_of_it(size: int) -> None:
+    asked: list[int] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        offset, limit = int(request.url.params["offset"]), int(request.url.params["limit"])
+        asked.append(offset)
+        length = max(0, min(limit, size - offset))
+        text = "".join("z" if at == size - 1 else "a" for at in range(offset, offset + length))
+        page = log_page(text, offset, ended=offset + length >= size)
+        return answer(LogPage, page)
+
+    end = client_of(handle).log_end(JOB, 1, f"{JOB}.1")
+    assert len(end) >= min(size, 65_536) and len(end) <= 131_072
+    assert end.endswith("z") or size == 0
+    assert len(asked) < 40
 
 
 def test_following_one_attempt_stays_with_it() -> None:
@@ -319,6 +352,10 @@ def test_a_platform_that_was_never_started_is_said_so(tmp_path: Path) -> None:
     ("environ", "field"),
     [
         ({"PHALANX_URL": "http://127.0.0.1:1"}, "PHALANX_TOKEN"),
+        ({"PHALANX_URL": "http://[::1", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
+        ({"PHALANX_URL": "http://127.0.0.1:99999", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
+        ({"PHALANX_URL": "http://127.0.0.1:ab", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
+        ({"PHALANX_URL": "http://127.0.0.1:80\0", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "ftp://127.0.0.1:1", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "http://phalanx.example", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "http://127.0.0.1:1", "PHALANX_TOKEN": "se\ncret"}, "PHALANX_TOKEN"),

@@ -8,6 +8,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 from phalanx.client.api import Client
 from phalanx.core.errors import ServerUnreachable, SetupError
 
@@ -73,7 +75,12 @@ def _from_home(home: Path) -> Address:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 (reading it is what checks it)
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise SetupError("PHALANX_URL", url, f"is not a URL ({error}); write http://HOST:PORT or https://HOST") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SetupError("PHALANX_URL", url, "write http://HOST:PORT or https://HOST")
     if parts.scheme == "http" and not is_loopback(parts.hostname):

@@ -114,6 +114,10 @@ class Client:
         """
         return following.logs(self, job, rank, attempt, poll_s, patience_s)
 
+    def log_end(self, job: str, rank: int = 0, attempt: str = "") -> str:
+        """About the last 64 KiB of one rank's log, all of a shorter one, however long it is."""
+        return following.log_end(self, job, rank, attempt)
+
     def events(self, job: str, after: int = 0) -> tuple[EventView, ...]:
         events: tuple[EventView, ...] = self._line.read(tuple[EventView, ...], f"/jobs/{_job(job)}/events", {"after": after})
         return events

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from phalanx.core.errors import NotFound, WaitTimeout
+from phalanx.core.errors import NotFound, WaitTimeout, WorldError
 from phalanx.core.views import JobView, LogPage
 
 if TYPE_CHECKING:
     from phalanx.client.api import Client
+
+END_BYTES: Final = 65_536
 
 
 def wait(client: "Client", job: str, timeout_s: float | None, poll_s: float, patience_s: float) -> JobView:
@@ -16,7 +18,12 @@ def wait(client: "Client", job: str, timeout_s: float | None, poll_s: float, pat
     end_s = None if timeout_s is None else client.now_s() + timeout_s
     while True:
         patience_left_s = patience_s if end_s is None else max(0.0, min(patience_s, end_s - client.now_s()))
-        view = client.patient(lambda: client.job(job), patience_left_s)
+        try:
+            view = client.patient(lambda: client.job(job), patience_left_s)
+        except WorldError as error:
+            if patience_left_s >= patience_s:  # the patience ended, not the time
+                raise
+            raise WaitTimeout(f"{job} was not seen to finish in {timeout_s:g} s, and now {error}") from error
         if view.state == "finished":
             return view
         if end_s is not None and client.now_s() >= end_s:
@@ -32,6 +39,25 @@ def logs(client: "Client", job: str, rank: int, attempt: str, poll_s: float, pat
     while current:
         yield from _one_attempt(client, job, rank, current, poll_s, patience_s)
         current = "" if attempt else _next_attempt(client, job, current, poll_s, patience_s)
+
+
+def log_end(client: "Client", job: str, rank: int, attempt: str) -> str:
+    """See Client.log_end. Bisects by the pages' word that nothing follows them: how long the log is, no page says."""
+    page = client.logs(job, rank, attempt, 0, END_BYTES)
+    if page.ended or not page.text:
+        return page.text
+    low, high = 0, END_BYTES  # something follows the page at `low`
+    while _goes_on(client.logs(job, rank, attempt, high, END_BYTES)):
+        low, high = high, 2 * high
+    while high - low > END_BYTES:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _goes_on(client.logs(job, rank, attempt, middle, END_BYTES)) else (low, middle)
+    page = client.logs(job, rank, attempt, low, END_BYTES)
+    return page.text + client.logs(job, rank, attempt, page.next_offset, END_BYTES).text
+
+
+def _goes_on(page: LogPage) -> bool:
+    return bool(page.text) and not page.ended
 
 
 def _one_attempt(client: "Client", job: str, rank: int, attempt: str, poll_s: float, patience_s: float) -> Iterator[LogPage]:

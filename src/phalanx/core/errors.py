@@ -87,7 +87,7 @@ class ServerUnreachable(WorldError):
 
 
 class StoreUnavailable(WorldError):
-    """The database, a disk or an object store refused or vanished. Nothing was changed, unless the message says that this is not known."""
+    """A database, a disk or an object store refused or vanished. Nothing changed, unless the message says this is not known."""
 
 
 class WaitTimeout(PhalanxError):

@@ -18,6 +18,7 @@ from tests.recorded import (
     RecordedServer,
     finished_view,
     job_view,
+    killed_attempt,
     ledger_view,
     log_page,
     model_view,
@@ -123,12 +124,50 @@ def test_ls_has_a_line_a_job(phalanx: Terminal) -> None:
 def test_an_empty_ls_says_what_to_do(phalanx: Terminal) -> None:
     phalanx.server.view("/jobs", tuple[JobView, ...], ())
     assert "phalanx submit" in phalanx("ls").out
+    assert phalanx("ls", "--state", "running").out == "No job matches --state running; `phalanx ls` shows every job.\n"
+
+
+def test_a_failed_job_names_the_log_to_look_at_and_json_does_not(phalanx: Terminal) -> None:
+    ended = dataclasses.replace(killed_attempt(), detail="rank 1 was killed by SIGKILL")
+    phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view("failed", attempts=(ended,)))
+    phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="finished", sentence="failed: rank 1 was killed by SIGKILL"))
+    for command in ("why", "describe"):
+        assert f"`phalanx logs {JOB} --rank 1`" in phalanx(command, JOB).out
+        assert "phalanx logs" not in phalanx(command, JOB, "-o", "json").out
+
+
+def test_an_outcome_is_not_said_twice(phalanx: Terminal) -> None:
+    for detail, text in (("cancelled", "cancelled"), ("cancelled while waiting", "cancelled while waiting")):
+        view = finished_view("cancelled", detail=detail, model=None, restarts=0)
+        phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+        phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="finished", sentence=f"cancelled: {detail}"))
+        assert phalanx("wait", JOB).out == f"{JOB} {text} (restarts 0)\n"
+        assert phalanx("why", JOB).out == f"{JOB} is finished: {text}\n"
+
+
+def test_help_is_a_command_too(phalanx: Terminal) -> None:
+    assert phalanx("help") == phalanx("--help")
+    assert phalanx("help", "model", "show") == phalanx("model", "show", "--help")
+
+
+def test_an_empty_home_is_never_the_current_folder(phalanx: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for command in (("status",), ("up",), ("down",), ("ls",)):
+        shown = phalanx(*command, "--home", "")
+        assert (shown.code, shown.err) == (2, "Error: --home is '': name a folder, or leave the option out\n")
+    monkeypatch.setenv("PHALANX_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    assert str(tmp_path / "nobody" / ".phalanx") in phalanx("status").err
+
+
+def test_the_help_of_what_acts_on_this_machine_speaks_of_no_url(phalanx: Terminal) -> None:
+    assert "PHALANX_URL" not in phalanx("up", "--help").out + phalanx("down", "--help").out
+    assert "PHALANX_URL" in phalanx("status", "--help").out
 
 
 def test_describe_shows_everything(phalanx: Terminal) -> None:
     out = phalanx("describe", JOB).out
     for part in (
-        "running", "runs on 2 devices of node-a", "CPU slots", "37 of 400", "rank 1 SIGKILL first, rank 0 SIGTERM", "step 20",
+        "running", "runs on 2 devices of node-a", "CPU slots", "37 of 400", "rank 1 SIGKILL first, rank 0 SIGTERM", "after 20",
         "d1d1d1d1d1d1", "3.0 MiB", "python, train.py", "env.LEVEL", "5,120", "1m 20s",
     ):  # fmt: skip
         assert part in out, part
@@ -144,7 +183,7 @@ def test_a_diverged_loss_is_shown_and_not_a_failure(phalanx: Terminal) -> None:
 
 def test_why_shows_the_place_in_the_line(phalanx: Terminal) -> None:
     phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices", position=3))
-    assert phalanx("why", JOB).out == f"{JOB} is pending: waits for devices\nPosition in line: 3\n"
+    assert phalanx("why", JOB).out == f"{JOB} is pending: waits for devices\n"
 
 
 def test_the_ledger_is_bars_that_sum_to_capacity(phalanx: Terminal) -> None:
@@ -176,6 +215,24 @@ def test_model_sample_shows_the_text_only(phalanx: Terminal) -> None:
     as_json = json.loads(phalanx("model", "sample", "tiny-lm:1", "-o", "json").out)
     assert as_json["model"] == "tiny-lm:1"
     assert as_json["text"].startswith("def /jobs/model 3e16 100 0")
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_a_failed_model_sample_says_nothing_on_standard_output(phalanx: Terminal, output: str) -> None:
+    failing = dataclasses.replace(TOOLS, sample_model=lambda *_: 2)
+    assert run(failing, ["model", "sample", "tiny-lm:1", "-o", output]) == 2
+    assert phalanx.capture.readouterr().out == ""
+
+
+def test_describe_hides_values_whose_names_sound_secret_from_the_screen(phalanx: Terminal) -> None:
+    env = {"LEVEL": "1", "HF_TOKEN": "t0p", "aws_secret_id": "t0p", "DB_PASSWORD": "t0p", "API_KEY": "t0p"}
+    view = job_view()
+    view = dataclasses.replace(view, spec={**view.spec, "env": env})
+    phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+    shown = phalanx("describe", JOB).out
+    assert "t0p" not in shown and shown.count("(hidden)") == 4
+    assert "LEVEL" in shown
+    assert json.loads(phalanx("describe", JOB, "-o", "json").out)["spec"]["env"] == env
 
 
 def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
@@ -259,6 +316,8 @@ def test_set_changes_dotted_fields_as_yaml(phalanx: Terminal, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     phalanx.server.on("POST", "/jobs", said(JobView, job_view(), 201))
     file = job_file(tmp_path / "code", hyperparameters={"lr": 0.1})
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "manifest.json").write_text("{}")
     changes = (
         "hyperparameters.steps=50", "hyperparameters.note=a=b", "checkpoint.every=5", "env.LEVEL=3", "data.path=shards",
         "entrypoint=[python, other.py]", "resources.gpus=2",
@@ -286,6 +345,7 @@ def test_set_changes_dotted_fields_as_yaml(phalanx: Terminal, tmp_path: Path, mo
         (("wait", JOB, "--timeout", "soon"), "Error: --timeout is 'soon': write a duration such as '90s'"),
         (("ledger", "--since", "5"), "Error: --since is '5': write a duration"),
         (("ls", "-o", "xml"), "'xml' is not one of"),
+        (("ls", "--state", "foo"), "Error: --state is 'foo': write one of pending, starting, running, stopping, finished"),
         (("logs", JOB, "--rank", "-1"), "--rank"),
     ],
 )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.views import JobView, LogPage, ModelView, Progress
+from phalanx.core.messages import RankExit
+from phalanx.core.views import AttemptView, JobView, LogPage, ModelView, Progress, StatusView, WhyView
 from phalanx.show.cli.follow import PlainScreen, notices, progress_text
 from tests.recorded import (
     JOB,
@@ -29,6 +30,8 @@ from tests.recorded import (
     recorded_server,
     refusal,
     said,
+    status_view,
+    why_view,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,7 +75,7 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_is_the_outcome(
     done = run(tmp_path, *submit_follow(tmp_path))
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.splitlines() == [
-        f"Submitted {JOB}: waits for nodes.",
+        f"Submitted {JOB}.",
         f"{JOB} waits for nodes",
         f"{JOB}  pending  restarts 1",
         f"{JOB}.1 was placed on 2 devices of node-a",
@@ -84,7 +87,7 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_is_the_outcome(
         f"{JOB}.2 resumed after step 20",
         f"{JOB}  running  step 37/400  loss 6.2500  5,120 tokens/s  ETA 1m 20s  restarts 1",
         f"{JOB}.2 ended: all ranks exited 0",
-        f"{JOB}  finished  step 37/400  loss 6.2500  5,120 tokens/s  ETA 1m 20s  restarts 1",
+        f"{JOB}  finished  step 37/400  loss 6.2500  5,120 tokens/s  restarts 1",
         f"{JOB} {outcome}: all ranks exited 0 (restarts 1; model tiny-lm:1)",
     ]
 
@@ -147,7 +150,7 @@ def test_ctrl_c_detaches_and_never_cancels(server: RecordedServer, tmp_path: Pat
         out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert b"Traceback" not in err
-    assert f"Detached; {JOB} goes on. Look again with `phalanx describe {JOB}`".encode() in err
+    assert f"Detached; {JOB} goes on. Come back with `phalanx follow {JOB}`, look with `phalanx describe {JOB}`".encode() in err
     assert f"`phalanx cancel {JOB}`".encode() in err
     assert server.paths("POST") == ["/jobs"]
     assert b"step 37/400" in out
@@ -213,11 +216,109 @@ def test_a_sample_on_a_terminal_cannot_steer_it(server: RecordedServer, tmp_path
 
 
 def test_notices_tell_each_change_once() -> None:
-    assert notices(SECOND, SECOND) == []
-    assert notices(FIRST, SECOND) == [f"{JOB}.1 is running"]
-    assert notices(None, job_view(state="pending", why="waits", attempts=())) == [f"{JOB} waits"]
+    assert list(notices(SECOND, SECOND)) == []
+    assert list(notices(FIRST, SECOND)) == [f"{JOB}.1 is running"]
+    assert list(notices(None, job_view(state="pending", why="waits", attempts=()))) == [f"{JOB} waits"]
     odd = killed_attempt()
-    assert notices(job_view(attempts=()), job_view(attempts=(odd,)))[-1] == f"{JOB}.1 ended: rank 1 was killed by SIGKILL"
+    assert list(notices(job_view(attempts=()), job_view(attempts=(odd,))))[-1] == f"{JOB}.1 ended: rank 1 was killed by SIGKILL"
+
+
+def test_one_device_is_not_devices() -> None:
+    one = attempt_view(1, ranks=attempt_view(1).ranks[:1], running_ms=None)
+    assert list(notices(None, job_view(attempts=(one,)))) == [f"{JOB}.1 was placed on 1 device of node-a"]
+
+
+def failing(rank: int = 1, attempt: int = 1) -> AttemptView:
+    exits = (RankExit(1 - rank, -15, 8_900), RankExit(rank, 3, 8_800, first=True))
+    return attempt_view(attempt, ended_ms=9_000, detail=f"rank {rank} exited with code 3", exits=exits)
+
+
+def failed_view(rank: int = 1, **changes: object) -> JobView:
+    given = {"attempts": (failing(rank),), "detail": f"rank {rank} exited with code 3", "model": None, "restarts": 0, **changes}
+    return finished_view("failed", **given)
+
+
+def test_a_failed_end_shows_what_the_first_fallen_rank_wrote_last(server: RecordedServer, tmp_path: Path) -> None:
+    log = "".join(f"work {number}\n" for number in range(30)) + "KeyError\x1b[2J: 'x'\n"
+    server.view(f"/jobs/{JOB}", JobView, failed_view())
+    server.view(f"/jobs/{JOB}/logs", LogPage, log_page(log, ended=True, attempt=1))
+    done = run(tmp_path, *COMMAND, "follow", JOB)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-13:] == [
+        "Last lines of rank 1:",
+        *(f"  work {number}" for number in range(21, 30)),
+        "  KeyError\\x1b[2J: 'x'",
+        f"All of it: `phalanx logs {JOB} --rank 1`",
+        f"{JOB} failed: rank 1 exited with code 3 (restarts 0)",
+    ]
+    assert server.asked[-1].query == {"rank": "1", "attempt": f"{JOB}.1", "offset": "0", "limit": "65536"}
+
+
+def test_a_job_without_steps_streams_its_log_before_its_end(server: RecordedServer, tmp_path: Path) -> None:
+    running = job_view(state="running", progress=None, restarts=0, attempts=(attempt_view(1),))
+    server.view(f"/jobs/{JOB}", JobView, running, running, failed_view(rank=0, progress=None))
+    pages = (log_page("one\ntw", attempt=1), log_page("", 6), log_page("o\nbye", 6, ended=True))
+    server.view(f"/jobs/{JOB}/logs", LogPage, *pages)
+    done = run(tmp_path, *submit_follow(tmp_path))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[lines.index(f"{JOB}.1 is running") + 1] == "  one"
+    assert lines[-6:] == [
+        "  two",
+        "  bye",
+        f"{JOB}.1 ended: rank 0 exited with code 3",
+        f"{JOB}  finished  restarts 0",
+        f"All of its log: `phalanx logs {JOB} --rank 0`",
+        f"{JOB} failed: rank 0 exited with code 3 (restarts 0)",
+    ]
+
+
+def test_a_job_with_steps_streams_no_log(server: RecordedServer, tmp_path: Path) -> None:
+    run(tmp_path, *submit_follow(tmp_path))
+    assert f"/jobs/{JOB}/logs" not in server.paths("GET")[2:]
+
+
+def test_follow_is_the_way_back_to_the_live_view(server: RecordedServer, tmp_path: Path) -> None:
+    done = run(tmp_path, *COMMAND, "follow", JOB)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"{JOB} succeeded: all ranks exited 0 (restarts 1; model tiny-lm:1)"
+    as_json = run(tmp_path, *COMMAND, "follow", JOB, "-o", "json")
+    assert json.loads(as_json.stdout)["outcome"] == "succeeded"
+
+
+def test_the_last_line_on_a_terminal_is_the_result(server: RecordedServer, tmp_path: Path) -> None:
+    server.view(f"/jobs/{JOB}", JobView, job_view(), finished_view())
+    _, seen = on_terminal(tmp_path, *submit_follow(tmp_path))
+    result = f"{JOB} succeeded: all ranks exited 0 (restarts 1; model tiny-lm:1)\r\n".encode()
+    after = seen[seen.rfind(result) + len(result) :]
+    assert seen.count(result) == 1
+    assert after.endswith(b"\x1b[2K") or b"\x1b[2K" in after, after  # the bar that was drawn below it is wiped
+
+
+@pytest.mark.parametrize("arguments", [("logs", JOB), ("logs", JOB, "-o", "json"), ("describe", JOB)])
+def test_a_reader_that_leaves_early_is_no_failure(server: RecordedServer, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    server.view(f"/jobs/{JOB}/logs", LogPage, *(log_page("x\n" * 200_000, 400_000 * page) for page in range(3)), log_page("", 9))
+    spec = {**job_view().spec, "env": {f"LEVEL_{number}": "1" * 100 for number in range(3_000)}}
+    server.view(f"/jobs/{JOB}", JobView, job_view(spec=spec))
+    server.view(f"/jobs/{JOB}/why", WhyView, why_view())
+    server.view("/status", StatusView, status_view())
+    with started(tmp_path, *COMMAND, *arguments) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert (process.wait(DEADLINE_S), process.stderr.read()) == (0, b"")
+
+
+def test_a_log_without_a_last_newline_leaves_the_prompt_on_its_own_line(server: RecordedServer, tmp_path: Path) -> None:
+    server.view(f"/jobs/{JOB}/logs", LogPage, log_page("a\nbye"), log_page("", 5, ended=True))
+    assert on_terminal(tmp_path, *COMMAND, "logs", JOB) == (0, b"a\r\nbye\r\n")
+    server.view(f"/jobs/{JOB}/logs", LogPage, log_page("a\nbye"), log_page("", 5, ended=True))
+    assert run(tmp_path, *COMMAND, "logs", JOB).stdout == "a\nbye"
+
+
+def test_preparing_data_shows_sizes_with_units(tmp_path: Path) -> None:
+    _, seen = on_terminal(tmp_path, *COMMAND, "data", "prepare", "x", "--out", str(tmp_path / "out"))
+    assert b"2 B of 2 B" in seen and b"None" not in seen
 
 
 def test_plain_lines_come_on_change_or_now_and_then() -> None:

@@ -198,5 +198,6 @@ def _where(world: World, placement: Placement) -> str:
     parts = []
     for part in placement.slices:
         away = "" if world.nodes[part.node].up else ", away now"
-        parts.append(f"{part.node} (devices {', '.join(str(index) for index in part.devices)}{away})")
+        devices = "device" if len(part.devices) == 1 else "devices"
+        parts.append(f"{part.node} ({devices} {', '.join(str(index) for index in part.devices)}{away})")
     return " and ".join(parts)

@@ -1,19 +1,22 @@
-"""`submit --follow`: a live bar on a terminal, a plain line now and then elsewhere. Ctrl-C detaches and never cancels."""
+"""`submit --follow` and `follow`: a live bar on a terminal, a plain line now and then elsewhere. Ctrl-C detaches, never cancels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TextIO, TypeVar
 
 from phalanx.core.errors import Exit, WorldError
 from phalanx.core.units import show_duration
 from phalanx.core.views import AttemptView, JobView
 from phalanx.show.cli.job_page import exits_text, outcome_exit, outcome_text
 from phalanx.show.cli.options import Output
+from phalanx.show.cli.ranklog import GrowingLog, last_words
 from phalanx.show.cli.text import clean, note
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
+T = TypeVar("T")
 POLL_S: Final = 0.5
 PLAIN_EVERY_S: Final = 5.0
 PATIENCE_S: Final = 300.0
@@ -36,12 +39,16 @@ def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, Jo
     Beside JSON or YAML on standard output, progress goes to standard error.
     """
     import sys
+    import time
 
     last = job
     try:
-        with screen_on(sys.stdout if output is Output.TABLE else sys.stderr) as screen:
-            for last in views(client, job, screen):
+        with screen_on(sys.stdout if output is Output.TABLE else sys.stderr, lambda: time.time_ns() // 1_000_000) as screen:
+            log = GrowingLog(client, job)
+            for last in views(client, job, screen, log):
                 screen.show(last, client.now_s())
+            for text in _patiently(client, screen, partial(last_words, client, last, log)):
+                screen.say(text)
             screen.say(outcome_text(last))
     except KeyboardInterrupt:
         note(detached_text(last))
@@ -53,29 +60,31 @@ def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, Jo
     return outcome_exit(last), last
 
 
-def views(client: "Client", job: JobView, screen: Screen) -> Iterator[JobView]:
+def views(client: "Client", job: JobView, screen: Screen, log: GrowingLog) -> Iterator[JobView]:
     """The job again and again until it has finished; what happened in between is said."""
     before: JobView | None = None
     view = job
+
     while True:
-        for text in notices(before, view):
+        for text in notices(before, view, partial(log.fresh, view, patiently=partial(_patiently, client, screen))):
             screen.say(text)
         yield view
         if view.state == "finished":
             return
         client.pause(POLL_S)
-        before, view = view, _next(client, view, screen)
+        before, view = view, _patiently(client, screen, partial(client.job, view.id))
 
 
-def notices(before: JobView | None, after: JobView) -> list[str]:
-    """What changed from one look to the next, in the words of a log: attempts that started, resumed and ended, checkpoints."""
+def notices(before: JobView | None, after: JobView, log: Callable[[AttemptView], Iterable[str]] = lambda _: ()) -> Iterator[str]:
+    """What changed from one look to the next, in the words of a log: attempts that started, resumed and ended. `log` gives what
+    an attempt wrote meanwhile, which stands before its end."""
     known = {one.attempt: one for one in before.attempts} if before else {}
-    said: list[str] = []
     for attempt in after.attempts:
-        said += _attempt_notices(known.get(attempt.attempt), attempt)
+        yield from _start_notices(known.get(attempt.attempt), attempt)
+        yield from log(attempt)
+        yield from _end_notices(known.get(attempt.attempt), attempt)
     if after.state == "pending" and after.why and (before is None or before.why != after.why):
-        said.append(f"{after.id} {after.why}")
-    return said
+        yield f"{after.id} {after.why}"
 
 
 def progress_text(view: JobView) -> str:
@@ -92,16 +101,22 @@ def progress_numbers(view: JobView) -> list[str]:
     seen = view.progress
     if seen is None:
         return []
-    eta = "?" if seen.eta_ms is None else show_duration(seen.eta_ms)
     mfu = [f"MFU {seen.mfu:.1%}"] if seen.mfu > 0 else []
-    return [f"loss {seen.loss:.4f}", f"{seen.tokens_per_s:,.0f} tokens/s", *mfu, f"ETA {eta}"]
+    return [f"loss {seen.loss:.4f}", f"{seen.tokens_per_s:,.0f} tokens/s", *mfu, *eta_text(view)]
+
+
+def eta_text(view: JobView) -> list[str]:
+    """The time left; of a finished job nothing."""
+    if view.progress is None or view.state == "finished":
+        return []
+    return ["ETA ?" if view.progress.eta_ms is None else f"ETA {show_duration(view.progress.eta_ms)}"]
 
 
 def detached_text(view: JobView) -> str:
     """What a person who looked away needs to know."""
     return (
-        f"Detached; {view.id} goes on. Look again with `phalanx describe {view.id}`, `phalanx logs -f {view.id}` or "
-        f"`phalanx wait {view.id}`; stop it with `phalanx cancel {view.id}`."
+        f"Detached; {view.id} goes on. Come back with `phalanx follow {view.id}`, look with `phalanx describe {view.id}` or "
+        f"`phalanx logs -f {view.id}`; stop it with `phalanx cancel {view.id}`."
     )
 
 
@@ -128,18 +143,18 @@ class PlainScreen:
 
 
 @contextmanager
-def screen_on(stream: TextIO) -> Iterator[Screen]:
-    """A live bar when `stream` is a terminal, else plain lines."""
+def screen_on(stream: TextIO, now_ms: Callable[[], int]) -> Iterator[Screen]:
+    """A live bar when `stream` is a terminal, else plain lines. `now_ms`: Unix time."""
     if not stream.isatty():
         yield PlainScreen(stream)
         return
     from phalanx.show.cli.live import live_screen
 
-    with live_screen(stream) as screen:
+    with live_screen(stream, now_ms) as screen:
         yield screen
 
 
-def _next(client: "Client", view: JobView, screen: Screen) -> JobView:
+def _patiently(client: "Client", screen: Screen, call: Callable[[], T]) -> T:
     told: list[float] = []
 
     def away(seconds: float) -> None:
@@ -147,25 +162,26 @@ def _next(client: "Client", view: JobView, screen: Screen) -> JobView:
             screen.say("The server does not answer; the ranks go on without it. Waiting for it (`phalanx up` starts it).")
         told.append(seconds)
 
-    again = client.patient(lambda: client.job(view.id), PATIENCE_S, away)
+    again = client.patient(call, PATIENCE_S, away)
     if told:
         screen.say("The server is back.")
     return again
 
 
-def _attempt_notices(before: AttemptView | None, after: AttemptView) -> Sequence[str]:
-    said = []
+def _start_notices(before: AttemptView | None, after: AttemptView) -> Iterator[str]:
     if before is None:
-        said.append(f"{after.attempt} was placed on {_where(after)}" if after.ranks else f"{after.attempt} was placed")
+        yield f"{after.attempt} was placed on {_where(after)}" if after.ranks else f"{after.attempt} was placed"
     if after.running_ms is not None and (before is None or before.running_ms is None):
-        said.append(f"{after.attempt} is running")
+        yield f"{after.attempt} is running"
     if after.resumed_step is not None and (before is None or before.resumed_step is None):
-        said.append(f"{after.attempt} resumed after step {after.resumed_step}")
+        yield f"{after.attempt} resumed after step {after.resumed_step}"
+
+
+def _end_notices(before: AttemptView | None, after: AttemptView) -> Iterator[str]:
     if after.ended_ms is not None and (before is None or before.ended_ms is None):
-        said.append(f"{after.attempt} ended: {after.detail or exits_text(after.exits)}")
-    return said
+        yield f"{after.attempt} ended: {after.detail or exits_text(after.exits)}"
 
 
 def _where(attempt: AttemptView) -> str:
     nodes = sorted({str(one.node) for one in attempt.ranks})
-    return f"{len(attempt.ranks)} devices of {', '.join(nodes)}"
+    return f"{len(attempt.ranks)} device{'s' if len(attempt.ranks) != 1 else ''} of {', '.join(nodes)}"

@@ -1,31 +1,48 @@
 """What people see of jobs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from signal import Signals
+from typing import Any, Final
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from phalanx.core.errors import Exit
 from phalanx.core.messages import RankExit
 from phalanx.core.units import show_duration, show_size
-from phalanx.core.views import AttemptView, JobView, WhyView
-from phalanx.show.cli.output import grid, line, moment, pairs, section
+from phalanx.core.views import AttemptView, CheckpointView, JobView, WhyView
+from phalanx.show.cli.grid import Grid
+from phalanx.show.cli.output import line, moment, moment_cell, pairs, section
 from phalanx.show.cli.pages import mapping_rows
+from phalanx.show.cli.ranklog import log_command
+
+_SECRET: Final = re.compile("TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 
 
 def submitted_page(job: JobView, follow: bool) -> Iterator[RenderableType]:
-    yield line(f"Submitted {job.id}: {job.why or job.state}.")
+    yield line(f"Submitted {job.id}." if follow else f"Submitted {job.id}: {job.why or job.state}.")
     if not follow:
-        yield line(f"Look at it with `phalanx describe {job.id}`, `phalanx logs -f {job.id}` or `phalanx wait {job.id}`.")
+        yield line(f"Look at it with `phalanx follow {job.id}`, `phalanx describe {job.id}` or `phalanx logs -f {job.id}`.")
 
 
-def jobs_page(jobs: Sequence[JobView], devices_are: str, now_ms: int) -> Iterator[RenderableType]:
+def jobs_page(jobs: Sequence[JobView], filters: Mapping[str, str], devices_are: str, now_ms: int) -> Iterator[RenderableType]:
+    """`filters`: the ones in use, by option."""
+    if not jobs and filters:
+        asked = " ".join(f"{option} {value}" for option, value in filters.items())
+        yield line(f"No job matches {asked}; `phalanx ls` shows every job.")
+        return
     if not jobs:
         yield line("No jobs. Submit one with `phalanx submit job.yaml --follow`.")
         return
     head = ("JOB", "STATE", "STEP", "DEVICES", "QUEUE", "PRIORITY", "RESTARTS", "AGE", "WHY")
-    yield grid(head, (_job_row(job, now_ms) for job in jobs), right=("PRIORITY", "RESTARTS", "AGE"))
+    yield Grid(
+        head,
+        (_job_row(job, now_ms) for job in jobs),
+        right=("PRIORITY", "RESTARTS", "AGE"),
+        drop=("PRIORITY", "QUEUE", "DEVICES", "RESTARTS", "AGE", "STEP"),
+        cut="WHY",
+    )
     yield line(f"Devices here: {devices_are}", style="dim")
 
 
@@ -36,20 +53,41 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
         yield from section("Progress", pairs(_progress(job)))
     yield from section("Attempts", _attempts(job.attempts))
     if job.checkpoints:
-        rows = [
-            (one.step, one.attempt, show_size(one.size_bytes), moment(one.at_ms), one.digest[:12], one.path)
-            for one in job.checkpoints
-        ]
-        yield from section(
-            "Checkpoints", grid(("STEP", "ATTEMPT", "SIZE", "COMMITTED", "DIGEST", "PATH"), rows, right=("STEP", "SIZE"))
-        )
-    yield from section("Spec", pairs(mapping_rows(job.spec)))
+        yield from section("Checkpoints", _checkpoints(job))
+    yield from section("Spec", pairs(mapping_rows(_masked(job.spec))))
 
 
-def why_page(view: WhyView) -> Iterator[RenderableType]:
-    yield line(f"{view.job} is {view.state}: {view.sentence}")
-    if view.position is not None:
-        yield line(f"Position in line: {view.position}")
+def kept_checkpoints(job: JobView) -> Sequence[CheckpointView]:
+    """Those that retention leaves: of each path the newest, and of these the newest `checkpoint.keep_last`; oldest step first."""
+    newest = {one.path: one for one in sorted(job.checkpoints, key=lambda one: one.at_ms)}
+    policy = job.spec.get("checkpoint")
+    keep_last = policy.get("keep_last") if isinstance(policy, Mapping) else None
+    kept = sorted(newest.values(), key=lambda one: one.step)
+    return kept[-keep_last:] if isinstance(keep_last, int) and keep_last > 0 else kept
+
+
+def _checkpoints(job: JobView) -> RenderableType:
+    kept = kept_checkpoints(job)
+    rows = [(one.step, one.attempt, show_size(one.size_bytes), moment_cell(one.at_ms), one.digest[:12], one.path) for one in kept]
+    head = ("STEP", "ATTEMPT", "SIZE", "COMMITTED (UTC)", "DIGEST", "PATH")
+    table = Grid(head, rows, right=("STEP", "SIZE"), drop=("DIGEST", "ATTEMPT", "COMMITTED (UTC)"), cut="PATH")
+    removed = len({one.path for one in job.checkpoints}) > len(kept)
+    return Group(table, line("(older ones were removed by keep_last)", style="dim")) if removed else table
+
+
+def _masked(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec with the values of variables that sound like secrets hidden. They do not belong there; a screen is worse still."""
+    env = spec.get("env")
+    if not isinstance(env, Mapping):
+        return spec
+    return {**spec, "env": {name: "(hidden)" if _SECRET.search(name) else value for name, value in env.items()}}
+
+
+def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
+    """`log`: the command that shows why a rank fell, if one did."""
+    yield line(f"{view.job} is {view.state}: {without_echo(view.sentence)}")
+    if log:
+        yield line(f"What it wrote: {log}")
 
 
 def outcome_page(job: JobView) -> Iterator[RenderableType]:
@@ -58,10 +96,16 @@ def outcome_page(job: JobView) -> Iterator[RenderableType]:
 
 def outcome_text(job: JobView) -> str:
     """One sentence on how a job ended, or where it is."""
-    what = f"{job.id} {job.outcome}" if job.outcome else f"{job.id} is {job.state}"
-    detail = f": {job.detail}" if job.detail else ""
+    what = f"{job.id} {without_echo(f'{job.outcome}: {job.detail}')}" if job.outcome else f"{job.id} is {job.state}"
+    detail = f": {job.detail}" if job.detail and not job.outcome else ""
     model = f"; model {job.model}" if job.model else ""
     return f"{what}{detail} (restarts {job.restarts}{model})"
+
+
+def without_echo(sentence: str) -> str:
+    """'cancelled: cancelled while waiting' says one thing twice."""
+    outcome, colon, detail = sentence.partition(": ")
+    return detail if colon and detail.split(" ")[0] == outcome else outcome if not detail else sentence
 
 
 def outcome_exit(job: JobView) -> Exit:
@@ -108,7 +152,9 @@ def _style(job: JobView) -> str:
 def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[str, object]]:
     yield "Job", job.id
     yield "State", f"{job.state} ({job.outcome})" if job.outcome else job.state
-    yield "Why", sentence
+    yield "Why", without_echo(sentence)
+    if log_command(job):
+        yield "Log", log_command(job)
     if job.detail and job.detail not in sentence:
         yield "Detail", job.detail
     yield "Kind", job.kind
@@ -131,18 +177,19 @@ def _progress(job: JobView) -> Iterator[tuple[str, object]]:
     yield "Loss", f"{seen.loss:.6g}"
     yield "Tokens/s", f"{seen.tokens_per_s:,.0f}"
     yield "MFU", f"{seen.mfu:.1%}" if seen.mfu > 0 else "- (no peak known for these devices)"
-    yield "ETA", "-" if seen.eta_ms is None else show_duration(seen.eta_ms)
+    if job.state != "finished":
+        yield "ETA", "-" if seen.eta_ms is None else show_duration(seen.eta_ms)
 
 
 def _attempts(attempts: Sequence[AttemptView]) -> RenderableType:
     if not attempts:
         return line("none yet")
-    head = ("ATTEMPT", "PLACED", "RAN", "RESUMED AFTER", "RANKS", "EXITS", "DETAIL")
-    return grid(head, (_attempt_row(one) for one in attempts))
+    head = ("ATTEMPT", "PLACED (UTC)", "RAN", "RESUMED", "RANKS", "EXITS", "DETAIL")
+    return Grid(head, (_attempt_row(one) for one in attempts), drop=("RANKS", "EXITS", "PLACED (UTC)"), cut="DETAIL")
 
 
 def _attempt_row(one: AttemptView) -> Sequence[object]:
     ran = "-" if one.running_ms is None else "running" if one.ended_ms is None else show_duration(one.ended_ms - one.running_ms)
-    resumed = "-" if one.resumed_step is None else f"step {one.resumed_step}"
+    resumed = "-" if one.resumed_step is None else f"after {one.resumed_step}"
     ranks = ", ".join(f"{rank.rank}@{rank.node}/{rank.device}" + (f" pid {rank.pid}" if rank.pid else "") for rank in one.ranks)
-    return one.attempt, moment(one.placed_ms), ran, resumed, ranks or "-", exits_text(one.exits), one.detail
+    return one.attempt, moment_cell(one.placed_ms), ran, resumed, ranks or "-", exits_text(one.exits), one.detail

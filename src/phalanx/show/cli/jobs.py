@@ -1,19 +1,21 @@
-"""submit, ls, describe, why, wait, cancel."""
+"""submit, follow, ls, describe, why, wait, cancel."""
 
 import secrets
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from phalanx.core.errors import Exit
+from phalanx.core.errors import Exit, SpecError
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave, tools_of
+
+STATES: Final = ("pending", "starting", "running", "stopping", "finished")
 
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
-    for command in (submit, ls, describe, why, wait, cancel):
+    for command in (submit, follow, ls, describe, why, wait, cancel):
         app.command(command.__name__, epilog=EXIT_CODES)(command)
 
 
@@ -62,6 +64,23 @@ def submit(
             leave(code)
 
 
+def follow(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Watch a job until it ends, as `submit --follow` does.
+
+    The exit code is the job's outcome; Ctrl-C stops watching (exit code 130) and never cancels the job.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import JobView
+    from phalanx.show.cli.follow import follow_job
+    from phalanx.show.cli.output import emit
+
+    with connect(home) as client:
+        code, last = follow_job(client, client.job(job), output)
+    if output is not Output.TABLE:
+        emit(output, JobView, last, list)
+    leave(code)
+
+
 def ls(
     queue: Annotated[str, typer.Option(help="Only this queue.", show_default=False)] = "",
     project: Annotated[str, typer.Option(help="Only this project.", show_default=False)] = "",
@@ -78,9 +97,14 @@ def ls(
     from phalanx.show.cli.job_page import jobs_page
     from phalanx.show.cli.output import emit
 
+    if state and state not in STATES:
+        raise SpecError("--state", state, f"write one of {', '.join(STATES)}; finished jobs succeeded, failed or were cancelled")
+    asked = {"--queue": queue, "--project": project, "--state": state}
+    filters = {option: value for option, value in asked.items() if value}
     with connect(home) as client:
         jobs = client.jobs(queue, project, state, limit)
-        emit(output, tuple[JobView, ...], jobs, lambda: jobs_page(jobs, client.status().devices_are, time.time_ns() // 1_000_000))
+        now_ms = time.time_ns() // 1_000_000
+        emit(output, tuple[JobView, ...], jobs, lambda: jobs_page(jobs, filters, client.status().devices_are, now_ms))
 
 
 def describe(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
@@ -104,10 +128,11 @@ def why(job: JobArgument, home: HomeOption = None, output: OutputOption = Output
     from phalanx.core.views import WhyView
     from phalanx.show.cli.job_page import why_page
     from phalanx.show.cli.output import emit
+    from phalanx.show.cli.ranklog import log_command
 
     with connect(home) as client:
         view = client.why(job)
-    emit(output, WhyView, view, lambda: why_page(view))
+        emit(output, WhyView, view, lambda: why_page(view, log_command(client.job(job))))
 
 
 def wait(
@@ -132,7 +157,7 @@ def wait(
         with connect(home) as client:
             view = client.wait(job, None if limit_ms is None else limit_ms / 1000)
     except KeyboardInterrupt:
-        note(f"Detached; {job} goes on. Wait again with `phalanx wait {job}`.")
+        note(f"Detached; {job} goes on. Wait again with `phalanx wait {job}`, or watch it with `phalanx follow {job}`.")
         leave(Exit.DETACHED)
     emit(output, JobView, view, lambda: outcome_page(view))
     leave(outcome_exit(view))

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from phalanx.core.units import device_seconds, show_duration
 from phalanx.core.views import LedgerView
-from phalanx.show.cli.output import grid, line, moment, pairs
+from phalanx.show.cli.grid import Grid
+from phalanx.show.cli.output import line, moment, pairs
 
 BAR_CHARS: Final = 30
 
@@ -25,7 +26,7 @@ def ledger_page(view: LedgerView) -> Iterator[RenderableType]:
         for name, amount in sorted(view.categories.items(), key=lambda item: -item[1])
         if amount
     ]
-    yield grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"))
+    yield Grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"))
     yield Text("")
     yield pairs(_summary(view))
     for text in view.notes:

@@ -47,7 +47,7 @@ def logs(
             pages = client.follow_logs(job, rank, name) if follow else _until_now(client, job, rank, name)
             _write(pages, output, follow)
     except KeyboardInterrupt:
-        note(f"Detached; {job} is not affected. Look again with `phalanx logs -f {job}`.")
+        note(f"Detached; {job} is not affected. Look again with `phalanx logs -f {job}`, or watch it with `phalanx follow {job}`.")
         leave(Exit.DETACHED)
 
 
@@ -70,10 +70,16 @@ def _write(pages: "Iterable[LogPage]", output: Output, follow: bool) -> None:
         for page in pages if follow else _joined(pages):
             emit_plain(output, wire.plain(LogPage, page), one_line=follow)
         return
-    shown = clean_log if sys.stdout.isatty() else str
-    for page in pages:
-        sys.stdout.write(shown(page.text))
-        sys.stdout.flush()
+    on_terminal, last = sys.stdout.isatty(), ""
+    try:
+        for page in pages:
+            last = page.text or last
+            sys.stdout.write(clean_log(page.text) if on_terminal else page.text)
+            sys.stdout.flush()
+    finally:
+        if on_terminal and last and not last.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 def _joined(pages: "Iterable[LogPage]") -> "Iterator[LogPage]":

@@ -1,10 +1,11 @@
 """The command tree, and the edge where errors become one clear message and an exit code."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +19,18 @@ from phalanx.show.cli.tools import Tools
 def run(tools: Tools, argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code, one of core.errors.Exit. Errors are printed, not raised."""
     _never_fail_to_print()
+    code = _run(tools, sys.argv[1:] if argv is None else argv)
     try:
-        build().main(args=list(sys.argv[1:] if argv is None else argv), prog_name="phalanx", obj=tools)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _hush()
+    return code
+
+
+def _run(tools: Tools, words: Sequence[str]) -> int:
+    asked = [*words[1:], "--help"] if words[:1] in (["help"], ("help",)) else list(words)
+    try:
+        build().main(args=asked, prog_name="phalanx", obj=tools)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Bug:
@@ -50,8 +61,27 @@ def build() -> typer.core.TyperGroup:
     return command
 
 
+class _Tree(typer.core.TyperGroup):
+    """Commands whose reader may leave early: `phalanx logs JOB | head` has had what it wanted, and that is no failure."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _hush()
+            raise typer.Exit(int(Exit.OK)) from None
+
+
+def _hush() -> None:
+    """What is still buffered for a closed pipe goes nowhere, instead of failing again when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def _group(text: str, no_args_is_help: bool) -> typer.Typer:
     return typer.Typer(
+        cls=_Tree,
         help=text,
         epilog=EXIT_CODES,
         no_args_is_help=no_args_is_help,

@@ -68,5 +68,6 @@ def sample(
         view = asked_model(client, model)
     with captured() as written:
         code = tools_of(context).sample_model(Path(view.path), view.weights_digest, prompt, tokens, seed, temperature)
+    if code:
+        leave(code)  # half a text is no answer, and why stands on standard error
     show_sample(view, {"prompt": prompt, "seed": seed, "temperature": temperature}, written(), output)
-    leave(code)

@@ -9,8 +9,9 @@ from rich.tree import Tree
 
 from phalanx.core.errors import NotFound
 from phalanx.core.views import ModelView
+from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.options import Output
-from phalanx.show.cli.output import emit_plain, grid, line, moment
+from phalanx.show.cli.output import emit_plain, line, moment, moment_cell
 from phalanx.show.cli.text import clean_log
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def models_page(models: Sequence[ModelView]) -> Iterator[RenderableType]:
         yield line("No models. A training job registers one when it ends.")
         return
     rows = [
-        (f"{one.name}:{one.version}", one.job, _metrics(one.metrics), one.weights_digest[:12], moment(one.created_ms))
+        (f"{one.name}:{one.version}", one.job, _metrics(one.metrics), one.weights_digest[:12], moment_cell(one.created_ms))
         for one in models
     ]
-    yield grid(("MODEL", "JOB", "METRICS", "WEIGHTS", "CREATED"), rows)
+    yield Grid(
+        ("MODEL", "JOB", "METRICS", "WEIGHTS", "CREATED (UTC)"), rows, drop=("WEIGHTS", "JOB", "CREATED (UTC)"), cut="METRICS"
+    )
 
 
 def model_page(model: ModelView) -> Iterator[RenderableType]:
@@ -54,7 +57,10 @@ def show_sample(model: ModelView, asked: Mapping[str, str | int | float], text: 
     if output is not Output.TABLE:
         emit_plain(output, {"model": f"{model.name}:{model.version}", **asked, "text": text})
         return
-    sys.stdout.write(clean_log(text) if sys.stdout.isatty() else text)
+    on_terminal = sys.stdout.isatty()
+    sys.stdout.write(clean_log(text) if on_terminal else text)
+    if on_terminal and not text.endswith("\n"):
+        sys.stdout.write("\n")
     sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from phalanx.core.errors import SpecError
 from phalanx.show.cli.tools import Tools
 
 
@@ -23,9 +24,29 @@ EXIT_CODES: Final = (
 )
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.", show_choices=True)]
+
+
+def named_folder(text: str) -> Path:
+    """The folder that an option names. An empty one, as of a variable that is not set, must not mean the current folder."""
+    if not text:
+        raise SpecError("--home", text, "name a folder, or leave the option out")
+    return Path(text)
+
+
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="The platform's home.  [default: $PHALANX_URL's server, else $PHALANX_HOME, else ~/.phalanx]"),
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        parser=named_folder,
+        help="The platform's home.  [default: $PHALANX_URL's server, else $PHALANX_HOME, else ~/.phalanx]",
+    ),
+]
+LocalHomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", metavar="DIR", parser=named_folder, help="The platform's home.  [default: $PHALANX_HOME, else ~/.phalanx]"
+    ),
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, such as tiny-lm-7.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="NAME for the newest version, or NAME:VERSION.")]

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rich.console import Console, RenderableType
@@ -59,16 +59,6 @@ def line(value: object = "", style: str = "") -> Text:
     return Text(clean(value), style=style, overflow="fold")
 
 
-def grid(head: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> Table:
-    """A table without borders: `right` names the columns of numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in head:
-        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else line(cell) for cell in row))
-    return table
-
-
 def pairs(rows: Iterable[tuple[str, object]]) -> Table:
     """Names and values, one a line."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -82,6 +72,11 @@ def pairs(rows: Iterable[tuple[str, object]]) -> Table:
 def section(title: str, body: RenderableType) -> list[RenderableType]:
     """A titled part of a page."""
     return [Text(""), Text(title, style="bold underline"), Padding(body, (0, 0, 0, 2))]
+
+
+def moment_cell(ms: int | None) -> str:
+    """`moment` below a head that says UTC."""
+    return moment(ms).removesuffix(" UTC")
 
 
 def moment(ms: int | None) -> str:

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from phalanx.core.units import show_size
 from phalanx.core.views import NodeView, StatusView
-from phalanx.show.cli.output import grid, line, moment, pairs, section
+from phalanx.show.cli.grid import Grid
+from phalanx.show.cli.output import line, moment_cell, pairs, section
 
 LIST_CHARS_MAX: Final = 80
 
@@ -19,8 +20,10 @@ def status_page(view: StatusView) -> Iterator[RenderableType]:
     if not view.nodes:
         yield line("No node has connected yet.")
         return
-    head = ("NODE", "STATE", "DEVICES", "HELD", "CPUS", "MEMORY", "ADDRESS", "SEEN")
-    yield from section("Nodes", grid(head, (_node_row(node) for node in view.nodes), right=("HELD", "CPUS", "MEMORY")))
+    head = ("NODE", "STATE", "DEVICES", "HELD", "CPUS", "MEMORY", "ADDRESS", "SEEN (UTC)")
+    rows = [_node_row(node) for node in view.nodes]
+    nodes = Grid(head, rows, right=("HELD", "CPUS", "MEMORY"), drop=("ADDRESS", "MEMORY", "CPUS"), cut="DEVICES")
+    yield from section("Nodes", nodes)
 
 
 def mapping_page(data: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -64,7 +67,7 @@ def _node_row(node: NodeView) -> tuple[object, ...]:
     devices = ", ".join(f"{count} x {device_word(kind)}" for kind, count in counts.items()) or "none"
     return (
         node.node, node.state, devices, len(node.held), f"{node.cpus:g}", show_size(node.memory_bytes), node.address,
-        moment(node.seen_ms),
+        moment_cell(node.seen_ms),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.show.cli.options import EXIT_CODES, HomeOption, Output, OutputOption, tools_of
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, LocalHomeOption, Output, OutputOption, tools_of
 
 
 def add(app: typer.Typer) -> None:
@@ -16,13 +16,13 @@ def add(app: typer.Typer) -> None:
 
 def up(
     context: typer.Context,
-    home: HomeOption = None,
+    home: LocalHomeOption = None,
     port: Annotated[
         int,
         typer.Option(help="Loopback port of the API; 0 is last time's, or a free one.", envvar="PHALANX_PORT", min=0, max=65535),
     ] = 0,
     cpu_slots: Annotated[
-        int | None, typer.Option(help="CPU slots that stand in for devices on a machine without GPUs.", min=1, max=1024)
+        int | None, typer.Option(help="Offer this many CPU slots instead of the devices found.", min=1, max=1024)
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -42,7 +42,7 @@ def up(
 
 def down(
     context: typer.Context,
-    home: HomeOption = None,
+    home: LocalHomeOption = None,
     force: Annotated[bool, typer.Option("--force", help="Also when jobs hold devices: their ranks are stopped.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ProgressSink = Callable[[str, int, int], None]
-"""Called as (stage, done, total) while data is prepared; `total` 0 means unknown."""
+"""Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
