@@ -17,9 +17,13 @@ CHECKPOINT = Path("checkpoint.pt")
 
 def resume(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """The step that an earlier start of this script had come to."""
-    if not CHECKPOINT.exists():
+    found = [
+        torch.load(CHECKPOINT, weights_only=True, map_location="cpu") if dist.get_rank() == 0 and CHECKPOINT.exists() else None
+    ]
+    dist.broadcast_object_list(found)  # the file lies where rank 0 ran
+    saved = found[0]
+    if saved is None:
         return 0
-    saved = torch.load(CHECKPOINT, weights_only=True, map_location="cpu")
     net.load_state_dict(saved["net"])
     optimizer.load_state_dict(saved["optimizer"])
     print(f"resumed after step {saved['step']}", flush=True)

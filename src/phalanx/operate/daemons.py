@@ -46,6 +46,8 @@ def note_progress(home: Path, daemon: Daemon) -> None:
     """Says that a daemon that has long to read before it is ready still gets on."""
     with contextlib.suppress(OSError):  # whoever waits for it gives up sooner then
         _progress_file(home, daemon).touch(0o600)
+        now_ns = time.time_ns()  # finer than the clock by which older kernels stamp files
+        os.utime(_progress_file(home, daemon), ns=(now_ns, now_ns))
 
 
 def progress(home: Path, daemon: Daemon) -> int:

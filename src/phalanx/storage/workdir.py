@@ -213,10 +213,14 @@ class _Unpacking:
                 _BoundedGzip(fileobj=io.BytesIO(data)) as unzipped,
                 tarfile.open(fileobj=unzipped, mode="r:", errorlevel=2) as archive,
             ):
+                count = 0
                 for count, member in enumerate(archive, start=1):
                     if count > MEMBERS_MAX:
                         raise SpecError("workdir", "archive", f"has more than {MEMBERS_MAX} members")
                     self._admit(archive, member)
+                unzipped.seek(0)
+                if count == 0 and any(unzipped.read(tarfile.BLOCKSIZE)):
+                    raise ValueError("its first header leads nowhere")  # Python 3.11.2 takes some of those for the end
         except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise SpecError("workdir", "archive", f"is damaged ({error}); pack the folder again") from error
         for name, target in self._links:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import Forget, StopRanks
 from phalanx.operate.agent import attempt_run, attempts
 from phalanx.operate.agent.agent import Agent
-from phalanx.operate.agent.attempts import AttemptFolder, accept, clear, discard
+from phalanx.operate.agent.attempts import AttemptFolder, accept
 from phalanx.operate.agent.connection import Connection, written_url
 from phalanx.operate.agent.ports import claim_block
 from phalanx.operate.agent.together import cancelled, until_asked
@@ -225,26 +226,29 @@ def test_a_launch_that_has_no_place_on_disk_is_reported_lost_with_its_reason(cel
     assert "refused to start" in cell.far.phase("taken-1.1", "ended").lost
 
 
-def test_what_a_rank_locked_away_is_removed_all_the_same(tmp_path: Path) -> None:
-    """In a child that is not root, for whom a mode means something."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            root = Path(f"/tmp/phalanx-locked-{os.getpid()}")
-            if os.geteuid() == 0:
-                os.setgid(65534)
-                os.setuid(65534)
-            (root / DEMO / "code" / "a" / "b").mkdir(parents=True)
-            (root / DEMO / "code" / "a" / "b" / "file").touch()
-            (root / DEMO / "code" / "link").symlink_to("/etc")
-            for folder in ("a/b", "a", ""):
-                (root / DEMO / "code" / folder).chmod(0o500)
-            code = 0 if discard(root, DEMO) and not list(root.iterdir()) else 2
-            clear(root)
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+LOCKED_AWAY = f"""
+import os
+from pathlib import Path
+from phalanx.operate.agent.attempts import clear, discard
+if os.geteuid() == 0:  # for whom a mode means nothing
+    os.setgid(65534)
+    os.setuid(65534)
+root = Path(f"/tmp/phalanx-locked-{{os.getpid()}}")
+inner = root / "{DEMO}" / "code" / "a" / "b"
+inner.mkdir(parents=True)
+(inner / "file").touch()
+(root / "{DEMO}" / "code" / "link").symlink_to("/etc")
+for folder in (inner, inner.parent, inner.parent.parent):
+    folder.chmod(0o500)
+assert discard(root, "{DEMO}")
+assert not list(root.iterdir())
+clear(root)
+"""
+
+
+def test_what_a_rank_locked_away_is_removed_all_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", LOCKED_AWAY], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_agent_that_fails_says_so_in_one_line_and_exits_non_zero(cell: Cell) -> None:

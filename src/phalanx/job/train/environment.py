@@ -8,7 +8,11 @@ import torch
 
 
 def describe_environment() -> str:
-    """Python, torch, and the SHA-256 over every installed distribution with its version."""
+    """Python, torch, Phalanx (whose recipe is the code of a job without a workdir), and the SHA-256 over every installed
+    distribution with its version."""
     names = sorted({f"{dist.metadata['Name']}=={dist.version}" for dist in importlib.metadata.distributions()})
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    return f"python {platform.python_version()}, torch {torch.__version__}, {len(names)} distributions sha256:{digest}"
+    ours = importlib.metadata.version("phalanx")
+    return (
+        f"python {platform.python_version()}, torch {torch.__version__}, phalanx {ours}, {len(names)} distributions sha256:{digest}"
+    )

@@ -132,8 +132,7 @@ class AttemptRun:
             raise StartFailed(f"cannot start the ranks: no {'devices' if launch.argv else 'command'} given")
         try:
             data = await self._code(launch.code) if launch.code else None
-            await asyncio.to_thread(clear, self.folder.code)  # half of it may be there already
-            await asyncio.to_thread(code.lay_out, data, self.folder.code, self.folder.work)
+            await _to_its_end(self._lay_out, data)
             node = self._node
             await asyncio.to_thread(
                 self.folder.order_shim, node.shape, node.agent_socket, node.shim_socket, sys.executable, dict(os.environ)
@@ -142,6 +141,10 @@ class AttemptRun:
             raise StartFailed(f"cannot prepare the attempt: {error}") from error
         if launch.node_rank == 0 and is_taken(launch.master_port):
             raise StartFailed(f"cannot start the gang: MASTER_PORT {launch.master_port} is already taken on this node")
+
+    def _lay_out(self, data: bytes | None) -> None:
+        clear(self.folder.code)  # half of it may be there already
+        code.lay_out(data, self.folder.code, self.folder.work)
 
     async def _code(self, sha256: str) -> bytes:
         while True:
@@ -261,3 +264,14 @@ async def _gone(process: ShimProcess) -> None:
             loop.remove_reader(handle)
     finally:
         os.close(handle)
+
+
+async def _to_its_end(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """In a thread, which no cancellation ends: whoever is cancelled meanwhile still waits for it, since the folder it works on
+    belongs to later attempts too."""
+    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait({thread})
+        raise

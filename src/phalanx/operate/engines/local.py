@@ -132,9 +132,14 @@ def _until(
 ) -> None:
     """Waits until `ready`. Raises SetupError with the log's last lines when the child ends before, or time does."""
     over, before = False, -1
-    while not over and (now := daemons.progress(home, daemon)) != before:
-        before = now
-        over = _wait(machine, START_S_MAX, lambda: ready() or (child is not None and child.poll() is not None))
+    try:
+        while not over and (now := daemons.progress(home, daemon)) != before:
+            before = now
+            over = _wait(machine, START_S_MAX, lambda: ready() or (child is not None and child.poll() is not None))
+    except KeyboardInterrupt:  # it has left no record yet by which `down` could find it
+        if child is not None:
+            child.terminate()
+        raise
     if over and ready():
         return
     if child is not None and child.poll() is None:
