@@ -70,7 +70,11 @@ class StopRequested:
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
     """Every rank is gone, exits are durable, logs drained; the devices are free. `again`: another attempt will follow, and not
-    before `not_before_ms` (Unix time) where that is not 0: attempts that end soon after their start follow later and later."""
+    before `not_before_ms` (Unix time) where that is not 0: attempts that end soon after their start follow later and later.
+
+    interrupted: it was stopped with the platform, which counts against no limit. ended_ms: Unix time at which its last rank was
+    gone where that was before this event, as when nobody was there to hear of it; 0 is the event's own time.
+    """
 
     job: JobId
     attempt: AttemptId
@@ -79,6 +83,8 @@ class AttemptEnded:
     detail: str
     exits: tuple[RankExit, ...]
     not_before_ms: int = 0
+    interrupted: bool = False
+    ended_ms: int = 0
     kind: Literal["attempt_ended"] = field(default="attempt_ended", kw_only=True)
 
 

@@ -41,7 +41,11 @@ class RankProcess:
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
     """One attempt on this node, reported until forgotten. `ended` is said only after its exit records are durable and every
-    byte of its logs and records was acknowledged. `lost` says that the node has no exit record and cannot get one."""
+    byte of its logs and records was acknowledged. `lost` says that the node has no exit record and cannot get one.
+
+    interrupted: nothing was wrong with it, its ranks were stopped with the platform. ended_ms: Unix time at which its last rank
+    was gone, which may be long before it is reported; 0 where that is not known, or not so yet.
+    """
 
     attempt: AttemptId
     epoch: int
@@ -50,6 +54,8 @@ class AttemptReport:
     exits: tuple[RankExit, ...]
     at_ms: int
     lost: str = ""
+    interrupted: bool = False
+    ended_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,12 @@ def test_ranks_that_end_while_no_agent_is_there_are_reported_by_the_next(cell: C
     cell.agent.end(signal.SIGTERM)
     done.touch()
     until((cell.folder() / "ended.json").exists)
+    ended_ms = json.loads((cell.folder() / "ended.json").read_bytes())["at_ms"]
     cell.agent.start()
-    assert [exited.code for exited in cell.far.phase("demo-1.1", "ended").exits] == [0, 0]
+    report = cell.far.phase("demo-1.1", "ended")
+    assert [exited.code for exited in report.exits] == [0, 0]
+    assert (report.ended_ms, report.interrupted) == (ended_ms, False)
+    assert report.at_ms > ended_ms
 
 
 def test_a_killed_shim_takes_its_ranks_along_and_the_attempt_is_lost(cell: Cell) -> None:
@@ -160,6 +164,8 @@ def test_a_shim_that_died_while_no_agent_was_there_is_cleaned_up_by_the_next(cel
     cell.agent.end(signal.SIGKILL)
     os.kill(cell.shim_pid(), signal.SIGKILL)
     cell.agent.start()
+    until(lambda: len(cell.far.hellos()) == 2)
+    assert [report.phase for report in cell.far.hellos()[1].attempts] != ["running"], "nothing runs there any more"
     assert cell.far.phase("demo-1.1", "ended").lost
     assert not any(alive(pid) for pid in pids)
 
@@ -179,6 +185,8 @@ def test_sigterm_to_the_shim_stops_the_ranks_with_records(cell: Cell) -> None:
     os.kill(cell.shim_pid(), signal.SIGTERM)
     report = cell.far.phase("demo-1.1", "ended")
     assert ([exited.code for exited in report.exits], report.lost) == ([-15, -15], "they were stopped with the platform")
+    assert report.interrupted
+    assert max(exited.at_ms for exited in report.exits) <= report.ended_ms <= report.at_ms
 
 
 def test_the_sweep_of_one_home_leaves_anothers_attempt_of_the_same_name_alone(cell: Cell) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,14 @@ class Order:
         order = {"ranks": ranks, "cwd": "/", "socket": str(folder / "s"), "marks": [f"MARK={folder}"], "grace_ms": 5000}
         (folder / "shim.json").write_text(json.dumps(order))
         self.process: subprocess.Popen[bytes] | None = None
+        self.ended: dict[str, Any] = {}
+
+    def pids(self) -> list[int]:
+        return [entry["pid"] for entry in json.loads((self.folder / "ranks.json").read_bytes())]
+
+    def platform_ends(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
 
     def start(self) -> "Order":
         argv = [sys.executable, "-I", "-S", shim.__file__, str(self.folder)]
@@ -56,6 +65,7 @@ class Order:
         assert self.process is not None
         assert self.process.wait(DEADLINE_S) == 0, self.said()
         assert (self.folder / "ended.json").is_file()
+        self.ended = json.loads((self.folder / "ended.json").read_bytes())
         return [json.loads(path.read_bytes())["code"] for path in sorted((self.folder / "exits").glob("rank-*.json"))]
 
 
@@ -67,6 +77,16 @@ def started() -> Iterator[list[Order]]:
         if order.process is not None and order.process.poll() is None:
             order.process.kill()
             order.process.wait()
+
+
+LINGERING = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("TERM", flush=True))
+print("up", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+"""
+POLITE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\nsignal.pause()"
 
 
 def script(text: str) -> list[str]:
@@ -124,3 +144,52 @@ def test_what_cannot_be_cleaned_up_does_not_take_the_end_away(tmp_path: Path, mo
     made.selector.close()
     assert json.loads((order.folder / "ended.json").read_bytes())["lost"] == ""
     assert alive(os.getpid())
+
+
+def test_a_second_sigterm_after_the_last_rank_was_collected_does_not_take_the_mark_away(
+    tmp_path: Path, started: list[Order]
+) -> None:
+    order = Order(tmp_path / "a", [script(POLITE)])
+    way = order.folder / "exits" / "rank-0.json" / "in the way"
+    way.mkdir(parents=True)
+    started.append(order.start())
+    until(lambda: "up" in order.log())
+    order.platform_ends()
+    until(lambda: "cannot write exits/rank-0.json yet" in order.said())  # collected, and held there
+    order.platform_ends()
+    way.rmdir()
+    way.parent.rmdir()
+    assert order.end() == [0]
+    assert (order.ended["lost"], order.ended["interrupted"]) == ("they were stopped with the platform", True)
+
+
+def test_a_sigterm_before_the_first_rank_lives_is_marked_and_the_log_says_that_the_platform_was_stopped(
+    tmp_path: Path, started: list[Order]
+) -> None:
+    order = Order(tmp_path / "a", [script("import signal; signal.pause()")] * 2)
+    os.mkfifo(order.folder / "rank-0.log")  # to open it waits for a reader
+    started.append(order.start())
+    until((order.folder / "s").exists)
+    order.platform_ends()
+    reader = os.open(order.folder / "rank-0.log", os.O_RDONLY | os.O_NONBLOCK)
+    assert order.end() == [-15, -15]
+    os.close(reader)
+    assert order.log(1) == "phalanx: not started, since the platform was stopped\n"
+    assert order.ended["interrupted"] is True
+
+
+@pytest.mark.parametrize(("signal_sent", "interrupted"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
+def test_a_rank_that_fell_before_the_platform_ended_is_why_unless_it_fell_by_the_same_signal(
+    tmp_path: Path, started: list[Order], signal_sent: int, interrupted: bool
+) -> None:
+    """A reboot sends everybody SIGTERM, in no order."""
+    go = tmp_path / "go"
+    order = Order(tmp_path / "a", [script("import signal; signal.pause()"), [*script(LINGERING), str(go)]]).start()
+    started.append(order)
+    until(lambda: "up" in order.log(1))
+    os.kill(order.pids()[0], signal_sent)
+    until(lambda: "TERM" in order.log(1))
+    order.platform_ends()
+    go.touch()
+    order.end()
+    assert order.ended["interrupted"] is interrupted

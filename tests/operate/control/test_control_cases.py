@@ -11,16 +11,18 @@ import pytest
 from phalanx.core.errors import Exit
 from phalanx.core.events import AttemptEnded, AttemptPlaced, AttemptRunning, JobSubmitted, NodeAway
 from phalanx.core.ids import AttemptId, JobId
-from phalanx.core.messages import RankExit
+from phalanx.core.messages import Phase, RankExit
 from phalanx.core.records import CheckpointCommitted, ModelSaved
 from phalanx.core.spec import DataSource, JobSpec, Kind, Resources
 from phalanx.core.states import Finished, Pending
+from phalanx.core.units import MILLI
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.facts import FACTS_MAX
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.control.views import job_view, why_view
 from phalanx.operate.control.world import CHECKPOINTS_KEPT
+from phalanx.record.telemetry.ledger import account
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 
 FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
@@ -151,10 +153,12 @@ def test_a_wall_clock_that_jumps_neither_ends_an_attempt_nor_lets_it_run_longer(
 
 @pytest.mark.parametrize(("jump_ms", "more_ms"), [(0, 60_000), (30_000, 30_000), (-86_400_000, 120_000)])
 def test_what_an_attempt_ran_before_a_restart_counts_by_the_wall_clock(bench: Bench, jump_ms: int, more_ms: int) -> None:
-    job, _ = running(bench, a_spec(max_duration="2m"))
+    job, agent = running(bench, a_spec(max_duration="2m"))
+    agent.deaf = True
     bench.clock.sleep(60_000)
     bench.clock.jump(jump_ms)
     bench.restart()
+    agent.hello()
     bench.clock.sleep(more_ms - 1)
     bench.tick()
     assert bench.job(job).stop is None
@@ -205,6 +209,129 @@ def test_an_attempt_that_no_rank_ran_of_did_not_run(bench: Bench) -> None:
     bench.tick()
     assert bench.attempt(job).running_ms is None
     assert told_tracker(bench) == []
+
+
+# A platform that is stopped, and comes back
+
+
+DOWN_MS = 7_200_000
+
+
+def stop_platform(bench: Bench, agent: Agent, attempt: AttemptId = FIRST, code: int = -15, phase: Phase = "ended") -> int:
+    """`down --force`, and an `up` two hours later, the agent not there yet. When the ranks were gone."""
+    gone_ms = bench.clock.now_ms()
+    exits = tuple(RankExit(rank, code, gone_ms) for rank in (0, 1))
+    lost = "they were stopped with the platform"
+    agent.held[attempt] = replace(
+        agent.held[attempt], phase=phase, ranks=(), exits=exits, lost=lost, interrupted=True, ended_ms=gone_ms
+    )
+    bench.clock.sleep(DOWN_MS)
+    bench.restart()
+    bench.tick()
+    return gone_ms
+
+
+@pytest.mark.parametrize("code", [0, -15])
+@pytest.mark.parametrize(
+    "spec",
+    [a_spec(max_restarts=0), a_spec(kind="interactive"), a_spec(kind="service"), RECIPE, a_spec(max_duration="2h")],
+    ids=["no restarts", "interactive", "service", "recipe", "limited"],
+)
+def test_what_was_stopped_with_the_platform_goes_on_at_once_and_costs_no_restart(bench: Bench, spec: JobSpec, code: int) -> None:
+    job, agent = running(bench, spec)
+    stop_platform(bench, agent, code=code)
+    assert bench.state(job) == "running"
+    agent.hello()
+    bench.tick()
+    assert agent.starts == [FIRST, SECOND]
+    assert (bench.world.attempts[FIRST].ok, bench.world.attempts[FIRST].detail) == (False, "stopped with the platform")
+    assert (bench.job(job).interruptions, bench.job(job).quick_ends) == (1, 0)
+    assert job_view(bench.world, bench.job(job), bench.control.waiting).restarts == 1
+    assert "run_finished" not in told_tracker(bench)
+
+
+def test_failures_still_use_up_the_restarts_of_a_job_that_was_interrupted(bench: Bench) -> None:
+    job, agent = running(bench, a_spec(max_restarts=1))
+    stop_platform(bench, agent)
+    agent.hello()
+    bench.tick()
+    agent.run(SECOND)
+    agent.end(SECOND, 3)
+    bench.restarted()
+    assert agent.starts == [FIRST, SECOND, "tiny-1.3"]
+    agent.end(AttemptId("tiny-1.3"), 3)
+    bench.tick()
+    assert bench.job(job).state == Finished(3, "failed", "rank 0 exited with code 3")
+
+
+def test_a_job_that_was_asked_to_stop_does_not_go_on_after_the_platform_was_stopped(bench: Bench) -> None:
+    job, agent = running(bench)
+    agent.deaf = True
+    bench.control.cancel(job, "ada")
+    bench.tick()
+    stop_platform(bench, agent)
+    agent.hello()
+    bench.tick()
+    assert bench.job(job).state == Finished(1, "cancelled", "cancelled")
+
+
+def test_the_time_a_platform_was_down_is_not_held_by_the_job(bench: Bench) -> None:
+    job, agent = running(bench)
+    bench.clock.sleep(60_000)
+    gone_ms = stop_platform(bench, agent)
+    agent.hello()
+    bench.tick()
+    first = bench.world.attempts[FIRST]
+    assert (first.ended_ms, first.ended_ms - first.placed_ms if first.ended_ms else 0) == (gone_ms, 60_000)
+    until_ms = bench.clock.now_ms()
+    mine = account(bench.events(), {}, 0, until_ms, job=job)
+    assert mine.capacity == 2 * 60_000 * MILLI
+    whole = account(bench.events(), {}, 0, until_ms)
+    assert whole.balanced
+    assert whole.categories["idle"] == 2 * DOWN_MS * MILLI
+
+
+def test_an_end_outside_the_attempts_time_is_cut_to_it(bench: Bench) -> None:
+    job, agent = running(bench)
+    placed_ms = bench.attempt(job).placed_ms
+    bench.clock.sleep(60_000)
+    agent.held[FIRST] = replace(agent.held[FIRST], ended_ms=placed_ms - 9_000)
+    agent.end(FIRST)
+    bench.tick()
+    assert (bench.attempt(job).running_ms, bench.attempt(job).ended_ms) == (placed_ms, placed_ms)
+    other, _ = bench.submit(), bench.tick()
+    newest = bench.attempt(other).id
+    agent.held[newest] = replace(agent.held[newest], ended_ms=bench.clock.now_ms() + 86_400_000)
+    agent.end(newest)
+    bench.tick()
+    assert bench.world.attempts[newest].ended_ms == bench.clock.now_ms()
+
+
+def test_an_attempt_that_is_over_but_for_its_logs_is_not_stopped_for_the_time_nobody_looked(bench: Bench) -> None:
+    job, agent = running(bench, a_spec(max_duration="2h", max_restarts=0))
+    stop_platform(bench, agent, phase="stopping")
+    agent.deaf = True
+    agent.hello()
+    bench.tick(2)
+    assert bench.job(job).stop is None
+    agent.deaf = False
+    agent.held[FIRST] = replace(agent.held[FIRST], phase="ended")
+    agent.report(FIRST)
+    bench.tick()
+    assert agent.starts == [FIRST, SECOND]
+
+
+def test_an_attempt_that_was_never_started_does_not_run_out_of_time_while_the_platform_is_down(bench: Bench) -> None:
+    agent = bench.add("a")
+    agent.deaf = True
+    job = bench.submit(a_spec(max_duration="2h"))
+    bench.tick()
+    bench.clock.sleep(DOWN_MS)
+    bench.restart()
+    agent.deaf = False
+    agent.hello()
+    bench.tick(2)
+    assert (bench.job(job).stop, agent.starts) == (None, [FIRST])
 
 
 # Restarts

@@ -130,15 +130,20 @@ def test_down_refuses_while_jobs_hold_devices_and_force_stops_them(cell: Cell) -
     assert cell.ask("GET", f"/jobs/{job}")["restarts"] == 1
 
 
-def test_a_job_that_ends_politely_when_its_platform_goes_down_has_not_succeeded(cell: Cell) -> None:
+@pytest.mark.parametrize("spec", [{}, {"max_restarts": 0}, {"kind": "interactive"}])
+def test_a_job_that_ends_politely_when_its_platform_goes_down_has_not_succeeded_nor_used_a_restart(
+    cell: Cell, spec: dict[str, Any]
+) -> None:
     cell.up()
     job = cell.submit(
-        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\nsignal.pause()"
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True)\nsignal.pause()",
+        **spec,
     )
     cell.running(job)
     cell.run("down", "--force")
     cell.up()
     until(lambda: len(cell.ask("GET", f"/jobs/{job}")["attempts"]) == 2)
+    assert cell.ask("GET", f"/jobs/{job}")["attempts"][0]["detail"] == "stopped with the platform"
 
 
 def test_up_comes_back_on_its_port(cell: Cell) -> None:

@@ -44,8 +44,8 @@ def placed(attempt: AttemptId = FIRST, devices: tuple[int, ...] = (0, 1), job: J
     return AttemptPlaced(job, attempt, Placement((NodeSlice(NODE, devices),)), 1, 1)
 
 
-def ended(attempt: AttemptId = FIRST, again: bool = False, job: JobId = JOB) -> AttemptEnded:
-    return AttemptEnded(job, attempt, not again, again, "", ())
+def ended(attempt: AttemptId = FIRST, again: bool = False, job: JobId = JOB, ended_ms: int = 0) -> AttemptEnded:
+    return AttemptEnded(job, attempt, not again, again, "", (), ended_ms=ended_ms)
 
 
 def log(*bodies: tuple[int, EventBody]) -> list[Event]:
@@ -217,6 +217,24 @@ def test_a_node_that_comes_back_with_another_shape_changes_capacity_from_then_on
     assert result.by_type == {"cpu": 200 * MILLI, "H100": 400 * MILLI}
 
 
+def test_a_hold_ends_when_its_last_rank_was_gone_however_late_that_was_heard() -> None:
+    events = log(
+        (0, up()), (0, submitted(kind="batch")), (0, placed()), (9_000, NodeAway(NODE)), (10_000, up()),
+        (10_000, AttemptRunning(JOB, FIRST, ())), (10_000, ended(again=True, ended_ms=4_000)),
+        (10_000, placed(SECOND)),
+    )  # fmt: skip
+    assert used(account(events, {}, 0, 11_000)) == {
+        "startup": 2 * 4_000,
+        "idle": 2 * 5_000,
+        "unhealthy": 2 * 1_000,
+        "restart": 2 * 1_000,
+    }
+    assert account(events, {}, 3_000, 10_000, job=JOB).capacity == 2 * 1_000 * MILLI
+    for said, held in ((-5, 0), (99_000, 20_000)):
+        cut = log((0, up()), (0, submitted()), (0, placed()), (10_000, ended(ended_ms=said)))
+        assert account(cut, {}, 0, 20_000, job=JOB).capacity == held * MILLI
+
+
 def test_a_jobs_account_is_its_held_time() -> None:
     other = JobId("other-2")
     events = log(
@@ -294,7 +312,7 @@ def _body(job: JobId, number: int) -> st.SearchStrategy[EventBody]:
         st.builds(AttemptPlaced, st.just(job), st.just(attempt), placement, st.just(1), st.just(1)),
         st.just(AttemptRunning(job, attempt, ())),
         st.just(StopRequested(job, "cancel", "me")),
-        st.builds(ended, st.just(attempt), st.booleans(), st.just(job)),
+        st.builds(ended, st.just(attempt), st.booleans(), st.just(job), st.just(0) | TIMES),
     ]
     return st.one_of(bodies)
 

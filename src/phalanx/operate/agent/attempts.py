@@ -51,12 +51,15 @@ class Seen:
     ended: bool = False
     lost: str = ""
     stop_grace_ms: int | None = None
+    interrupted: bool = False
+    ended_ms: int = 0
+    orphaned: bool = False  # the shim is gone without an end, and the ranks with it
 
     def phase(self, drained: bool) -> Phase:
         """`drained`: everything the ranks wrote is with the control plane."""
         if self.ended:
             return "ended" if drained else "stopping"
-        if self.stop_grace_ms is not None or any(exited.code for exited in self.exits):
+        if self.stop_grace_ms is not None or self.orphaned or any(exited.code for exited in self.exits):
             return "stopping"
         return "running" if self.ranks else "starting"
 
@@ -102,11 +105,24 @@ class AttemptFolder:
             ended=ended is not None,
             lost=ended["lost"] if ended else "",
             stop_grace_ms=stop["grace_ms"] if stop else None,
+            interrupted=bool(ended and ended.get("interrupted")),
+            ended_ms=ended["at_ms"] if ended else 0,
+            orphaned=ended is None and self._is_orphaned(),
         )
 
     def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
         phase = seen.phase(drained)
-        return AttemptReport(self.attempt, self.accepted.epoch, phase, seen.ranks, seen.exits, at_ms, seen.lost)
+        return AttemptReport(
+            self.attempt,
+            self.accepted.epoch,
+            phase,
+            seen.ranks,
+            seen.exits,
+            at_ms,
+            seen.lost,
+            seen.interrupted,
+            seen.ended_ms,
+        )
 
     def shim_process(self) -> ShimProcess | None:
         found = _read_json(self.path / "shim-pid.json")
@@ -145,6 +161,10 @@ class AttemptFolder:
     def lose(self, why: str, at_ms: int) -> None:
         """Ends an attempt whose shim died before it could say how."""
         shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": why})
+
+    def _is_orphaned(self) -> bool:
+        found = self.shim_process()
+        return found is not None and not found.lives()
 
     def _exits(self) -> Iterator[RankExit]:
         for rank in self.ranks:

@@ -66,7 +66,8 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone.
+    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone,
+    be it that nobody has collected it yet.
 
     Raises OSError when that cannot be known, as with no file descriptor left: a process is not gone for that.
     """
@@ -74,7 +75,8 @@ def start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(stat.rpartition(b")")[2].split()[19])  # field 22 of proc(5); the name before may hold anything
+    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before may hold anything
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def boot_id() -> str:
@@ -152,7 +154,9 @@ class Shim:
         self.alive: dict[int, int] = {}  # pid -> rank
         self.started: list[subprocess.Popen[bytes]] = []
         self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
-        self.lost = ""  # why, when the ranks did not end by themselves
+        self.starting = True  # not every rank was started yet
+        self.interrupted = False  # the ranks did not end by themselves: the platform was stopped
+        self.fell: int | None = None  # exit code of the rank that ended the others
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
         self.kill_at: float | None = None
         self.agents: dict[socket.socket, bytes] = {}
@@ -161,14 +165,14 @@ class Shim:
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren come to us instead of init
-        self._hear_signals()
         self._listen()
         self._start()
         while self.alive or self.unwritten:
             self._turn()
         self._end()
 
-    def _hear_signals(self) -> None:
+    def hear_signals(self) -> None:
+        """Before the claim: from there on a SIGTERM ends the attempt, with records, and not only this process."""
         heard, told = socket.socketpair()
         heard.setblocking(False)
         told.setblocking(False)
@@ -180,8 +184,11 @@ class Shim:
         self.selector.register(heard, selectors.EVENT_READ, lambda: heard.recv(4096))
 
     def _end_with_platform(self) -> None:
-        """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for."""
-        self.lost = "they were stopped with the platform" if self.alive else ""
+        """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for. Not so once
+        they end by themselves or on request; one that fell by SIGTERM a moment ago met the same end of the platform."""
+        told = self.kill_at is not None or self.stop_grace_ms is not None
+        if (self.alive or self.starting) and (not told or self.fell == -signal.SIGTERM):
+            self.interrupted = True
         self._ask_stop(self.order["grace_ms"])
 
     def _listen(self) -> None:
@@ -240,6 +247,9 @@ class Shim:
     def _start(self) -> None:
         processes = []
         for entry in self.order["ranks"]:
+            if self.interrupted:
+                self._cannot_start(entry, "not started, since the platform was stopped", -signal.SIGTERM)
+                continue
             if self.stop_grace_ms is not None:
                 self._cannot_start(entry, "not started, since another rank of this attempt could not be")
                 continue
@@ -252,6 +262,7 @@ class Shim:
             self.started.append(child)
             self.alive[child.pid] = entry["rank"]
             processes.append({"rank": entry["rank"], "pid": child.pid})
+        self.starting = False
         self.unwritten.insert(0, ("ranks.json", processes, "ranks"))
         self._write()
 
@@ -271,10 +282,10 @@ class Shim:
         finally:
             os.close(log)
 
-    def _cannot_start(self, entry: dict[str, Any], why: str) -> None:
+    def _cannot_start(self, entry: dict[str, Any], why: str, code: int = CANNOT_START) -> None:
         with contextlib.suppress(OSError), Path(entry["log"]).open("a", errors="backslashreplace") as log:
             log.write(f"phalanx: {why}\n")
-        self._exited(entry["rank"], CANNOT_START)
+        self._exited(entry["rank"], code)
 
     def _turn(self) -> None:
         for key, _ in self.selector.select(self._patience_s()):
@@ -308,6 +319,7 @@ class Shim:
         record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
         self.unwritten.append((f"exits/rank-{rank}.json", record, "exit"))
         if first:
+            self.fell = code
             self._ask_stop(self.order["grace_ms"])
 
     def _write(self) -> None:
@@ -355,7 +367,9 @@ class Shim:
                 swept |= clean()
             except OSError as error:
                 _say(f"cannot look for what the ranks left: {error}")  # they themselves are dead and collected
-        self.unwritten.append(("ended.json", {"at_ms": _now_ms(), "lost": self.lost, "swept": len(swept)}, "ended"))
+        lost = "they were stopped with the platform" if self.interrupted else ""
+        ended = {"at_ms": _now_ms(), "lost": lost, "interrupted": self.interrupted, "swept": len(swept)}
+        self.unwritten.append(("ended.json", ended, "ended"))
         self._write()
         while self.unwritten:
             self._turn()
@@ -395,8 +409,10 @@ def _dead_children() -> list[tuple[int, int]]:
 def main() -> None:
     folder = Path(sys.argv[1])
     order = json.loads((folder / "shim.json").read_text())
+    made = Shim(folder, order)
+    made.hear_signals()
     if claim(folder):
-        Shim(folder, order).run()
+        made.run()
 
 
 if __name__ == "__main__":

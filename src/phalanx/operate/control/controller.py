@@ -161,7 +161,7 @@ class Controller:
         for item in heard:
             observed.take_in(draft, seen, item, now_ms)
         observed.note_away(draft, seen, monotonic_ms, self._start_ms, self._settings.lease_ms, now_ms)
-        observed.note_overdue(draft, self._held, monotonic_ms, now_ms)
+        observed.note_overdue(draft, seen, self._held, monotonic_ms, now_ms)
         self._commit(draft)
         self._seen = seen
         del self._heard[: len(heard)]

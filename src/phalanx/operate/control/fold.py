@@ -240,9 +240,11 @@ def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]
 
 def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
     job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail, body.not_before_ms), at_ms)
-    job = replace(job, quick_ends=job.quick_ends + 1 if body.not_before_ms else 0)
-    attempt = replace(world.attempts[body.attempt], ended_ms=at_ms, ok=body.ok, detail=body.detail, exits=body.exits)
-    return job, attempt
+    quick_ends = job.quick_ends + 1 if body.not_before_ms else 0
+    job = replace(job, quick_ends=quick_ends, interruptions=job.interruptions + body.interrupted)
+    attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
+    running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
+    return job, replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
 
 
 def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:

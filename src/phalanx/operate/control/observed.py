@@ -92,14 +92,21 @@ def note_away(draft: Draft, seen: Sightings, monotonic_ms: int, start_ms: int, l
             draft.add(NodeAway(node), at_ms)
 
 
-def note_overdue(draft: Draft, held: Stopwatch, monotonic_ms: int, at_ms: int) -> None:
-    """Asks attempts that reached their job's max_duration to stop."""
+def note_overdue(draft: Draft, seen: Sightings, held: Stopwatch, monotonic_ms: int, at_ms: int) -> None:
+    """Asks attempts that reached their job's max_duration to stop. Not those of nodes that were not greeted since this control
+    plane's start: they may have ended long ago. Nor those that are on their way out: their end says what becomes of the job."""
     for job, attempt in list(draft.world.holding()):
         limit_ms = job.spec.max_duration_ms
         if limit_ms is None or not isinstance(job.state, Starting | Running):
             continue
+        if any(part.node not in seen.greeted for part in attempt.placement.slices) or _is_ending(seen.of(attempt)):
+            continue
         if held.held_ms(attempt, monotonic_ms) >= limit_ms:
             draft.add(StopRequested(job.id, "max_duration", PLATFORM), at_ms)
+
+
+def _is_ending(reports: Sequence[AttemptReport | None]) -> bool:
+    return all(report is not None and report.phase in ("stopping", "ended") for report in reports)
 
 
 def broken(attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> bool:
@@ -166,15 +173,36 @@ def _settle(draft: Draft, seen: Sightings, node: NodeId, attempt: AttemptId, at_
 def _verdict(job: JobRecord, attempt: AttemptRecord, reports: Sequence[AttemptReport | None], at_ms: int) -> AttemptEnded:
     """How the attempt ended, and whether and when another follows."""
     causes = _causes(attempt, reports)
-    cause = min(causes, key=lambda one: (one.at_ms, one.text), default=None)
+    cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
     exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
+    interrupted = cause is not None and cause.interrupted
     again = not isinstance(job.state, Stopping) and _again(job, attempt, cause)
-    delay_ms = restarts.delay_ms(at_ms - attempt.placed_ms, bool(attempt.checkpoints), job.quick_ends) if again else 0
-    not_before_ms = at_ms + delay_ms if delay_ms else 0
-    return AttemptEnded(job.id, attempt.id, cause is None, again, _detail(job, cause), exits, not_before_ms)
+    ended_ms = _ended_ms(attempt, reports, at_ms)
+    held_ms = ended_ms - attempt.placed_ms
+    put_off = again and not interrupted
+    delay_ms = restarts.delay_ms(held_ms, bool(attempt.checkpoints), job.quick_ends) if put_off else 0
+    return AttemptEnded(
+        job.id,
+        attempt.id,
+        cause is None,
+        again,
+        _detail(job, cause),
+        exits,
+        not_before_ms=at_ms + delay_ms if delay_ms else 0,
+        interrupted=interrupted,
+        ended_ms=ended_ms if ended_ms != at_ms else 0,
+    )
+
+
+def _ended_ms(attempt: AttemptRecord, reports: Sequence[AttemptReport | None], at_ms: int) -> int:
+    """When the last rank was gone: as the nodes say, if all do, though neither before the placement nor after now."""
+    said = [report.ended_ms if report else 0 for report in reports]
+    return min(at_ms, max(attempt.placed_ms, *said)) if all(said) else at_ms
 
 
 def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bool:
+    if cause is not None and cause.interrupted:
+        return True
     match job.spec.kind:
         case "service":
             return True
@@ -182,7 +210,7 @@ def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bo
             return False
         case _:
             mends = cause is not None and not _is_bad_input(job, cause)
-            return mends and attempt.number - 1 < job.spec.max_restarts
+            return mends and attempt.number - 1 - job.interruptions < job.spec.max_restarts
 
 
 def _is_bad_input(job: JobRecord, cause: "_Cause") -> bool:
@@ -236,11 +264,13 @@ def _is_up(part: _Part) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed."""
+    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed. When a part was
+    `interrupted`, that is the cause: what the rest of the gang did then is its consequence."""
 
     at_ms: int
     text: str
     code: int | None = None
+    interrupted: bool = False
 
 
 def _causes(attempt: AttemptRecord, reports: Sequence[AttemptReport | None]) -> list[_Cause]:
@@ -252,12 +282,14 @@ def _cause(part: _Part) -> _Cause | None:
     report = part.report
     if report is None:
         return None
+    if report.interrupted:
+        return _Cause(report.ended_ms or report.at_ms, "stopped with the platform", interrupted=True)
     failed = [item for item in part.exits if item.code != 0]
     if failed:
         first = min(failed, key=lambda item: (not item.first, item.at_ms, item.rank))
         return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code)
     if report.lost:
-        return _Cause(report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
+        return _Cause(report.ended_ms or report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
     if report.phase == "ended" and len(part.exits) < len(part.ranks):
         return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")
     return None

@@ -29,6 +29,8 @@ CHECKPOINTS_KEPT: Final = 50
 class AttemptRecord:
     """One launch of a job. Times are Unix milliseconds; `ok` is None until it ended; `ranks` and `exits` in rank order.
 
+    ended_ms: when its last rank was gone, which may be long before the platform knew.
+
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said.
     """
 
@@ -56,7 +58,7 @@ class JobRecord:
     was asked to end, if it was.
 
     attempts: the newest ATTEMPTS_KEPT, older ones are in the log. quick_ends: attempts in a row, the newest among them, that
-    ended too soon for the next one to follow at once.
+    ended too soon for the next one to follow at once. interruptions: attempts that were stopped with the platform.
     """
 
     id: JobId
@@ -71,6 +73,7 @@ class JobRecord:
     stop: StopCause | None = None
     attempts: tuple[AttemptId, ...] = ()
     quick_ends: int = 0
+    interruptions: int = 0
     started_ms: int | None = None
     finished_ms: int | None = None
     model: str | None = None

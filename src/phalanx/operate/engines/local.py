@@ -160,7 +160,7 @@ def down(machine: Machine, home: Path, force: bool = False) -> bool:
     """Ends agent and server; True when anything was running. Pending jobs wait in the home for the next `up`.
 
     Raises Conflict while jobs hold devices, unless `force`: then their ranks are stopped, and the jobs go on from their last
-    checkpoint at the next `up`, as after a failure.
+    checkpoint at the next `up`; it costs them no restart.
     """
     home = home.expanduser().resolve()
     if not (home / "run").is_dir():

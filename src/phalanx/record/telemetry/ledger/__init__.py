@@ -2,7 +2,8 @@
 
 `history` folds the log into who held what; `spend` says how a held span was spent, from step records; `account` adds it up for
 a window. What a millisecond is booked as depends on the log and the records alone, never on the window asked for, so adjacent
-windows add up; records that come late move time between categories and change no sum.
+windows add up; records that come late move time between categories and change no sum. An end that is heard of late gives the
+time since back: to the fleet as idle, to the job as not held.
 """
 
 from phalanx.record.telemetry.ledger.account import Account, account, cost

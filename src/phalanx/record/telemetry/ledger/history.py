@@ -132,7 +132,8 @@ class _Folding:
             case AttemptRunning(attempt=attempt) if attempt in self._held:
                 self._held[attempt].running_ms = min(self._held[attempt].running_ms, now)
             case AttemptEnded(attempt=attempt) if attempt in self._held:
-                self._held.pop(attempt).end = now
+                hold = self._held.pop(attempt)
+                hold.end = min(now, max(hold.start, event.body.ended_ms)) if event.body.ended_ms else now
             case StopRequested(job=job):
                 for hold in self._held.values():
                     if hold.job == job:
