@@ -22,6 +22,7 @@ from phalanx.operate.agent import code, shim
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.ports import is_taken
+from phalanx.operate.agent.together import cancelled
 
 CLAIM_S_MAX: Final = 30.0
 RETRY_S: Final = 0.5
@@ -122,9 +123,7 @@ class AttemptRun:
             await prepare
             return not stopped.done()
         finally:
-            prepare.cancel()
-            stopped.cancel()
-            await asyncio.gather(prepare, stopped, return_exceptions=True)
+            await cancelled([prepare, stopped])
 
     async def _prepare(self) -> None:
         launch = self.folder.accepted.launch
@@ -183,8 +182,7 @@ class AttemptRun:
         try:
             await _gone(process)
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await cancelled([listening])
         await self.refresh()
         if not self.seen.ended:
             await self._lost(process)

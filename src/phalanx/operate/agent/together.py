@@ -23,7 +23,7 @@ async def together(*parts: Coroutine[Any, Any, None]) -> None:
         await cancelled(running)
 
 
-async def cancelled(running: Iterable[asyncio.Task[None]]) -> None:
+async def cancelled(running: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels all and waits until they are done, reminding those that overlook it. What they raise meanwhile is dropped."""
     running = list(running)
     while pending := [part for part in running if not part.done()]:
