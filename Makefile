@@ -26,8 +26,9 @@ check: install ## ruff, mypy --strict, import-linter, tidy
 bench: install ## every benchmark, quick form
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
 
-soak: install ## the long form of the tests: the kill test over many steps and ranks
+soak: install ## the long form of the tests: the kill test over many steps and ranks, 50,000 seeds of the simulation
 	@PHALANX_SOAK=1 $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.simulation --seeds 0:50000
 
 clean: ## removes the environment, the demo's folder and caches
 	@if [ -d .demo/home ] && [ -x $(BIN)/phalanx ]; then PHALANX_HOME=.demo/home $(BIN)/phalanx down --force || true; fi

@@ -3,7 +3,10 @@
 import os
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("phalanx", deadline=None)  # a busy machine or disk is no failure of ours
+settings.load_profile("phalanx")
 MUST_RUN_ALL = os.geteuid() == 0 or os.environ.get("CI", "").lower() in ("1", "true")
 
 

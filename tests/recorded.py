@@ -79,12 +79,18 @@ def why_view(**changes: Any) -> WhyView:
     return dataclasses.replace(base, **changes)
 
 
-def status_view(**changes: Any) -> StatusView:
+def node_view(**changes: Any) -> NodeView:
+    """A node of two CPU slots, one of them held, unless changed."""
     devices = (Device(0, "cpu", "CPU slot 0"), Device(1, "cpu", "CPU slot 1"))
-    node = NodeView(
+    base = NodeView(
         node=NodeId("node-a"), state="up", address="127.0.0.1", devices=devices, held={0: AttemptId(f"{JOB}.2")}, cpus=2.0,
         memory_bytes=8 << 30, seen_ms=9_000,
     )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+def status_view(**changes: Any) -> StatusView:
+    node = node_view()
     base = StatusView(
         version="0.1.0", home="/srv/phalanx", url="http://127.0.0.1:8720", epoch=3, devices_are=CPU, devices_total=2,
         devices_held=1, jobs={"running": 1, "pending": 0}, nodes=(node,), outbox=0, processes={"server": 41, "agent": 42},
@@ -220,7 +226,7 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             if self.command != "HEAD":
                 self.wfile.write(answer.body.encode())
 
-        do_POST = do_PUT = do_HEAD = do_GET
+        do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
             """Silent: a test reads what the command says."""

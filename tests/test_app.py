@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from phalanx import app
 from phalanx.core import wire
+from phalanx.core.errors import SetupError
 from phalanx.decide.scheduler import Snapshot
+from phalanx.operate import daemons
 from phalanx.operate.control.scheduler_process import Answer
+from phalanx.operate.home import open_home
+from phalanx.show.cli.tools import Tools
 
 
 def python(*words: str, feed: str = "") -> "subprocess.CompletedProcess[str]":
@@ -53,12 +57,44 @@ def test_wrong_words_for_a_daemon_are_bad_input(words: list[str], capsys: pytest
     assert "usage" in capsys.readouterr().err
 
 
+def test_the_agent_of_a_home_that_joined_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["agent", "--home", str(tmp_path / "home"), "--joined"]) == 2
+    assert "has joined no control plane; run `phalanx agent join`" in capsys.readouterr().err
+
+
+def test_the_home_of_a_control_plane_joins_no_other_whatever_runs_there(tmp_path: Path) -> None:
+    (tmp_path / "phalanx.db").touch()
+    with pytest.raises(SetupError, match="holds a control plane"):
+        app.join(tmp_path, "http://127.0.0.1:1", None, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["phalanx.db"]
+
+
+def test_one_join_at_a_time_for_a_home(tmp_path: Path) -> None:
+    open_home(tmp_path / "home")
+    with daemons.only_one(tmp_path / "home", "up", "wait"), pytest.raises(SetupError, match="is at work on it"):
+        app.join(tmp_path / "home", "http://127.0.0.1:1", None, "")
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(tools: Tools, argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phalanx.show.cli.main.run", interrupted)
+    assert app.main(["ls"]) == 130
+
+
+def test_agent_is_a_group_of_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["agent", "--help"]) == 0
+    assert "revoke" in capsys.readouterr().out
+
+
 def test_a_daemons_error_is_one_line_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "home.json").write_text('{"format": 99}')
     assert app.main(["server", "--home", str(tmp_path), "--port", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("phalanx server: home:")
-    assert len(said.splitlines()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["field"], said["value"]) == ("refused", "home", str(tmp_path))
+    assert "upgrade Phalanx" in said["fix"]
 
 
 def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:

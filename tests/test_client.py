@@ -344,7 +344,7 @@ def test_where_the_server_is(tmp_path: Path) -> None:
 
 
 def test_a_platform_that_was_never_started_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ServerUnreachable, match=f"no platform has been started in {tmp_path}.*phalanx up"):
+    with pytest.raises(ServerUnreachable, match=f"no platform runs in {tmp_path}.*phalanx up"):
         connect(tmp_path, {})
 
 
@@ -357,6 +357,8 @@ def test_a_platform_that_was_never_started_is_said_so(tmp_path: Path) -> None:
         ({"PHALANX_URL": "http://127.0.0.1:ab", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "http://127.0.0.1:80\0", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "ftp://127.0.0.1:1", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
+        ({"PHALANX_URL": "http://ann:pass@127.0.0.1:1", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
+        ({"PHALANX_URL": "https://phalanx.example/?a=1", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "http://phalanx.example", "PHALANX_TOKEN": "t"}, "PHALANX_URL"),
         ({"PHALANX_URL": "http://127.0.0.1:1", "PHALANX_TOKEN": "se\ncret"}, "PHALANX_TOKEN"),
     ],

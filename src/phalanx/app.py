@@ -10,33 +10,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.core.errors import PhalanxError
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
 DAEMONS = ("server", "agent", "scheduler", "tracking")
 
+FOR_TERMINALS = ("rich", "pygments")
+FOR_MODELS = ("numpy", "pandas", "pyarrow", "scipy", "sklearn")
+"""What libraries import where it happens to be installed and our daemons never use: httpx and structlog take the first for colours,
+5 to 10 MB in a process; MLflow takes the second for data sets and models, 50 to 90 MB in the tracking process."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one command line: a daemon's (`python -m phalanx.app server --home H`), else the CLI's."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in DAEMONS:
-        return _daemon(words)
-    from phalanx.show.cli.main import run
-    from phalanx.show.cli.tools import Tools
+    return _daemon(words) if _name_a_daemon(words) else _command(words)
 
-    tools = Tools(
-        up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir
-    )
-    return run(tools, words)
+
+def _command(words: Sequence[str]) -> int:
+    from phalanx.core.errors import Exit
+
+    try:
+        from phalanx.show.cli.main import run
+        from phalanx.show.cli.tools import Tools
+
+        tools = Tools(
+            up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
+            join=join, serve_node=serve_node,
+        )  # fmt: skip
+        return run(tools, words)
+    except KeyboardInterrupt:  # before the command began, which would have had words for it
+        return int(Exit.DETACHED)
 
 
 # The command line's tools
 
 
-def up(home: Path, port: int | None, cpu_slots: int | None) -> bool:
+def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> bool:
+    from phalanx.operate import daemons
     from phalanx.operate.engines import local
 
-    return local.up(_machine(), home, port, cpu_slots)
+    home = home.expanduser().resolve()
+    if store or os.environ.get("PHALANX_STORE"):
+        from phalanx.operate.control import blob_home
+
+        store = blob_home.choice(home, store, os.environ)
+        blob_home.check_change(home, store, daemons.alive(home, "server") is not None)
+    return local.up(_machine(), home, port, cpu_slots, store)
 
 
 def down(home: Path, force: bool) -> bool:
@@ -78,7 +99,53 @@ def pack_workdir(folder: Path) -> bytes:
     return pack(folder)
 
 
+def join(home: Path, url: str, token_file: Path | None, name: str) -> str:
+    from phalanx.core.errors import SetupError
+    from phalanx.operate import daemons
+    from phalanx.operate.agent import membership
+    from phalanx.operate.home import open_home
+
+    membership.refuse_own(home)
+    open_home(home)
+    with daemons.only_one(home, "up", "another `phalanx agent join`, `up` or `down` is at work on it; wait for it to end"):
+        if running := daemons.alive(home, "agent"):
+            raise SetupError("home", str(home), f"another agent of this home is running (pid {running.pid}); stop it first")
+        return membership.enter(home, url, token_file, name, _Door(url)).node
+
+
+def serve_node(home: Path, cpu_slots: int | None) -> int:
+    """In this process, which becomes the agent: light, and `down` knows it by its command line."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    options = ["--cpu-slots", str(cpu_slots)] if cpu_slots else []
+    os.execv(sys.executable, [*_python("phalanx.app"), "agent", "--home", str(home), "--joined", *options])  # noqa: S606 (no shell)
+
+
+class _Door:
+    """A control plane, asked by the client."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def exchange(self, token: str, node: str, credential_sha256: str) -> None:
+        from phalanx.client import Client
+
+        with Client(self._url, token) as client:
+            client.join(node, credential_sha256)
+
+    def check(self, credential: str) -> None:
+        from phalanx.client import Client
+
+        with Client(self._url, credential) as client:
+            client.membership()
+
+
 # The daemons
+
+
+def _name_a_daemon(words: Sequence[str]) -> bool:
+    """`agent` alone is a command of people's."""
+    return bool(words) and words[0] in DAEMONS and (words[0] != "agent" or list(words[1:2]) == ["--home"])
 
 
 def _machine() -> "Machine":
@@ -103,6 +170,8 @@ def _daemon(words: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=os.environ.get("PHALANX_PORT") or "8720")
     parser.add_argument("--cpu-slots", type=int)
+    parser.add_argument("--joined", action="store_true", help="of an agent: serve the control plane that this home joined")
+    parser.add_argument("--store", default="")
     given = parser.parse_args(words)
     if given.daemon != "agent":  # whose ranks inherit the umask of `phalanx up`; its own files lie in folders of mode 0700
         os.umask(0o077)
@@ -110,8 +179,20 @@ def _daemon(words: Sequence[str]) -> int:
     try:
         return start(given.home.expanduser().resolve(), given)
     except PhalanxError as error:
-        sys.stderr.write(f"phalanx {given.daemon}: {error}\n")
+        sys.stderr.write(f"{_refusal(error)}\n")
         return int(error.exit_code)
+
+
+def _refusal(error: "PhalanxError") -> str:
+    """A line of the daemon's log, JSON like the others: whoever started it repeats what can be repaired, and nothing else."""
+    import json
+
+    from phalanx.core.errors import UserError
+
+    said = {"event": "refused", "level": "error", "error": str(error)}
+    if isinstance(error, UserError):
+        said |= {"field": error.field, "value": str(error.value), "fix": error.fix}
+    return json.dumps(said)
 
 
 def _server(home: Path, given: Any) -> int:
@@ -120,7 +201,7 @@ def _server(home: Path, given: Any) -> int:
     def command(child: str) -> list[str]:
         return [*_python("phalanx.app"), child, "--home", str(home)]
 
-    return run_server(home, command, given.host, given.port)
+    return run_server(home, command, given.host, given.port, given.store)
 
 
 def _agent(home: Path, given: Any) -> int:
@@ -130,7 +211,22 @@ def _agent(home: Path, given: Any) -> int:
     from phalanx.operate.home import node_name, open_home
 
     open_home(home)
+    if given.joined:
+        return _joined_agent(home, given.cpu_slots)
     run_agent(home, written_url(home), token_of(home, "node"), node_name(home), given.cpu_slots)
+    return 0
+
+
+def _joined_agent(home: Path, cpu_slots: int | None) -> int:
+    from phalanx.core.errors import SetupError
+    from phalanx.core.ids import NodeId
+    from phalanx.operate.agent import membership
+    from phalanx.operate.agent.agent import run_agent
+
+    known = membership.read(home)
+    if known is None:
+        raise SetupError("home", str(home), "has joined no control plane; run `phalanx agent join`")
+    run_agent(home, lambda: known.url, known.credential, NodeId(known.node), cpu_slots)
     return 0
 
 
@@ -148,5 +244,13 @@ def _tracking(home: Path, given: Any) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def _leave_out(daemon: str) -> None:
+    """Of this process, before anything is imported that would take it along."""
+    for name in FOR_TERMINALS + (FOR_MODELS if daemon == "tracking" else ()):
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's own way to say that it cannot be imported
+
+
+if __name__ == "__main__":  # as which daemons are started; the command line needs a terminal's colours
+    if _name_a_daemon(sys.argv[1:]):
+        _leave_out(sys.argv[1])
     sys.exit(main())

@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,19 @@ def test_too_large_a_folder_names_the_largest_file(folder: Path) -> None:
         pack(folder)
     (folder / ".phalanxignore").write_text("*.bin\n")
     pack(folder)
+
+
+def test_a_file_that_grows_meanwhile_is_still_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = workdir._check_size
+
+    def then_grow(folder: Path, names: Sequence[str]) -> None:
+        check(folder, names)
+        with (folder / "train.py").open("wb") as file:
+            file.truncate(65 * 2**20)
+
+    monkeypatch.setattr(workdir, "_check_size", then_grow)
+    with pytest.raises(SpecError, match=r"train\.py \(64\.0 MiB\)"):
+        pack(folder)
 
 
 def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def _from_environment(environ: Mapping[str, str]) -> Address:
         raise SetupError(
             "PHALANX_TOKEN", "(not set)", f"set it to a token of {url}, or unset PHALANX_URL to use this machine's platform"
         )
-    return Address(_checked_url(url), _checked_token("PHALANX_TOKEN", token))
+    return Address(checked_url("PHALANX_URL", url), checked_token("PHALANX_TOKEN", token))
 
 
 def _from_home(home: Path) -> Address:
@@ -62,33 +62,35 @@ def _from_home(home: Path) -> Address:
         url = json.loads((home / "run" / "server.json").read_text(encoding="utf-8"))["url"]
         token = (home / "token").read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
-        raise ServerUnreachable(
-            f"no platform has been started in {home}; start one with `phalanx up`, or set PHALANX_HOME"
-        ) from error
+        raise ServerUnreachable(f"no platform runs in {home}; start one with `phalanx up`, or set PHALANX_HOME") from error
     except PermissionError as error:
         raise SetupError("PHALANX_HOME", str(home), "belongs to another user; set PHALANX_HOME to a folder of yours") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SetupError(
             "PHALANX_HOME", str(home), "its run/server.json or token cannot be read; run `phalanx up` again"
         ) from error
-    return Address(str(url).rstrip("/"), _checked_token("token", token))
+    return Address(str(url).rstrip("/"), checked_token("token", token))
 
 
-def _checked_url(url: str) -> str:
+def checked_url(field: str, url: str) -> str:
+    """`url` as an address that a token may be sent to: https, or http on loopback. Raises SetupError that names `field`."""
+    url = url.rstrip("/")
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 (reading it is what checks it)
         httpx.URL(url)
     except (ValueError, httpx.InvalidURL) as error:
-        raise SetupError("PHALANX_URL", url, f"is not a URL ({error}); write http://HOST:PORT or https://HOST") from error
+        raise SetupError(field, url, f"is not a URL ({error}); write http://HOST:PORT or https://HOST") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SetupError("PHALANX_URL", url, "write http://HOST:PORT or https://HOST")
+        raise SetupError(field, url, "write http://HOST:PORT or https://HOST")
+    if parts.username is not None or parts.query or parts.fragment:  # a name before the host would take the token's place
+        raise SetupError(field, url.rpartition("@")[2], "write the address alone: http://HOST:PORT or https://HOST")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
-        raise SetupError("PHALANX_URL", url, "use https, or a tunnel to this machine's loopback: the token would travel readable")
+        raise SetupError(field, url, "use https, or a tunnel to this machine's loopback: the token would travel readable")
     return url
 
 
-def _checked_token(field: str, token: str) -> str:
+def checked_token(field: str, token: str) -> str:
     """A token is a header's value: printable ASCII. The bad value is not repeated."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise SetupError(field, "(hidden)", "is not a Phalanx token; copy it again from the file `token` in the server's home")

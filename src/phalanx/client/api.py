@@ -4,21 +4,45 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from phalanx.client import following
+from phalanx.client import artifacts, following
 from phalanx.client.http import decoded, open_line
+from phalanx.client.packed import check_lock
 from phalanx.core import wire
-from phalanx.core.errors import NotFound, WorldError
+from phalanx.core.errors import NotFound, SpecError, StoreUnavailable, UserError, WorldError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import checked, parse_spec
-from phalanx.core.views import EventView, JobView, LedgerView, LogPage, ModelView, StatusView, StepPage, SubmitRequest, WhyView
+from phalanx.core.views import (
+    ArtifactView,
+    DrainRequest,
+    EventView,
+    GcRequest,
+    GcView,
+    JobView,
+    JoinRequest,
+    JoinTokenRequest,
+    JoinTokenView,
+    LedgerView,
+    LogPage,
+    MembershipView,
+    ModelView,
+    NodeView,
+    SecretView,
+    StatusView,
+    StepPage,
+    SubmitRequest,
+    WhyView,
+)
 
 T = TypeVar("T")
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,80}")
 """What a job's id or a model's name can look like. Anything else is not sent: it would become part of a path."""
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class Client:
@@ -56,6 +80,11 @@ class Client:
     def url(self) -> str:
         return self._line.url
 
+    def hurry(self, timeout_s: float) -> None:
+        """From now on each call is tried once, and given up after about `timeout_s`."""
+        self._line.delays_s = ()
+        self._line.http.timeout = timeout_s
+
     def status(self) -> StatusView:
         status: StatusView = self._line.read(StatusView, "/status")
         return status
@@ -67,6 +96,7 @@ class Client:
         Raises SpecError before anything is sent when the spec is not acceptable.
         """
         known = checked(spec) if isinstance(spec, JobSpec) else parse_spec(dict(spec))
+        check_lock(known, workdir_pack)
         code = self._upload(workdir_pack) if workdir_pack is not None else ""
         request = SubmitRequest(spec=wire.plain(JobSpec, known), code=code, key=key)
         return self._post("/jobs", wire.dumps(SubmitRequest, request), may_repeat=bool(key))
@@ -89,9 +119,22 @@ class Client:
         """Raises Conflict when the job has finished already."""
         return self._post(f"/jobs/{_job(job)}/cancel", "", may_repeat=False)
 
+    def pause(self, job: str) -> JobView:
+        """The job lets go of its devices until it is resumed; twice is once. Raises Conflict when it has finished or ends."""
+        return self._post(f"/jobs/{_job(job)}/pause", "", may_repeat=True)
+
+    def resume(self, job: str) -> JobView:
+        """A paused job waits for devices again; one that goes on anyway is left alone. Raises Conflict when it cannot."""
+        return self._post(f"/jobs/{_job(job)}/resume", "", may_repeat=True)
+
+    def retry(self, job: str) -> JobView:
+        """Opens a job that failed or was cancelled again. Raises Conflict for any other."""
+        return self._post(f"/jobs/{_job(job)}/retry", "", may_repeat=False)
+
     def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 1.0, patience_s: float = 120.0) -> JobView:
-        """The job once it has finished. Raises WaitTimeout after `timeout_s`, ServerUnreachable once the server was away for
-        `patience_s` on end."""
+        """The job once it has finished; a paused one is waited for until it is resumed and ends.
+
+        Raises WaitTimeout after `timeout_s`, ServerUnreachable once the server was away for `patience_s` on end."""
         return following.wait(self, job, timeout_s, poll_s, patience_s)
 
     def steps(self, job: str, after: str = "", rank: int | None = None, attempt: str = "") -> StepPage:
@@ -118,14 +161,76 @@ class Client:
         """About the last 64 KiB of one rank's log, all of a shorter one, however long it is."""
         return following.log_end(self, job, rank, attempt)
 
-    def events(self, job: str, after: int = 0) -> tuple[EventView, ...]:
-        events: tuple[EventView, ...] = self._line.read(tuple[EventView, ...], f"/jobs/{_job(job)}/events", {"after": after})
+    def events(
+        self,
+        job: str | None = None,
+        after: int = 0,
+        *,
+        limit: int | None = None,
+        kind: str = "",
+        since_ms: int | None = None,
+        newest: bool = False,
+    ) -> tuple[EventView, ...]:
+        """The log beyond event `after`, oldest first, of one job or of everything: a page of at most `limit`, the server's most
+        without one. `newest`: the last ones instead of the first."""
+        path = f"/jobs/{_job(job)}/events" if job is not None else "/events"
+        bounds: dict[str, str | int | None] = {"limit": limit, "kind": kind, "since_ms": since_ms}
+        params = {"after": after, **bounds, "newest": "true" if newest else None}
+        events: tuple[EventView, ...] = self._line.read(tuple[EventView, ...], path, params)
         return events
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        nodes: tuple[NodeView, ...] = self._line.read(tuple[NodeView, ...], "/nodes")
+        return nodes
+
+    def drain(self, node: str, reason: str, now: bool = False) -> NodeView:
+        """Places nothing new on the node; with `now` its gangs are stopped and start again elsewhere."""
+        body = wire.dumps(DrainRequest, DrainRequest(reason=reason, now=now))
+        view: NodeView = self._posted(NodeView, f"/nodes/{_node(node)}/drain", body, may_repeat=True)
+        return view
+
+    def undrain(self, node: str) -> NodeView:
+        """The node may be given work again."""
+        view: NodeView = self._posted(NodeView, f"/nodes/{_node(node)}/undrain", "", may_repeat=True)
+        return view
+
+    def make_join_token(self, lifetime_ms: int) -> JoinTokenView:
+        """A token that lets one node join. It is not told again: whoever loses the answer makes another."""
+        body = wire.dumps(JoinTokenRequest, JoinTokenRequest(lifetime_ms=lifetime_ms))
+        view: JoinTokenView = self._posted(JoinTokenView, "/agent/tokens", body, may_repeat=False)
+        return view
+
+    def join(self, node: str, credential_sha256: str) -> MembershipView:
+        """With a join token as this client's token: lets the credential of that hash stand for `node`. Twice is once."""
+        body = wire.dumps(JoinRequest, JoinRequest(node=node, credential_sha256=credential_sha256))
+        view: MembershipView = self._posted(MembershipView, "/agent/join", body, may_repeat=True)
+        return view
+
+    def membership(self) -> MembershipView:
+        """With a node's credential as this client's token: which node it stands for. Raises Unauthorized when for none."""
+        view: MembershipView = self._line.read(MembershipView, "/agent/membership")
+        return view
+
+    def revoke_node(self, node: str) -> None:
+        """The credential by which the node joined opens nothing any more. Raises NotFound when there is none."""
+        self._line.exchange("DELETE", f"/agent/credentials/{_node(node)}")
 
     def ledger(self, job: str = "", since_ms: int | None = None, until_ms: int | None = None) -> LedgerView:
         """Device time of a window, of one job or of everything."""
         params: dict[str, str | int | None] = {"job": _job(job) if job else "", "since_ms": since_ms, "until_ms": until_ms}
         view: LedgerView = self._line.read(LedgerView, "/ledger", params)
+        return view
+
+    def collect(self, older_than: str = "30d", dry_run: bool = False) -> GcView:
+        """Begins to remove what jobs left that finished that long ago; `collection` shows how it goes. Raises Conflict while
+        another collection runs."""
+        body = wire.dumps(GcRequest, GcRequest(older_than=older_than, dry_run=dry_run))
+        view: GcView = self._posted(GcView, "/gc", body, may_repeat=False)
+        return view
+
+    def collection(self) -> GcView:
+        """The collection that runs, or the last one since the server started."""
+        view: GcView = self._line.read(GcView, "/gc")
         return view
 
     def models(self, name: str = "") -> tuple[ModelView, ...]:
@@ -143,6 +248,41 @@ class Client:
         if not versions:
             raise NotFound("model", name, "no such model; `phalanx model ls` shows what there is")
         return max(versions, key=lambda one: one.version)
+
+    def artifacts(self, job: str, attempt: str = "") -> tuple[ArtifactView, ...]:
+        """Newest version of each file that ranks gave, of all attempts or of one; by attempt and name."""
+        found: list[ArtifactView] = []
+        while True:
+            last = found[-1] if found else None
+            params = {"attempt": attempt, "after_attempt": last.attempt if last else "", "after_name": last.name if last else ""}
+            page: tuple[ArtifactView, ...] = self._line.read(tuple[ArtifactView, ...], f"/jobs/{_job(job)}/artifacts", params)
+            if not page:
+                return tuple(found)
+            found += page
+
+    def artifact(self, job: str, name: str, attempt: str = "") -> ArtifactView:
+        """The file of that name, of the newest attempt that has it or of `attempt`. Raises NotFound."""
+        params = {"name": name, "attempt": attempt}
+        view: ArtifactView = self._line.read(ArtifactView, f"/jobs/{_job(job)}/artifact", params)
+        return view
+
+    def save_artifact(self, artifact: ArtifactView, out: Path, force: bool = False) -> None:
+        """Writes its bytes to `out`, checked, whole or not at all. Raises Conflict where something is already and not `force`."""
+        artifacts.save(self._line, artifact, out, force)
+
+    def secrets(self) -> tuple[SecretView, ...]:
+        """Names and dates of the stored secrets; no call gives a value back."""
+        views: tuple[SecretView, ...] = self._line.read(tuple[SecretView, ...], "/secrets")
+        return views
+
+    def set_secret(self, name: str, value: bytes) -> None:
+        """Stores `value` under `name`, in place of an older one. Raises SpecError, without the value in it."""
+        path, headers = f"/secrets/{checked_secret(name)}", {"Content-Type": "application/octet-stream"}
+        self._line.repeat(lambda: self._line.exchange("PUT", path, content=value, headers=headers))
+
+    def remove_secret(self, name: str) -> None:
+        """Raises NotFound when it is not stored."""
+        self._line.exchange("DELETE", f"/secrets/{checked_secret(name)}")
 
     def patient(self, call: Callable[[], T], patience_s: float, away: Callable[[float], None] | None = None) -> T:
         """The answer of `call`, which must be safe to repeat, once the server is there; ServerUnreachable after `patience_s`.
@@ -165,7 +305,7 @@ class Client:
         """The injected clock, for those who wait with this client."""
         return self._clock()
 
-    def pause(self, seconds: float) -> None:
+    def rest(self, seconds: float) -> None:
         """The injected sleep, for those who wait with this client."""
         self._sleep(seconds)
 
@@ -173,20 +313,25 @@ class Client:
         """Content decides the name, so an upload may be repeated and a known one is left out."""
         sha = hashlib.sha256(pack).hexdigest()
         path = f"/blobs/{sha}"
-        known = self._line.repeat(lambda: self._line.exchange("HEAD", path, missing_ok=True))
-        if known.status_code == 404:
+        try:
+            known = self._line.repeat(lambda: self._line.exchange("HEAD", path, missing_ok=True)).is_success
+        except (UserError, StoreUnavailable):
+            known = False  # an answer to HEAD has no words; what is wrong the PUT is told
+        if not known:
             self._line.repeat(lambda: self._line.exchange("PUT", path, content=pack))
         return sha
 
     def _post(self, path: str, body: str, may_repeat: bool) -> JobView:
+        view: JobView = self._posted(JobView, path, body, may_repeat)
+        return view
+
+    def _posted(self, kind: Any, path: str, body: str, may_repeat: bool) -> Any:
         headers = {"Content-Type": "application/json"}
 
         def once() -> httpx.Response:
             return self._line.exchange("POST", path, content=body, headers=headers)
 
-        response = self._line.repeat(once) if may_repeat else once()
-        view: JobView = decoded(JobView, response, self.url)
-        return view
+        return decoded(kind, self._line.repeat(once) if may_repeat else once(), self.url)
 
 
 def _job(job: str) -> str:
@@ -195,7 +340,20 @@ def _job(job: str) -> str:
     return job
 
 
+def _node(node: str) -> str:
+    if _NODE.fullmatch(node) is None:
+        raise NotFound("node", node, "no such node; `phalanx node ls` shows their names")
+    return node
+
+
 def _model(name: str) -> str:
     if _ID.fullmatch(name) is None:
         raise NotFound("model", name, "no such model; `phalanx model ls` shows what there is")
+    return name
+
+
+def checked_secret(name: str) -> str:
+    """`name` as that of a secret. Raises SpecError."""
+    if _VARIABLE.fullmatch(name) is None:
+        raise SpecError("secret", name, "name secrets with letters, digits and '_', at most 64, not beginning with a digit")
     return name

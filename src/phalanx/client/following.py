@@ -27,10 +27,9 @@ def wait(client: "Client", job: str, timeout_s: float | None, poll_s: float, pat
         if view.state == "finished":
             return view
         if end_s is not None and client.now_s() >= end_s:
-            raise WaitTimeout(
-                f"{job} is still {view.state} after {timeout_s:g} s; it goes on, and `phalanx wait {job}` waits again"
-            )
-        client.pause(poll_s if end_s is None else max(0.0, min(poll_s, end_s - client.now_s())))
+            goes_on = f"`phalanx resume {job}` lets it go on" if view.state == "paused" else "it goes on"
+            raise WaitTimeout(f"{job} is still {view.state} after {timeout_s:g} s; {goes_on}, and `phalanx wait {job}` waits again")
+        client.rest(poll_s if end_s is None else max(0.0, min(poll_s, end_s - client.now_s())))
 
 
 def logs(client: "Client", job: str, rank: int, attempt: str, poll_s: float, patience_s: float) -> Iterator[LogPage]:
@@ -69,7 +68,7 @@ def _one_attempt(client: "Client", job: str, rank: int, attempt: str, poll_s: fl
         if page.ended and page.next_offset == offset:
             return
         if page.next_offset == offset:
-            client.pause(poll_s)
+            client.rest(poll_s)
         offset = page.next_offset
 
 
@@ -85,4 +84,4 @@ def _next_attempt(client: "Client", job: str, seen: str, poll_s: float, patience
             return later[0]
         if view.state == "finished":
             return ""
-        client.pause(poll_s)
+        client.rest(poll_s)

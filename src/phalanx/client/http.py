@@ -38,22 +38,24 @@ _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
 class Line:
     """The connection to one control plane. `relocate` gives (url, token) anew: a restarted server may have another port.
 
-    Thread-safe as far as httpx.Client is; `sleep` is injected for tests.
+    delays_s: waits between tries of what may be repeated; empty tries once. Thread-safe as far as httpx.Client is; `sleep` is
+    injected for tests.
     """
 
     url: str
     http: httpx.Client
     relocate: Callable[[], tuple[str, str]] | None
     sleep: Callable[[float], None]
+    delays_s: Sequence[float] = RETRY_DELAYS_S
 
     def read(self, kind: Any, path: str, params: Mapping[str, str | int | None] | None = None) -> Any:
         """GET `path` as a `kind`, repeated while the server is away for a moment."""
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
         return decoded(kind, self.repeat(lambda: self.exchange("GET", path, params=query)), self.url)
 
-    def repeat(self, call: Callable[[], T], delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
+    def repeat(self, call: Callable[[], T]) -> T:
         """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable."""
-        for delay_s in delays_s:
+        for delay_s in self.delays_s:
             try:
                 return call()
             except ServerUnreachable:

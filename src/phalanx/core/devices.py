@@ -25,7 +25,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What a node's agent says it has. `ports` is a half-open range that the agent keeps free for MASTER_PORT."""
+    """What a node's agent says it has. `ports` is a half-open range that the agent keeps free for MASTER_PORT. `features`: what
+    its agent can do beyond the first protocol, see `core.features`."""
 
     node: NodeId
     address: str
@@ -33,6 +34,7 @@ class NodeShape:
     cpus: float
     memory_bytes: int
     ports: tuple[int, int]
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

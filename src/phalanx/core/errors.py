@@ -25,6 +25,10 @@ class PhalanxError(Exception):
 
     exit_code: ClassVar[Exit] = Exit.BUG
 
+    def sentence(self) -> str:
+        """For people, as every command says it."""
+        return str(self)
+
 
 class UserError(PhalanxError):
     """Somebody can fix this by changing what they gave us: `field` had `value`; `fix` says what to change."""
@@ -36,6 +40,9 @@ class UserError(PhalanxError):
         self.value = value
         self.fix = fix
         super().__init__(f"{field}: {value!r}: {fix}")
+
+    def sentence(self) -> str:
+        return f"{self.field} is {self.value!r}: {self.fix}"
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, object, str]]:
         """One error on one rank must reach the others whole."""

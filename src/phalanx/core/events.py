@@ -89,6 +89,46 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PartLost:
+    """The node's lease and kill grace are over while other nodes reach the control plane: its part of the gang counts as gone.
+    Ranks that live on there, if any, keep the node's devices, and their commits are refused."""
+
+    job: JobId
+    attempt: AttemptId
+    node: NodeId
+    why: str
+    kind: Literal["part_lost"] = field(default="part_lost", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed:
+    """A paused job waits for devices again."""
+
+    job: JobId
+    by: str
+    kind: Literal["job_resumed"] = field(default="job_resumed", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRetried:
+    """A job that had failed or was cancelled waits for devices again, with all its restarts before it."""
+
+    job: JobId
+    by: str
+    kind: Literal["job_retried"] = field(default="job_retried", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCollected:
+    """What a finished job left is garbage from now on: its packed workdir, work folders, logs, records and series, and those of
+    its checkpoints that no model version needs. Its rows and events stay."""
+
+    job: JobId
+    by: str
+    kind: Literal["job_collected"] = field(default="job_collected", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RankSaid:
     """A fact from inside an attempt."""
 
@@ -116,6 +156,25 @@ class NodeAway:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """Nothing new is placed on the node until it is undrained; `reason` is for people."""
+
+    node: NodeId
+    reason: str
+    by: str
+    kind: Literal["node_drained"] = field(default="node_drained", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUndrained:
+    """The node may be given work again."""
+
+    node: NodeId
+    by: str
+    kind: Literal["node_undrained"] = field(default="node_undrained", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRegistered:
     """A model version exists. `lineage` as shown by `phalanx model show`."""
 
@@ -135,9 +194,15 @@ EventBody = Annotated[
     | AttemptRunning
     | StopRequested
     | AttemptEnded
+    | PartLost
+    | JobResumed
+    | JobRetried
+    | JobCollected
     | RankSaid
     | NodeUp
     | NodeAway
+    | NodeDrained
+    | NodeUndrained
     | ModelRegistered,
     Field(discriminator="kind"),
 ]

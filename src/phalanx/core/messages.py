@@ -13,6 +13,7 @@ from pydantic import Field
 
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
+from phalanx.core.spec import OnPartition
 
 PROTOCOL: Final = 1
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -44,7 +45,9 @@ class AttemptReport:
     byte of its logs and records was acknowledged. `lost` says that the node has no exit record and cannot get one.
 
     interrupted: nothing was wrong with it, its ranks were stopped with the platform. ended_ms: Unix time at which its last rank
-    was gone, which may be long before it is reported; 0 where that is not known, or not so yet.
+    was gone, which may be long before it is reported; 0 where that is not known, or not so yet. devices: of this node, on which
+    its ranks live or lived. refused: why its ranks were never started, where the next attempt would meet the same: somebody has
+    to change something first.
     """
 
     attempt: AttemptId
@@ -56,6 +59,8 @@ class AttemptReport:
     lost: str = ""
     interrupted: bool = False
     ended_ms: int = 0
+    devices: tuple[int, ...] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +104,37 @@ class Chunk:
     kind: Literal["chunk"] = field(default="chunk", kw_only=True)
 
 
-FromAgent = Annotated[Hello | Report | Renew | Chunk, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True)
+class ArtifactSaved:
+    """A file that ranks put into PHALANX_ARTIFACTS is whole in the control plane's blobs. Sent to a control plane whose Welcome
+    knows the feature, again until acknowledged. `name` is relative to that folder, with '/'."""
+
+    attempt: AttemptId
+    name: str
+    sha256: str
+    size_bytes: int
+    at_ms: int
+    kind: Literal["artifact"] = field(default="artifact", kw_only=True)
+
+
+FromAgent = Annotated[Hello | Report | Renew | Chunk | ArtifactSaved, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer to Hello. `acked` maps 'stream/attempt/rank' to the bytes the control plane already has."""
+    """Answer to Hello. `acked` maps 'stream/attempt/rank' to the bytes the control plane already has. `features`: what it
+    understands beyond the first protocol, see `core.features`. The lease counts from the sending of the Hello."""
 
     epoch: int
     lease_ms: int
     acked: Mapping[str, int]
+    features: tuple[str, ...] = ()
     kind: Literal["welcome"] = field(default="welcome", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease is renewed."""
+    """The lease is renewed, counted from the sending of that Renew."""
 
     number: int
     lease_ms: int
@@ -127,6 +147,8 @@ class Launch:
 
     argv: of every rank, its first word resolved on the node; '' as first word means the environment's Python.
     code: SHA-256 of the packed workdir in the control plane's blobs, or ''. folder: the job's durable folder on this node.
+    lock: file of the workdir from which the environment is built, or ''. image: container image of the ranks, or ''.
+    secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
     """
 
     attempt: AttemptId
@@ -147,6 +169,10 @@ class Launch:
     checkpoint_every: int
     checkpoint_keep_last: int
     restarts: int
+    lock: str = ""
+    image: str = ""
+    secrets: tuple[str, ...] = ()
+    on_partition: OnPartition = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +214,15 @@ class ChunkAck:
     kind: Literal["ack"] = field(default="ack", kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactAck:
+    """The control plane has noted that version of the artifact."""
+
+    attempt: AttemptId
+    name: str
+    sha256: str
+    kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
+
+
 Command = StartRanks | StopRanks | Forget
-ToAgent = Annotated[Welcome | Granted | StartRanks | StopRanks | Forget | ChunkAck, Field(discriminator="kind")]
+ToAgent = Annotated[Welcome | Granted | StartRanks | StopRanks | Forget | ChunkAck | ArtifactAck, Field(discriminator="kind")]

@@ -10,6 +10,9 @@ from phalanx.core.devices import DeviceRequest, parse_devices
 from phalanx.core.units import duration_ms, size_bytes
 
 Kind = Literal["batch", "train", "service", "interactive"]
+OnPartition = Literal["keep", "stop"]
+Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
+
 Scalar = str | int | float | bool
 _STRICT = ConfigDict(extra="forbid")
 
@@ -40,14 +43,34 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The Python that runs the ranks.
+    """What runs the ranks; at most one of the three. Empty means the platform's own Python.
 
-    python: path of an interpreter on the node; empty means the platform's own.
+    python: path of an interpreter on the node.
+    lock: file in `workdir`: `uv.lock`, or a requirements file; built once per node by uv, and kept by its content.
+    image: container image, run by podman, apptainer or enroot, whichever the node has.
     """
 
     __pydantic_config__ = _STRICT
 
     python: str = ""
+    lock: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notify:
+    """Who is told of the job's way.
+
+    webhook: http(s) URL that gets a POST of JSON.
+    on: which of started, restarted, waiting, paused, finished are told.
+    secret: name of the stored secret that signs them (HMAC-SHA256 over timestamp and body); empty signs nothing.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    webhook: str
+    on: tuple[Occasion, ...] = ("finished",)
+    secret: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +109,18 @@ class JobSpec:
     entrypoint: command line of every rank, as a list or one shell-like string; or else
     recipe: a built-in trainer, configured by `hyperparameters`.
     workdir: folder packed at submit, laid anew for each attempt where ranks start; what they write there stays for the next.
-    environment: the Python that runs the ranks.
+    environment: what runs the ranks.
     env: environment variables of the ranks; stored and shown with the job, so not for secrets.
+    secrets: names of stored secrets, each given to the ranks as an environment variable of that name; never shown.
     num_nodes: nodes of the gang.
     resources: wanted on each node.
     queue: the line the job is counted in: `why` tells its position there, `ls --queue` shows it.
     priority: 0 to 100, higher first.
     max_restarts: attempts after the first before the job counts as failed.
     max_duration: limit of one attempt such as '2h'; empty for none.
+    on_partition: what ranks do on a node that cannot reach the control plane and cannot tell whether others can: `keep` on, or
+        `stop` once the node's lease is over. The commits of ranks that were given up are refused either way.
+    notify: who is told of the job's way.
     checkpoint: when to save, and what to keep.
     hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
     data: token shards for the recipe; their manifest hash goes into the lineage.
@@ -109,12 +136,15 @@ class JobSpec:
     workdir: str = ""
     environment: Environment = field(default_factory=Environment)
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
     num_nodes: int = 1
     resources: Resources = field(default_factory=Resources)
     queue: str = "default"
     priority: int = 50
     max_restarts: int = 3
     max_duration: str = ""
+    on_partition: OnPartition = "keep"
+    notify: Notify | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     data: DataSource | None = None

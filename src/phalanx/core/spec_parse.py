@@ -6,22 +6,33 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
+from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
-from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Resources
+from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Resources
 
 SPEC_BYTES_MAX: Final = 256 * 1024
+WEBHOOK_CHARS_MAX: Final = 1_000
 _SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 """Words that only mean something to a shell."""
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NESTED: Final = {"resources": Resources, "environment": Environment, "checkpoint": CheckpointPolicy, "data": DataSource}
+_IMAGE: Final = re.compile(r"/?[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
+"""Begins with no '-', so it is never read as an option of a container tool."""
+_NESTED: Final = {
+    "resources": Resources,
+    "environment": Environment,
+    "checkpoint": CheckpointPolicy,
+    "data": DataSource,
+    "notify": Notify,
+}
 _Check = tuple[str, object, bool, str]
 
 
@@ -48,7 +59,18 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
         raise SpecError(
             "data.path", spec.data.path, f"holds no prepared data; run `phalanx data prepare PATHS --out {spec.data.path}`"
         )
+    if spec.environment.lock:
+        absent = "is no file in workdir; make it there, or name the one that is"
+        checked_lock(spec.environment.lock, lambda name: _file_in(Path(spec.workdir), name), absent)
     return spec
+
+
+def _file_in(workdir: Path, name: str) -> bytes | None:
+    path = workdir / name
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise SpecError("environment.lock", str(path), f"cannot be read ({error.strerror}); give this user the right to") from error
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
@@ -72,7 +94,7 @@ def parse_spec(data: object) -> JobSpec:
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
-    for name, value, good, fix in [*_field_checks(spec), *_pair_checks(spec)]:
+    for name, value, good, fix in [*_field_checks(spec), *_pair_checks(spec), *_environment_checks(spec), *_outside_checks(spec)]:
         if not good:
             raise SpecError(name, value, fix)
     if spec.recipe:
@@ -122,6 +144,11 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
         normal["resources"] = {**resources, **as_text}
     if isinstance(normal.get("entrypoint"), list):
         normal["entrypoint"] = tuple(str(part) for part in normal["entrypoint"])
+    if isinstance(normal.get("secrets"), list):
+        normal["secrets"] = tuple(normal["secrets"])
+    notify = normal.get("notify")
+    if isinstance(notify, dict) and isinstance(notify.get("on"), list):
+        normal["notify"] = {**notify, "on": tuple(notify["on"])}
     if isinstance(normal.get("env"), dict):
         normal["env"] = {key: str(value) if type(value) in (int, float) else value for key, value in normal["env"].items()}
     return normal
@@ -184,6 +211,51 @@ def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
         yield "recipe", spec.recipe, spec.recipe in RECIPES, hint
         yield "kind", spec.kind, spec.kind == "train", "a recipe trains: write kind: train"
         yield "data", spec.data, spec.data is not None, "a recipe needs data: {path: DIR} made by `phalanx data prepare`"
+
+
+def _environment_checks(spec: JobSpec) -> Iterable[_Check]:
+    environment = spec.environment
+    given = [name for name in ("python", "lock", "image") if getattr(environment, name)]
+    yield "environment", ", ".join(given), len(given) < 2, "give at most one of python, lock and image"
+    if environment.lock:
+        parts = PurePosixPath(environment.lock).parts
+        inside = not environment.lock.startswith("/") and ".." not in parts
+        yield "environment.lock", environment.lock, inside, "name a file inside workdir, relative to it"
+        known = kind_of(environment.lock) is not None
+        yield "environment.lock", environment.lock, known, "name a uv.lock, or a requirements file whose name ends in .txt"
+        yield "workdir", spec.workdir, bool(spec.workdir), "environment.lock is a file of workdir: name the folder it is in"
+    if environment.image:
+        good = _IMAGE.fullmatch(environment.image) is not None
+        yield (
+            "environment.image",
+            environment.image,
+            good,
+            "write an image reference such as registry/name:tag, or an absolute path",
+        )
+
+
+def _outside_checks(spec: JobSpec) -> Iterable[_Check]:
+    """What is fetched from, or told to, others."""
+    for name in spec.secrets:
+        yield "secrets", name, _ENV_NAME.fullmatch(name) is not None, "name secrets with letters, digits and '_'"
+        yield "secrets", name, not name.startswith("PHALANX_"), "PHALANX_ names belong to the platform"
+        yield "secrets", name, name not in spec.env, "it is in env too; give it once"
+    yield "secrets", spec.secrets, len(set(spec.secrets)) == len(spec.secrets), "name each secret once"
+    if spec.notify is not None:
+        url = spec.notify.webhook
+        yield "notify.webhook", url, _is_web(url), "write an http or https URL with a host, without user and password"
+        yield "notify.webhook", f"({len(url)} characters)", len(url) <= WEBHOOK_CHARS_MAX, f"give at most {WEBHOOK_CHARS_MAX}"
+        yield "notify.on", spec.notify.on, bool(spec.notify.on), "name at least one occasion, such as finished"
+        name = spec.notify.secret
+        yield "notify.secret", name, not name or _ENV_NAME.fullmatch(name) is not None, "name a stored secret"
+
+
+def _is_web(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
+    except ValueError:
+        return False
 
 
 def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from phalanx.core.errors import IllegalTransition
 from phalanx.core.ids import JobId
 
 Outcome = Literal["succeeded", "failed", "cancelled"]
-StopCause = Literal["cancel", "max_duration"]
+StopCause = Literal["cancel", "max_duration", "pause", "drain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """Holds nothing and waits for nothing until somebody resumes it. `attempt` counts the launches so far."""
+
+    attempt: int
+    name: Literal["paused"] = field(default="paused", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Over for good. `detail` is one line for people."""
 
@@ -61,15 +69,17 @@ class Finished:
     name: Literal["finished"] = field(default="finished", kw_only=True)
 
 
-JobState = Annotated[Pending | Starting | Running | Stopping | Finished, Field(discriminator="name")]
+JobState = Annotated[Pending | Starting | Running | Stopping | Paused | Finished, Field(discriminator="name")]
 Holding = Starting | Running | Stopping
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The scheduler chose devices for the next attempt."""
+    """The scheduler chose devices for the next attempt. `skipped`: numbers that it does not take, since nodes still know attempts
+    of them from a time of which this control plane has no record."""
 
     placement: Placement
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,8 @@ class GangUp:
 
 @dataclass(frozen=True, slots=True)
 class GangEnded:
-    """Every rank of the attempt is gone and its logs are drained. `again` asks for another attempt, not before `not_before_ms`."""
+    """Every rank of the attempt is gone and its logs are drained. `ok`: it did all it had to do. `again` asks for another attempt,
+    not before `not_before_ms`."""
 
     ok: bool
     again: bool
@@ -89,32 +100,80 @@ class GangEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A user cancelled, or a limit was reached."""
+    """A user cancelled or paused it, a limit was reached, or its node is to be emptied."""
 
     cause: StopCause
 
 
-JobMove = Placed | GangUp | GangEnded | StopAsked
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """A paused job shall go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsked:
+    """A job that did not succeed shall be tried again, from its last checkpoint."""
+
+
+JobMove = Placed | GangUp | GangEnded | StopAsked | ResumeAsked | RetryAsked
 
 
 def advance(job: JobId, state: JobState, move: JobMove) -> JobState:
     """The only way a job changes state. Total: every pair moves or raises IllegalTransition."""
+    moved = _from_holding(state, move) if isinstance(state, Holding) else _from_free(state, move)
+    if moved is None:
+        raise IllegalTransition(f"{job}: {type(state).__name__} cannot take {type(move).__name__}: {state} {move}")
+    return moved
+
+
+def _from_free(state: Pending | Paused | Finished, move: JobMove) -> JobState | None:
+    """Of a job that holds no devices."""
     match state, move:
-        case Pending(attempt), Placed(placement):
-            return Starting(attempt + 1, placement)
+        case Pending(attempt), Placed(placement, skipped) if skipped >= 0:
+            return Starting(attempt + 1 + skipped, placement)
         case Pending(attempt), StopAsked("cancel"):
             return Finished(attempt, "cancelled", "cancelled while waiting")
+        case Paused(attempt), StopAsked("cancel"):
+            return Finished(attempt, "cancelled", "cancelled while paused")
+        case Pending(attempt), StopAsked("pause"):
+            return Paused(attempt)
+        case Paused(attempt), ResumeAsked():
+            return Pending(attempt)
+        case Finished(attempt, "failed" | "cancelled"), RetryAsked():
+            return Pending(attempt)
+        case _:
+            return None
+
+
+def _from_holding(state: Holding, move: JobMove) -> JobState | None:
+    """Of a job whose gang holds devices."""
+    match state, move:
         case Starting(attempt, placement), GangUp():
             return Running(attempt, placement)
         case ((Starting(attempt, placement) | Running(attempt, placement)), StopAsked(cause)):
             return Stopping(attempt, placement, cause)
         case Stopping(attempt, placement), StopAsked("cancel"):
             return Stopping(attempt, placement, "cancel")
+        case Stopping(attempt, placement, "drain"), StopAsked("pause"):
+            return Stopping(attempt, placement, "pause")
         case ((Starting(attempt) | Running(attempt)), GangEnded(ok, again, detail, not_before_ms)):
             return Pending(attempt, not_before_ms) if again else Finished(attempt, "succeeded" if ok else "failed", detail)
-        case Stopping(attempt, _, "cancel"), GangEnded(detail=detail):
-            return Finished(attempt, "cancelled", detail)
-        case Stopping(attempt, _, "max_duration"), GangEnded(detail=detail):
-            return Finished(attempt, "failed", detail)
+        case Stopping(attempt), GangEnded(ok, _, detail):
+            return _stopped(attempt, state.cause, ok, detail)
         case _:
-            raise IllegalTransition(f"{job}: {type(state).__name__} cannot take {type(move).__name__}: {state} {move}")
+            return None
+
+
+def _stopped(attempt: int, cause: StopCause, ok: bool, detail: str) -> JobState:
+    """A job that got to its end before the stop reached it has nothing left to go on with, or to do again elsewhere."""
+    match cause:
+        case "cancel":
+            return Finished(attempt, "cancelled", detail)
+        case "max_duration":
+            return Finished(attempt, "failed", detail)
+        case "pause" | "drain" if ok:
+            return Finished(attempt, "succeeded", detail)
+        case "pause":
+            return Paused(attempt)
+        case "drain":
+            return Pending(attempt)

@@ -47,6 +47,13 @@ def show_duration(ms: int) -> str:
     return f"{hours}h {minute:02d}m" if days == 0 else f"{days}d {hour:02d}h"
 
 
+def utc_day(ms: int) -> str:
+    """'2026-11-28' of Unix milliseconds."""
+    from datetime import UTC, datetime  # 2 ms, which most commands can do without
+
+    return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d")
+
+
 def show_size(num_bytes: int) -> str:
     """'3.2 GiB': binary units, one decimal."""
     value = float(num_bytes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -62,7 +62,8 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, finished."""
+    """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
+    its logs, checkpoints and other files became garbage."""
 
     id: JobId
     name: str
@@ -88,6 +89,7 @@ class JobView:
     attempts: tuple[AttemptView, ...]
     checkpoints: tuple[CheckpointView, ...]
     model: str | None
+    collected_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,8 @@ class WhyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node of the fleet. `state` is up or away."""
+    """A node of the fleet. `state` is up or away; `drained` says why nothing new is placed on it, '' when it is; `features` are
+    those of its agent."""
 
     node: NodeId
     state: str
@@ -113,11 +116,14 @@ class NodeView:
     cpus: float
     memory_bytes: int
     seen_ms: int
+    drained: str = ""
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
-    """The platform at a glance. `devices_are` says in words what a device is here: GPUs or CPU slots."""
+    """The platform at a glance. `devices_are` says in words what a device is here: GPUs or CPU slots. Of the newest ticks `tick_ms`
+    is the median, `tick_ms_max` the longest."""
 
     version: str
     home: str
@@ -130,6 +136,8 @@ class StatusView:
     nodes: tuple[NodeView, ...]
     outbox: int
     processes: Mapping[str, int]
+    tick_ms: float = 0.0
+    tick_ms_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,3 +215,102 @@ class SubmitRequest:
     spec: Mapping[str, Any]
     code: str = ""
     key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretView:
+    """What may be seen of a stored secret: its name, and when its value was last set. The value never is."""
+
+    name: str
+    set_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequest:
+    """Body of POST /nodes/{node}/drain. `now`: gangs that run there are stopped, and start again elsewhere."""
+
+    reason: str
+    now: bool = False
+
+
+JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)
+"""Shortest and longest life of a join token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTokenRequest:
+    """Body of POST /agent/tokens. `lifetime_ms`: how long the token may be used for."""
+
+    lifetime_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTokenView:
+    """A join token, told this once: the control plane keeps its SHA-256. It lets one node join, until `expires_ms`."""
+
+    token: str
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """Body of POST /agent/join. The agent made its credential itself and sends the SHA-256: so the same request again is the same
+    exchange, and no answer that holds a secret can be lost."""
+
+    node: str
+    credential_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipView:
+    """Which node the caller may connect as; '' is any that no credential holds, as the home's own agent may."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcRequest:
+    """Body of POST /gc. `older_than`: a duration such as '30d', counted from when a job finished. `dry_run`: only say what would be
+    collected."""
+
+    older_than: str = "30d"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcAmount:
+    """So many things of one kind. `why`: the reason to keep them; '' of what is collected."""
+
+    kind: str
+    count: int
+    size_bytes: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcView:
+    """One garbage collection. `state` is running, done or failed. `taken` is what was, or in a dry run would be, removed; `kept`
+    what was looked at and stays; `jobs` those that were collected; `problems` what could not be removed and is tried again next
+    time."""
+
+    state: str
+    dry_run: bool
+    older_than_ms: int
+    started_ms: int
+    finished_ms: int | None
+    taken: tuple[GcAmount, ...]
+    kept: tuple[GcAmount, ...]
+    jobs: tuple[JobId, ...]
+    problems: tuple[str, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactView:
+    """A file that ranks of an attempt gave, as it was at `at_ms`. Its bytes are the blob of that SHA-256."""
+
+    attempt: AttemptId
+    name: str
+    sha256: str
+    size_bytes: int
+    at_ms: int

@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.core.errors import SetupError
 from phalanx.core.ids import NAME, NodeId
-from phalanx.storage.atomic import write_atomic
+from phalanx.storage.atomic import make_folders, write_atomic
 
 FORMAT: Final = 1
 """Grows when an older Phalanx could damage the home."""
@@ -24,11 +24,11 @@ _FOLDERS: Final = ("run", "node", "jobs", "journal", "series", "blobs")
 def open_home(home: Path) -> None:
     """Makes what is missing. Raises SetupError for a home that cannot be written or that a newer Phalanx made."""
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(home, 0o700)
         _make_private(home)
         _check_format(home)
         for name in _FOLDERS:
-            (home / name).mkdir(exist_ok=True, mode=0o700)
+            make_folders(home / name, 0o700)
             (home / name / ".probe").touch()
             (home / name / ".probe").unlink()
     except OSError as error:

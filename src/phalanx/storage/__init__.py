@@ -1,1 +1,1 @@
-"""Bytes that must survive: atomic files, blobs named by their content, packed workdirs. Imports only core."""
+"""Bytes that must survive: object stores, blobs named by their content, packed workdirs, atomic files. Imports only core."""

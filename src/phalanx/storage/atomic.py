@@ -28,7 +28,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     written by this user, StoreUnavailable where the disk is full or failing; either way nothing was changed.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -44,6 +44,15 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         raise refused(path, error) from error
+
+
+def make_folders(folder: Path, mode: int = 0o777) -> None:
+    """Makes `folder`, and durable the names of it and of every one above that was missing: what is written into a folder whose own
+    name is lost is lost with it. Raises OSError."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    for made in missing:
+        fsync_folder(made.parent)
 
 
 def fsync_folder(folder: Path) -> None:

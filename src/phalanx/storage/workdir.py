@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -141,9 +141,13 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 def _check_size(folder: Path, names: Sequence[str]) -> None:
     sizes = {name: (folder / name).lstat().st_size for name in names}
+    _refuse_large(folder, sizes)
+
+
+def _refuse_large(folder: Path, sizes: Mapping[str, int]) -> None:
     total = sum(sizes.values())
     if total > PACKED_BYTES_MAX:
-        largest = max(names, key=lambda name: sizes[name])
+        largest = max(sizes, key=lambda name: sizes[name])
         raise SpecError(
             "workdir",
             str(folder),
@@ -154,6 +158,8 @@ def _check_size(folder: Path, names: Sequence[str]) -> None:
 
 def _tarred(folder: Path, names: Sequence[str]) -> bytes:
     packed = io.BytesIO()
+    read: dict[str, int] = {}
+    total = 0
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=6) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -166,10 +172,20 @@ def _tarred(folder: Path, names: Sequence[str]) -> bytes:
                     raise SpecError("workdir", str(path), f"is a link that {problem}; copy the target in, or leave it out")
                 archive.addfile(member)
                 continue
-            content = path.read_bytes()
+            content = _read(path)
+            read[name], total = len(content), total + len(content)
+            if total > PACKED_BYTES_MAX:  # a log may have grown since it was measured
+                _refuse_large(folder, read)
             member.size, member.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
             archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
+
+
+def _read(path: Path) -> bytes:
+    """No more than makes the folder too large. A name that became a pipe meanwhile is not waited at."""
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(opened, "rb") as file:
+        return file.read(PACKED_BYTES_MAX + 1)
 
 
 def _link_problem(name: str, target: str) -> str:

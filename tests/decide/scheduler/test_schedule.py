@@ -166,8 +166,94 @@ def test_no_nodes_is_said_and_refuses_nothing() -> None:
 
 def test_a_node_that_has_not_reported_gets_nothing_but_counts_for_what_fits() -> None:
     assert reason(decided([node("a", up=False)], job("j-1", 1, 8))["j-1"]) == NoNodes(1)
-    assert reason(decided([node("a", up=False), node("b", 2)], job("j-1", 1, 8))["j-1"]) == NoRoom(asked=8, free=2, held=0)
+    assert reason(decided([node("a", up=False), node("b", 2)], job("j-1", 1, 8))["j-1"]) == NoRoom(
+        asked=8, free=2, held=0, closed=8
+    )
     assert isinstance(reason(decided([node("a", up=False)], job("j-1", 1, 9))["j-1"]), NeverFits)
+
+
+def test_a_drained_node_gets_nothing_and_counts_for_what_fits() -> None:
+    drained = replace(node("a", up=False), drained=True)
+    waits = NoNodes(2, drained=1)
+    assert reason(decided([drained, node("b", 2, up=False)], job("j-1", 1, 8))["j-1"]) == waits
+    assert waits.sentence() == "waits for nodes: 1 of 2 known is drained; `phalanx node undrain NODE` opens one again"
+    some = reason(decided([drained, node("b", 2)], job("j-1", 1, 8))["j-1"])
+    assert isinstance(some, NoRoom)
+    assert some.sentence().endswith("2 free, 0 held by running jobs, 8 on nodes that are away or drained")
+    assert never_fits(job("j-1", 1, 8), [drained]) is None
+    assert isinstance(never_fits(job("j-1", 1, 9), [drained]), NeverFits)
+
+
+def test_devices_on_which_given_up_ranks_live_are_neither_free_nor_held() -> None:
+    fenced = replace(node("a", 4, free=1), fenced=(0, 1))
+    said = reason(decided([fenced], job("j-1", 1, 2))["j-1"])
+    assert said == NoRoom(asked=2, free=1, held=1, fenced=2)
+    assert "1 held by running jobs, 2 not yet let go of by ranks that were given up" in NoRoom(2, 1, 1, 2).sentence()
+
+
+def able(name: str, *features: str, count: int = 8) -> NodeFacts:
+    return replace(node(name, count), features=frozenset(features))
+
+
+def needing(*needs: str, count: int = 1, num_nodes: int = 1, kind: str | None = None) -> PendingJob:
+    return replace(job("j-1", 1, count, num_nodes, kind), needs=frozenset(needs))
+
+
+def test_a_job_runs_only_where_the_agents_can_do_what_it_needs() -> None:
+    fleet = [able("a"), able("b", "image"), able("c", "image", "secrets"), able("d", "image")]
+    assert where(decided(fleet, needing("image", "secrets"))["j-1"]) == [("c", (0,))]
+    assert [name for name, _ in where(decided(fleet, needing("image", num_nodes=3))["j-1"])] == ["b", "c", "d"]
+    busy = [able("a"), replace(able("b", "image"), free=())]
+    assert reason(decided(busy, needing("image"))["j-1"]) == NoRoom(asked=1, free=0, held=8), "a's devices are none for it"
+    away = [able("a"), replace(able("b", "image"), schedulable=False)]
+    assert reason(decided(away, needing("image"))["j-1"]) == NoRoom(asked=1, free=0, held=0, closed=8)
+
+
+def test_what_no_agent_can_do_is_named_with_what_would_help() -> None:
+    tools = "install podman, apptainer or enroot on more nodes"
+    old = [able("a"), able("b", "secrets")]
+    cases = {
+        needing("image"): NeverFits("environment.image", "1", "none", f"leave environment.image out, or {tools}"),
+        needing("image", "secrets"): NeverFits("environment.image", "1", "none", f"leave environment.image out, or {tools}"),
+        needing("lock"): NeverFits(
+            "environment.lock",
+            "1",
+            "none",
+            "leave environment.lock out, or give more nodes a phalanx that builds environments, with uv",
+        ),
+        needing("lease"): NeverFits(
+            "on_partition",
+            "1",
+            "none",
+            "leave on_partition out, or upgrade phalanx on more nodes to one whose shims keep the lease",
+        ),
+        needing("secrets", num_nodes=2): NeverFits(
+            "nodes with secrets", "2", "1", "set num_nodes: 1, or upgrade phalanx on more nodes to one that fetches secrets"
+        ),
+        needing("image", count=64): NeverFits(
+            "environment.image", "1", "none", "leave environment.image out and set resources.gpus: 8, or add nodes"
+        ),
+        needing("secrets", count=64): NeverFits("H100 devices on a node", "64", "8 (b)", "set resources.gpus: 8, or add nodes"),
+        needing("secrets", kind="T4"): NeverFits(
+            "T4 devices on a node", "1", "0 (the fleet has H100)", "set resources.gpus: H100:1, or add nodes"
+        ),
+        needing("never-heard-of"): NeverFits(
+            "never-heard-of", "1", "none", "leave never-heard-of out, or give more nodes never-heard-of"
+        ),
+    }
+    for asked, answer in cases.items():
+        assert never_fits(asked, old) == answer
+        assert reason(decided(old, asked)["j-1"]) == answer
+    said = cases[needing("image")].sentence()
+    assert said == f"never fits: no node can do what environment.image asks for; leave environment.image out, or {tools}"
+
+
+def test_the_able_nodes_may_have_other_devices_than_the_job_asks_for() -> None:
+    fleet = [node("a"), replace(node("t", 2, "T4"), features=frozenset({"image"}))]
+    answer = never_fits(needing("image", count=4, kind="H100"), fleet)
+    assert answer is not None
+    assert (answer.resource, answer.largest) == ("environment.image", "none")
+    assert answer.change.startswith("set resources.gpus: T4:2, or install podman")
 
 
 def test_a_restart_that_is_put_off_waits_for_its_time_and_stands_in_nobodys_way() -> None:
@@ -211,6 +297,7 @@ def test_snapshot_and_plan_travel_as_json() -> None:
 
 
 KINDS = st.sampled_from(["H100", "T4", CPU_SLOT])
+FEATURES = st.frozensets(st.sampled_from(["image", "lock", "secrets"]))
 
 
 @st.composite
@@ -230,6 +317,7 @@ def fleets(draw: st.DrawFn) -> tuple[NodeFacts, ...]:
                 memory,
                 draw(st.integers(min(0, memory), max(0, memory))),
                 draw(st.booleans()),
+                draw(FEATURES),
             )
         )
     return tuple(nodes)
@@ -249,6 +337,8 @@ def lines(draw: st.DrawFn) -> tuple[PendingJob, ...]:
             draw(st.integers(0, 2)),
             number,
             draw(st.none() | st.builds(PutOff, st.sampled_from([5, 6, 70_000]), st.just(1), st.just(9), st.just("x"))),
+            draw(st.just(frozenset()) | FEATURES),
+            draw(st.just(frozenset()) | st.frozensets(st.sampled_from([NodeId("n0"), NodeId("n1")]))),
         )
         for number in range(draw(st.integers(0, 8)))
     )
@@ -284,6 +374,8 @@ def test_gangs_are_whole_on_free_devices_of_one_type_and_no_device_is_given_twic
             assert len(set(part.devices)) == len(part.devices) == asked.request.count
             assert set(part.devices) <= set(nodes[part.node].free)
             assert nodes[part.node].schedulable
+            assert asked.needs <= nodes[part.node].features
+            assert part.node not in asked.avoids
             assert given_away.isdisjoint((part.node, index) for index in part.devices)
             given_away.update((part.node, index) for index in part.devices)
             cpus[part.node] += asked.cpus
@@ -324,7 +416,8 @@ def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: ran
 @settings(max_examples=300, deadline=None)
 @given(SNAPSHOTS)
 def test_reasons_are_true(snapshot: Snapshot) -> None:
-    """Who never fits does not fit the idle fleet; who waits for room finds too little; a head stands before those behind it."""
+    """Who never fits does not fit the idle fleet, on which no earlier attempt lives; who waits for room finds too little; a head
+    stands before those behind it."""
     plan = {decision.job: decision for decision in schedule(snapshot).decisions}
     jobs = {job.job: job for job in snapshot.pending}
     idle = tuple(
@@ -340,7 +433,7 @@ def test_reasons_are_true(snapshot: Snapshot) -> None:
     for name, wait in plan.items():
         if isinstance(wait, Start):
             continue
-        alone = schedule(Snapshot(snapshot.now_ms, idle, (), (jobs[name],))).decisions[0]
+        alone = schedule(Snapshot(snapshot.now_ms, idle, (), (replace(jobs[name], avoids=frozenset()),))).decisions[0]
         assert isinstance(wait.reason, NeverFits | NoNodes | Backoff) or isinstance(alone, Start)
         match wait.reason:
             case Backoff(wait_ms):

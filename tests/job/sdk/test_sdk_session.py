@@ -36,7 +36,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
         "PHALANX_RECORDS": str(tmp_path / "rank-0.records"), "PHALANX_SOCKET": str(tmp_path / "s"), "PHALANX_JOB": "demo-1",
         "PHALANX_ATTEMPT": "demo-1.2", "PHALANX_JOB_DIR": "/jobs/demo-1", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
         "PHALANX_CHECKPOINT_EVERY": "7", "PHALANX_CHECKPOINT_KEEP_LAST": "3", "PHALANX_DATA": "/data", "PHALANX_CODE": "ab",
-        "RANK": "0", "WORLD_SIZE": "2", **more,
+        "PHALANX_ARTIFACTS": "/kept", "RANK": "0", "WORLD_SIZE": "2", **more,
     }  # fmt: skip
 
 
@@ -69,6 +69,7 @@ def test_the_environment_becomes_properties(tmp_path: Path) -> None:
     session = attach(environ(tmp_path, RANK="1"))
     assert (session.job, session.attempt, session.rank, session.world_size) == ("demo-1", "demo-1.2", 1, 2)
     assert (session.job_dir, session.data, session.code) == ("/jobs/demo-1", "/data", "ab")
+    assert (session.artifacts_dir, attach({}).artifacts_dir) == ("/kept", ".")
     assert (session.hyperparameters, session.checkpoint_every, session.checkpoint_keep_last) == ({"lr": 0.5}, 7, 3)
     close(session)
 

@@ -60,7 +60,7 @@ def test_the_command_prints_only_the_text(folder: Path) -> None:
 def test_a_wrong_digest_is_one_line_and_exit_code_2(folder: Path) -> None:
     ran = command(str(folder), "--prompt", "x", "--digest", "0" * 64)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("error: weights") and ran.stderr.count("\n") == 1
+    assert ran.stderr.startswith("Error: weights is") and ran.stderr.count("\n") == 1
 
 
 def test_the_seed_decides_and_temperature_zero_needs_none(folder: Path) -> None:
@@ -88,14 +88,14 @@ def test_missing_and_damaged_files_are_named(folder: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="differ from the digest"):
+    with pytest.raises(CheckpointError, match="its digest is"):
         load_model(folder)
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="not a whole saved model"):
         load_model(folder)
     weights.write_bytes(whole)
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"e":', '"\u0101":', 1))
-    with pytest.raises(CheckpointError, match=r"^tokenizer: .*differs from the SHA-256"):
+    with pytest.raises(CheckpointError, match=r"^tokenizer: .*its SHA-256 is"):
         load_model(folder)
 
 

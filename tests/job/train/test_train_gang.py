@@ -173,14 +173,14 @@ def other_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ranks_with_different_data_never_train_together(tmp_path: Path, data: Path, other_data: Path) -> None:
     refused = attempt(tmp_path, data, 1, rank_1={"PHALANX_DATA": str(other_data)})
     assert refused.codes == [2, 2], refused.log()
-    assert refused.log().count("error: data of rank 1") == 2 and not refused.losses()
+    assert refused.log().count("Error: data of rank 1") == 2 and not refused.losses()
 
 
 @pytest.mark.parametrize(
     ("rank_1", "field"),
     [
-        ({"PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | {"lr": 0.5})}, "hyperparameters.lr of rank 1: 0.5"),
-        ({"PHALANX_CHECKPOINT_EVERY": "5"}, "PHALANX_CHECKPOINT_EVERY of rank 1: 5"),
+        ({"PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | {"lr": 0.5})}, "hyperparameters.lr of rank 1 is 0.5"),
+        ({"PHALANX_CHECKPOINT_EVERY": "5"}, "PHALANX_CHECKPOINT_EVERY of rank 1 is 5"),
     ],
 )
 def test_ranks_with_different_settings_never_train_together(
@@ -188,7 +188,7 @@ def test_ranks_with_different_settings_never_train_together(
 ) -> None:
     refused = attempt(tmp_path, data, 1, rank_1=rank_1)
     assert refused.codes == [2, 2], refused.log()
-    assert refused.log().count(f"error: {field}") == 2
+    assert refused.log().count(f"Error: {field}") == 2
 
 
 def test_a_diverged_run_shows_where_and_ends_with_one_sentence(tmp_path: Path, data: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_rank_started_wrongly_says_so_in_one_line(
     monkeypatch.delenv("PHALANX_DATA", raising=False)
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {named}") and error.count("\n") == 1
+    assert error.startswith(f"Error: {named}") and error.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

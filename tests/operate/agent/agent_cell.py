@@ -1,6 +1,7 @@
 """A real agent process, and a small real WebSocket server that plays the control plane."""
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ from phalanx.core.messages import (
     ToAgent,
     Welcome,
 )
+from tests.operate.goldens import protocol_1
 
 T = TypeVar("T")
 DEADLINE_S = 20.0
@@ -67,15 +69,32 @@ def alive(pid: int) -> bool:
         return False
 
 
+def outside(pid: int, rank: int) -> int:
+    """The number on this machine of the process that calls itself `pid` in the PID namespace of the process `rank`."""
+    space = Path(f"/proc/{rank}/ns/pid").readlink()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            numbers = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()[1:]
+            if numbers[-1] == str(pid) and (status.parent / "ns" / "pid").readlink() == space:
+                return int(numbers[0])
+    raise LookupError(f"nobody is {pid} in {space}")
+
+
 @dataclass
 class FarSide:
-    """Writes chunks at their offsets and acks, keeps every message, says what the test tells it to."""
+    """Writes chunks at their offsets and acks, keeps every message, says what the test tells it to. `old`: in the words of the
+    release that spoke protocol 1 first."""
 
     home: Path
     epoch: int = 1
+    lease_ms: int = 900
+    granting: bool = True
+    grants_late_s: float = 0.0
+    old: bool = False
     acking: bool = True
     blobs_away: bool = False
     blobs: dict[str, bytes] = field(default_factory=dict)
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     streams: dict[str, bytearray] = field(default_factory=dict)
     heard: list[tuple[float, Hello | Report | Renew | Chunk]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -105,8 +124,13 @@ class FarSide:
         self._server = self._agent = None
 
     def say(self, message: ToAgent) -> None:
-        connection = until(lambda: self._agent)
-        connection.send(wire.dumps(ToAgent, message))
+        self._send(until(lambda: self._agent), message)
+
+    def _send(self, connection: ServerConnection, message: ToAgent) -> None:
+        text = wire.dumps(ToAgent, message)
+        if self.old:
+            text = wire.dumps(protocol_1.ToAgent, wire.loads(protocol_1.ToAgent, text))
+        connection.send(text)
 
     def start(self, launch: Launch, epoch: int | None = None) -> None:
         self.say(StartRanks(launch, self.epoch if epoch is None else epoch))
@@ -126,6 +150,9 @@ class FarSide:
     def text(self, stream: str, attempt: str, rank: int) -> str:
         return bytes(self.streams.get(f"{stream}/{attempt}/{rank}", b"")).decode()
 
+    def renewals(self) -> int:
+        return sum(isinstance(message, Renew) for _, message in list(self.heard))
+
     def hellos(self) -> list[Hello]:
         return [message for _, message in list(self.heard) if isinstance(message, Hello)]
 
@@ -135,6 +162,8 @@ class FarSide:
             return connection.respond(HTTPStatus.UNAUTHORIZED, "no\n")
         if request.path == "/api/v1/agent":
             return None
+        if (answer := self.answers.get(request.path)) is not None:
+            return Response(answer[0], "", Headers({"Content-Length": str(len(answer[1])), "Connection": "close"}), answer[1])
         if self.blobs_away:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "later\n")
         body = self.blobs.get(request.path.rpartition("/")[2])
@@ -146,6 +175,7 @@ class FarSide:
         self._threads.append(threading.current_thread())
         try:
             for text in connection:
+                wire.loads(protocol_1.FromAgent, text)  # nothing that an old control plane could not read
                 self._hear(connection, wire.loads(FromAgent, text))
         except ConnectionClosed:
             pass
@@ -154,14 +184,26 @@ class FarSide:
         at = time.monotonic()
         if isinstance(message, Hello):
             acked = {key: len(data) for key, data in self.streams.items()}
-            connection.send(wire.dumps(ToAgent, Welcome(self.epoch, 900, acked)))
+            self._send(connection, Welcome(self.epoch, self.lease_ms, acked))
             self._agent = connection  # before anybody sees that it is here: what is said next must go this way
         self.heard.append((at, message))
         match message:
-            case Renew(number=number):
-                connection.send(wire.dumps(ToAgent, Granted(number, 900)))
+            case Renew(number=number) if self.granting:
+                self._grant(connection, Granted(number, self.lease_ms))
             case Chunk() if self.acking:
-                connection.send(wire.dumps(ToAgent, self.written(message)))
+                self._send(connection, self.written(message))
+
+    def _grant(self, connection: ServerConnection, granted: Granted) -> None:
+        def send() -> None:
+            with contextlib.suppress(ConnectionClosed):
+                self._send(connection, granted)
+
+        if not self.grants_late_s:
+            self._send(connection, granted)
+            return
+        later = threading.Timer(self.grants_late_s, send)
+        later.start()
+        self._threads.append(later)
 
     def written(self, chunk: Chunk) -> ChunkAck:
         held = self.streams.setdefault(f"{chunk.stream}/{chunk.attempt}/{chunk.rank}", bytearray())
@@ -177,10 +219,14 @@ class AgentProcess:
 
     home: Path
     process: subprocess.Popen[bytes] | None = None
+    namespaces: bool = True  # whether its shims may make them, where its user may
+    version: str = ""  # what it takes itself for
 
     def start(self) -> None:
+        bounded = "" if self.namespaces else "__import__('ctypes').CDLL(None).prctl(24, 21, 0, 0, 0); "  # drops CAP_SYS_ADMIN
+        named = f"from phalanx.operate.agent import agent; agent.version = lambda _: {self.version!r}; " if self.version else ""
         program = (
-            "import sys; from pathlib import Path; from phalanx.operate.agent.agent import run_agent; "
+            f"{bounded}{named}import sys; from pathlib import Path; from phalanx.operate.agent.agent import run_agent; "
             "from phalanx.operate.agent.connection import written_url; home = Path(sys.argv[1]); "
             f"run_agent(home, written_url(home), {TOKEN!r}, 'node-a', 4)"
         )

@@ -5,14 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 from phalanx.core.messages import StopRanks
 from phalanx.operate.agent import shim
-from phalanx.operate.agent.shim import sweep
+from phalanx.operate.agent.sweeping import sweep
 from phalanx.storage import workdir
-from tests.operate.agent.agent_cell import Cell, alive, until
+from tests.operate.agent.agent_cell import Cell, alive, outside, until
 
 WAIT = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = """
@@ -70,7 +69,7 @@ def test_a_killed_rank_ends_the_others_durably_and_is_reported_within_a_second(c
 def test_grandchildren_are_swept_marked_or_not(cell: Cell) -> None:
     cell.far.start(cell.launch(PARENT, ranks=1))
     [rank] = ranks_up(cell, ranks=1)
-    grandchildren = [int(pid) for pid in cell.far.text("log", "demo-1.1", 0).split()]
+    grandchildren = [outside(int(pid), rank) for pid in cell.far.text("log", "demo-1.1", 0).split()]
     assert len(grandchildren) == 2
     assert all(alive(pid) for pid in grandchildren)
     os.kill(rank, signal.SIGKILL)
@@ -145,19 +144,6 @@ def test_ranks_that_end_while_no_agent_is_there_are_reported_by_the_next(cell: C
     assert report.at_ms > ended_ms
 
 
-def test_a_killed_shim_takes_its_ranks_along_and_the_attempt_is_lost(cell: Cell) -> None:
-    cell.far.start(cell.launch(PARENT))
-    pids = ranks_up(cell)
-    marked = int(cell.far.text("log", "demo-1.1", 0).split()[0])
-    bare = [int(cell.far.text("log", "demo-1.1", rank).split()[1]) for rank in range(2)]
-    os.kill(cell.shim_pid(), signal.SIGKILL)
-    report = cell.far.phase("demo-1.1", "ended")
-    assert "died without exit records" in report.lost
-    assert not any(alive(pid) for pid in [*pids, marked])
-    for pid in bare:  # cleared its environment and its shim is dead: only a PID namespace would hold it
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_a_shim_that_died_while_no_agent_was_there_is_cleaned_up_by_the_next(cell: Cell) -> None:
     cell.far.start(cell.launch(WAIT))
     pids = ranks_up(cell)
@@ -173,7 +159,7 @@ def test_a_shim_that_died_while_no_agent_was_there_is_cleaned_up_by_the_next(cel
 def test_a_second_shim_of_an_attempt_leaves_at_once(cell: Cell) -> None:
     cell.far.start(cell.launch(WAIT))
     pids = ranks_up(cell)
-    second = subprocess.run([sys.executable, "-I", "-S", shim.__file__, str(cell.folder())], timeout=20)
+    second = subprocess.run(shim.command(cell.folder()), timeout=20)
     assert second.returncode == 0
     assert all(alive(pid) for pid in pids)
     assert cell.far.text("log", "demo-1.1", 0) == "up\n"

@@ -4,8 +4,10 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,9 +20,10 @@ from phalanx.core.devices import Device
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import Forget, StopRanks
-from phalanx.operate.agent import attempt_run, attempts
+from phalanx.operate.agent import attempt_run, attempts, shim
 from phalanx.operate.agent.agent import Agent
-from phalanx.operate.agent.attempts import AttemptFolder, accept
+from phalanx.operate.agent.attempt_run import AttemptRun
+from phalanx.operate.agent.attempts import AttemptFolder, Seen, accept
 from phalanx.operate.agent.connection import Connection, written_url
 from phalanx.operate.agent.ports import claim_block
 from phalanx.operate.agent.together import cancelled, until_asked
@@ -144,8 +147,79 @@ def test_a_stop_reaches_the_ranks_though_the_disk_is_full(tmp_path: Path, monkey
     live(tmp_path / "home", scenario)
 
 
+def test_an_older_look_at_the_files_does_not_take_a_newer_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a stop and the end that it brings are looked at by two threads at a time."""
+    newer_shown = threading.Event()
+    looks = iter((Seen(), Seen(ended=True)))
+    unused: Any = None
+
+    def read(_: AttemptFolder) -> Seen:
+        if not (seen := next(looks)).ended:
+            newer_shown.wait(0.5)  # a slow disk
+        return seen
+
+    monkeypatch.setattr(AttemptFolder, "read", read)
+
+    async def scenario() -> bool:
+        run = AttemptRun(AttemptFolder(tmp_path, unused), unused, lambda run: newer_shown.set() if run.seen.ended else None)
+        await asyncio.gather(run.refresh(), run.refresh())
+        return run.seen.ended
+
+    assert asyncio.run(scenario())
+
+
+def on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Facts are refused from now on, until the context ends; what was refused."""
+    refused: list[Path] = []
+
+    def full(path: Path, fact: object) -> None:
+        refused.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shim, "write_durable", full)
+    return refused
+
+
+@pytest.mark.parametrize("way", ["fail", "lose"])
+def test_an_end_is_said_only_once_the_disk_has_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    async def scenario(agent: Agent, far: FarSide, cell: Cell) -> None:
+        with monkeypatch.context() as patched:
+            if way == "fail":
+                refused = on_a_full_disk(patched)
+                far.start(cell.launch("", ranks=1, argv=()))
+            else:
+                far.start(cell.launch("import signal; print('up', flush=True); signal.pause()", ranks=1))
+                await until_true(lambda: far.text("log", DEMO, 0))
+                refused = on_a_full_disk(patched)
+                os.kill(cell.shim_pid(), signal.SIGKILL)
+            await until_true(lambda: len(refused) >= 3)
+            assert {report.phase for report in far.reports(DEMO)} & {"ended"} == set()
+            assert not (cell.folder() / "ended.json").exists()
+        await until_true(lambda: [report for report in far.reports(DEMO) if report.phase == "ended"])
+        last = far.reports(DEMO)[-1]
+        assert ([exited.code for exited in last.exits], bool(last.lost)) == (([127], False) if way == "fail" else ([], True))
+
+    live(tmp_path / "home", scenario)
+
+
+def test_a_failure_that_was_begun_is_carried_to_its_end_by_the_next_agent_though_it_could_start_them_now(cell: Cell) -> None:
+    until(cell.far.hellos)
+    cell.agent.end(signal.SIGKILL)
+    launch = cell.launch(f"open({str(cell.home / 'ran')!r}, 'w')")
+    folder = accept(cell.folder().parent, launch, 1)
+    folder.fail("MASTER_PORT was taken then", 127, 5)
+    for gone in ("ended.json", "exits/rank-1.json"):
+        (folder.path / gone).unlink()  # as a crash in the middle leaves it
+    cell.agent.start()
+    report = cell.far.phase(DEMO, "ended")
+    assert [(exited.code, exited.at_ms, exited.first) for exited in report.exits] == [(127, 5, True), (127, 5, False)]
+    assert cell.far.text("log", DEMO, 0).count("MASTER_PORT was taken then") >= 1
+    assert not (cell.home / "ran").exists()
+    assert not (folder.path / "shim-pid.json").exists()
+
+
 def test_a_shim_that_the_system_does_not_let_start_is_a_start_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> subprocess.Popen[bytes]:
+    def refuse(*_: object) -> subprocess.Popen[bytes]:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(attempt_run, "_start_shim", refuse)

@@ -13,7 +13,7 @@ from phalanx.core.errors import LinkDown, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import PROTOCOL, Granted, Hello, ToAgent
 from phalanx.operate.agent.connection import BACKOFF_S, Connection, backoff_s, written_url
-from phalanx.operate.agent.devices import GpuSeen, discover, gpu_type, node_shape, own_address, read_nvml
+from phalanx.operate.agent.devices import GpuSeen, discover, gpu_type, node_shape, numbered, own_address, read_nvml
 from phalanx.operate.agent.fence import Fence
 from phalanx.operate.agent.launch_env import Paths, rank_starts
 from phalanx.operate.agent.ports import claim_block, is_taken
@@ -35,6 +35,21 @@ def test_without_a_driver_cpu_slots_stand_in_and_say_so() -> None:
 def test_gpus_are_what_nvml_says_unless_slots_are_asked_for() -> None:
     assert discover(lambda: (H200,), None) == (Device(0, "H200", H200.product, H200.memory_bytes, H200.uuid),)
     assert discover(lambda: (H200,), 2)[0].type == CPU_SLOT
+
+
+def test_a_gpu_keeps_its_number_until_the_next_boot_whichever_others_are_gone(tmp_path: Path) -> None:
+    """An attempt holds number 2 by that name; the driver counts from 0 again when number 1 is gone."""
+
+    def numbers(uuids: str, boot: str = "boot-1") -> dict[str, int]:
+        gpus = tuple(GpuSeen(index, "NVIDIA H200", 1, uuid) for index, uuid in enumerate(uuids))
+        return {device.uuid: device.index for device in discover(numbered(lambda: gpus, tmp_path / "devices.json", boot), None)}
+
+    assert numbers("abcd") == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert numbers("acd") == {"a": 0, "c": 2, "d": 3}
+    assert numbers("eacd") == {"a": 0, "c": 2, "d": 3, "e": 4}
+    assert numbers("acdb") == {"a": 0, "b": 1, "c": 2, "d": 3}, "it is back"
+    assert numbers("ecd", "boot-2") == {"e": 0, "c": 1, "d": 2}, "nothing lives on from before"
+    assert numbered(lambda: None, tmp_path / "devices.json", "boot-2")() is None
 
 
 @pytest.mark.parametrize(
@@ -171,6 +186,25 @@ def test_a_connection_that_breaks_while_it_is_cancelled_still_ends(tmp_path: Pat
     ended = asyncio.run(scenario())
     far.down()
     assert ended
+
+
+def wakings(pid: int) -> int:
+    """How often a thread of the process gave up the CPU to wait, so far."""
+    said = [status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in said)
+
+
+def test_an_agent_with_nothing_to_do_sleeps_between_its_renewals(cell: Cell) -> None:
+    until(cell.far.hellos)
+    cell.far.down()
+    cell.far.lease_ms = 4_500
+    cell.far.up()
+    until(lambda: cell.far.renewals() and len(cell.far.hellos()) == 2)
+    first = cell.far.renewals()
+    until(lambda: cell.far.renewals() > first)
+    before = wakings(cell.agent.pid)
+    until(lambda: cell.far.renewals() > first + 2)  # 3 s, in which polling at 10 Hz would wake it 30 times
+    assert wakings(cell.agent.pid) - before < 20
 
 
 def test_own_address_leads_to_the_control_plane() -> None:

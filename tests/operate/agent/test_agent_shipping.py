@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId
-from phalanx.core.messages import Chunk, ChunkAck, Renew
+from phalanx.core.messages import Chunk, ChunkAck, Renew, Stream
 from phalanx.core.records import Ring
 from phalanx.operate.agent.attempts import accept
 from phalanx.operate.agent.rank_file import SLACK_BYTES
@@ -182,12 +182,15 @@ def test_what_is_no_file_loses_its_own_stream_only(cell: Cell, place: str) -> No
     assert len(cell.far.hellos()) == 1
 
 
-def test_a_log_over_its_cap_is_cut_with_a_line_that_says_so_and_its_rank_goes_on(tmp_path: Path, cell: Cell) -> None:
+@pytest.mark.parametrize(("stream", "what"), [("log", "log"), ("records", "record file")])
+def test_a_file_over_its_cap_is_cut_with_a_line_that_says_so_and_its_rank_goes_on(
+    stream: Stream, what: str, tmp_path: Path, cell: Cell
+) -> None:
     folder = accept(tmp_path / "attempts", cell.launch("", ranks=1), 1)
-    path, cap = folder.stream("log", 0), CHUNK_BYTES + 1000
+    path, cap = folder.stream(stream, 0), CHUNK_BYTES + 1000
     with path.open("ab", buffering=0) as rank:
         rank.write(b"x" * cap)
-        shipping = Shipping(log_bytes_max=cap)
+        shipping = Shipping(**{"log_bytes_max" if stream == "log" else "records_bytes_max": cap})
         shipping.add(folder)
         said = b"".join(base64.b64decode(chunk.data) for chunk in chunks(shipping, 3) if chunk)
         assert said == b"x" * cap
@@ -196,13 +199,13 @@ def test_a_log_over_its_cap_is_cut_with_a_line_that_says_so_and_its_rank_goes_on
         [notice] = chunks(shipping)
         assert notice is not None
         said += base64.b64decode(notice.data)
-        assert said.endswith(f"\nphalanx: this log is cut here: it went on after {cap} bytes\n".encode())
+        assert said.endswith(f"\nphalanx: this {what} is cut here: it went on after {cap} bytes\n".encode())
         asyncio.run(shipping.trim())
         assert path.stat().st_size == cap + 1
         rank.write(b"more")
         shipping.due()
         assert chunks(shipping) == [None]
     assert not shipping.drained(AttemptId("demo-1.1"))
-    shipping.answered(ChunkAck("log", AttemptId("demo-1.1"), 0, len(said)))
+    shipping.answered(ChunkAck(stream, AttemptId("demo-1.1"), 0, len(said)))
     assert shipping.drained(AttemptId("demo-1.1"))
     shipping.close()

@@ -48,9 +48,8 @@ class Order:
         self.process.terminate()
 
     def start(self) -> "Order":
-        argv = [sys.executable, "-I", "-S", shim.__file__, str(self.folder)]
         with (self.folder / "shim.log").open("wb") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
+            self.process = subprocess.Popen(shim.command(self.folder), stdin=subprocess.DEVNULL, stderr=log)
         return self
 
     def log(self, rank: int = 0) -> str:
@@ -142,6 +141,7 @@ def test_what_cannot_be_cleaned_up_does_not_take_the_end_away(tmp_path: Path, mo
     monkeypatch.setattr(made, "_kill_orphans", refused)
     made._end()
     made.selector.close()
+    made.alarm.close()
     assert json.loads((order.folder / "ended.json").read_bytes())["lost"] == ""
     assert alive(os.getpid())
 

@@ -85,13 +85,14 @@ class Agent:
         self.boot = "boot-1"
         self.down = False
         self.deaf = False
+        self.cut = False  # off the network: what it says and what it is sent is lost, and nobody is told
         self.got: list[Command] = []
         self.launches: dict[AttemptId, Launch] = {}
         self.held: dict[AttemptId, AttemptReport] = {}
         self.starts: list[AttemptId] = []
         self.epoch = 0
         self._clock = clock
-        self._say = say
+        self._say_always = say
 
     @property
     def node(self) -> NodeId:
@@ -100,10 +101,16 @@ class Agent:
     def send(self, commands: Sequence[Command]) -> None:
         if self.down:
             raise LinkDown(f"{self.node} is down")
+        if self.cut:
+            return
         self.got += commands
         if not self.deaf:
             for command in commands:
                 self._obey(command)
+
+    def _say(self, node: NodeId, message: Hello | Report | Renew) -> None:
+        if not self.cut:
+            self._say_always(node, message)
 
     def hello(self) -> None:
         self._say(self.node, Hello(self.shape, self.boot, PROTOCOL, "0", self.epoch, tuple(self.held.values())))
@@ -123,17 +130,16 @@ class Agent:
         """These ranks exit, the first one first; the others of this node go on."""
         old = self.held[attempt]
         exits = [RankExit(rank, code, self._clock.now_ms(), first=not old.exits) for rank, code in codes.items()]
-        left = tuple(rank for rank in old.ranks if rank.rank not in codes)
-        self._now(attempt, exits=(*old.exits, *exits), ranks=left)
+        self._now(attempt, exits=(*old.exits, *exits))
 
     def end(self, attempt: AttemptId, code: int = 0) -> None:
         """Every rank that still lives exits with `code`, logs are drained."""
         gone = {item.rank for item in self.held[attempt].exits}
         self.exit(attempt, {rank: code for rank in self._ranks(attempt) if rank not in gone})
-        self._now(attempt, phase="ended", ranks=())
+        self._now(attempt, phase="ended")
 
-    def adopt(self, attempt: AttemptId) -> None:
-        """Holds an attempt that no control plane of this home ever placed."""
+    def adopt(self, attempt: AttemptId, *devices: int) -> None:
+        """Holds an attempt that no control plane of this home ever placed; says on which devices when given."""
         launch = Launch(
             attempt=attempt,
             argv=("true",),
@@ -145,7 +151,7 @@ class Agent:
             world_size=1,
             node_rank=0,
             num_nodes=1,
-            devices=(0,),
+            devices=devices or (0,),
             cpus=0,
             master_address="a.test",
             master_port=1,
@@ -155,7 +161,8 @@ class Agent:
             restarts=0,
         )
         self.launches[attempt] = launch
-        self.held[attempt] = AttemptReport(attempt, 1, "running", (RankProcess(0, 7),), (), self._clock.now_ms())
+        ranks, now_ms = (RankProcess(0, 7),), self._clock.now_ms()
+        self.held[attempt] = AttemptReport(attempt, 1, "running", ranks, (), now_ms, devices=devices)
 
     def _ranks(self, attempt: AttemptId) -> range:
         launch = self.launches[attempt]
@@ -174,7 +181,9 @@ class Agent:
                 if launch.attempt not in self.held:
                     self.starts.append(launch.attempt)
                     self.launches[launch.attempt] = launch
-                    self.held[launch.attempt] = AttemptReport(launch.attempt, self.epoch, "starting", (), (), self._clock.now_ms())
+                    now_ms = self._clock.now_ms()
+                    fresh = AttemptReport(launch.attempt, self.epoch, "starting", (), (), now_ms, devices=launch.devices)
+                    self.held[launch.attempt] = fresh
                 self.report(launch.attempt)
             case StopRanks(attempt):
                 if attempt not in self.held:
@@ -214,8 +223,9 @@ class Bench:
     store: Store
     control: Controller
 
-    def add(self, node: str, count: int = 2, greet: bool = True) -> Agent:
+    def add(self, node: str, count: int = 2, greet: bool = True, features: tuple[str, ...] = ()) -> Agent:
         agent = Agent(node, self.clock, self._say, count)
+        agent.shape = replace(agent.shape, features=features)
         self.agents[node] = agent
         self.links[agent.node] = agent
         if greet:
@@ -235,6 +245,17 @@ class Bench:
     def tick(self, times: int = 1, decide: Callable[[Snapshot], Plan] = schedule) -> World:
         for _ in range(times):
             self.control.tick(decide)
+        return self.world
+
+    def pass_time(self, ms: int, *renewing: str) -> World:
+        """Time goes by as it does: a tick each second at least, these nodes renew their leases, the others are silent."""
+        while ms > 0:
+            step = min(ms, 1_000)
+            self.clock.sleep(step)
+            ms -= step
+            for node in renewing:
+                self.agents[node].renew()
+            self.tick()
         return self.world
 
     def restarted(self, seconds: int = 1) -> World:

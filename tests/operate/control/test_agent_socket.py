@@ -3,19 +3,23 @@
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
+from starlette.websockets import WebSocketState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from phalanx.core import wire
-from phalanx.core.errors import LinkDown
+from phalanx.core.devices import Device, NodeShape
+from phalanx.core.errors import LinkDown, Unauthorized
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import (
     PROTOCOL,
     AttemptReport,
     Forget,
+    FromAgent,
     Granted,
     Hello,
     Launch,
@@ -24,7 +28,7 @@ from phalanx.core.messages import (
     StopRanks,
     Welcome,
 )
-from phalanx.operate.control.agent_socket import AGAIN, FRAME_BYTES_MAX, POLICY, QUEUE_MAX, REPLACED, AgentLink, Close
+from phalanx.operate.control.agent_socket import AGAIN, FRAME_BYTES_MAX, POLICY, QUEUE_MAX, REPLACED, AgentDesk, AgentLink, Close
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 
@@ -98,6 +102,20 @@ def test_a_lease_is_granted_by_number(server: LiveServer) -> None:
         assert agent.hear(Granted) == Granted(7, 15_000)
 
 
+def test_a_node_that_saw_a_later_leader_is_welcomed_by_a_later_one(server: LiveServer) -> None:
+    """As after the database was restored from an older copy; and what no honest node can have seen is refused by name."""
+    with PlayedAgent(server) as agent:
+        before = agent.hello().epoch
+    with PlayedAgent(server) as agent:
+        agent.say(Hello(agent.shape, "boot-1", PROTOCOL, "test", before + 40, ()))
+        assert agent.hear(Welcome).epoch == before + 41
+    with PlayedAgent(server) as agent:
+        agent.say(Hello(agent.shape, "boot-1", PROTOCOL, "test", 2**60, ()))
+        with pytest.raises(ConnectionClosed, match=r"epoch_seen .* cannot be"):
+            agent.socket.recv(timeout=20)
+    assert server.get("/status")["epoch"] == before + 41
+
+
 def test_a_newer_connection_replaces_the_older_and_gets_the_commands(server: LiveServer) -> None:
     with PlayedAgent(server) as older, PlayedAgent(server) as newer:
         older.hello()
@@ -105,6 +123,20 @@ def test_a_newer_connection_replaces_the_older_and_gets_the_commands(server: Liv
         assert closing(older) == REPLACED
         server.submit(name="moved")
         finish(newer, newer.started())
+
+
+def test_a_hello_of_an_older_connection_that_comes_late_takes_nothing_over(server: LiveServer) -> None:
+    """It lists nothing, since its agent held nothing when it was sent: the ranks that started since are not lost."""
+    with PlayedAgent(server) as older, PlayedAgent(server) as newer:
+        newer.hello()
+        job = server.submit(name="late", max_restarts=0)
+        launch = newer.started()
+        until(lambda: server.get(f"/jobs/{job}")["state"] == "running")
+        older.say(Hello(older.shape, "boot-1", PROTOCOL, "test", 0, ()))
+        assert closing(older) == POLICY
+        assert server.get(f"/jobs/{job}")["state"] == "running"
+        finish(newer, launch)
+        assert until(lambda: server.get(f"/jobs/{job}")["outcome"]) == "succeeded"
 
 
 def test_an_agent_that_comes_back_is_told_what_is_durable(server: LiveServer) -> None:
@@ -243,7 +275,7 @@ def test_a_full_link_is_down_and_closes() -> None:
 
 def test_a_killed_server_comes_back_and_places_nothing_before_the_node_says_hello(server: LiveServer) -> None:
     with PlayedAgent(server) as agent:
-        agent.hello()
+        epoch = agent.hello().epoch
         server.submit(name="survivor", resources={"gpus": "1"})
         launch = agent.started()
         running = agent.report(launch, 1, "running")
@@ -254,11 +286,67 @@ def test_a_killed_server_comes_back_and_places_nothing_before_the_node_says_hell
     until(lambda: server.get(f"/jobs/{waiting}/why")["reason"])
     assert server.get(f"/jobs/{waiting}")["state"] == "pending"
     with PlayedAgent(server) as agent:
-        assert agent.hello([running]).epoch == 2
+        assert agent.hello([running]).epoch == epoch + 1
         start = agent.hear(StartRanks)
         assert start.launch.attempt == f"{waiting}.1"
-        assert start.epoch == 2
+        assert start.epoch == epoch + 1
         assert start.launch.devices != launch.devices
-        agent.report(start.launch, 2, "ended", {0: 0})
+        agent.report(start.launch, epoch + 1, "ended", {0: 0})
         agent.report(launch, 1, "ended", {0: 0})
         assert {agent.hear(Forget).attempt, agent.hear(Forget).attempt} == {launch.attempt, start.launch.attempt}
+
+
+class PlayedSocket:
+    """Says hello, and then nothing."""
+
+    client_state = application_state = WebSocketState.CONNECTED
+
+    def __init__(self, hello: Hello) -> None:
+        self.frames = [{"type": "websocket.receive", "text": wire.dumps(FromAgent, hello)}]
+        self.closed: tuple[int, str] | None = None
+
+    async def receive(self) -> dict[str, str]:
+        return self.frames.pop() if self.frames else await asyncio.Future()
+
+    async def send_text(self, text: str) -> None:
+        pass
+
+    async def close(self, code: int, reason: str) -> None:
+        self.closed = code, reason
+
+
+class PlayedControl:
+    """Acts at once, for a controller that leads and hears everything."""
+
+    epoch = 1
+
+    async def call(self, act: Callable[["PlayedControl"], object]) -> object:
+        return act(self)
+
+    change = call
+
+    def lead_above(self, epoch: int) -> int:
+        return self.epoch
+
+    def heard(self, node: NodeId, message: object) -> None:
+        pass
+
+
+class NothingAcked:
+    async def acknowledged(self, attempts: object) -> dict[str, int]:
+        return {}
+
+
+def test_a_node_revoked_between_its_hello_and_its_welcome_is_not_let_in() -> None:
+    """Whoever revokes finds no link to close at that moment."""
+    shape = NodeShape(NodeId("rack-a"), "127.0.0.1", (Device(0, "cpu", "CPU slot"),), 2.0, 2**30, (30000, 30100))
+    socket, links, answers = PlayedSocket(Hello(shape, "boot-1", PROTOCOL, "test", 0, ())), dict[NodeId, Any](), iter([True, False])
+
+    def check_name(node: NodeId) -> None:
+        if not next(answers):
+            raise Unauthorized("node", node, "revoked")
+
+    desk = AgentDesk(cast(Any, PlayedControl()), links, cast(Any, NothingAcked()), 15_000, lambda: 0, {}, cast(Any, None))
+    asyncio.run(asyncio.wait_for(desk.serve(cast(Any, socket), check_name), 20))
+    assert socket.closed is not None and socket.closed[0] == POLICY
+    assert links == {}

@@ -176,6 +176,11 @@ def test_a_blob_must_be_what_its_name_says(http: httpx.Client) -> None:
     assert http.get("/blobs/..%2ftoken").status_code in (404, 422)
 
 
+def test_a_lock_without_the_workdir_that_it_is_in_is_refused(http: httpx.Client) -> None:
+    spec = {"name": "locked", "entrypoint": "true", "workdir": "/w", "environment": {"lock": "uv.lock"}}
+    assert problem(http.post("/jobs", json={"spec": spec}))["field"] == "environment.lock"
+
+
 def test_the_same_key_gives_the_same_job(http: httpx.Client) -> None:
     body = {"spec": {"name": "once", "entrypoint": "true", "resources": {"gpus": "H100:1"}}, "key": "a-key"}
     first, second = http.post("/jobs", json=body), http.post("/jobs", json=body)

@@ -11,7 +11,7 @@ import pytest
 from phalanx.core.errors import Exit
 from phalanx.core.events import AttemptEnded, AttemptPlaced, AttemptRunning, JobSubmitted, NodeAway
 from phalanx.core.ids import AttemptId, JobId
-from phalanx.core.messages import Phase, RankExit
+from phalanx.core.messages import PROTOCOL, Hello, Phase, RankExit, RankProcess, StopRanks
 from phalanx.core.records import CheckpointCommitted, ModelSaved
 from phalanx.core.spec import DataSource, JobSpec, Kind, Resources
 from phalanx.core.states import Finished, Pending
@@ -83,8 +83,7 @@ def test_P01_every_kind_of_job_survives_a_restart_of_the_control_plane(bench: Be
 def test_P05_a_preempted_node_is_away_within_its_lease_and_its_job_queued_again_once_it_is_back(bench: Bench) -> None:
     """Nobody looks at a dead worker for hours: the lease says it is away, and its word that the ranks are gone requeues."""
     job, agent = running(bench)
-    bench.clock.sleep(LEASE_MS + 1)
-    bench.tick()
+    bench.pass_time(LEASE_MS + 1)
     assert len(bench.log(NodeAway)) == 1
     assert "away now" in why_view(bench.world, bench.job(job), bench.control.waiting).sentence
     agent.held.clear()
@@ -186,8 +185,9 @@ def test_a_job_that_ran_while_the_server_was_down_did_run(bench: Bench, ended_at
     job = bench.submit(a_spec(kind="train"))
     bench.tick()
     bench.restart()
-    exits = (RankExit(0, 0, 1), RankExit(1, 0, 1))
-    agent.held[FIRST] = replace(agent.held[FIRST], phase="ended" if ended_at_once else "stopping", exits=exits)
+    exits, ranks = (RankExit(0, 0, 1), RankExit(1, 0, 1)), (RankProcess(0, 1000), RankProcess(1, 1001))
+    phase: Phase = "ended" if ended_at_once else "stopping"
+    agent.held[FIRST] = replace(agent.held[FIRST], phase=phase, exits=exits, ranks=ranks)
     agent.hello()
     bench.control.facts(agent.node, FIRST, 0, 10, [model()])
     bench.tick()
@@ -200,11 +200,13 @@ def test_a_job_that_ran_while_the_server_was_down_did_run(bench: Bench, ended_at
     assert sorted(told_tracker(bench)) == ["model_version", "run_finished", "run_started"]
 
 
-def test_an_attempt_that_no_rank_ran_of_did_not_run(bench: Bench) -> None:
+@pytest.mark.parametrize("exits", [(), (RankExit(0, -15, 1), RankExit(1, -15, 1))], ids=["no exits", "stopped before the start"])
+def test_an_attempt_that_no_rank_ran_of_did_not_run(bench: Bench, exits: tuple[RankExit, ...]) -> None:
+    """An exit without a process is of a rank that was never started."""
     agent = bench.add("a")
     job = bench.submit(a_spec(max_restarts=0))
     bench.tick()
-    agent.held[FIRST] = replace(agent.held[FIRST], phase="ended")
+    agent.held[FIRST] = replace(agent.held[FIRST], phase="ended", exits=exits)
     agent.report(FIRST)
     bench.tick()
     assert bench.attempt(job).running_ms is None
@@ -441,3 +443,34 @@ def test_why_says_the_place_in_the_jobs_own_queue(bench: Bench) -> None:
     assert [view.position for view in said] == [1, 1, 2, 2]
     assert said[2].sentence.endswith("; position 2 in queue default")
     assert said[3].sentence.endswith("; position 2 in queue night")
+
+
+def test_two_machines_by_one_name_do_not_get_each_others_devices(bench: Bench) -> None:
+    """The second one knows nothing of what runs on the first, and the first comes back."""
+    agent = bench.add("a")
+    job = bench.submit()
+    bench.tick()
+    agent.run(FIRST)
+    bench.control.observe()
+    bench.control.heard(agent.node, Hello(agent.shape, "boot-2", PROTOCOL, "0", 1, ()))
+    bench.control.observe()
+    assert bench.state(job) == "pending"
+    agent.hello()
+    (facts,) = bench.control.observe().nodes
+    assert (facts.free, facts.fenced) == ((), (0, 1)), "its ranks live, whatever was made of their absence"
+    agent.deaf = True
+    bench.restarted()
+    assert agent.got[-1] == StopRanks(FIRST, bench.control.epoch, 10_000)
+    assert agent.starts == [FIRST]
+
+
+def test_a_node_whose_clock_was_set_back_is_heard_all_the_same(bench: Bench) -> None:
+    agent = bench.add("a")
+    job = bench.submit()
+    bench.tick()
+    agent.held[FIRST] = replace(agent.held[FIRST], phase="running", ranks=(RankProcess(0, 7),))
+    agent.report(FIRST)
+    bench.clock.jump(-3_600_000)
+    agent.run(FIRST)
+    bench.tick()
+    assert bench.state(job) == "running"

@@ -21,7 +21,8 @@ from phalanx.core.records import CheckpointCommitted, ModelSaved
 from phalanx.core.spec import Kind
 from phalanx.core.states import Finished
 from phalanx.operate.control.controller import Controller
-from phalanx.operate.control.store import Commit, Store
+from phalanx.operate.control.rows import Commit
+from phalanx.operate.control.store import Store
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 

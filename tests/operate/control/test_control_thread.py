@@ -17,7 +17,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler import Plan, Snapshot, Wait, schedule
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.services import Services
-from phalanx.operate.control.control_thread import STALE_S, TICK_S, ControlThread
+from phalanx.operate.control.control_thread import STALE_S, TICK_S, TICKS_KEPT, ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.deciding import NO_CHANGE, decide
 from phalanx.operate.control.line_process import LineProcess
@@ -138,6 +138,37 @@ def test_P04_health_says_so_when_ticks_stall_or_end(controller: Controller, bugs
 
     asyncio.run(scenario())
     control.close()
+
+
+def test_the_newest_completed_ticks_say_how_long_they_took(controller: Controller, bugs: list[BaseException]) -> None:
+    now_s = 0.0
+    control = ControlThread(controller, bugs.append, lambda: now_s)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        takes_s = [float(number) for number in range(TICKS_KEPT + 2)]
+
+        async def decide(snapshot: Snapshot) -> Plan:
+            nonlocal now_s
+            control.wake()
+            if not takes_s:
+                done.set()
+                await asyncio.Event().wait()
+            now_s += takes_s.pop(0)
+            if now_s == 1.0:
+                raise WorldError("away")
+            return NO_CHANGE
+
+        done = asyncio.Event()
+        assert control.tick_ms == ()
+        ticking = asyncio.create_task(control.run_ticks(decide))
+        await asyncio.wait_for(done.wait(), 10)
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+    asyncio.run(scenario())
+    control.close()
+    assert control.tick_ms == tuple(1000.0 * number for number in range(2, TICKS_KEPT + 2))  # the second was put off
 
 
 async def ticks(control: ControlThread) -> AsyncIterator[Snapshot]:

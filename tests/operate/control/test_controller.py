@@ -269,8 +269,7 @@ def test_what_the_log_could_not_give_back_never_gets_in(bench: Bench, bad: float
 
 def test_a_silent_node_goes_away_keeps_its_attempts_and_comes_back(bench: Bench) -> None:
     job, agent = running(bench)
-    bench.clock.sleep(LEASE_MS)
-    bench.tick()
+    bench.pass_time(LEASE_MS)
     assert bench.world.nodes[agent.node].up
     bench.clock.sleep(1)
     bench.tick(2)
@@ -286,15 +285,14 @@ def test_a_silent_node_goes_away_keeps_its_attempts_and_comes_back(bench: Bench)
 
 
 def test_renewals_keep_a_node_up_and_bring_a_connected_one_back(bench: Bench) -> None:
-    """A paused control plane sees leases run out though every agent is connected: the next renewal is enough."""
+    """Where an agent was slow, the next renewal is enough."""
     agent = bench.add("a")
     for _ in range(5):
-        bench.clock.sleep(LEASE_MS - 1)
+        bench.pass_time(LEASE_MS - 1)
         agent.renew()
         bench.tick()
     assert len(bench.log(NodeAway)) == 0
-    bench.clock.sleep(LEASE_MS + 1)
-    bench.tick()
+    bench.pass_time(LEASE_MS + 1)
     assert not bench.world.nodes[agent.node].up
     agent.renew()
     bench.tick()

@@ -11,7 +11,8 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.records import CheckpointCommitted
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.fold import Changes
-from phalanx.operate.control.store import Commit, Store
+from phalanx.operate.control.rows import Commit
+from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import World
 from tests.operate.control.control_bench import Bench, a_spec
 

@@ -225,10 +225,13 @@ import json, sys
 from pathlib import Path
 tries = Path(sys.argv[1])
 for line in sys.stdin:
+    seq = json.loads(line)["seq"]
+    if json.loads(line)["entry"] is None:
+        print(json.dumps({"done": seq}), flush=True)
+        continue
     with tries.open("a") as file:
         file.write(line)
     number = len(tries.read_text().splitlines())
-    seq = json.loads(line)["seq"]
     if number == 1:
         sys.exit(1)
     print(json.dumps({"retry": seq, "error": "busy"} if number == 2 else {"done": seq}), flush=True)

@@ -13,7 +13,8 @@ from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.core.events import JobSubmitted, NodeUp
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.operate.control.fold import Changes, Draft
-from phalanx.operate.control.store import Commit, Store
+from phalanx.operate.control.rows import Commit
+from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import metadata
 from phalanx.operate.control.world import World
 from tests.operate.control.control_bench import Bench, DatabaseLock, a_spec, shape

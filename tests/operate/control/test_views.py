@@ -37,7 +37,7 @@ def test_a_job_from_waiting_to_its_end(bench: Bench) -> None:
     assert why(bench, job).sentence == "waits for the scheduler's next decision"
     bench.tick()
     assert shown(bench, job).why == f"{NoNodes(0).sentence()}; position 1 in queue default"
-    assert (why(bench, job).reason, why(bench, job).position) == ({"known": 0, "kind": "no_nodes"}, 1)
+    assert (why(bench, job).reason, why(bench, job).position) == ({"known": 0, "drained": 0, "kind": "no_nodes"}, 1)
     agent = bench.add("a")
     bench.tick()
     assert why(bench, job).sentence == "its ranks are being started on a (devices 0, 1)"
@@ -73,8 +73,7 @@ def test_a_stopping_job_and_a_node_that_is_away_are_named(bench: Bench) -> None:
     agent.deaf = True
     job = bench.submit(a_spec(max_duration="1m"))
     bench.tick()
-    bench.clock.sleep(60_000)
-    bench.tick()
+    bench.pass_time(60_000)
     assert why(bench, job).sentence == (
         "stops since max_duration (1m) is over; holds its devices until every rank is gone on a (devices 0, 1, away now)"
     )
@@ -88,9 +87,7 @@ def test_nodes_with_what_is_held_and_when_they_were_heard(bench: Bench) -> None:
     bench.tick()
     job = bench.submit(a_spec(gpus="1"))
     bench.tick()
-    bench.clock.sleep(LEASE_MS + 1)
-    bench.agents["b"].renew()
-    bench.tick()
+    bench.pass_time(LEASE_MS + 1, "b")
     views = node_views(bench.world, {bench.agents["b"].node: bench.clock.now_ms()})
     assert [(view.node, view.state, view.held) for view in views] == [("a", "away", {}), ("b", "up", {0: f"{job}.1"})]
     assert views[0].seen_ms == bench.world.nodes[bench.agents["a"].node].since_ms, "not heard since the start"

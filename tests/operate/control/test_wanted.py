@@ -6,14 +6,34 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.core.events import AttemptEnded, AttemptPlaced, EventBody, JobSubmitted, NodeUp, StopRequested
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    EventBody,
+    JobSubmitted,
+    NodeAway,
+    NodeDrained,
+    NodeUp,
+    PartLost,
+    StopRequested,
+)
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import AttemptReport, Forget, RankExit, RankProcess, StartRanks, StopRanks
 from phalanx.core.spec import DataSource, Environment, JobSpec, Resources
+from phalanx.operate.control.fences import Fence, Fences, Taken, fences
 from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.names import NUMBER_LEAP, forgotten, next_attempt, next_job
 from phalanx.operate.control.observed import Sightings
-from phalanx.operate.control.wanted import Terms, argv, commands, launch, master_port, snapshot, still_holds
-from phalanx.operate.control.world import World
+from phalanx.operate.control.wanted import (
+    Terms,
+    argv,
+    commands,
+    launch,
+    master_port,
+    snapshot,
+    still_holds,
+)
+from phalanx.operate.control.world import JobRecord, World
 from tests.operate.control.control_bench import a_spec, shape
 
 A, B = NodeId("a"), NodeId("b")
@@ -43,6 +63,7 @@ FALLEN = replace(UP, ranks=(RankProcess(0, 1),), exits=(RankExit(1, -9, 9, first
 ENDED = replace(UP, phase="ended", ranks=(), exits=(RankExit(0, 0, 9), RankExit(1, 0, 9)))
 EMPTY = replace(UP, phase="ended", ranks=(), exits=())
 LOST = replace(EMPTY, lost="gone")
+ENDED_1 = AttemptEnded(JOB, FIRST, False, True, "", ())
 
 
 def told(world: World, seen: Sightings) -> dict[str, list[object]]:
@@ -107,13 +128,26 @@ def test_a_recipe_runs_the_trainer_with_its_data() -> None:
     assert part.python == "/py"
 
 
+def port_of(now: World, fenced: Fences, job: JobRecord) -> int | None:
+    return master_port(now, Taken.of(now, fenced), job, PLACE)
+
+
 def test_ports_of_gangs_that_live_on_a_node_differ_and_may_run_out() -> None:
     now = world()
     job = now.jobs[JOB]
     few = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_510, 29_512)))
-    assert master_port(replace(now, nodes={A: few}), job, PLACE) == 29_510
+    assert port_of(replace(now, nodes={A: few}), {}, job) == 29_510
     one = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_511, 29_512)))
-    assert master_port(replace(now, nodes={A: one}), job, PLACE) is None
+    assert port_of(replace(now, nodes={A: one}), {}, job) is None
+
+
+def test_the_port_of_ranks_that_were_given_up_is_not_given_to_others() -> None:
+    other = JobId("tiny-2")
+    now = world(ENDED_1, JobSubmitted(other, a_spec(), "", "c", "ada"))
+    two = replace(now, nodes={A: replace(now.nodes[A], shape=replace(shape("a"), ports=(29_511, 29_512))), B: now.nodes[B]})
+    assert port_of(two, fences(two, seen()), two.jobs[other]) == 29_511
+    assert port_of(two, fences(two, seen(UP)), two.jobs[other]) is None
+    assert port_of(two, fences(two, seen(b=UP)), two.jobs[other]) == 29_511, "only its first node has the port"
 
 
 @pytest.mark.parametrize("more", [0, 1, 2, 3])
@@ -123,12 +157,12 @@ def test_the_next_attempt_never_gets_the_port_of_the_one_before(more: int) -> No
     others = (JobSubmitted(JobId(f"tiny-{number}"), a_spec(), "", "c", "ada") for number in range(2, 2 + more))
     now = world(ended, *others)
     two = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_510, 29_512)))
-    assert master_port(replace(now, nodes={A: two}), now.jobs[JOB], PLACE) == 29_510
+    assert port_of(replace(now, nodes={A: two}), {}, now.jobs[JOB]) == 29_510
 
 
 def test_the_snapshot_takes_off_what_gangs_hold() -> None:
     spec = replace(a_spec(), resources=Resources(gpus="2", cpus=3.0, memory="1GiB"))
-    found = snapshot(world(spec=spec), frozenset({A}), 5)
+    found = snapshot(world(spec=spec), frozenset({A}), 5, {})
     facts = {node.node: node for node in found.nodes}
     assert (facts[A].free, facts[B].free) == ((), (0,))
     assert (facts[A].free_cpus, facts[A].free_memory_bytes) == (5.0, 2**34 - 2**30)
@@ -136,11 +170,107 @@ def test_the_snapshot_takes_off_what_gangs_hold() -> None:
     assert (found.pending, found.now_ms) == ((), 5)
 
 
+@pytest.mark.parametrize(
+    ("reports", "fenced"),
+    [
+        ([], ()),
+        ([UP], (0, 1)),
+        ([ENDED], ()),
+        ([replace(UP, attempt=AttemptId("ghost-7.3"), devices=(1,))], (1,)),
+        ([replace(UP, attempt=AttemptId("ghost-7.3"))], (0, 1)),
+        ([replace(UP, attempt=AttemptId("ghost-7.3"), phase="ended")], ()),
+        (
+            [replace(UP, attempt=AttemptId("ghost-7.3"), devices=(1,)), replace(UP, attempt=AttemptId("g-1.1"), devices=(0,))],
+            (0, 1),
+        ),
+        ([replace(UP, phase="stopping", ranks=())], (0, 1)),
+    ],
+)
+def test_devices_are_fenced_while_ranks_that_nobody_wants_live_there(reports: list[AttemptReport], fenced: tuple[int, ...]) -> None:
+    """By the placement, else by what the node says, else the whole node; and until it says that they ended."""
+    now = world(ENDED_1)
+    sighted = seen()
+    sighted.reports.update({(A, report.attempt): report for report in reports})
+    facts = {node.node: node for node in snapshot(now, frozenset({A, B}), 5, fences(now, sighted)).nodes}
+    assert (facts[A].fenced, facts[A].free) == (fenced, tuple({0, 1} - set(fenced)))
+    assert (facts[B].fenced, facts[B].free) == ((), (0, 1))
+
+
+def test_a_start_that_a_node_never_answered_keeps_its_devices_and_is_stopped() -> None:
+    """It was sent, the node was lost, and it may yet arrive."""
+    now, sighted = world(ENDED_1), seen()
+    sighted.started.add((B, FIRST))
+    assert fences(now, sighted)[B].devices == {1}
+    assert told(now, sighted) == {"b": [STOP]}
+    assert fences(world(), sighted) == {}, "while the attempt holds its devices, they are held"
+
+
+def test_what_given_up_ranks_use_of_a_node_is_not_free_either() -> None:
+    spec = replace(a_spec(), resources=Resources(gpus="2", cpus=3.0, memory="1GiB"))
+    now = world(ENDED_1, spec=spec)
+    facts = snapshot(now, frozenset({A}), 5, fences(now, seen(UP))).nodes[0]
+    assert (facts.free_cpus, facts.free_memory_bytes) == (5.0, 2**34 - 2**30)
+
+
+def test_a_live_part_of_a_gang_is_held_and_not_fenced() -> None:
+    lost = world(PartLost(JOB, FIRST, A, "gone"))
+    assert fences(world(), seen(UP)) == {}
+    assert fences(lost, seen(UP)) == {}
+    assert lost.held()[A] == {0: FIRST, 1: FIRST}
+    assert told(lost, seen(UP)) == {"a": [STOP], "b": [STOP]}
+
+
+@pytest.mark.parametrize(
+    ("reported", "number"),
+    [
+        ([], 2),
+        (["tiny-1.1"], 2),
+        (["tiny-1.2", "tiny-1.7", "tiny-11.50"], 8),
+        ([f"tiny-1.{NUMBER_LEAP + 2}", "tiny-1.999999999", "tiny-1.x", "tiny-1.", "../tiny-1.5"], 2),
+    ],
+)
+def test_the_next_attempts_name_is_none_that_a_node_still_knows(reported: list[str], number: int) -> None:
+    now, sighted = world(ENDED_1), seen()
+    sighted.reports.update({(A, AttemptId(name)): replace(UP, attempt=AttemptId(name)) for name in reported})
+    assert next_attempt(forgotten(now, sighted), now.jobs[JOB]) == f"tiny-1.{number}"
+
+
+@pytest.mark.parametrize(
+    ("reported", "number"),
+    [([], 2), (["tiny-1.9"], 2), (["other-7.1", "tiny-4.2"], 8), ([f"tiny-{NUMBER_LEAP + 2}.1", "tiny-999999999999.1", "x"], 2)],
+)
+def test_a_new_jobs_name_is_none_that_a_node_still_knows(reported: list[str], number: int) -> None:
+    """Its folder, with the checkpoints of the job that was forgotten, would be the new one's."""
+    now, sighted = world(ENDED_1), seen()
+    sighted.reports.update({(A, AttemptId(name)): replace(UP, attempt=AttemptId(name)) for name in reported})
+    assert next_job(now, sighted, "new") == f"new-{number}"
+
+
+def test_numbers_that_are_passed_over_use_up_no_restarts() -> None:
+    now = world(ENDED_1, AttemptPlaced(JOB, AttemptId("tiny-1.8"), PLACE, 29_511, 2))
+    job = now.jobs[JOB]
+    assert (job.state.attempt, job.interruptions, job.attempts) == (8, 6, (FIRST, "tiny-1.8"))
+
+
+def test_the_snapshot_says_what_agents_can_do_and_which_nodes_are_drained() -> None:
+    able = NodeUp(replace(shape("b"), features=("image", "lock")), "x")
+    now = world(able, NodeDrained(A, "disk", "ada"), NodeDrained(B, "disk", "ada"), NodeAway(B))
+    asked = JobSubmitted(JobId("tiny-2"), replace(a_spec(), environment=Environment(image="x")), "", "c", "ada")
+    draft = Draft(now)
+    draft.add(asked, 9)
+    found = snapshot(draft.world, frozenset(), 5, {})
+    facts = {node.node: node for node in found.nodes}
+    assert facts[A].features == frozenset()
+    assert facts[B].features == {"image", "lock"}
+    assert (facts[A].drained, facts[B].drained) == (True, False), "undraining a node that is away opens nothing"
+    assert found.pending[0].needs == {"image"}
+
+
 def test_a_node_that_names_a_device_twice_has_it_once() -> None:
     twice = replace(shape("a", 1), devices=shape("a", 1).devices * 2)
     draft = Draft(World())
     draft.add(NodeUp(twice, "x"), 1)
-    (facts,) = snapshot(draft.world, frozenset({A}), 5).nodes
+    (facts,) = snapshot(draft.world, frozenset({A}), 5, {}).nodes
     assert (facts.devices, facts.free) == (((0, "cpu"),), (0,))
 
 
@@ -149,9 +279,15 @@ def test_a_decision_holds_only_while_its_devices_are_free_and_its_nodes_ready() 
     now = world(JobSubmitted(second, a_spec(), "", "c", "ada"))
     ready = frozenset({A, B})
     free, held = Placement((NodeSlice(B, (0,)),)), Placement((NodeSlice(B, (1,)),))
-    assert still_holds(now, ready, second, free)
-    assert not still_holds(now, ready, second, held)
-    assert not still_holds(now, ready, second, Placement((NodeSlice(B, (9,)),)))
-    assert not still_holds(now, frozenset({A}), second, free)
-    assert not still_holds(now, ready, JOB, free)
-    assert not still_holds(now, ready, JobId("no-9"), free)
+
+    def holds_still(ready: frozenset[NodeId], job: JobId, placement: Placement, fenced: Fences | None = None) -> bool:
+        return still_holds(now, Taken.of(now, fenced or {}), ready, job, placement)
+
+    assert holds_still(ready, second, free)
+    assert not holds_still(ready, second, held)
+    assert not holds_still(ready, second, Placement((NodeSlice(B, (9,)),)))
+    assert not holds_still(frozenset({A}), second, free)
+    assert not holds_still(ready, JOB, free)
+    assert not holds_still(ready, JobId("no-9"), free)
+    assert not holds_still(ready, second, free, {B: Fence(frozenset({0}))})
+    assert holds_still(ready, second, free, {A: Fence(frozenset({0})), B: Fence(frozenset({1}))})

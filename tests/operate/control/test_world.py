@@ -1,5 +1,6 @@
 """The fold's promises: pure, in order, and jobs change state in no other way than `advance` allows."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 
@@ -14,11 +15,16 @@ from phalanx.core.events import (
     AttemptRunning,
     Event,
     EventBody,
+    JobResumed,
+    JobRetried,
     JobSubmitted,
     JobWaits,
     ModelRegistered,
     NodeAway,
+    NodeDrained,
+    NodeUndrained,
     NodeUp,
+    PartLost,
     RankSaid,
     StopRequested,
 )
@@ -26,9 +32,9 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.reasons import NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
-from phalanx.core.states import Finished, JobState, Pending, Running, Starting
+from phalanx.core.states import Finished, JobState, Paused, Pending, Running, Starting
 from phalanx.operate.control.fold import Draft, fold, fold_all
-from phalanx.operate.control.world import ATTEMPTS_KEPT, CHECKPOINTS_KEPT, World, slice_of
+from phalanx.operate.control.world import ATTEMPTS_KEPT, CHECKPOINTS_KEPT, AttemptRecord, NodeRecord, World, slice_of
 from tests.operate.control.control_bench import a_spec, shape
 
 JOB, FIRST, SECOND = JobId("tiny-1"), AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
@@ -104,6 +110,63 @@ def test_a_job_keeps_its_newest_attempts_and_an_attempt_its_newest_checkpoints()
     assert record.facts == CHECKPOINTS_KEPT + 20
     draft.add(AttemptEnded(JOB, newest, False, True, "", ()), 201)
     assert (draft.world.jobs[JOB].quick_ends, draft.world.jobs[JOB].state) == (0, Pending(121))
+
+
+def test_a_lost_part_is_noted_with_its_attempt_and_holds_its_devices_till_that_ends() -> None:
+    lost = PartLost(JOB, FIRST, NodeId("b"), "its lease ended")
+    world = fold_all(World(), log(*LIFE[:6], lost))
+    assert world.attempts[FIRST].lost == {"b": "its lease ended"}
+    assert world.jobs[JOB].state == Running(1, PLACE)
+    assert world.held()[NodeId("b")] == {1: FIRST}
+    both = fold_all(world, [Event(8, 80, PartLost(JOB, FIRST, NodeId("a"), "so did its"))])
+    assert both.attempts[FIRST].lost == {"b": "its lease ended", "a": "so did its"}
+    assert world.attempts[FIRST].lost == {"b": "its lease ended"}
+    ended = AttemptEnded(JOB, FIRST, False, True, "", (), interrupted=True)
+    over = fold_all(both, [Event(9, 90, ended)])
+    assert (over.held(), over.jobs[JOB].interruptions, over.jobs[JOB].state) == ({}, 1, Pending(1))
+    with pytest.raises(KeyError):
+        fold_all(World(), log(*LIFE[:3], lost))
+
+
+def test_a_paused_job_is_open_and_holds_nothing_and_a_resumed_one_waits() -> None:
+    stop, ended = StopRequested(JOB, "pause", "ada"), AttemptEnded(JOB, FIRST, False, False, "paused", (), interrupted=True)
+    paused = fold_all(World(), log(*LIFE[:6], stop, ended))
+    job = paused.jobs[JOB]
+    assert (job.state, job.stop, job.finished_ms, job.interruptions) == (Paused(1), "pause", None, 1)
+    assert (list(paused.open_jobs), paused.held()) == ([JOB], {})
+    resumed = fold_all(paused, [Event(9, 90, JobResumed(JOB, "ada"))]).jobs[JOB]
+    assert (resumed.state, resumed.stop) == (Pending(1), None)
+
+
+def test_a_retried_job_is_open_again_in_its_old_place_with_nothing_used_up() -> None:
+    other = JobSubmitted(JobId("tiny-2"), a_spec(), "", "c", "ada")
+    bad = AttemptEnded(JOB, FIRST, False, False, "rank 0 exited with code 1", ())
+    over = fold_all(World(), log(*LIFE[:6], other, bad))
+    assert list(over.open_jobs) == ["tiny-2"]
+    again = fold_all(over, [Event(9, 90, JobRetried(JOB, "ada"))])
+    assert list(again.open_jobs) == [JOB, "tiny-2"]
+    job = again.jobs[JOB]
+    assert (job.state, job.finished_ms, job.stop, job.quick_ends, job.interruptions) == (Pending(1), None, None, 0, 1)
+    assert (job.attempts, job.started_ms) == ((FIRST,), 50)
+
+
+def test_a_drain_outlasts_what_the_node_says_of_itself() -> None:
+    world = fold_all(
+        World(), log(*LIFE[:2], NodeDrained(NodeId("a"), "disk", "ada"), NodeAway(NodeId("a")), NodeUp(shape("a", 8), "y"))
+    )
+    assert (world.nodes[NodeId("a")].drained, world.nodes[NodeId("b")].drained) == ("disk", "")
+    assert world.nodes[NodeId("a")].since_ms == 50
+    assert fold_all(world, [Event(6, 60, NodeUndrained(NodeId("a"), "ada"))]).nodes[NodeId("a")].drained == ""
+
+
+def test_records_written_before_leases_ended_still_read() -> None:
+    """The tables of an older version hold attempts without losses and nodes without drains."""
+    world = fold_all(World(), log(*LIFE))
+    attempt = json.loads(wire.dumps(AttemptRecord, world.attempts[FIRST]))
+    node = json.loads(wire.dumps(NodeRecord, world.nodes[NodeId("a")]))
+    del attempt["lost"], node["drained"], node["shape"]["features"]
+    assert wire.loads(AttemptRecord, json.dumps(attempt)) == world.attempts[FIRST]
+    assert wire.loads(NodeRecord, json.dumps(node)) == world.nodes[NodeId("a")]
 
 
 def test_a_log_written_before_restarts_were_put_off_still_reads() -> None:

@@ -13,10 +13,15 @@ from phalanx.core.events import (
     AttemptRunning,
     Event,
     EventBody,
+    JobResumed,
+    JobRetried,
     JobSubmitted,
     JobWaits,
     NodeAway,
+    NodeDrained,
+    NodeUndrained,
     NodeUp,
+    PartLost,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id
@@ -210,6 +215,40 @@ def test_a_free_node_that_is_away_is_unhealthy_and_a_held_one_stays_with_its_att
     assert used(account(events, {}, 0, 1_000)) == {"running_unmeasured": 1_000, "unhealthy": 300, "idle": 700}
 
 
+def test_a_drained_node_is_reserved_where_it_is_free_and_there() -> None:
+    """Somebody keeps it free: neither idle nor broken. What runs there runs on, and a node that is away is unhealthy first."""
+    waits = (0, submitted(WAITER)), (0, JobWaits(WAITER, NO_ROOM))
+    events = log(
+        (0, up()), (0, submitted(kind="batch")), (0, placed(devices=(0,))), (0, AttemptRunning(JOB, FIRST, ())), *waits,
+        (100, NodeDrained(NODE, "disk", "me")), (200, NodeDrained(NODE, "the other disk", "me")),
+        (300, NodeAway(NODE)), (500, up()), (600, ended()), (900, NodeUndrained(NODE, "me")), (950, NodeUndrained(NODE, "me")),
+    )  # fmt: skip
+    assert used(account(events, {}, 0, 1_000)) == {
+        "running_unmeasured": 600,
+        "idle_waiting_geometry": 100 + 2 * 100,
+        "reserved": 200 + 100 + 2 * 300,
+        "unhealthy": 200,
+    }
+    for_ever = log((0, up()), (100, NodeDrained(NODE, "disk", "me")))
+    assert used(account(for_ever, {}, 0, 1_000)) == {"idle": 200, "reserved": 1_800}
+
+
+def test_from_the_loss_of_a_node_on_a_gang_drains_and_then_the_node_is_unhealthy_until_it_is_heard() -> None:
+    events = log(
+        (0, up()), (0, submitted(kind="batch")), (0, placed()), (0, AttemptRunning(JOB, FIRST, ())), (100, NodeAway(NODE)),
+        (200, PartLost(JOB, FIRST, NODE, "its lease ended")), (300, ended(again=True)), (700, up()),
+    )  # fmt: skip
+    assert used(account(events, {}, 0, 1_000)) == {
+        "running_unmeasured": 2 * 200,
+        "draining": 2 * 100,
+        "unhealthy": 2 * 400,
+        "idle": 2 * 300,
+    }
+    steps = {FIRST: [step(1, 0, 800), step(1, 0, 800, rank=1)]}
+    assert account(events, steps, 200, 300).categories["draining"] == 200 * MILLI
+    assert account(events, {}, 0, 1_000, job=JOB).capacity == 600 * MILLI
+
+
 def test_a_node_that_comes_back_with_another_shape_changes_capacity_from_then_on() -> None:
     events = log((0, up(devices=2)), (100, up(devices=3, kind="H100")), (200, up(devices=1, kind="H100")))
     result = account(events, {}, 0, 300)
@@ -307,6 +346,10 @@ def _body(job: JobId, number: int) -> st.SearchStrategy[EventBody]:
     bodies: list[st.SearchStrategy[EventBody]] = [
         st.builds(up, st.sampled_from(NODES), st.integers(0, 3), st.sampled_from(["cpu", "H100"])),
         st.builds(NodeAway, st.sampled_from(NODES)),
+        st.builds(NodeDrained, st.sampled_from(NODES), st.just("disk"), st.just("me")),
+        st.builds(NodeUndrained, st.sampled_from(NODES), st.just("me")),
+        st.builds(PartLost, st.just(job), st.just(attempt), st.sampled_from(NODES), st.just("gone")),
+        st.sampled_from([JobResumed(job, "me"), JobRetried(job, "me")]),
         st.builds(submitted, st.just(job), kinds, st.integers(0, 2)),
         st.builds(JobWaits, st.just(job), st.sampled_from([NO_ROOM, NEVER, BEHIND, NoNodes(0)])),
         st.builds(AttemptPlaced, st.just(job), st.just(attempt), placement, st.just(1), st.just(1)),
@@ -361,7 +404,7 @@ def test_late_records_move_time_between_categories_only(
     after = account(events, {**steps, attempt: [*steps.get(attempt, []), *late]}, 0, 4_000)
     assert after.capacity == before.capacity
     assert after.balanced
-    free = [name for name in CATEGORIES if name.startswith("idle") or name in ("unhealthy", "service", "interactive")]
+    free = [name for name in CATEGORIES if name.startswith("idle") or name in ("unhealthy", "reserved", "service", "interactive")]
     assert [after.categories[name] for name in free] == [before.categories[name] for name in free]
 
 
@@ -392,7 +435,7 @@ def test_capacity_is_what_the_nodes_have_whoever_holds_it(
 def test_jobs_and_free_time_make_up_the_fleet(events: list[Event], steps: dict[AttemptId, list[StepRecord]], until: int) -> None:
     whole = account(events, steps, 0, until)
     parts = [account(events, steps, 0, until, job) for job in JOBS]
-    free = sum(amount for name, amount in whole.categories.items() if name.startswith("idle") or name == "unhealthy")
+    free = sum(amount for name, amount in whole.categories.items() if name.startswith("idle") or name in ("unhealthy", "reserved"))
     assert sum(part.capacity for part in parts) + free == whole.capacity
 
 

@@ -15,6 +15,7 @@ from phalanx.core.events import (
     AttemptRunning,
     Event,
     EventBody,
+    JobRetried,
     JobSubmitted,
     ModelRegistered,
     RankSaid,
@@ -33,6 +34,7 @@ from phalanx.record.tracking.entries import (
     ModelVersion,
     RunFinished,
     RunStarted,
+    RunWaits,
     TrackedJob,
     outbox_for,
     points_of,
@@ -129,6 +131,24 @@ def test_P06_a_job_cancelled_between_attempts_ends_its_run() -> None:
     (finished,) = entries(StopRequested(JOB, "cancel", "me"), between)
     assert finished == RunFinished(JOB, "KILLED", (ONE,), "cancelled while waiting", 1_000)
     assert entries(StopRequested(JOB, "cancel", "me"), tracked(ONE, stop="cancel")) == [], "its end is still to come"
+
+
+def test_the_run_of_a_paused_job_waits_and_is_neither_finished_nor_failed() -> None:
+    """While it ran, or between two attempts; one that never ran has none."""
+    paused = TrackedJob(SPEC, "c", "f", "me", (ONE,), "pause", paused=True)
+    bodies: list[EventBody] = [AttemptEnded(JOB, ONE, False, False, "paused", ()), StopRequested(JOB, "pause", "me")]
+    for body in bodies:
+        assert entries(body, paused) == [RunWaits(JOB, "paused", 1_000)]
+        assert entries(body, TrackedJob(SPEC, "c", "f", "me", (), "pause", paused=True)) == []
+    assert entries(StopRequested(JOB, "pause", "me"), tracked(ONE, stop="pause")) == [], "its ranks are still being stopped"
+    over = TrackedJob(SPEC, "c", "f", "me", (ONE,), "cancel", over="cancelled while paused")
+    (finished,) = entries(StopRequested(JOB, "cancel", "me"), over)
+    assert finished == RunFinished(JOB, "KILLED", (ONE,), "cancelled while paused", 1_000)
+
+
+def test_the_run_of_a_retried_job_waits_again_until_an_attempt_runs() -> None:
+    assert entries(JobRetried(JOB, "me"), tracked(ONE)) == [RunWaits(JOB, "waits to be tried again", 1_000)]
+    assert entries(JobRetried(JOB, "me"), tracked()) == []
 
 
 def test_a_registered_model_becomes_a_version() -> None:

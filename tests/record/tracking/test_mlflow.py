@@ -1,6 +1,7 @@
 """Entries in MLflow's own store: applied once however often they come, quietly, and put off while the store is away."""
 
 import errno
+import fcntl
 import importlib
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import requests
 from phalanx.core import wire
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.ids import AttemptId, JobId
-from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted
+from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted, RunWaits
 from phalanx.record.tracking.mlflow_store import EntryRefused, MlflowStore, places, quiet, safe_key
 from phalanx.record.tracking.tracking_process import TRIES_MAX, serve
 
@@ -98,6 +100,29 @@ def test_a_changed_parameter_belongs_to_its_attempt(store: MlflowStore) -> None:
         store.apply(replace(STARTED, job=job, attempt=AttemptId("changed-8.2"), params={"lr": "0.2", "new": "x" * 7_000}))
     params = run_of(store, job).data.params
     assert params == {"lr": "0.1", "attempt-2/lr": "0.2", "new": "x" * 6_000}
+
+
+def test_a_run_that_was_paused_or_over_goes_on(store: MlflowStore) -> None:
+    """MLflow's word for a run that waits is SCHEDULED; a retried job's run was even over."""
+    job = JobId("goes-on-11")
+    started = replace(STARTED, job=job, attempt=AttemptId("goes-on-11.1"))
+    again = replace(started, attempt=AttemptId("goes-on-11.2"))
+    waits, failed = RunWaits(job, "paused", 2_000), RunFinished(job, "FAILED", (), "rank 0 exited with code 1", 3_000)
+    said: list[tuple[Entry, str, str]] = [
+        (started, "RUNNING", ""),
+        (waits, "SCHEDULED", "paused"),
+        (again, "RUNNING", ""),
+        (failed, "FAILED", "rank 0 exited with code 1"),
+        (RunWaits(job, "waits to be tried again", 4_000), "SCHEDULED", "waits to be tried again"),
+        (again, "RUNNING", ""),
+        (replace(failed, status="FINISHED", detail="well", at_ms=9_000), "FINISHED", "well"),
+    ]
+    for entry, status, detail in said:
+        for _ in range(2):
+            store.apply(entry)
+            run = run_of(store, job)
+            assert (run.info.status, run.data.tags.get("phalanx.detail", "")) == (status, detail)
+    assert run.info.end_time == 9_000
 
 
 def test_another_home_on_the_same_server_keeps_its_own_runs(store: MlflowStore, home: Path, tmp_path: Path) -> None:
@@ -237,12 +262,65 @@ def test_a_store_that_cannot_be_opened_is_opened_later(tmp_path: Path, home: Pat
     assert len(opened) == 2
 
 
+@pytest.mark.usefixtures("store")
+def test_a_database_whose_maker_was_killed_is_made_anew(tmp_path: Path) -> None:
+    """In the midst of MLflow's migrations, which it cannot do from there: the column is there already."""
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as half_made:
+        half_made.execute("CREATE TABLE metrics (key TEXT, step BIGINT)")
+    MlflowStore(tmp_path, {}).apply(STARTED)
+    MlflowStore(tmp_path, {}).apply(FINISHED)  # finds the run: a whole one is kept
+    assert sorted(path.name for path in tmp_path.glob("mlflow.db*")) == ["mlflow.db", "mlflow.db.half-made"]
+
+
+def test_a_home_has_one_tracking_process_at_a_time(tmp_path: Path, home: Path, store: MlflowStore) -> None:
+    """That of a killed server ends before the next one opens the tracker; one that waited for it in vain does nothing."""
+    shutil.copy(home / "mlflow.db", tmp_path / "mlflow.db")
+    job = JobId("alone-13")
+    entry = replace(STARTED, job=job, attempt=AttemptId("alone-13.1"))
+    line = json.dumps({"seq": 1, "entry": wire.plain(Entry, entry)}) + "\n"
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "tracking.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        orphan, heir = begun(tmp_path, line), begun(tmp_path, line)
+        (tmp_path / "mlflow.db").rename(tmp_path / "hidden")
+        (tmp_path / "mlflow.db").mkdir()  # the first opening fails
+        assert orphan.communicate(timeout=60)[0] == ""
+    assert heir.stdin is not None
+    assert heir.stdout is not None
+    assert '"retry": 1' in heir.stdout.readline()
+    (tmp_path / "mlflow.db").rmdir()
+    (tmp_path / "hidden").rename(tmp_path / "mlflow.db")
+    heir.stdin.write(line)
+    heir.stdin.flush()
+    assert heir.stdout.readline() == '{"done": 1}\n'
+    assert heir.communicate(timeout=60)[0] == ""
+    assert run_of(MlflowStore(tmp_path, {}), job)
+
+
+def begun(home: Path, line: str) -> "subprocess.Popen[str]":
+    script = (
+        "import sys; from pathlib import Path; from phalanx.record.tracking.tracking_process import main; main(Path(sys.argv[1]))"
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", script, str(home)], stdin=pipe, stdout=pipe, text=True)
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process
+
+
 def test_lines_that_are_no_entries_are_answered() -> None:
     def never() -> Any:
         raise AssertionError("opened for garbage")
 
     answers = list(serve(["garbage\n", "[]\n", "\n", '{"seq": 3}\n', '{"seq": 4, "entry": {"kind": "x"}}\n'], never))
     assert [answer["retry"] for answer in answers] == [None, None, 3, 4]
+
+
+def test_a_line_without_an_entry_opens_the_tracker_and_no_more() -> None:
+    applied: list[Entry] = []
+    assert list(serve(['{"seq": 0, "entry": null}\n'], lambda: applied.append)) == [{"done": 0}]
+    assert applied == []
 
 
 def test_places_follow_the_users_own_server(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.errors import Conflict, DataError
+from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
 
-def up(home: Path, port: int, cpu_slots: int | None) -> bool:
+def up(home: Path, port: int, cpu_slots: int | None, store: str = "") -> bool:
     return cpu_slots != 1
 
 
@@ -43,9 +43,20 @@ def pack_workdir(folder: Path) -> bytes:
     return b"packed " + folder.name.encode()
 
 
+def join(home: Path, url: str, token_file: Path | None, name: str) -> str:
+    if token_file is None:
+        raise SetupError("--token-file", None, "this home has not joined yet")
+    return name or "this-machine"
+
+
+def serve_node(home: Path, cpu_slots: int | None) -> int:
+    return cpu_slots or 0
+
+
 TOOLS = Tools(
-    up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir
-)
+    up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
+    join=join, serve_node=serve_node,
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(run(TOOLS))

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +21,29 @@ from tests.recorded import (
     ledger_view,
     log_page,
     model_view,
-    recorded_server,
     refusal,
     said,
     status_view,
     why_view,
 )
 from tests.show.cli.phalanx_under_test import TOOLS
+from tests.show.cli.terminal import Terminal
 
 PACK_SHA = hashlib.sha256(b"packed code").hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """What one command wrote, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Terminal:
-    """Runs commands against a recorded server."""
-
-    server: RecordedServer
-    home: Path
-    capture: pytest.CaptureFixture[str]
-
-    def __call__(self, *arguments: str) -> Shown:
-        code = run(TOOLS, arguments)
-        out, err = self.capture.readouterr()
-        return Shown(code, out, err)
-
-
 @pytest.fixture
-def phalanx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
-    monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
-    for name in ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with recorded_server(tmp_path / "home") as server:
-        server.view("/status", StatusView, status_view())
-        server.view("/jobs", tuple[JobView, ...], (finished_view(), job_view()))
-        server.view(f"/jobs/{JOB}", JobView, job_view())
-        server.view(f"/jobs/{JOB}/why", WhyView, why_view())
-        server.view("/ledger", LedgerView, ledger_view())
-        server.view("/models", tuple[ModelView, ...], (model_view(),))
-        server.view("/models/tiny-lm", tuple[ModelView, ...], (model_view(), model_view(version=2)))
-        server.view("/models/tiny-lm/1", ModelView, model_view())
-        yield Terminal(server, tmp_path / "home", capsys)
+def phalanx(terminal: Terminal) -> Terminal:
+    server = terminal.server
+    server.view("/status", StatusView, status_view())
+    server.view("/jobs", tuple[JobView, ...], (finished_view(), job_view()))
+    server.view(f"/jobs/{JOB}", JobView, job_view())
+    server.view(f"/jobs/{JOB}/why", WhyView, why_view())
+    server.view("/ledger", LedgerView, ledger_view())
+    server.view("/models", tuple[ModelView, ...], (model_view(),))
+    server.view("/models/tiny-lm", tuple[ModelView, ...], (model_view(), model_view(version=2)))
+    server.view("/models/tiny-lm/1", ModelView, model_view())
+    return terminal
 
 
 VIEWS: list[tuple[tuple[str, ...], Any, Any]] = [
@@ -345,7 +318,7 @@ def test_set_changes_dotted_fields_as_yaml(phalanx: Terminal, tmp_path: Path, mo
         (("wait", JOB, "--timeout", "soon"), "Error: --timeout is 'soon': write a duration such as '90s'"),
         (("ledger", "--since", "5"), "Error: --since is '5': write a duration"),
         (("ls", "-o", "xml"), "'xml' is not one of"),
-        (("ls", "--state", "foo"), "Error: --state is 'foo': write one of pending, starting, running, stopping, finished"),
+        (("ls", "--state", "foo"), "Error: --state is 'foo': write one of pending, starting, running, stopping, paused, finished"),
         (("logs", JOB, "--rank", "-1"), "--rank"),
     ],
 )

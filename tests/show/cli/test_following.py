@@ -215,10 +215,16 @@ def test_a_sample_on_a_terminal_cannot_steer_it(server: RecordedServer, tmp_path
     assert (code, b"\\x1b[2J" in seen, b"\x1b[2J" in seen) == (0, True, False)
 
 
+def waits(why: str) -> JobView:
+    return job_view(state="pending", why=why, attempts=())
+
+
 def test_notices_tell_each_change_once() -> None:
     assert list(notices(SECOND, SECOND)) == []
     assert list(notices(FIRST, SECOND)) == [f"{JOB}.1 is running"]
-    assert list(notices(None, job_view(state="pending", why="waits", attempts=()))) == [f"{JOB} waits"]
+    assert list(notices(None, waits("waits"))) == [f"{JOB} waits"]
+    assert list(notices(waits("restarts in 9s: too soon"), waits("restarts in 8s: too soon"))) == [], "a countdown is no news"
+    assert list(notices(waits("restarts in 1s: too soon"), waits("waits for room"))) == [f"{JOB} waits for room"]
     odd = killed_attempt()
     assert list(notices(job_view(attempts=()), job_view(attempts=(odd,))))[-1] == f"{JOB}.1 ended: rank 1 was killed by SIGKILL"
 

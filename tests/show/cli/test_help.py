@@ -25,7 +25,10 @@ HEAVY = (
     "ssl",
     "phalanx.client",
 )
-COMMANDS = ("up", "down", "status", "submit", "ls", "describe", "why", "logs", "wait", "cancel", "ledger", "model", "data")
+COMMANDS = (
+    "up", "down", "status", "submit", "ls", "describe", "why", "logs", "wait", "cancel", "ledger", "model", "data", "events",
+    "pause", "resume", "retry", "node", "agent", "completion",
+)  # fmt: skip
 PROBE = f"""
 import sys
 from phalanx.show.cli.main import run
@@ -51,13 +54,27 @@ def test_the_root_help_lists_every_command_and_the_exit_codes_and_imports_nothin
 
 @pytest.mark.parametrize(
     "command",
-    [("submit",), ("logs",), ("up",), ("model", "show"), ("model", "sample"), ("data", "prepare"), ("ledger",)],
+    [
+        ("submit",),
+        ("logs",),
+        ("up",),
+        ("model", "show"),
+        ("model", "sample"),
+        ("data", "prepare"),
+        ("ledger",),
+        ("events",),
+        ("pause",),
+        ("node", "ls"),
+        ("node", "drain"),
+        ("agent", "token"),
+    ],
     ids=" ".join,
 )
 def test_every_command_explains_its_exit_codes(command: tuple[str, ...]) -> None:
     out = helped(*command)
     assert "Exit codes:" in out
     assert "--output" in out
+    assert "[[" not in out.splitlines()[0]
 
 
 def test_the_version_is_shown() -> None:

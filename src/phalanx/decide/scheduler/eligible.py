@@ -40,10 +40,18 @@ def holds(has: float, asked: float) -> bool:
     return asked <= 0 or has + CORES_SLACK >= asked
 
 
+def is_able(job: PendingJob, node: NodeFacts) -> bool:
+    """Whether the node's agent can do all that the job needs: another would run it otherwise than it asks."""
+    return job.needs <= node.features
+
+
 def could_hold(job: PendingJob, kind: str, node: NodeFacts) -> bool:
-    """Whether the node, however busy or away now, would hold one node's share of the gang if it were idle."""
+    """Whether the node, however busy, away or drained now, would hold one node's share of the gang if it were idle."""
     return (
-        num_devices(node, kind) >= job.request.count and holds(node.cpus, job.cpus) and holds(node.memory_bytes, job.memory_bytes)
+        is_able(job, node)
+        and num_devices(node, kind) >= job.request.count
+        and holds(node.cpus, job.cpus)
+        and holds(node.memory_bytes, job.memory_bytes)
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.decide.scheduler.eligible import holds
+from phalanx.decide.scheduler.eligible import holds, is_able
 from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob
 
 Fleet = Mapping[NodeId, NodeFacts]
@@ -22,6 +22,8 @@ def has_room(job: PendingJob, kind: str, node: NodeFacts) -> bool:
     """Whether the node can take one node's share of the gang now."""
     return (
         node.schedulable
+        and node.node not in job.avoids
+        and is_able(job, node)
         and len(free_devices(node, kind)) >= job.request.count
         and holds(node.free_cpus, job.cpus)
         and holds(node.free_memory_bytes, job.memory_bytes)

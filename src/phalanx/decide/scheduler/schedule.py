@@ -43,7 +43,7 @@ def _decide(job: PendingJob, fleet: Fleet, line: Line) -> Decision:
     head = line.heads[could[0]] if could is not None else None
     position = line.join(job, kinds or _TO_COME)
     if not any(node.schedulable for node in nodes):
-        return Wait(job.job, NoNodes(len(nodes)), position)
+        return Wait(job.job, NoNodes(len(nodes), sum(node.drained for node in nodes)), position)
     if head is not None:
         return Wait(job.job, Behind(head, position), position)
     return Wait(job.job, no_room(job, kinds, fleet), position)

@@ -10,8 +10,10 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 class NodeFacts:
     """One known node: what it has (`devices` as (index, type), `cpus`, `memory_bytes`) and what of it is free now.
 
-    schedulable: connected, and has reported since the control plane started. A node that is not is still counted when asking
-    what could ever fit.
+    schedulable: connected, has reported since the control plane started, and not drained. A node that is not is still counted
+    when asking what could ever fit. drained: it is connected, and was drained. features: what its agent can do, see
+    `core.features`. fenced: devices that no gang holds and on which ranks of an attempt that was given up still live; `free` has
+    none of them.
     """
 
     node: NodeId
@@ -22,6 +24,9 @@ class NodeFacts:
     memory_bytes: int
     free_memory_bytes: int
     schedulable: bool
+    features: frozenset[str] = frozenset()
+    drained: bool = False
+    fenced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,9 @@ class PutOff:
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job that waits. `request`, `cpus` and `memory_bytes` are for each of `num_nodes` nodes; `sequence` orders equals."""
+    """A job that waits. `request`, `cpus` and `memory_bytes` are for each of `num_nodes` nodes; `sequence` orders equals. `needs`:
+    features that each of its nodes must have. `avoids`: nodes where ranks of an attempt of it that was given up still live, which
+    would write into the same folder."""
 
     job: JobId
     request: DeviceRequest
@@ -61,6 +68,8 @@ class PendingJob:
     submitted_ms: int
     sequence: int
     put_off: PutOff | None = None
+    needs: frozenset[str] = frozenset()
+    avoids: frozenset[NodeId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class Session:
     """One rank of one attempt, from `attach`.
 
     job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. data: the prepared
-    folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''.
+    folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
+    kept by the platform, see docs/artifacts.md; the current folder outside Phalanx.
     """
 
     job: str = ""
@@ -51,6 +52,7 @@ class Session:
     checkpoint_keep_last: int = _POLICY.keep_last
     data: str = ""
     code: str = ""
+    artifacts_dir: str = "."
     journal: Journal | None = None
     fault: Fault | None = None
     unix_ms: Callable[[], int] = _unix_ms
@@ -131,6 +133,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         checkpoint_keep_last=_whole(env, "PHALANX_CHECKPOINT_KEEP_LAST", _POLICY.keep_last),
         data=env.get("PHALANX_DATA", ""),
         code=env.get("PHALANX_CODE", ""),
+        artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
         fault=parse_fault(env.get("PHALANX_FAULT", "")),
     )

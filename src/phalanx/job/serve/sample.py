@@ -43,9 +43,11 @@ def load_model(folder: Path, digest: str = "") -> tuple[Llama, "Tokenizer", int]
         raise CheckpointError("model", str(folder), f"is not a whole saved model: {error}") from error
     found = weights_digest(tensors)
     if found != (digest or own):
-        raise CheckpointError("weights", found, f"differ from the digest {digest or own}; the folder is damaged or another model's")
+        fix = f"its digest is {found} and not {digest or own}: the file is damaged, or another model's; take the model from a copy"
+        raise CheckpointError("weights", str(folder / "model.safetensors"), fix)
     if found_tokenizer != own_tokenizer:
-        raise CheckpointError("tokenizer", found_tokenizer, f"differs from the SHA-256 {own_tokenizer}; the folder is damaged")
+        fix = f"its SHA-256 is {found_tokenizer} and not {own_tokenizer}: the file is damaged; take the model from a copy"
+        raise CheckpointError("tokenizer", str(folder / "tokenizer.json"), fix)
     return _filled(folder, shape, tensors), tokens.load(folder / "tokenizer.json"), sequence
 
 
@@ -101,7 +103,7 @@ def main(arguments: list[str]) -> int:
     try:
         text = sample(given.folder, given.prompt, given.tokens, given.seed, given.temperature, given.digest)
     except PhalanxError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"Error: {error.sentence()}\n")
         return int(error.exit_code)
     sys.stdout.write(text + "\n")
     return 0

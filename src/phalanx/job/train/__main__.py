@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     try:
         train(arguments)
     except PhalanxError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"Error: {error.sentence()}\n")
         return int(error.exit_code)
     return 0
 

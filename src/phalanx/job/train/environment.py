@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 
 import torch
 
@@ -16,3 +17,9 @@ def describe_environment() -> str:
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, phalanx {ours}, {len(names)} distributions sha256:{digest}"
     )
+
+
+def lock_of(environ: Mapping[str, str]) -> str:
+    """The lock that the agent built this environment from, by name and content; '' where there was none."""
+    told = environ.get("PHALANX_ENVIRONMENT", "")
+    return told if " sha256:" in told else ""

@@ -18,7 +18,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.models.llama import LlamaShape
-from phalanx.job.train.environment import describe_environment
+from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
@@ -89,6 +89,7 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
     return {
         "data_manifest": training.identity.origin.data,
         "environment": describe_environment(),
+        "environment.lock": lock_of(os.environ),
         "config": training.identity.origin.config,
         "checkpoint": trained.checkpoint,
         "recipe": "llama",

@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import IO, Final
 
 import structlog
 
@@ -21,6 +21,7 @@ from phalanx.core.errors import Bug, PhalanxError, ServerUnreachable, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import (
     PROTOCOL,
+    ArtifactAck,
     AttemptReport,
     ChunkAck,
     Command,
@@ -35,21 +36,26 @@ from phalanx.core.messages import (
 )  # fmt: skip
 from phalanx.core.records import Ring
 from phalanx.operate import daemons
-from phalanx.operate.agent import code
+from phalanx.operate.agent import boottime, code, secrets
+from phalanx.operate.agent.abilities import abilities
+from phalanx.operate.agent.artifacts import Artifacts
 from phalanx.operate.agent.attempt_run import AttemptRun, Node
 from phalanx.operate.agent.attempts import AttemptFolder, accept, discard, held
 from phalanx.operate.agent.connection import Connection, StaleLeader
-from phalanx.operate.agent.devices import Reader, boot_id, discover, node_shape, read_nvml
+from phalanx.operate.agent.devices import Reader, boot_id, discover, node_shape, numbered, read_nvml
 from phalanx.operate.agent.fence import Fence
+from phalanx.operate.agent.lease import HELLO, Lease
 from phalanx.operate.agent.ports import PortBlock, claim_block
 from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
+from phalanx.operate.agent.spare_shim import SpareShim
 from phalanx.operate.agent.together import cancelled, together, until_asked
+from phalanx.operate.agent.uploading import upload
 from phalanx.storage.atomic import write_atomic
 
 LOOK_S: Final = 0.1
-"""How often log files are looked at; record files are looked at as soon as a rank rings."""
+"""How often log files are looked at while attempts are held; record files are looked at as soon as a rank rings."""
 
 TRIM_S: Final = 1.0
 END_S_MAX: Final = 5.0
@@ -65,12 +71,21 @@ def now_ms() -> int:
 class Agent:
     """One node's agent. Everything here runs in one asyncio loop; waits for the disk happen in threads.
 
-    Commands are obeyed one at a time by a task of the agent's own: a link that breaks cuts none of them in two.
+    Commands are obeyed one at a time by a task of the agent's own: a link that breaks cuts none of them in two. Those that it left
+    waiting are dropped by the next one's Hello.
     """
 
     def __init__(
-        self, home: Path, url: Callable[[], str | None], token: str, node: NodeId, devices: tuple[Device, ...], block: PortBlock
+        self,
+        home: Path,
+        url: Callable[[], str | None],
+        token: str,
+        node: NodeId,
+        devices: tuple[Device, ...],
+        block: PortBlock,
+        spare: SpareShim | None = None,
     ) -> None:
+        self._spare = spare
         self._url = url
         self._token = token
         self._node = node
@@ -79,13 +94,18 @@ class Agent:
         self._attempts = home / "node" / "attempts"
         self._sockets = socket_folder(home)
         self._fence = Fence(home / "node" / "epoch.json")
+        self._lease = Lease()
         self._runs: dict[AttemptId, AttemptRun] = {}
+        self._busy = asyncio.Event()  # some are held: an agent without any has nothing to look at
         self._running: dict[AttemptId, asyncio.Task[None]] = {}
         self._commands: deque[Command] = deque()
         self._commanded = asyncio.Event()
+        self._obeying = asyncio.Lock()
         self._shipping = Shipping()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, Random())  # noqa: S311 - jitter
+        jitter = Random()  # noqa: S311
+        self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, jitter, self._sending)
+        self._artifacts = Artifacts(self._upload, self._connection.send, self._ran)
 
     async def run(self) -> None:
         """Until cancelled; ranks are left alone then."""
@@ -93,21 +113,33 @@ class Agent:
             await self._hold(folder)
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
-            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures())
+            spare = [self._spare.keep()] if self._spare else []
+            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures(), *spare)
         finally:
             server.close()
             self._shipping.close()
-            await cancelled(self._running.values())
+            await cancelled([*self._running.values(), *self._artifacts.close()])
 
     async def _watch_failures(self) -> None:
         await self._failed
 
     async def _hold(self, folder: AttemptFolder) -> None:
-        place = Node(self._shape(), agent_socket(self._sockets), shim_socket(self._sockets, folder.attempt), now_ms, self._fetch)
+        place = Node(
+            self._shape(),
+            agent_socket(self._sockets),
+            shim_socket(self._sockets, folder.attempt),
+            now_ms,
+            self._fetch,
+            self._secrets,
+            self._lease,
+            self._spare,
+        )
         run = AttemptRun(folder, place, self._changed)
         await run.refresh()
         self._runs[folder.attempt] = run
+        self._busy.set()
         self._shipping.add(folder)
+        self._artifacts.add(folder)
         running = asyncio.create_task(run.run())
         running.add_done_callback(self._ran)
         self._running[folder.attempt] = running
@@ -118,11 +150,15 @@ class Agent:
             self._failed.set_exception(error)
 
     def _shape(self) -> NodeShape:
-        return node_shape(self._node, self._devices, self._block.ports, self._url())
+        return node_shape(self._node, self._devices, self._block.ports, self._url(), abilities())
 
     async def _hello(self) -> Hello:
+        """What came over the last connection and was not begun is dropped: the control plane takes for free what a Hello does not
+        list, and sends again what it still wants."""
+        self._commands.clear()
         shape = await asyncio.to_thread(self._shape)
-        reports = tuple(self._report(run) for run in self._runs.values())
+        async with self._obeying:
+            reports = tuple(self._report(run) for run in self._runs.values())
         return Hello(shape, boot_id(), PROTOCOL, version("phalanx"), self._fence.seen, reports)
 
     def _report(self, run: AttemptRun) -> AttemptReport:
@@ -134,6 +170,7 @@ class Agent:
         self._connection.send(Report(self._report(run)))
         self._shipping.due()
         self._connection.wake()
+        self._notice_drained()  # its last byte may have arrived before its end was seen
 
     def _rung(self, ring: Ring) -> None:
         self._shipping.due("records", ring.rank)
@@ -142,20 +179,22 @@ class Agent:
     async def _look(self) -> None:
         """Wakes shipping for logs, which nobody rings for, and notices when the last byte of an ended attempt has arrived."""
         while True:
-            if self._runs:
-                self._notice_drained()
-                self._shipping.due()
+            await self._busy.wait()
+            self._notice_drained()
+            if self._shipping.look():
                 self._connection.wake()
             await asyncio.sleep(LOOK_S)
 
     async def _trim(self) -> None:
         while True:
+            await self._busy.wait()
             await self._shipping.trim()
             await asyncio.sleep(TRIM_S)
 
     def _notice_drained(self) -> None:
         for run in self._runs.values():
-            if run.seen.ended and not run.drained and self._shipping.drained(run.folder.attempt):
+            attempt = run.folder.attempt
+            if run.seen.ended and not run.drained and self._shipping.drained(attempt) and self._artifacts.drained(attempt):
                 run.drained = True
                 self._connection.send(Report(self._report(run)))
 
@@ -165,23 +204,47 @@ class Agent:
             raise ServerUnreachable("no control plane is known yet")
         return await code.fetch(url, self._token, sha256)
 
+    async def _secrets(self, attempt: AttemptId) -> Mapping[str, str]:
+        url = self._url()
+        if url is None:
+            raise ServerUnreachable("no control plane is known yet")
+        return await secrets.fetch(url, self._token, self._node, attempt)
+
+    async def _upload(self, attempt: AttemptId, sha256: str, size_bytes: int, source: IO[bytes]) -> None:
+        url = self._url()
+        if url is None:
+            raise ServerUnreachable("no control plane is known yet")
+        await upload(url, self._token, self._node, attempt, sha256, size_bytes, source)
+
+    def _sending(self, number: int) -> None:
+        self._lease.sending(number, boottime.now_ms())
+
+    def _granted(self, number: int, lease_ms: int) -> None:
+        if self._lease.granted(number, lease_ms):
+            for run in self._runs.values():
+                run.lease_renewed()
+
     async def _heard(self, message: ToAgent) -> None:
         match message:
-            case Welcome(epoch=epoch, acked=acked):
+            case Welcome(epoch=epoch, lease_ms=lease_ms, acked=acked, features=understood):
                 if not await self._fence.admit(epoch):
                     raise StaleLeader(f"control plane of epoch {epoch}, though {self._fence.seen} was seen")
+                self._granted(HELLO, lease_ms)
                 self._shipping.welcome(acked)
+                self._artifacts.welcome(understood)
                 self._connection.wake()
             case ChunkAck():
                 self._shipping.answered(message)
                 self._notice_drained()
                 self._connection.wake()
+            case ArtifactAck():
+                self._artifacts.answered(message)
             case StartRanks() | StopRanks() | Forget():
                 if message not in self._commands:  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
-            case Granted():
-                pass  # a lone node keeps its ranks whatever the lease says (on_partition: keep)
+            case Granted(number=number, lease_ms=lease_ms):
+                self._granted(number, lease_ms)
 
     async def _obey_all(self) -> None:
         """Commands come again until they are carried out, so one that the disk refuses now is only told about."""
@@ -191,7 +254,8 @@ class Agent:
             while self._commands:
                 command = self._commands.popleft()
                 try:
-                    await self._obey(command)
+                    async with self._obeying:
+                        await self._obey(command)
                 except Bug:
                     raise
                 except (PhalanxError, OSError) as error:
@@ -244,7 +308,10 @@ class Agent:
             _log.warning("attempt_files_left", attempt=attempt, why="not all could be removed; the next agent tries again")
         if run is not None:
             del self._runs[attempt], self._running[attempt]
+            if not self._runs:
+                self._busy.clear()
             self._shipping.drop(attempt)
+            self._artifacts.drop(attempt)
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:
@@ -253,7 +320,7 @@ def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeI
     Raises SetupError when another agent of this home is running, or the home is not usable; and whatever else ends it before
     it was asked to end, after a line that says so.
     """
-    _log_json()
+    _log_to_stderr()
     with daemons.only_one(home, "agent", "another agent of this home is running; stop it first"):
         daemons.record_self(home, "agent")
         try:
@@ -267,7 +334,8 @@ def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeI
 
 async def _main(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None, read: Reader) -> None:
     block = _same_block(home / "node" / "ports.json")
-    agent = Agent(home, url, token, node, discover(read, cpu_slots), block)
+    devices = discover(numbered(read, home / "node" / "devices.json", boot_id()), cpu_slots)
+    agent = Agent(home, url, token, node, devices, block, SpareShim(home / "node" / "attempts"))
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -285,12 +353,14 @@ def _same_block(path: Path) -> PortBlock:
     return block
 
 
-def _log_json() -> None:
+def _log_to_stderr() -> None:
+    """JSON, or words for whoever runs it in a terminal."""
+    in_words = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
+            in_words if sys.stderr.isatty() else structlog.processors.JSONRenderer(),
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

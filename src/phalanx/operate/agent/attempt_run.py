@@ -8,8 +8,7 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, ParamSpec
@@ -17,12 +16,17 @@ from typing import Final, ParamSpec
 import structlog
 
 from phalanx.core.devices import NodeShape
-from phalanx.core.errors import PhalanxError, UserError, WorldError
-from phalanx.operate.agent import code, shim
-from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, Seen, ShimProcess, clear
+from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, WorldError
+from phalanx.core.ids import AttemptId
+from phalanx.operate.agent import boottime, code, shim
+from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
+from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import is_taken
-from phalanx.operate.agent.together import cancelled
+from phalanx.operate.agent.spare_shim import SpareShim, hand_over
+from phalanx.operate.agent.surroundings import surroundings, tidy
+from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
+from phalanx.operate.agent.together import cancelled, to_its_end
 
 CLAIM_S_MAX: Final = 30.0
 RETRY_S: Final = 0.5
@@ -39,10 +43,17 @@ class Node:
     shim_socket: Path
     now_ms: Callable[[], int]
     fetch: Callable[[str], Awaitable[bytes]]
+    secrets: Callable[[AttemptId], Awaitable[Mapping[str, str]]]
+    lease: Lease
+    spare: SpareShim | None = None
 
 
 class StartFailed(PhalanxError):
-    """The ranks cannot be started, and trying again would not help."""
+    """The ranks cannot be started, and trying again would not help this attempt."""
+
+
+class StartRefused(StartFailed):
+    """Nor would it help the next one: somebody has to change something first."""
 
 
 class AttemptRun:
@@ -55,9 +66,12 @@ class AttemptRun:
         self._node = node
         self._changed = changed
         self._stop_asked = asyncio.Event()
+        self._renewed = asyncio.Event()
+        self._looking = asyncio.Lock()
         self._grace_ms: int | None = None  # asked for of this agent, durable or not
         self._control: asyncio.StreamWriter | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._given: Mapping[str, str] = {}  # values of secrets, from their fetching to the shim's start
 
     async def run(self) -> None:
         """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
@@ -71,6 +85,7 @@ class AttemptRun:
                     await asyncio.sleep(RETRY_S)
             if self._child is not None:
                 await asyncio.to_thread(self._child.wait)
+            await asyncio.to_thread(tidy, self.folder.accepted.launch, self._node.agent_socket)
         finally:
             if self._child is not None and self._child.returncode is None:
                 self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it
@@ -87,17 +102,22 @@ class AttemptRun:
         await asyncio.to_thread(self.folder.ask_stop, grace_ms)
         await self.refresh()
 
+    def lease_renewed(self) -> None:
+        self._renewed.set()
+        self._tell_lease()
+
     async def refresh(self) -> None:
-        """Reads the files again and tells about a difference."""
-        seen = await asyncio.to_thread(self.folder.read)
-        if seen != self.seen:
-            self.seen = seen
-            self._changed(self)
+        """Reads the files again and tells about a difference. One at a time: an older look must not take a newer one's place."""
+        async with self._looking:
+            seen = await asyncio.to_thread(self.folder.read)
+            if seen != self.seen:
+                self.seen = seen
+                self._changed(self)
 
     async def _bring_to_end(self) -> None:
         await self.refresh()
         if not self.seen.ended and self.folder.shim_process() is None:
-            await self._start()
+            await self._start() if (failing := self.folder.failing()) is None else await self._end(self.folder.fail, **failing)
         if not self.seen.ended and (process := self.folder.shim_process()) is not None:
             await self._watch(process)
 
@@ -108,7 +128,9 @@ class AttemptRun:
                 return
             await self._spawn()
         except StartFailed as error:
-            await self._fail(str(error), shim.CANNOT_START)
+            await self._fail(str(error), shim.CANNOT_START, isinstance(error, StartRefused))
+        finally:
+            self._given = {}
 
     async def _prepared(self) -> bool:
         """Lays out the work folder, waiting for the control plane where it must. False when asked to stop meanwhile."""
@@ -131,11 +153,15 @@ class AttemptRun:
             raise StartFailed(f"cannot start the ranks: no {'devices' if launch.argv else 'command'} given")
         try:
             data = await self._code(launch.code) if launch.code else None
-            await _to_its_end(self._lay_out, data)
-            node = self._node
-            await asyncio.to_thread(
-                self.folder.order_shim, node.shape, node.agent_socket, node.shim_socket, sys.executable, dict(os.environ)
-            )
+            await to_its_end(self._lay_out, data)
+            node, outer = self._node, dict(os.environ)
+            around = await surroundings(self.folder, node.shape, node.agent_socket, data, outer)
+            self._given = await self._secrets() if launch.secrets else {}
+            lease_ends_ms = await self._lease_ends_ms()
+            order = (node.shape, node.agent_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
+            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin)
+        except SpecError as error:
+            raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:
             raise StartFailed(f"cannot prepare the attempt: {error}") from error
         if launch.node_rank == 0 and is_taken(launch.master_port):
@@ -145,6 +171,15 @@ class AttemptRun:
         clear(self.folder.code)  # half of it may be there already
         code.lay_out(data, self.folder.code, self.folder.work)
 
+    async def _lease_ends_ms(self) -> int | None:
+        """Of the lease that the ranks must not outlive; waits for one that holds. None where they may."""
+        if self.folder.accepted.launch.on_partition == "keep":
+            return None
+        while not self._node.lease.holds(boottime.now_ms()):
+            self._renewed.clear()
+            await self._renewed.wait()
+        return self._node.lease.ends_ms
+
     async def _code(self, sha256: str) -> bytes:
         while True:
             try:
@@ -153,10 +188,29 @@ class AttemptRun:
                 _log.warning("code_not_fetched_yet", attempt=self.folder.attempt, error=str(error))
                 await asyncio.sleep(RETRY_S)
 
+    async def _secrets(self) -> Mapping[str, str]:
+        """Their values, which stay in memory. A control plane that is away is waited for."""
+        while True:
+            try:
+                return await self._node.secrets(self.folder.attempt)
+            except Conflict as error:
+                raise StartRefused(f"secret {error.value} {error.fix}") from error
+            except WorldError as error:
+                _log.warning("secrets_not_fetched_yet", attempt=self.folder.attempt, error=str(error))
+                await asyncio.sleep(RETRY_S)
+
     async def _spawn(self) -> None:
-        """Starts the shim and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
+        """A spare that came to nothing is no failure: a fresh shim follows it."""
+        spare = self._node.spare.take() if self._node.spare else None
+        if spare is not None and await self._gets_a_shim(spare):
+            return
+        if not await self._gets_a_shim(None):
+            raise StartFailed(f"the process that starts ranks did not come up; see {self.folder.path / 'shim.log'}")
+
+    async def _gets_a_shim(self, spare: "subprocess.Popen[bytes] | None") -> bool:
+        """Starts one and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
         try:
-            self._child = await asyncio.to_thread(_start_shim, self.folder.path)
+            self._child = await asyncio.to_thread(_start_shim, self.folder.path, self._given, spare)
         except OSError as error:
             raise StartFailed(f"cannot start the process that starts ranks: {error}") from error
         with contextlib.suppress(TimeoutError):
@@ -164,11 +218,10 @@ class AttemptRun:
                 while not self._claimed() and self._child.poll() is None:
                     await asyncio.sleep(0.005)
         if self._claimed():
-            return
+            return True
         self._child.kill()
         await asyncio.to_thread(self._child.wait)
-        if self.folder.shim_process() is None:  # from here on it cannot claim any more
-            raise StartFailed(f"the process that starts ranks did not come up; see {self.folder.path / 'shim.log'}")
+        return self.folder.shim_process() is not None  # from here on it cannot claim any more
 
     def _claimed(self) -> bool:
         try:
@@ -194,6 +247,7 @@ class AttemptRun:
                 reader, self._control = await asyncio.open_unix_connection(str(self._node.shim_socket), limit=shim.LINE_BYTES_MAX)
                 try:
                     self._tell_stop()
+                    self._tell_lease()
                     async for _ in _first_and_each_line(reader):
                         await self.refresh()
                 finally:
@@ -206,17 +260,27 @@ class AttemptRun:
         if self._control is not None and asked:
             self._control.write(json.dumps({"stop": min(asked)}).encode() + b"\n")
 
+    def _tell_lease(self) -> None:
+        """A shim does not wait for us: what it was told last holds, whatever becomes of this agent."""
+        bound, ends_ms = self.folder.accepted.launch.on_partition == "stop", self._node.lease.ends_ms
+        if self._control is not None and bound and ends_ms is not None:
+            self._control.write(json.dumps({"lease_ends_ms": ends_ms}).encode() + b"\n")
+
     async def _lost(self, process: ShimProcess) -> None:
         """The kernel killed the ranks with their shim; their children may be alive still."""
         attempt_marks = marks(self.folder.accepted.launch, str(self._node.agent_socket))
-        swept = await asyncio.to_thread(shim.sweep, attempt_marks)
+        swept = await asyncio.to_thread(sweep, attempt_marks)
+        if process.init is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S_MAX):
+                    await _gone(process.init)  # the last of its namespace
         _log.warning("shim_died", attempt=self.folder.attempt, pid=process.pid, swept=len(swept))
         why = f"the shim (pid {process.pid}) died without exit records; its ranks were killed"
         await self._end(self.folder.lose, why, self._node.now_ms())
 
-    async def _fail(self, why: str, exit_code: int) -> None:
+    async def _fail(self, why: str, exit_code: int, refused: bool = False) -> None:
         _log.warning("attempt_not_started", attempt=self.folder.attempt, why=why)
-        await self._end(self.folder.fail, why, exit_code, self._node.now_ms())
+        await self._end(self.folder.fail, why, exit_code, self._node.now_ms(), refused)
 
     async def _end(self, write: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """An end that the disk does not take yet is no end: tries until it does."""
@@ -236,15 +300,25 @@ async def _first_and_each_line(reader: asyncio.StreamReader) -> AsyncIterator[by
         yield line
 
 
-def _start_shim(folder: Path) -> subprocess.Popen[bytes]:
+def _start_shim(
+    folder: Path, secrets: Mapping[str, str], spare: "subprocess.Popen[bytes] | None" = None
+) -> "subprocess.Popen[bytes]":
+    """Values of secrets go through its standard input, never through a file: a shim that does not get all of them, since this
+    agent died, leaves before it claims the attempt, and the next agent starts another."""
+    if spare is not None and hand_over(spare, folder, secrets):
+        return spare
     with (folder / "shim.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(folder)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+        child = subprocess.Popen(
+            shim.command(folder),
+            stdin=subprocess.PIPE if secrets else subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
         )  # fmt: skip
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), child.stdin as to_shim:
+            to_shim.write(json.dumps(dict(secrets)).encode())
+    return child
 
 
-async def _gone(process: ShimProcess) -> None:
+async def _gone(process: NodeProcess) -> None:
     """Returns when that very process is no more. Raises OSError when that cannot be known now."""
     try:
         handle = os.pidfd_open(process.pid)
@@ -262,14 +336,3 @@ async def _gone(process: ShimProcess) -> None:
             loop.remove_reader(handle)
     finally:
         os.close(handle)
-
-
-async def _to_its_end(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """In a thread, which no cancellation ends: whoever is cancelled meanwhile still waits for it, since the folder it works on
-    belongs to later attempts too."""
-    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
-    try:
-        await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        await asyncio.wait({thread})
-        raise

@@ -13,7 +13,8 @@ from phalanx.core import wire
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
-from phalanx.operate.agent import shim
+from phalanx.operate.agent import lease, shim
+from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import Paths, marks, rank_starts
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
@@ -31,8 +32,8 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class ShimProcess:
-    """The one shim an attempt has ever had."""
+class NodeProcess:
+    """One process of this machine, that no other can be taken for."""
 
     pid: int
     start: int
@@ -40,6 +41,13 @@ class ShimProcess:
 
     def lives(self) -> bool:
         return self.boot == shim.boot_id() and self.start == shim.start_ticks(self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class ShimProcess(NodeProcess):
+    """The one shim an attempt has ever had. `init`: of the PID namespace of its ranks, where it has one."""
+
+    init: NodeProcess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class Seen:
     interrupted: bool = False
     ended_ms: int = 0
     orphaned: bool = False  # the shim is gone without an end, and the ranks with it
+    refused: str = ""
 
     def phase(self, drained: bool) -> Phase:
         """`drained`: everything the ranks wrote is with the control plane."""
@@ -91,6 +100,11 @@ class AttemptFolder:
         launch = self.accepted.launch
         return Path(launch.folder) / ("work" if launch.num_nodes == 1 else f"work-{launch.node_rank}")
 
+    @property
+    def artifacts(self) -> Path:
+        """Where this node's ranks leave what shall be kept."""
+        return self.path / "artifacts"
+
     def stream(self, stream: Stream, rank: int) -> Path:
         return self.path / f"rank-{rank}.{stream}"
 
@@ -108,6 +122,7 @@ class AttemptFolder:
             interrupted=bool(ended and ended.get("interrupted")),
             ended_ms=ended["at_ms"] if ended else 0,
             orphaned=ended is None and self._is_orphaned(),
+            refused=ended.get("refused", "") if ended else "",
         )
 
     def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
@@ -122,11 +137,17 @@ class AttemptFolder:
             seen.lost,
             seen.interrupted,
             seen.ended_ms,
+            self.accepted.launch.devices,
+            refused=seen.refused,
         )
 
     def shim_process(self) -> ShimProcess | None:
         found = _read_json(self.path / "shim-pid.json")
-        return None if found is None else ShimProcess(found["pid"], found["start"], found["boot"])
+        if found is None:
+            return None
+        init = found.get("init")
+        inside = NodeProcess(init["pid"], init["start"], found["boot"]) if init else None
+        return ShimProcess(found["pid"], found["start"], found["boot"], inside)
 
     def ask_stop(self, grace_ms: int) -> None:
         """Durable, so that an agent after this one still knows; the shortest grace asked for holds."""
@@ -134,29 +155,55 @@ class AttemptFolder:
         grace_ms = min(grace_ms, known["grace_ms"]) if known else grace_ms
         write_atomic(self.path / "stop.json", json.dumps({"grace_ms": grace_ms}).encode())
 
-    def order_shim(self, shape: NodeShape, agent_socket: Path, shim_socket: Path, python: str, outer: Mapping[str, str]) -> None:
-        """Writes what the shim reads."""
-        paths = Paths(str(self.path), str(agent_socket), python)
-        starts = rank_starts(self.accepted.launch, shape, paths, outer)
+    def order_shim(
+        self,
+        shape: NodeShape,
+        agent_socket: Path,
+        shim_socket: Path,
+        python: str,
+        outer: Mapping[str, str],
+        container: Container | None = None,
+        lease_ends_ms: int | None = None,
+        origin: str = "",
+    ) -> None:
+        """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
+        environment that was built for them."""
+        paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
+        if container is None:
+            starts = rank_starts(launch, shape, paths, outer)
+        else:
+            starts = contained_starts(launch, shape, paths, outer, container)
         order = {
             "ranks": [asdict(start) | {"env": dict(start.env)} for start in starts],
             "cwd": str(self.work),
             "socket": str(shim_socket),
             "marks": marks(self.accepted.launch, str(agent_socket)),
             "grace_ms": FAILURE_GRACE_MS,
+            "own_pids": container is None,  # a container tool writes down pids for its other calls, which come from outside
+            "lease": {"ends_ms": lease_ends_ms, "grace_ms": lease.GRACE_MS} if lease_ends_ms is not None else None,
+            "secrets": list(self.accepted.launch.secrets),  # their names; the values go through the shim's standard input
         }
         (self.path / "exits").mkdir(exist_ok=True)
+        self.artifacts.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
 
-    def fail(self, why: str, code: int, at_ms: int) -> None:
-        """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log. May be tried again."""
+    def fail(self, why: str, code: int, at_ms: int, refused: bool = False) -> None:
+        """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log. May be tried again.
+        `refused`: the next attempt would meet the same. Begun once it is carried to its end, by an agent after this one too:
+        ranks that have an exit record must not be started."""
         (self.path / "exits").mkdir(exist_ok=True)
+        shim.write_durable(self.path / "failing.json", {"why": why, "code": code, "at_ms": at_ms, "refused": refused})
         for rank in self.ranks:
-            with self.stream("log", rank).open("w", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(f"phalanx: {why}\n")
+            _last_line(self.stream("log", rank), f"phalanx: {why}\n".encode(errors="backslashreplace"))
             record = RankExit(rank, code, at_ms, first=code != STOPPED_EARLY and rank == self.ranks[0])
             shim.write_durable(self.path / "exits" / f"rank-{rank}.json", asdict(record))
-        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": "" if self.ranks else why})
+        ended = {"at_ms": at_ms, "lost": "" if self.ranks else why, "refused": why if refused else ""}
+        shim.write_durable(self.path / "ended.json", ended)
+
+    def failing(self) -> dict[str, Any] | None:
+        """The arguments of a `fail` that was begun."""
+        found: dict[str, Any] | None = _read_json(self.path / "failing.json")
+        return found
 
     def lose(self, why: str, at_ms: int) -> None:
         """Ends an attempt whose shim died before it could say how."""
@@ -234,6 +281,14 @@ def held(attempts: Path) -> list[AttemptFolder]:
             continue
         found.append(AttemptFolder(path, wire.loads(Accepted, promise.read_bytes())))
     return found
+
+
+def _last_line(log: Path, line: bytes) -> None:
+    """Makes `line` the log's last, once: before it is what was said while the environment was built, and may be sent already."""
+    with log.open("ab+") as out:
+        out.seek(max(0, out.tell() - len(line)))
+        if out.read() != line:
+            out.write(line)
 
 
 def _read_json(path: Path) -> Any:

@@ -8,6 +8,7 @@ from typing import Final
 import httpx
 
 from phalanx.core.errors import ServerUnreachable, SpecError
+from phalanx.operate.agent.asking import open_http
 from phalanx.storage import workdir
 from phalanx.storage.blobs import BLOB_BYTES_MAX
 from phalanx.storage.hashes import is_sha256
@@ -22,7 +23,7 @@ async def fetch(url: str, token: str, sha256: str) -> bytes:
         raise SpecError("code", sha256, "is not a SHA-256")
     try:
         async with (
-            httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, trust_env=False) as client,
+            open_http(url, _TIMEOUT) as client,
             client.stream("GET", f"/api/v1/blobs/{sha256}", headers={"Authorization": f"Bearer {token}"}) as response,
         ):
             data = await _body(response, sha256)

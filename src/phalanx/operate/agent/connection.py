@@ -10,23 +10,32 @@ from typing import Final
 
 import structlog
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from phalanx.core import wire
 from phalanx.core.errors import Bug, PhalanxError, WorldError
-from phalanx.core.messages import Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
+from phalanx.core.messages import ArtifactSaved, Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
+from phalanx.operate.agent.lease import HELLO
 from phalanx.operate.agent.together import together
 
 FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
 WELCOME_S_MAX: Final = 10.0
 CLOSE_S_MAX: Final = 1.0
+RENEW_S_MIN: Final = 0.1
+FORBIDDEN: Final = 403
 BACKOFF_S: Final = (0.1, 2.0)
 """First and longest pause between dials; each is drawn between half of it and all of it, so that a fleet does not dial at once."""
 CHUNK_BYTES_PER_S: Final = 32 * 1024 * 1024
 """Of base64. Loopback carries more; the point is that a rank that prints without end leaves the control plane its breath."""
 
 _log = structlog.get_logger()
-Message = Hello | Report | Renew | Chunk
+Message = Hello | Report | Renew | Chunk | ArtifactSaved
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, InvalidStatus) and error.response.status_code == FORBIDDEN:
+        return "the control plane does not know this node's credential, or not any more; a new token lets it join again"
+    return str(error) or type(error).__name__
 
 
 class StaleLeader(WorldError):
@@ -52,7 +61,8 @@ def backoff_s(failures: int, random: Random) -> float:
 
 
 class Connection:
-    """`hello` is asked at each dial, `heard` gets every message (Welcome first), `next_chunk` is asked when nothing else waits."""
+    """`hello` is asked at each dial, `heard` gets every message (Welcome first), `next_chunk` is asked when nothing else waits.
+    `sending` gets the number of each Hello and Renew right before it goes out."""
 
     def __init__(
         self,
@@ -62,6 +72,7 @@ class Connection:
         heard: Callable[[ToAgent], Awaitable[None]],
         next_chunk: Callable[[], Awaitable[Chunk | None]],
         random: Random,
+        sending: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._url = url
         self._token = token
@@ -69,6 +80,7 @@ class Connection:
         self._heard = heard
         self._next_chunk = next_chunk
         self._random = random
+        self._sending = sending
         self._waiting: deque[Message] = deque()
         self._woken = asyncio.Event()
         self._connected = False
@@ -95,7 +107,7 @@ class Connection:
                 raise
             except (OSError, WebSocketException, PhalanxError, ValueError) as error:
                 failures = 0 if self._connected else failures
-                _log.warning("control_plane_away", error=str(error) or type(error).__name__)
+                _log.warning("control_plane_away", error=_words(error))
             finally:
                 self._connected = False
             failures += 1
@@ -109,12 +121,13 @@ class Connection:
         ) as socket:
             welcome = await self._introduce(socket)
             _log.info("connected", url=url, epoch=welcome.epoch)
-            await together(self._read(socket), self._write(socket), self._renew(welcome.lease_ms / 3000))
+            await together(self._read(socket), self._write(socket), self._renew(max(welcome.lease_ms / 3000, RENEW_S_MIN)))
 
     async def _introduce(self, socket: ClientConnection) -> Welcome:
         self._waiting.clear()
         hello = await self._hello()
         self._connected = True  # what changes from here on is queued behind Hello
+        self._sending(HELLO)
         await socket.send(wire.dumps(FromAgent, hello))
         async with asyncio.timeout(WELCOME_S_MAX):
             welcome = wire.loads(ToAgent, await socket.recv())
@@ -138,13 +151,15 @@ class Connection:
             self._woken.clear()
             while (message := self._waiting.popleft() if self._waiting else await self._next_chunk()) is not None:
                 text = wire.dumps(FromAgent, message)
+                if isinstance(message, Renew):
+                    self._sending(message.number)
                 await socket.send(text)
                 if isinstance(message, Chunk):
                     await asyncio.sleep(len(text) / CHUNK_BYTES_PER_S)
             await self._woken.wait()
 
     async def _renew(self, every_s: float) -> None:
-        number = 0
+        number = HELLO
         while True:
             number += 1
             self.send(Renew(number))

@@ -1,11 +1,12 @@
 """What this node has: GPUs as NVML names them, or CPU slots standing in for them on a machine without a driver."""
 
 import importlib
+import json
 import os
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import psutil
 
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.ids import NodeId
+from phalanx.storage.atomic import write_atomic
 
 _VENDOR_WORDS: Final = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "GRAPHICS", "DEVICE"}
 _TWO_SIZES: Final = {"A100"}
@@ -47,6 +49,35 @@ def read_nvml() -> tuple[GpuSeen, ...] | None:
         nvml.nvmlShutdown()
 
 
+def numbered(read: Reader, path: Path, boot: str) -> Reader:
+    """Reads with the numbers that each GPU had first since the boot, kept at `path`: where one is gone the driver counts anew, and
+    attempts hold the others by their numbers."""
+
+    def again() -> tuple[GpuSeen, ...] | None:
+        seen = read()
+        if not seen:
+            return seen
+        known = _numbers(path, boot)
+        numbers = dict(known)
+        for gpu in seen:
+            free = (index for index in (gpu.index, *range(len(numbers) + 1)) if index not in numbers.values())
+            numbers.setdefault(gpu.uuid, next(free))
+        if numbers != known:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps({"boot": boot, "numbers": numbers}).encode())
+        return tuple(sorted((replace(gpu, index=numbers[gpu.uuid]) for gpu in seen), key=lambda gpu: gpu.index))
+
+    return again
+
+
+def _numbers(path: Path, boot: str) -> dict[str, int]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {str(uuid): int(index) for uuid, index in found["numbers"].items()} if found["boot"] == boot else {}
+
+
 def discover(read: Reader, cpu_slots: int | None) -> tuple[Device, ...]:
     """The node's devices. An explicit `cpu_slots` wins over GPUs; without a driver it defaults to the number of CPUs."""
     seen = None if cpu_slots is not None else read()
@@ -69,10 +100,12 @@ def gpu_type(product: str, memory_bytes: int) -> str:
     return name[:32] if name[0].isalpha() else f"GPU-{name}"[:32]
 
 
-def node_shape(node: NodeId, devices: tuple[Device, ...], ports: tuple[int, int], url: str | None) -> NodeShape:
+def node_shape(
+    node: NodeId, devices: tuple[Device, ...], ports: tuple[int, int], url: str | None, features: tuple[str, ...] = ()
+) -> NodeShape:
     """This machine as told to the control plane at `url`."""
     memory = int(psutil.virtual_memory().total)
-    return NodeShape(node, own_address(url), devices, float(os.cpu_count() or 1), memory, ports)
+    return NodeShape(node, own_address(url), devices, float(os.cpu_count() or 1), memory, ports, features)
 
 
 def own_address(url: str | None) -> str:

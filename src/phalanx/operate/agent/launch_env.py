@@ -11,15 +11,19 @@ from phalanx.core.messages import Launch
 
 _PYTHON_NAMES: Final = ("", "python", "python3")
 _OURS: Final = ("PHALANX_", "TORCHELASTIC_")
+_OTHER_PYTHONS: Final = ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")
+"""Of the agent's Python: they would bring its modules into an environment of the job's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where an attempt meets its node. `folder`: the attempt's. `python`: the platform's own interpreter."""
+    """Where an attempt meets its node. `folder`: the attempt's. `python`: the platform's own interpreter, or that of the
+    environment built from the job's lock, whose `origin` goes into the lineage."""
 
     folder: str
     socket: str
     python: str
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,10 @@ def _resolved(argv: tuple[str, ...], python: str) -> tuple[str, ...]:
 
 
 def _inherited(launch: Launch, outer: Mapping[str, str], python: str) -> dict[str, str]:
-    kept = {name: value for name, value in outer.items() if not name.startswith(_OURS)}
+    kept = {name: value for name, value in outer.items() if not name.startswith(_OURS) and name not in launch.secrets}
+    if launch.lock:
+        kept = {name: value for name, value in kept.items() if name not in _OTHER_PYTHONS}
+        kept["VIRTUAL_ENV"] = python.rpartition("/bin/")[0]
     threads = max(1, int(launch.cpus / len(launch.devices))) if launch.cpus else 1  # torchrun's default for several ranks is 1
     kept |= {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}  # a killed rank's last lines are in its log
     env = kept | dict(launch.env)
@@ -111,4 +118,6 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_CHECKPOINT_KEEP_LAST": str(launch.checkpoint_keep_last),
         "PHALANX_DATA": launch.env.get("PHALANX_DATA", ""),
         "PHALANX_CODE": launch.code,
+        "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,
+        "PHALANX_ARTIFACTS": f"{paths.folder}/artifacts",
     }

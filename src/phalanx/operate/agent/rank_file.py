@@ -1,6 +1,7 @@
 """A file that a rank writes, read with suspicion: a rank is user code, and may put anything in its place.
 
-A log has a cap: its first LOG_BYTES_MAX bytes, then a line that says so. What a rank writes beyond is dropped; it never notices.
+A file has a cap: its first LOG_BYTES_MAX or RECORDS_BYTES_MAX bytes, then a line that says so. What a rank writes beyond is
+dropped; it never notices. In a record file that line is no record: the control plane warns of it once, in its log.
 """
 
 import errno
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Final
 
 LOG_BYTES_MAX: Final = 2**30
+RECORDS_BYTES_MAX: Final = 4 * 2**30
+"""About eight million steps of one rank in one attempt. A model that is registered beyond it is not heard of."""
+
 SLACK_BYTES: Final = 16 * 1024 * 1024
 """A file this far beyond its cap is cut back, so that a rank that prints without end does not fill the disk."""
 
@@ -24,10 +28,11 @@ class NotAFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """An append-only file of a rank. `cap`: how much of it counts; None for all."""
+    """An append-only file of a rank. `cap`: how much of it counts; None for all. `what`: it is, in the line at the cut."""
 
     path: Path
     cap: int | None = None
+    what: str = "log"
 
     def size(self) -> int:
         """How many bytes there are to ship. Opens nothing. Raises NotAFile."""
@@ -82,4 +87,4 @@ class RankFile:
         return self._cut()[offset - self.cap :][:limit] if found.st_size > self.cap else b""
 
     def _cut(self) -> bytes:
-        return f"\nphalanx: this log is cut here: it went on after {self.cap} bytes\n".encode()
+        return f"\nphalanx: this {self.what} is cut here: it went on after {self.cap} bytes\n".encode()

@@ -1,10 +1,15 @@
 """The parent of one attempt's ranks on one node: starts them, records how they end, stops them, sweeps up after them.
 
-Run as `python -I -S shim.py ATTEMPT_FOLDER`. Standard library only, single-threaded, in a session of its own: it outlives the
-agent that started it. When the shim itself dies, the kernel kills its ranks (PDEATHSIG fires when the thread that forked them
-ends, hence one thread) and the agent sweeps what is left. Files are the truth; the control socket only says that they changed.
+Run as `command(folder)` says, isolated. Standard library only, single-threaded, in a session of its own: it outlives the agent that
+started it. When the shim itself dies, the kernel kills what it started: all of it in a PID namespace, see `own_pids`; elsewhere its
+ranks (PDEATHSIG fires when the thread that forked them ends, hence one thread), and the agent sweeps what is left. Files are the
+truth; the control socket only says that they changed.
 
-shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms"}
+shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
+            "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids"}
+own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
+lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.
+Where it names secrets, their values come once as a JSON object on standard input, and go into the ranks' environment alone.
 """
 
 import contextlib
@@ -18,16 +23,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-PR_SET_CHILD_SUBREAPER: Final = 36
+from phalanx.operate.agent import boottime, own_pids
+from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
+
+PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
 LINE_BYTES_MAX: Final = 4096
-SWEEP_S_MAX: Final = 5.0
 RETRY_S: Final = 0.5
+KILL_AGAIN_S: Final = 0.05
+PLATFORM_STOPPED: Final = "they were stopped with the platform"
+LEASE_ENDED: Final = "its node's lease ended"
+_WHY_NOT_STARTED: Final = {PLATFORM_STOPPED: "the platform was stopped", LEASE_ENDED: LEASE_ENDED}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,10 +53,32 @@ def write_durable(path: Path, fact: object) -> None:
     _fsync_folder(path.parent)
 
 
-def claim(folder: Path) -> bool:
-    """Makes this process the attempt's only shim, ever: False when another one was there before."""
+def command(folder: Path) -> list[str]:
+    """How to start the shim of that attempt. By import, which finds it compiled; its file is named for whoever looks for shims."""
+    return _command("main", str(folder))
+
+
+def spare_command(attempts: Path) -> list[str]:
+    """How to start a shim for an attempt below that folder which is not known yet."""
+    return _command("spare", f"{attempts}/")
+
+
+def _command(function: str, last: str) -> list[str]:
+    root = str(Path(__file__).parents[3])
+    start = f"import sys; sys.path.append({root!r}); from phalanx.operate.agent.shim import {function}; {function}()"
+    return [sys.executable, "-I", "-S", "-c", start, __file__, last]
+
+
+def claim(folder: Path, init: int | None = None) -> bool:
+    """Makes this process the attempt's only shim, ever: False when another one was there before. `init`: of its PID namespace."""
+    claimed: dict[str, object] = {"pid": os.getpid(), "start": start_ticks(os.getpid()), "boot": boot_id()}
+    if init is not None:
+        claimed["init"] = {"pid": init, "start": start_ticks(init)}
     staged = folder / f".claim.{os.getpid()}"
-    staged.write_text(json.dumps({"pid": os.getpid(), "start": start_ticks(os.getpid()), "boot": boot_id()}))
+    with staged.open("w") as out:
+        json.dump(claimed, out)
+        out.flush()
+        os.fsync(out.fileno())
     try:
         os.link(staged, folder / "shim-pid.json")
     except FileExistsError:
@@ -83,55 +115,13 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def sweep(marks: Sequence[str], reap: Callable[[], object] = lambda: None) -> set[int]:
-    """SIGKILLs every process that carries all `marks` in its environment until none is left; the pids it killed."""
-    wanted = [mark.encode() for mark in marks]
-    killed: set[int] = set()
-    until = time.monotonic() + SWEEP_S_MAX
-    quiet = 0  # an empty pass may have met a process in the middle of exec, so it takes two
-    while quiet < 2 and time.monotonic() < until:
-        found = [pid for pid in _pids() if _carries(pid, wanted) and _kill_marked(pid, wanted)]
-        killed.update(found)
-        quiet = 0 if found else quiet + 1
-        if found:
-            time.sleep(0.01)
-        reap()
-    return killed
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and int(entry.name) != os.getpid()]
-
-
-def _carries(pid: int, wanted: Sequence[bytes]) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return all(mark in words for mark in wanted)
-
-
-def _kill_marked(pid: int, wanted: Sequence[bytes]) -> bool:
-    """Kills through a pidfd and looks again after opening it, so that a reused pid is never hit."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not _carries(pid, wanted):
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-
-
-def _die_with(parent: int) -> None:
-    """In the forked child: die when the shim does, and at once when it already has."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+def _die_with(parent: int, inside: bool) -> None:
+    """In the forked child: die when the shim does, and at once when it already has. Inside a PID namespace the shim has no number,
+    but the init, which ends with it, takes this process along at whatever point."""
+    own_pids.die_with_parent()
+    if inside:
+        own_pids.own_proc()
+    elif os.getppid() != parent:
         os._exit(CANNOT_START)
 
 
@@ -148,20 +138,25 @@ def _now_ms() -> int:
 class Shim:
     """One attempt's ranks. `run` returns when all are gone and everything is written."""
 
-    def __init__(self, folder: Path, order: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, order: dict[str, Any], init: int | None = None) -> None:
         self.folder = folder
         self.order = order
+        self.init = init  # of the ranks' PID namespace
+        self.secrets: dict[str, bytes] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
         self.started: list[subprocess.Popen[bytes]] = []
         self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
         self.starting = True  # not every rank was started yet
-        self.interrupted = False  # the ranks did not end by themselves: the platform was stopped
+        self.interrupted = ""  # why the ranks did not end by themselves
         self.fell: int | None = None  # exit code of the rank that ended the others
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
-        self.kill_at: float | None = None
+        self.kill_at_ms: int | None = None  # of CLOCK_BOOTTIME, as is the lease
+        self.lease: dict[str, int] | None = order.get("lease")  # None also once it has ended
+        self.alarm = boottime.Alarm()
         self.agents: dict[socket.socket, bytes] = {}
         self.hung_up: list[socket.socket] = []  # in this turn, so that an event waiting for it is not served
         self.selector = selectors.DefaultSelector()
+        self.selector.register(self.alarm, selectors.EVENT_READ, self.alarm.quiet)
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren come to us instead of init
@@ -183,13 +178,39 @@ class Shim:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.selector.register(heard, selectors.EVENT_READ, lambda: heard.recv(4096))
 
+    def hear_secrets(self) -> bool:
+        """Before the claim, likewise: whether every value that the order names has come, whole."""
+        names = self.order.get("secrets") or []
+        if not names:
+            return True
+        try:
+            values = json.loads(sys.stdin.buffer.read())
+            self.secrets = {name: values[name].encode() for name in names}
+        except (ValueError, KeyError):
+            return False
+        return True
+
     def _end_with_platform(self) -> None:
+        self._interrupt(PLATFORM_STOPPED)
+        self._ask_stop(self.order["grace_ms"])
+
+    def _end_with_lease(self) -> None:
+        """Once it is over, what renews it comes too late. Its grace counts from its end, however late that is seen."""
+        if self.lease is None or boottime.now_ms() < self.lease["ends_ms"]:
+            return
+        kill_at_ms, self.lease = self.lease["ends_ms"] + self.lease["grace_ms"], None
+        self._interrupt(LEASE_ENDED)
+        self._ask_stop(max(0, kill_at_ms - boottime.now_ms()))
+
+    def _interrupt(self, why: str) -> None:
         """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for. Not so once
         they end by themselves or on request; one that fell by SIGTERM a moment ago met the same end of the platform."""
-        told = self.kill_at is not None or self.stop_grace_ms is not None
-        if (self.alive or self.starting) and (not told or self.fell == -signal.SIGTERM):
-            self.interrupted = True
-        self._ask_stop(self.order["grace_ms"])
+        heard = not self._is_told() or self.fell == -signal.SIGTERM
+        if not self.interrupted and (self.alive or self.starting) and heard:
+            self.interrupted = why
+
+    def _is_told(self) -> bool:
+        return self.kill_at_ms is not None or self.stop_grace_ms is not None
 
     def _listen(self) -> None:
         path = Path(self.order["socket"])
@@ -225,11 +246,15 @@ class Shim:
 
     def _obey(self, line: bytes) -> None:
         try:
-            grace_ms = json.loads(line)["stop"]
-        except (ValueError, KeyError, TypeError):
-            return  # a newer agent may know commands that we do not
-        if isinstance(grace_ms, int) and grace_ms >= 0:
-            self._ask_stop(grace_ms)
+            said = json.loads(line)
+        except ValueError:
+            return
+        match said:  # a newer agent may know commands that we do not
+            case {"stop": int(grace_ms)} if grace_ms >= 0:
+                self._ask_stop(grace_ms)
+            case {"lease_ends_ms": int(ends_ms)}:
+                self._end_with_lease()  # it may be over, and only not seen yet
+                self.lease = self.lease and self.lease | {"ends_ms": ends_ms}
 
     def _hang_up(self, agent: socket.socket) -> None:
         self.selector.unregister(agent)
@@ -247,8 +272,9 @@ class Shim:
     def _start(self) -> None:
         processes = []
         for entry in self.order["ranks"]:
+            self._end_with_lease()
             if self.interrupted:
-                self._cannot_start(entry, "not started, since the platform was stopped", -signal.SIGTERM)
+                self._cannot_start(entry, f"not started, since {_WHY_NOT_STARTED[self.interrupted]}", -signal.SIGTERM)
                 continue
             if self.stop_grace_ms is not None:
                 self._cannot_start(entry, "not started, since another rank of this attempt could not be")
@@ -272,12 +298,12 @@ class Shim:
             return subprocess.Popen(
                 entry["argv"],
                 cwd=self.order["cwd"],
-                env=entry["env"],
+                env={**self.secrets, **entry["env"]},  # RANK and the like are the platform's
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                preexec_fn=functools.partial(_die_with, os.getpid()),  # noqa: PLW1509 - this process has one thread
+                preexec_fn=functools.partial(_die_with, os.getpid(), self.init is not None),  # noqa: PLW1509 - one thread
             )
         finally:
             os.close(log)
@@ -288,23 +314,35 @@ class Shim:
         self._exited(entry["rank"], code)
 
     def _turn(self) -> None:
+        self.alarm.ring_at(self._next_moment())
         for key, _ in self.selector.select(self._patience_s()):
             if key.fileobj not in self.hung_up:
                 key.data()
         self.hung_up.clear()
         self._reap()
         self._write()
+        self._end_with_lease()
         if self.stop_grace_ms is not None:
             self._stop(self.stop_grace_ms)
-        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+        if self._is_time_to_kill():
             self._signal_groups(signal.SIGKILL)
 
+    def _next_moment(self) -> int | None:
+        """When the alarm must ring."""
+        killing = None if self._is_time_to_kill() else self.kill_at_ms
+        moments = [killing, self.lease["ends_ms"] if self.lease else None]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def _is_time_to_kill(self) -> bool:
+        return self.kill_at_ms is not None and boottime.now_ms() >= self.kill_at_ms
+
     def _patience_s(self) -> float | None:
+        """How long to wait for an event, of which the alarm is one."""
         if self.stop_grace_ms is not None:
             return 0.0  # asked for before this turn
-        if self.unwritten:
-            return RETRY_S
-        return None if self.kill_at is None else max(0.05, self.kill_at - time.monotonic())
+        if self._is_time_to_kill():
+            return KILL_AGAIN_S
+        return RETRY_S if self.unwritten else None
 
     def _reap(self) -> None:
         """Collects the dead. Those found in one pass died too close to tell apart: one ended by a signal counts as the first."""
@@ -314,8 +352,7 @@ class Shim:
                 self._exited(self.alive.pop(pid), code)
 
     def _exited(self, rank: int, code: int) -> None:
-        told = self.kill_at is not None or self.stop_grace_ms is not None  # then it did not fall, it was ended
-        first = code != 0 and not told
+        first = code != 0 and not self._is_told()  # else it did not fall, it was ended
         record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
         self.unwritten.append((f"exits/rank-{rank}.json", record, "exit"))
         if first:
@@ -323,7 +360,10 @@ class Shim:
             self._ask_stop(self.order["grace_ms"])
 
     def _write(self) -> None:
-        """Facts in their order, as far as the disk takes them: what is left waits for the next turn."""
+        """Facts in their order, as far as the disk takes them: what is left waits for the next turn. Where a lease has ended they
+        wait for the last rank's end: a disk that hangs, such as one that is away like everybody else, must not hold it up."""
+        if self.alive and self.interrupted == LEASE_ENDED:
+            return
         while self.unwritten:
             file, fact, what = self.unwritten[0]
             try:
@@ -340,11 +380,11 @@ class Shim:
     def _stop(self, grace_ms: int) -> None:
         """The first ask sends SIGTERM; a later one only shortens the grace, since many programs give up at a second SIGTERM."""
         self.stop_grace_ms = None
-        kill_at = time.monotonic() + grace_ms / 1000
-        if self.kill_at is not None:
-            self.kill_at = min(kill_at, self.kill_at)
+        kill_at_ms = boottime.now_ms() + grace_ms
+        if self.kill_at_ms is not None:
+            self.kill_at_ms = min(kill_at_ms, self.kill_at_ms)
             return
-        self.kill_at = kill_at
+        self.kill_at_ms = kill_at_ms
         self._signal_groups(signal.SIGTERM)
         self._announce("stopping")
 
@@ -358,17 +398,12 @@ class Shim:
     def _end(self) -> None:
         """An end that the disk does not take yet is no end: every rank has an exit record, so they must not count as lost."""
         swept: set[int] = set()
-        cleanings: list[Callable[[], set[int]]] = [
-            functools.partial(sweep, self.order["marks"], _dead_children),
-            self._kill_orphans,
-        ]
-        for clean in cleanings:
+        for clean in self._cleanings():
             try:
                 swept |= clean()
             except OSError as error:
                 _say(f"cannot look for what the ranks left: {error}")  # they themselves are dead and collected
-        lost = "they were stopped with the platform" if self.interrupted else ""
-        ended = {"at_ms": _now_ms(), "lost": lost, "interrupted": self.interrupted, "swept": len(swept)}
+        ended = {"at_ms": _now_ms(), "lost": self.interrupted, "interrupted": bool(self.interrupted), "swept": len(swept)}
         self.unwritten.append(("ended.json", ended, "ended"))
         self._write()
         while self.unwritten:
@@ -376,13 +411,30 @@ class Shim:
         with contextlib.suppress(OSError):
             Path(self.order["socket"]).unlink(missing_ok=True)
 
+    def _cleanings(self) -> list[Callable[[], set[int]]]:
+        if self.init is not None:
+            return [functools.partial(self._end_namespace, self.init)]
+        return [functools.partial(sweep, self.order["marks"], _dead_children), self._kill_orphans]
+
+    def _end_namespace(self, init: int) -> set[int]:
+        """Its init is gone once everything in it is."""
+        left = _children(init)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(init, signal.SIGKILL)
+        until = time.monotonic() + SWEEP_S_MAX
+        while start_ticks(init) is not None and time.monotonic() < until:
+            _dead_children()
+            time.sleep(0.002)
+        _dead_children()
+        return left
+
     def _kill_orphans(self) -> set[int]:
         """What hid from the marks by clearing its environment is our child by now, since we are its subreaper."""
         killed: set[int] = set()
         until = time.monotonic() + SWEEP_S_MAX
         while time.monotonic() < until:
             _dead_children()
-            left = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            left = _children(os.getpid())
             if not left:
                 break
             for pid in left:
@@ -391,6 +443,13 @@ class Shim:
                     killed.add(pid)
             time.sleep(0.01)
         return killed
+
+
+def _children(pid: int) -> set[int]:
+    try:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except FileNotFoundError:
+        return set()
 
 
 def _dead_children() -> list[tuple[int, int]]:
@@ -407,13 +466,31 @@ def _dead_children() -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    """`sys.argv` ends with the attempt's folder."""
+    _serve(Path(sys.argv[-1]))
+
+
+def spare() -> None:
+    """Standard input's first line, JSON, names the attempt's folder; it ends without one when the agent has ended."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return
+    folder = Path(json.loads(line))
+    log = os.open(folder / "shim.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    _serve(folder)
+
+
+def _serve(folder: Path) -> None:
     order = json.loads((folder / "shim.json").read_text())
-    made = Shim(folder, order)
+    # First of all: what is open or handled here would be so in the init too.
+    init = own_pids.enter() if order.get("own_pids", True) else None
+    made = Shim(folder, order, init)
     made.hear_signals()
-    if claim(folder):
+    if not made.hear_secrets():
+        _say("the agent ended before all secrets had come; the next one starts another shim")
+        return
+    if claim(folder, init):
         made.run()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import structlog
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import CHUNK_BYTES_MAX, Chunk, ChunkAck, Stream
 from phalanx.operate.agent.attempts import AttemptFolder
-from phalanx.operate.agent.rank_file import LOG_BYTES_MAX, NotAFile, RankFile
+from phalanx.operate.agent.rank_file import LOG_BYTES_MAX, RECORDS_BYTES_MAX, NotAFile, RankFile
 
 WINDOW: Final = 4
 CHUNK_BYTES: Final = min(CHUNK_BYTES_MAX, 128 * 1024)
@@ -58,6 +58,14 @@ class _Source:
     def ready(self) -> bool:
         return self.due and not self.rewind and len(self.ends) < WINDOW
 
+    def grew(self) -> bool:
+        """Whether there may be more than was sent. Asks for its size alone."""
+        try:
+            return self.file.size() > self.sent
+        except NotAFile as error:
+            self.refused(error)
+            return False
+
     def drained(self) -> bool:
         """Whether the other side has all of it. What could not be read when last looked at must not hold up its attempt's end."""
         try:
@@ -74,10 +82,13 @@ class _Source:
 
 class Shipping:
     """All streams of all held attempts, keyed by attempt and rank. Not thread-safe: belongs to the agent's loop, and reads files in
-    a thread of its own. `log_bytes_max`: how much of a rank's log counts."""
+    a thread of its own. `log_bytes_max`, `records_bytes_max`: how much of a rank's file counts."""
 
-    def __init__(self, log_bytes_max: int = LOG_BYTES_MAX) -> None:
-        self._log_bytes_max = log_bytes_max
+    def __init__(self, log_bytes_max: int = LOG_BYTES_MAX, records_bytes_max: int = RECORDS_BYTES_MAX) -> None:
+        self._caps: Mapping[Stream, tuple[int, str]] = {
+            "log": (log_bytes_max, "log"),
+            "records": (records_bytes_max, "record file"),
+        }
         self._sources: dict[_Key, _Source] = {}
         self._turn: deque[_Key] = deque()
         self._reader = ThreadPoolExecutor(1, "shipping")
@@ -89,7 +100,7 @@ class Shipping:
         for rank in folder.ranks:
             for stream in get_args(Stream):
                 key = (folder.attempt, rank, stream)
-                file = RankFile(folder.stream(stream, rank), self._log_bytes_max if stream == "log" else None)
+                file = RankFile(folder.stream(stream, rank), *self._caps[stream])
                 self._sources[key] = _Source(file)
                 self._turn.append(key)
 
@@ -114,6 +125,13 @@ class Shipping:
             if stream in (None, key[2]) and rank in (None, key[1]):
                 source.due = True
 
+    def look(self) -> bool:
+        """For what nobody rings for: marks what grew, and whether anything did."""
+        grown = [source for source in self._sources.values() if source.grew()]
+        for source in grown:
+            source.due = True
+        return bool(grown)
+
     async def next_chunk(self) -> Chunk | None:
         """The next range to send, streams taking turns and records before logs; None when there is nothing to send now."""
         for wanted in ("records", "log"):
@@ -125,9 +143,8 @@ class Shipping:
         return None
 
     async def trim(self) -> None:
-        """Keeps logs beyond their cap from filling the disk."""
-        files = [source.file for key, source in self._sources.items() if key[2] == "log"]
-        for file in files:
+        """Keeps files beyond their cap from filling the disk."""
+        for file in [source.file for source in self._sources.values()]:
             await asyncio.get_running_loop().run_in_executor(self._reader, file.trim)
 
     async def _read(self, key: _Key) -> bytes:

@@ -4,12 +4,14 @@ asyncio.TaskGroup is not used here: before Python 3.13 it forgets that it was ca
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, ParamSpec, TypeVar
 
 from phalanx.core.errors import Bug
 
 REMIND_S: Final = 1.0
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
@@ -33,6 +35,22 @@ async def cancelled(running: Iterable[asyncio.Task[Any]]) -> None:
     for part in running:
         if not part.cancelled():
             part.exception()  # looked at, so that asyncio does not report it as forgotten
+
+
+async def to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a thread, which no cancellation ends: whoever is cancelled meanwhile, be it again and again, still waits for it, since
+    what it works on belongs to others too. Raises what it raised, unless this was cancelled."""
+    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    told: asyncio.CancelledError | None = None
+    while not thread.done():
+        try:
+            await asyncio.wait({thread})
+        except asyncio.CancelledError as cancel:
+            told = cancel
+    if told is not None:
+        thread.exception()  # looked at, as above
+        raise told
+    return thread.result()
 
 
 async def until_asked(running: Coroutine[Any, Any, None], asked: asyncio.Event) -> None:

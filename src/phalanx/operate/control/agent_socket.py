@@ -6,17 +6,33 @@ cannot be used is better closed: the agent dials again and says what it holds.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from phalanx.core import wire
-from phalanx.core.errors import LinkDown, UserError, WorldError
+from phalanx.core import features, wire
+from phalanx.core.errors import LinkDown, Unauthorized, UserError, WorldError
 from phalanx.core.ids import NodeId, split_attempt
-from phalanx.core.messages import PROTOCOL, Chunk, Command, FromAgent, Granted, Hello, Renew, Report, ToAgent, Welcome
+from phalanx.core.messages import (
+    PROTOCOL,
+    ArtifactAck,
+    ArtifactSaved,
+    Chunk,
+    ChunkAck,
+    Command,
+    FromAgent,
+    Granted,
+    Hello,
+    Renew,
+    Report,
+    ToAgent,
+    Welcome,
+)
+from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.ingest import Ingest
@@ -28,6 +44,9 @@ FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 
 QUEUE_MAX: Final = 4096
 CHUNKS_MAX: Final = 64
+UNDERSTOOD: Final = (features.ARTIFACTS, features.LEASE, features.SECRETS)
+"""What an agent may rely on."""
+
 HELLO_S_MAX: Final = 10.0
 
 POLICY, REPLACED, AGAIN = 1008, 4001, 1013
@@ -45,10 +64,12 @@ class Close:
 
 
 class AgentLink:
-    """What the controller sees of a connection. `send` may be called from any thread, the rest from the event loop's."""
+    """What the controller sees of a connection. `send` may be called from any thread, the rest from the event loop's. `number`: in
+    the order in which connections were accepted."""
 
-    def __init__(self, node: NodeId, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, node: NodeId, loop: asyncio.AbstractEventLoop, number: int = 0) -> None:
         self.node = node
+        self.number = number
         self._loop = loop
         self._queue: asyncio.Queue[object] = asyncio.Queue()
         self._closed = False
@@ -95,21 +116,26 @@ class AgentDesk:
     lease_ms: int
     now_ms: Callable[[], int]
     seen_ms: dict[NodeId, int]  # Unix time of the last message of each node
+    artifacts: Artifacts
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    entered: dict[NodeId, int] = field(default_factory=dict)  # number of the newest connection of each node that said Hello
 
-    async def serve(self, socket: WebSocket) -> None:
-        """One accepted and authenticated connection, until it ends."""
+    async def serve(self, socket: WebSocket, check_name: Callable[[NodeId], None]) -> None:
+        """One accepted and authenticated connection, until it ends. `check_name` raises Unauthorized for a node that it is not."""
+        number = next(self.numbers)
         try:
             hello = await self._hello(socket)
-        except (ValueError, TimeoutError) as error:
+            check_name(hello.shape.node)
+        except (ValueError, TimeoutError, Unauthorized) as error:
             log.warning("agent_refused", error=str(error))
             await _close(socket, Close(POLICY, str(error) or "no hello came"))
             return
         except WebSocketDisconnect:
             return
-        link = AgentLink(hello.shape.node, asyncio.get_running_loop())
+        link = AgentLink(hello.shape.node, asyncio.get_running_loop(), number)
         log.info("agent_connected", node=link.node, attempts=len(hello.attempts), version=hello.version)
         try:
-            await self._converse(socket, link, hello)
+            await self._converse(socket, link, hello, check_name)
         finally:
             await self._leave(link)
 
@@ -125,12 +151,12 @@ class AgentDesk:
             split_attempt(report.attempt)
         return message
 
-    async def _converse(self, socket: WebSocket, link: AgentLink, hello: Hello) -> None:
+    async def _converse(self, socket: WebSocket, link: AgentLink, hello: Hello, check_name: Callable[[NodeId], None]) -> None:
         """Reads, takes in and writes side by side until one of the three ends; then closes with its reason."""
-        chunks: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_MAX)
+        chunks: asyncio.Queue[Chunk | ArtifactSaved] = asyncio.Queue(CHUNKS_MAX)
         try:
             async with asyncio.TaskGroup() as group:
-                await self._enter_or_end(link, hello)
+                await self._enter_or_end(link, hello, check_name)
                 group.create_task(_send_all(socket, link))
                 group.create_task(self._take_chunks(link, chunks))
                 group.create_task(self._hear(socket, link, chunks))
@@ -139,21 +165,28 @@ class AgentDesk:
             log.info("agent_left", node=link.node, code=close.code, reason=close.reason)
             await _close(socket, close)
 
-    async def _enter_or_end(self, link: AgentLink, hello: Hello) -> None:
+    async def _enter_or_end(self, link: AgentLink, hello: Hello, check_name: Callable[[NodeId], None]) -> None:
         try:
             await self._enter(link, hello)
+            check_name(link.node)  # again: whoever revokes closes the links there are, and this one is there only now
         except WorldError as error:
             raise _Ended(Close(AGAIN, str(error))) from error
+        except (ValueError, Unauthorized) as error:
+            raise _Ended(Close(POLICY, str(error))) from error
 
     async def _enter(self, link: AgentLink, hello: Hello) -> None:
         """The welcome is queued before the controller can use the link, so that it comes before every command."""
         acked = await self.ingest.acknowledged([report.attempt for report in hello.attempts])
-        epoch = await self.control.call(lambda controller: controller.epoch)
-        link.say(Welcome(epoch, self.lease_ms, acked))
+        epoch = await self.control.call(lambda controller: controller.lead_above(hello.epoch_seen))
+        link.say(Welcome(epoch, self.lease_ms, acked, UNDERSTOOD))
 
         self.seen_ms[link.node] = self.now_ms()
 
         def take_over(controller: Controller) -> NodeLink | None:
+            """A Hello that was long on its way says less than the newer one: what it does not list may live."""
+            if link.number < self.entered.get(link.node, 0):
+                raise ValueError("hello: a newer connection of this node was there before")
+            self.entered[link.node] = link.number
             older = self.links.get(link.node)
             self.links[link.node] = link
             controller.heard(link.node, hello)
@@ -172,7 +205,7 @@ class AgentDesk:
 
         await self.control.call(forget)
 
-    async def _hear(self, socket: WebSocket, link: AgentLink, chunks: asyncio.Queue[Chunk]) -> None:
+    async def _hear(self, socket: WebSocket, link: AgentLink, chunks: asyncio.Queue[Chunk | ArtifactSaved]) -> None:
         """A full queue of chunks holds back the reading, and so the agent."""
         while True:
             try:
@@ -183,32 +216,40 @@ class AgentDesk:
                 raise _Ended(Close(POLICY, str(error))) from error
             self.seen_ms[link.node] = self.now_ms()
             match message:
-                case Chunk():
+                case Chunk() | ArtifactSaved():
                     await chunks.put(message)
                 case Renew(number):
-                    await self._heard(link, message)
-                    link.say(Granted(number, self.lease_ms))
+                    if await self._heard(link, message):
+                        link.say(Granted(number, self.lease_ms))
                 case Report():
                     await self._heard(link, message)
                     self.control.wake()
                 case _:
                     raise _Ended(Close(POLICY, "hello was said already"))
 
-    async def _heard(self, link: AgentLink, message: Renew | Report) -> None:
-        """What a replaced connection still says is not heard: the newer one has said more."""
-        await self.control.call(
-            lambda controller: controller.heard(link.node, message) if self.links.get(link.node) is link else None
-        )
+    async def _heard(self, link: AgentLink, message: Renew | Report) -> bool:
+        """What a replaced connection still says is not heard, and no lease is granted to it: the newer one has said more."""
 
-    async def _take_chunks(self, link: AgentLink, chunks: asyncio.Queue[Chunk]) -> None:
+        def hear(controller: Controller) -> bool:
+            current = self.links.get(link.node) is link
+            if current:
+                controller.heard(link.node, message)
+            return current
+
+        return await self.control.call(hear)
+
+    async def _take_chunks(self, link: AgentLink, chunks: asyncio.Queue[Chunk | ArtifactSaved]) -> None:
         while True:
             chunk = await chunks.get()
             try:
-                link.say(await self.ingest.take(link.node, chunk))
+                link.say(await self._taken(link.node, chunk))
             except (ValueError, UserError) as error:
                 raise _Ended(Close(POLICY, str(error))) from error
             except WorldError as error:
                 raise _Ended(Close(AGAIN, str(error))) from error
+
+    async def _taken(self, node: NodeId, given: Chunk | ArtifactSaved) -> ChunkAck | ArtifactAck:
+        return await (self.ingest.take(node, given) if isinstance(given, Chunk) else self.artifacts.take(node, given))
 
 
 class _Ended(Exception):

@@ -6,10 +6,13 @@ A token is looked up by its hash, so no comparison leaks its bytes.
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 
 from phalanx.core.errors import SetupError, Unauthorized
+from phalanx.core.ids import NodeId
 from phalanx.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -23,21 +26,66 @@ _BYTES: Final = 32
 _MODE: Final = 0o600
 
 
-class Tokens:
-    """The hashes that open a door, in memory: hash to role."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `node`: the only one that a node credential may speak for; None for the admin and for the home's own agent."""
 
-    def __init__(self, roles: Mapping[str, Role]) -> None:
+    role: Role
+    node: NodeId | None = None
+
+
+class Tokens:
+    """The hashes that open a door, in memory: of tokens to their role, and of node credentials to their node.
+
+    Routes ask on threads of their own while one admits or dismisses, so a mapping is replaced and never changed.
+    """
+
+    def __init__(self, roles: Mapping[str, Role], credentials: Mapping[str, NodeId] = MappingProxyType({})) -> None:
         self._roles = dict(roles)
+        self._credentials = dict(credentials)
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Who sent this Authorization header. Raises Unauthorized."""
+        sha256 = digest(bearer(authorization))
+        if sha256 in self._roles:
+            return Caller(self._roles[sha256])
+        if (node := self._credentials.get(sha256)) is not None:
+            return Caller("node", node)
+        raise Unauthorized("Authorization", "(an unknown token)", "read the token again from $PHALANX_HOME/token")
 
     def role(self, authorization: str | None) -> Role:
-        """Who sent this Authorization header. Raises Unauthorized."""
-        scheme, _, token = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise Unauthorized("Authorization", "(missing)", "send 'Authorization: Bearer TOKEN'; it is in $PHALANX_HOME/token")
-        role = self._roles.get(digest(token.strip()))
-        if role is None:
-            raise Unauthorized("Authorization", "(an unknown token)", "read the token again from $PHALANX_HOME/token")
-        return role
+        """The role of who sent this Authorization header. Raises Unauthorized."""
+        return self.caller(authorization).role
+
+    def check_name(self, caller: Caller, node: NodeId) -> None:
+        """Raises Unauthorized unless an agent of this caller may call itself `node`: by a credential its own name alone, by the
+        home's node token any name that no credential holds."""
+        if caller.node is not None and (caller.node != node or not self.holds(node)):
+            raise Unauthorized(
+                "node", node, f"this credential is {caller.node}'s; join again with a token of `phalanx agent token`"
+            )
+        if caller.node is None and self.holds(node):
+            raise Unauthorized("node", node, "a node that joined holds this name, and its credential alone may use it")
+
+    def holds(self, node: NodeId) -> bool:
+        """Whether a credential stands for that name."""
+        return node in self._credentials.values()
+
+    def admit(self, credential_sha256: str, node: NodeId) -> None:
+        """The database has this credential now."""
+        self._credentials = {**self._credentials, credential_sha256: node}
+
+    def dismiss(self, node: NodeId) -> None:
+        """The database has no credential of that node any more."""
+        self._credentials = {sha256: name for sha256, name in self._credentials.items() if name != node}
+
+
+def bearer(authorization: str | None) -> str:
+    """The token in an Authorization header. Raises Unauthorized when there is none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthorized("Authorization", "(missing)", "send 'Authorization: Bearer TOKEN'; it is in $PHALANX_HOME/token")
+    return token.strip()
 
 
 def digest(token: str) -> str:
@@ -53,8 +101,8 @@ def token_of(home: Path, role: Role) -> str:
     return token
 
 
-def open_tokens(home: Path, store: "Store", now_ms: int) -> Tokens:
-    """The tokens that the database lets in, made at the first start. Raises SetupError, StoreUnavailable.
+def open_tokens(home: Path, store: "Store", now_ms: int, credentials: Mapping[str, NodeId] = MappingProxyType({})) -> Tokens:
+    """The tokens that the database lets in, made at the first start, and `credentials`. Raises SetupError, StoreUnavailable.
 
     Deleting a file and starting again makes a new token, and the old one opens nothing any more. A file with a token that the
     database does not know is refused: whoever can write a file does not let themselves in, and nobody wonders about a 401.
@@ -70,7 +118,7 @@ def open_tokens(home: Path, store: "Store", now_ms: int) -> Tokens:
     for role, token in tokens.items():
         if copies[role] is None:  # after the database: a crash between the two leaves no file, so the next start makes another
             write_atomic(home / FILES[role], f"{token}\n".encode(), _MODE)
-    return Tokens({sha256: role for sha256, role in store.tokens().items() if _is_role(role)})
+    return Tokens({sha256: role for sha256, role in store.tokens().items() if _is_role(role)}, credentials)
 
 
 def _is_role(text: str) -> TypeGuard[Role]:

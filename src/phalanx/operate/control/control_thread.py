@@ -6,6 +6,7 @@ calls with the decision between them, in another process: writes from the API ru
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -21,6 +22,9 @@ from phalanx.operate.control.world import World
 
 TICK_S: Final = 1.0
 """Longest time between ticks: leases and limits run out without anybody waking the loop."""
+
+TICKS_KEPT: Final = 8
+"""How many of the newest ticks `tick_ms` tells of: 8 s on an idle platform."""
 
 STALE_S: Final = 10.0
 """Without a completed tick for so long the platform places and ends nothing, whatever else still answers."""
@@ -42,6 +46,12 @@ class ControlThread:
         self._wake = asyncio.Event()
         self._clock_s = clock_s
         self._ticked_s: float | None = None
+        self._tick_ms: deque[float] = deque(maxlen=TICKS_KEPT)
+
+    @property
+    def tick_ms(self) -> tuple[float, ...]:
+        """How long the newest completed ticks took, oldest first: observing, the decision, carrying it out. TICKS_KEPT at most."""
+        return tuple(self._tick_ms)
 
     @property
     def healthy(self) -> bool:
@@ -86,9 +96,11 @@ class ControlThread:
         try:
             while True:
                 self._wake.clear()
+                start_s = self._clock_s()
                 try:
                     await self._tick(decide)
                     self._ticked_s = self._clock_s()
+                    self._tick_ms.append(1000 * (self._ticked_s - start_s))
                 except WorldError as error:
                     log.warning("tick_put_off", error=str(error))
                 await self._wait()

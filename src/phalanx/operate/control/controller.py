@@ -4,38 +4,30 @@ The live server and the simulator drive the same object; clock, links, store and
 the HTTP side, an engine, or `time`.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import structlog
 
-from phalanx.core import wire
-from phalanx.core.devices import Placement
-from phalanx.core.errors import Conflict, NotFound, SpecError, StoreUnavailable
-from phalanx.core.events import AttemptPlaced, EventBody, JobSubmitted, JobWaits, StopRequested
-from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
-from phalanx.core.messages import Hello, Renew, Report
-from phalanx.core.reasons import Reason
+from phalanx.core.events import EventBody, JobSubmitted
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
 from phalanx.core.records import RankFact
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import Finished, Pending, Stopping
-from phalanx.decide.scheduler.explain import never_fits
-from phalanx.decide.scheduler.plan import Plan, Start, Wait
+from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
+from phalanx.operate.control import asked, leases, names, observed, planned, wanted
 from phalanx.operate.control import facts as said
-from phalanx.operate.control import observed, wanted
+from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
+from phalanx.operate.control.fences import fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.ports import Clock, Decide, Links
 from phalanx.operate.control.stopwatch import Stopwatch
-from phalanx.operate.control.store import Commit, OutboxRow, Store
-from phalanx.operate.control.world import JobRecord, Lineage, OutboxFor, slice_of
+from phalanx.operate.control.store import OutboxRow, Store
+from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
 
-KEY_CHARS_MAX: Final = 255
 log = structlog.get_logger(__name__)
 
 
@@ -52,32 +44,41 @@ class Settings:
     kill_grace_ms: int = 10_000
     resend_ms: int = 2_000
 
+    @property
+    def loss_ms(self) -> int:
+        """Silence after which what a node has is given up, where other nodes are heard."""
+        return self.lease_ms + self.kill_grace_ms + leases.LOSS_MARGIN_MS
+
 
 class Controller:
     """One control plane over one home.
 
-    world: the committed state; replaced, never changed, so any thread may read the one it got.
-    waiting: why each pending job waits, with numbers of the newest decision; replaced likewise.
-    epoch: grows by one with each controller of the home; an older one's writes are refused.
+    waiting: why each pending job waits, with numbers of the newest decision; replaced, never changed.
     """
 
     def __init__(self, store: Store, clock: Clock, links: Links, settings: Settings) -> None:
         """Takes the lead over the store. Raises StoreUnavailable."""
-        self.epoch = store.take_lead()
-        self.world = store.load()
         self.waiting: Mapping[JobId, Wait] = {}
-        self._in_doubt = False
+        self._committed = Committed(store)
         self._store = store
         self._clock = clock
         self._settings = settings
-        self._start_ms = clock.monotonic_ms()
         self._heard: list[observed.Heard] = []
-        self._seen = observed.Sightings()
-        self._offsets = dict(store.records_offsets())
+        self._seen = observed.Sightings.since(clock.monotonic_ms())
         self._dispatch = Dispatch(links, settings.resend_ms)
         self._held = Stopwatch()
-        self._held.look(self.world, clock.now_ms(), self._start_ms)
+        self._held.look(self.world, clock.now_ms(), clock.monotonic_ms())
         self._talkers: set[AttemptId] = set()
+
+    @property
+    def world(self) -> World:
+        """The committed state; replaced, never changed, so any thread may read the one it got."""
+        return self._committed.world
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each controller of the home, and past what any node has seen; an older one's writes are refused."""
+        return self._committed.epoch
 
     # What people ask for
 
@@ -87,16 +88,14 @@ class Controller:
 
         Raises SpecError when no known node could ever hold it, Conflict when `key` came with another job, StoreUnavailable.
         """
-        _refuse_unwritable(spec, key)
-        self._find_out()
-        config = config_hash(spec)
+        asked.refuse_unwritable(spec, key)
+        self._committed.find_out()
+        config = asked.config_hash(spec)
         if key and (known := self._store.job_of_key(key)) is not None:
-            return self._same_job(known, config, code, key)
-        self._refuse_never_fitting(spec)
-        draft = self._draft()
-        job = job_id(spec.name, self.world.sequence + 1)
-        self._add(draft, JobSubmitted(job, spec, code, config, by))
-        self._commit(draft, key=(key, job) if key else None)
+            return asked.same_job(self.world, known, config, code, key)
+        asked.refuse_never_fitting(self.world, spec)
+        job = names.next_job(self.world, self._seen, spec.name)
+        self._commit_all([JobSubmitted(job, spec, code, config, by)], key=(key, job) if key else None)
         return job
 
     def cancel(self, job: JobId, by: str) -> None:
@@ -104,15 +103,48 @@ class Controller:
 
         Raises NotFound, Conflict when it is finished, StoreUnavailable.
         """
-        self._find_out()
-        record = self._job(job)
-        if isinstance(record.state, Finished):
-            raise Conflict("job", job, f"it has already finished ({record.state.outcome})")
-        if isinstance(record.state, Stopping) and record.state.cause == "cancel":
-            return
-        draft = self._draft()
-        self._add(draft, StopRequested(job, "cancel", by))
-        self._commit(draft)
+        self._committed.find_out()
+        self._commit_all(asked.cancel(self.world, job, by))
+
+    def pause(self, job: JobId, by: str) -> None:
+        """Asks the job to let go of its devices until it is resumed; what its last checkpoint holds stays. Twice is once.
+
+        Raises NotFound, Conflict when it is finished, done or ends already, StoreUnavailable.
+        """
+        self._committed.find_out()
+        self._commit_all(asked.pause(self.world, self._seen, job, by))
+
+    def resume(self, job: JobId, by: str) -> None:
+        """A paused job waits for devices again. A job that goes on anyway is left alone.
+
+        Raises NotFound, Conflict while it still lets go of its devices or when it ends or is finished, StoreUnavailable.
+        """
+        self._committed.find_out()
+        self._commit_all(asked.resume(self.world, job, by))
+
+    def retry(self, job: JobId, by: str) -> None:
+        """Opens a job that failed or was cancelled again: it waits for devices, resumes from its last checkpoint and has all its
+        restarts before it. Raises NotFound, Conflict when it succeeded or has not finished, SpecError, StoreUnavailable."""
+        self._committed.find_out()
+        self._commit_all(asked.retry(self.world, job, by))
+
+    def drain(self, node: NodeId, reason: str, by: str, now: bool = False) -> None:
+        """Places nothing new on the node. `now`: gangs that run there are stopped and start again elsewhere, and no restart is
+        used up; otherwise they run to their end. Twice is once. Raises NotFound, SpecError, StoreUnavailable."""
+        self._committed.find_out()
+        self._commit_all(asked.drain(self.world, self._seen, node, reason, by, now))
+
+    def undrain(self, node: NodeId, by: str) -> None:
+        """The node may be given work again. Raises NotFound, StoreUnavailable."""
+        self._committed.find_out()
+        self._commit_all(asked.undrain(self.world, node, by))
+
+    def collect(self, jobs: Collection[JobId], before_ms: int, by: str) -> World:
+        """What those of `jobs` left that finished before `before_ms` is garbage from now on. The world after it, in which nothing
+        is in doubt. Raises StoreUnavailable."""
+        self._committed.find_out()
+        self._commit_all(asked.collect(self.world, jobs, before_ms, by))
+        return self.world
 
     # What agents say
 
@@ -126,7 +158,7 @@ class Controller:
         Idempotent: an `offset` not beyond `records_offset` changes nothing, so read from there on. Facts of an attempt or rank
         that was never on `node` are ignored, and so are those beyond FACTS_MAX. Raises StoreUnavailable; then call again.
         """
-        self._find_out()
+        self._committed.find_out()
         record = self.world.attempts.get(attempt)
         part = slice_of(record.placement, node) if record else None
         if record is None or part is None or offset <= self.records_offset(attempt, rank):
@@ -139,12 +171,23 @@ class Controller:
             self._talkers.add(attempt)
             log.warning("facts_ignored", attempt=attempt, rank=rank, limit=said.FACTS_MAX)
         if draft.events:  # an offset without facts need not be durable: reading the same lines again finds none again
-            self._commit(draft, offset=(attempt, rank, offset))
-        self._offsets[attempt, rank] = offset
+            self._committed.commit(draft, offset=(attempt, rank, offset))
+        self._committed.offsets[attempt, rank] = offset
+
+    def lead_above(self, epoch_seen: int) -> int:
+        """The epoch to welcome a node with that has seen `epoch_seen`: the own one, raised above that where it was lower.
+
+        Raises ValueError for what no honest node can have seen, StoreUnavailable, and Bug when another took over.
+        """
+        if not observed.is_believable(epoch_seen, self.epoch):
+            raise ValueError(f"epoch_seen {epoch_seen} cannot be, this is {self.epoch}; delete the epoch.json of this node's agent")
+        self._committed.find_out()
+        self._committed.lead_above(epoch_seen)
+        return self.epoch
 
     def records_offset(self, attempt: AttemptId, rank: int) -> int:
         """Bytes of the rank's record file whose facts are committed."""
-        return self._offsets.get((attempt, rank), 0)
+        return self._committed.offsets.get((attempt, rank), 0)
 
     # The tick
 
@@ -153,34 +196,37 @@ class Controller:
         self.carry_out(decide(self.observe()))
 
     def observe(self) -> Snapshot:
-        """Folds and commits what was heard and what time did; answers with the scheduler's input. Raises StoreUnavailable."""
+        """Folds and commits what was heard and what time did; answers with the scheduler's input. Raises StoreUnavailable, and Bug
+        when another took the lead."""
         now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        self._find_out()
+        self._committed.find_out()
+        self._committed.check_lead()
         self._held.look(self.world, now_ms, monotonic_ms)
         heard, seen, draft = list(self._heard), self._seen.copy(), self._draft()
         for item in heard:
+            if isinstance(item.message, Hello):
+                if not observed.is_believable(item.message.epoch_seen, self.epoch):
+                    continue
+                self.lead_above(item.message.epoch_seen)
             observed.take_in(draft, seen, item, now_ms)
-        observed.note_away(draft, seen, monotonic_ms, self._start_ms, self._settings.lease_ms, now_ms)
+        leases.note_tick(seen, monotonic_ms)
+        leases.note_away(draft, seen, monotonic_ms, self._settings.lease_ms, now_ms)
+        leases.note_lost(draft, seen, monotonic_ms, self._settings.lease_ms, self._settings.loss_ms, now_ms)
         observed.note_overdue(draft, seen, self._held, monotonic_ms, now_ms)
-        self._commit(draft)
+        self._committed.commit(draft)
         self._seen = seen
         del self._heard[: len(heard)]
         self._dispatch.forget({item.node for item in heard if isinstance(item.message, Hello)})
-        return wanted.snapshot(self.world, observed.ready(self.world, seen), now_ms)
+        return wanted.snapshot(self.world, observed.ready(self.world, seen), now_ms, fences(self.world, seen))
 
     def carry_out(self, plan: Plan) -> None:
         """Commits what of the plan still holds, then sends every node the difference. Raises StoreUnavailable."""
-        self._find_out()
+        self._committed.find_out()
         draft = self._draft()
-        for decision in plan.decisions:
-            match decision:
-                case Start(job, placement):
-                    self._place(draft, job, placement)
-                case Wait(job, reason):
-                    self._wait(draft, job, reason)
-        self._commit(draft)
+        planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
+        self._committed.commit(draft)
         self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
-        self._note_waiting(plan)
+        self.waiting = planned.waiting(self.world, plan, self.waiting)
         self._send()
 
     def pending_outbox(self, limit: int) -> list[OutboxRow]:
@@ -193,108 +239,22 @@ class Controller:
 
     # Inside
 
-    def _job(self, job: JobId) -> JobRecord:
-        record = self.world.jobs.get(job)
-        if record is None:
-            raise NotFound("job", job, "no such job; `phalanx ls` shows them all")
-        return record
-
-    def _same_job(self, job: JobId, config: str, code: str, key: str) -> JobId:
-        record = self._job(job)
-        if (record.config, record.code) != (config, code):
-            raise Conflict("key", key, f"was used for {job}, another job; use a new key for each job")
-        return job
-
-    def _refuse_never_fitting(self, spec: JobSpec) -> None:
-        asked = wanted.pending_job(JobId(spec.name), spec, 0, 0)
-        reason = never_fits(asked, wanted.snapshot(self.world, frozenset(), 0).nodes)
-        if reason is not None:
-            raise SpecError("resources", reason.asked, reason.sentence())
-
     def _draft(self) -> Draft:
         return Draft(self.world, self._settings.outbox_for)
 
-    def _add(self, draft: Draft, body: EventBody) -> None:
-        draft.add(body, self._clock.now_ms())
-
-    def _commit(self, draft: Draft, key: tuple[str, JobId] | None = None, offset: tuple[AttemptId, int, int] | None = None) -> None:
-        """One transaction; the world moves only once it is durable. One that fails in its last moment may be done all the same:
-        if so it counts as done, if not or if nobody knows now it raises, and nothing follows before that is known."""
-        if not draft.events:
-            return
-        world = draft.world
-        commit = Commit(draft.events, draft.changes, draft.outbox, world.sequence, key, offset)
-        self._in_doubt = True
-        try:
-            self._store.commit(self.epoch, commit)
-        except StoreUnavailable as error:
-            self._find_out_after(error)
-            if self.world.seq < world.seq:
-                raise
-        else:
-            self.world, self._in_doubt = world, False
-
-    def _find_out_after(self, error: StoreUnavailable) -> None:
-        try:
-            self._find_out()
-        except StoreUnavailable as still:
-            unknown = f"{error}; whether it was done is known once the database answers again"
-            raise StoreUnavailable(unknown) from still
-
-    def _find_out(self) -> None:
-        """After a commit that failed: whether the database has it, and then the world as the database has it. Else everything
-        built on the older world would be refused for ever."""
-        if not self._in_doubt:
-            return
-        if self._store.last_seq() != self.world.seq:
-            world, offsets = self._store.load(), self._store.records_offsets()
-            self.world, self._offsets = world, {**self._offsets, **offsets}
-        self._in_doubt = False
-
-    def _place(self, draft: Draft, job: JobId, placement: Placement) -> None:
-        if not wanted.still_holds(draft.world, observed.ready(draft.world, self._seen), job, placement):
-            return
-        record = draft.world.jobs[job]
-        port = wanted.master_port(draft.world, record, placement)
-        if port is not None:
-            attempt = attempt_id(job, record.state.attempt + 1)
-            self._add(draft, AttemptPlaced(job, attempt, placement, port, self.epoch))
-
-    def _wait(self, draft: Draft, job: JobId, reason: Reason) -> None:
-        """Only a change of kind is worth a line in the log; the numbers move with every tick."""
-        record = draft.world.open_jobs.get(job)
-        if record is None or not isinstance(record.state, Pending):
-            return
-        if record.reason is None or record.reason.kind != reason.kind:
-            self._add(draft, JobWaits(job, reason))
-
-    def _note_waiting(self, plan: Plan) -> None:
-        waits = {decision.job: decision for decision in plan.decisions if isinstance(decision, Wait)}
-        pending = (job.id for job in self.world.open_jobs.values() if isinstance(job.state, Pending))
-        self.waiting = {job: wait for job in pending if (wait := waits.get(job) or self.waiting.get(job)) is not None}
+    def _commit_all(self, bodies: Sequence[EventBody], key: tuple[str, JobId] | None = None) -> None:
+        draft = self._draft()
+        for body in bodies:
+            draft.add(body, self._clock.now_ms())
+        self._committed.commit(draft, key=key)
 
     def _send(self) -> None:
         """Sends the difference between wanted and seen."""
         terms = wanted.Terms(epoch=self.epoch, jobs_folder=self._settings.home / "jobs", grace_ms=self._settings.kill_grace_ms)
         commands = wanted.commands(self.world, self._seen, terms)
-        for node, attempt in self._dispatch.send(commands, self._clock.monotonic_ms()):
-            self._seen.reports.pop((node, attempt), None)
-
-
-def config_hash(spec: JobSpec) -> str:
-    """SHA-256 of the spec as canonical JSON: equal for equal specs, whatever order their keys were written in."""
-    text = json.dumps(wire.plain(JobSpec, spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _refuse_unwritable(spec: JobSpec, key: str) -> None:
-    """What the log could not give back as it was, such as NaN, must not get in, whatever way it came: every later start would
-    fail on it."""
-    if len(key) > KEY_CHARS_MAX:
-        raise SpecError("key", f"{len(key)} characters", f"write at most {KEY_CHARS_MAX}")
-    try:
-        same = wire.loads(JobSpec, wire.dumps(JobSpec, spec)) == spec
-    except ValueError:
-        same = False
-    if not same:
-        raise SpecError("job", spec.name, "use finite numbers and valid Unicode text only")
+        for node, command in self._dispatch.send(commands, self._clock.monotonic_ms()):
+            match command:
+                case StartRanks(launch):
+                    self._seen.started.add((node, launch.attempt))
+                case Forget(attempt):  # needs no answer; should it get lost, the node's next Hello brings the report back
+                    self._seen.reports.pop((node, attempt), None)

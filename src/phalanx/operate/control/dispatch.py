@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.core.errors import LinkDown
 from phalanx.core.ids import AttemptId, NodeId
-from phalanx.core.messages import Command, Forget, StartRanks
+from phalanx.core.messages import Command, StartRanks
 from phalanx.operate.control.ports import Links
 
 _About = tuple[NodeId, AttemptId, str]
@@ -19,18 +19,17 @@ class Dispatch:
         self._resend_ms = resend_ms
         self._sent: dict[_About, int] = {}
 
-    def send(self, wanted: Mapping[NodeId, Sequence[Command]], monotonic_ms: int) -> list[tuple[NodeId, AttemptId]]:
-        """Sends what is due; a link that is down gets it with a later tick. Answers with the attempts told to be forgotten:
-        their reports need no answer any more, and should a Forget get lost, the node's next Hello brings the report back."""
+    def send(self, wanted: Mapping[NodeId, Sequence[Command]], monotonic_ms: int) -> list[tuple[NodeId, Command]]:
+        """Sends what is due, and answers with it; a link that is down gets it with a later tick."""
         current = {_about(node, command) for node, commands in wanted.items() for command in commands}
         self._sent = {about: sent_ms for about, sent_ms in self._sent.items() if about in current}
-        forgotten: list[tuple[NodeId, AttemptId]] = []
+        sent: list[tuple[NodeId, Command]] = []
         for node, commands in wanted.items():
             due = [command for command in commands if self._is_due(_about(node, command), monotonic_ms)]
             if due and self._is_sent(node, due):
                 self._sent.update({_about(node, command): monotonic_ms for command in due})
-                forgotten += [(node, command.attempt) for command in due if isinstance(command, Forget)]
-        return forgotten
+                sent += [(node, command) for command in due]
+        return sent
 
     def forget(self, nodes: Collection[NodeId]) -> None:
         """These nodes have a new connection."""

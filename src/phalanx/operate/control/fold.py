@@ -1,46 +1,16 @@
 """The fold: each event puts records in place of older ones. Pure; a draft is a transaction in the making, in memory alone."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.errors import Bug
-from phalanx.core.events import (
-    AttemptEnded,
-    AttemptPlaced,
-    AttemptRunning,
-    Event,
-    EventBody,
-    JobSubmitted,
-    JobWaits,
-    ModelRegistered,
-    NodeAway,
-    NodeUp,
-    RankSaid,
-    StopRequested,
-)
-from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
-from phalanx.core.records import CheckpointCommitted, RankFact, Resumed
-from phalanx.core.states import (
-    Finished,
-    GangEnded,
-    GangUp,
-    JobMove,
-    Pending,
-    Placed,
-    StopAsked,
-    advance,
-)
-from phalanx.operate.control.world import (
-    ATTEMPTS_KEPT,
-    CHECKPOINTS_KEPT,
-    AttemptRecord,
-    JobRecord,
-    ModelRecord,
-    NodeRecord,
-    OutboxFor,
-    World,
-)
+from phalanx.core.events import Event, EventBody
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.states import Finished
+from phalanx.operate.control.effects import Record, effect
+from phalanx.operate.control.occasions import occasions
+from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, OutboxFor, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +40,17 @@ class Draft:
     """A transaction in the making: the world as it would be after the events added so far. The world it began from is
     untouched, so dropping a draft undoes it.
 
-    events: added so far. outbox: what `outbox_for` made of each, given the world right after it.
+    events: added so far. outbox: what `outbox_for` made of each, given the world right after it. notices: those to webhooks.
     """
 
     def __init__(self, base: World, outbox_for: OutboxFor | None = None) -> None:
         self.events: list[Event] = []
         self.outbox: list[Mapping[str, Any]] = []
+        self.notices: list[Mapping[str, Any]] = []
         self._outbox_for = outbox_for
         self._base = base
         self._tables: _Tables | None = None
-        self._changed = _Tables()
+        self._changed = _Records()
         self._world = base
 
     @property
@@ -100,6 +71,7 @@ class Draft:
         self.apply(event)
         if self._outbox_for is not None:
             self.outbox.extend(self._outbox_for(event, self._world))
+        self.notices.extend(occasions(event, self._world))
         return event
 
     def apply(self, event: Event) -> None:
@@ -115,34 +87,19 @@ class Draft:
         self._world = tables.world(event.seq)
 
 
-class _Tables:
-    """Dicts that a draft may change."""
+class _Records:
+    """Dicts that a draft may change: the newest of each record."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobId, JobRecord] = {}
-        self.open_jobs: dict[JobId, JobRecord] = {}
         self.attempts: dict[AttemptId, AttemptRecord] = {}
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.models: dict[str, tuple[ModelRecord, ...]] = {}
-        self.sequence = 0
 
-    @classmethod
-    def copy(cls, world: World) -> "_Tables":
-        tables = cls()
-        tables.jobs, tables.open_jobs = dict(world.jobs), dict(world.open_jobs)
-        tables.attempts, tables.nodes, tables.models = dict(world.attempts), dict(world.nodes), dict(world.models)
-        tables.sequence = world.sequence
-        return tables
-
-    def put(self, record: "Record") -> None:
+    def put(self, record: Record) -> None:
         match record:
             case JobRecord(id=job):
                 self.jobs[job] = record
-                self.sequence = max(self.sequence, record.sequence)
-                if isinstance(record.state, Finished):
-                    self.open_jobs.pop(job, None)
-                else:
-                    self.open_jobs[job] = record
             case AttemptRecord(id=attempt):
                 self.attempts[attempt] = record
             case NodeRecord(shape=shape):
@@ -150,11 +107,55 @@ class _Tables:
             case ModelRecord(name=name):
                 self.models[name] = (*self.models.get(name, ()), record)
 
+
+class _Tables(_Records):
+    """With all that a world has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_jobs: dict[JobId, JobRecord] = {}
+        self.on_nodes: dict[NodeId, tuple[AttemptId, ...]] = {}
+        self.sequence = 0
+
+    @classmethod
+    def copy(cls, world: World) -> "_Tables":
+        tables = cls()
+        tables.jobs, tables.open_jobs = dict(world.jobs), dict(world.open_jobs)
+        tables.attempts, tables.nodes, tables.models = dict(world.attempts), dict(world.nodes), dict(world.models)
+        tables.on_nodes, tables.sequence = dict(world.on_nodes), world.sequence
+        return tables
+
+    def put(self, record: Record) -> None:
+        super().put(record)
+        match record:
+            case JobRecord(id=job, state=state, sequence=sequence):
+                self.sequence = max(self.sequence, sequence)
+                if isinstance(state, Finished):
+                    self.open_jobs.pop(job, None)
+                else:
+                    self._open(record)
+            case AttemptRecord(placement=placement):
+                for part in placement.slices:
+                    self._note_on(part.node, record)
+
+    def _note_on(self, node: NodeId, attempt: AttemptRecord) -> None:
+        there = self.on_nodes.get(node, ())
+        if attempt.ended_ms is None and attempt.id not in there:
+            self.on_nodes[node] = tuple(sorted((*there, attempt.id)))
+        elif attempt.ended_ms is not None and attempt.id in there:
+            self.on_nodes[node] = tuple(name for name in there if name != attempt.id)
+        if not self.on_nodes.get(node, ("",)):
+            del self.on_nodes[node]
+
+    def _open(self, job: JobRecord) -> None:
+        """In order of submission, also where a job comes back that had finished."""
+        last = next(reversed(self.open_jobs.values()), job)
+        self.open_jobs[job.id] = job
+        if job.sequence < last.sequence and next(reversed(self.open_jobs)) == job.id:
+            self.open_jobs = dict(sorted(self.open_jobs.items(), key=lambda item: item[1].sequence))
+
     def world(self, seq: int) -> World:
-        return World(self.jobs, self.open_jobs, self.attempts, self.nodes, self.models, seq, self.sequence)
-
-
-Record = JobRecord | AttemptRecord | NodeRecord | ModelRecord
+        return World(self.jobs, self.open_jobs, self.attempts, self.nodes, self.models, self.on_nodes, seq, self.sequence)
 
 
 def world_of(records: Iterable[Record], seq: int, sequence: int) -> World:
@@ -164,109 +165,3 @@ def world_of(records: Iterable[Record], seq: int, sequence: int) -> World:
     for record in records:
         tables.put(record)
     return tables.world(seq)
-
-
-def effect(world: World, event: Event) -> tuple[Record, ...]:
-    """The records that `event` puts in place of older ones. Raises IllegalTransition when it cannot happen in `world`."""
-    at_ms = event.at_ms
-    match event.body:
-        case NodeUp(shape, boot):
-            return (NodeRecord(shape=shape, boot=boot, up=True, since_ms=at_ms),)
-        case NodeAway(node):
-            return (replace(world.nodes[node], up=False, since_ms=at_ms),)
-        case RankSaid(_, attempt, fact):
-            return (_said(world.attempts[attempt], fact),)
-        case ModelRegistered() as body:
-            return _registered(world, body, at_ms)
-        case body:
-            return _effect_on_job(world, body, at_ms)
-
-
-def _effect_on_job(
-    world: World,
-    body: JobSubmitted | JobWaits | AttemptPlaced | AttemptRunning | StopRequested | AttemptEnded,
-    at_ms: int,
-) -> tuple[Record, ...]:
-    match body:
-        case JobSubmitted():
-            return (_submitted(body, at_ms),)
-        case JobWaits(job, reason):
-            return (replace(world.jobs[job], reason=reason),)
-        case AttemptPlaced():
-            return _placed(world, body, at_ms)
-        case AttemptRunning(job, attempt, ranks):
-            moved = _moved(world.jobs[job], GangUp(), at_ms)
-            return moved, replace(world.attempts[attempt], running_ms=at_ms, ranks=ranks)
-        case StopRequested(job, cause):
-            return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause),)
-        case AttemptEnded():
-            return _ended(world, body, at_ms)
-
-
-def _moved(job: JobRecord, move: JobMove, at_ms: int) -> JobRecord:
-    """The only place where a job's state changes."""
-    state = advance(job.id, job.state, move)
-    finished_ms = at_ms if isinstance(state, Finished) else job.finished_ms
-    return replace(job, state=state, reason=None, finished_ms=finished_ms)
-
-
-def _submitted(body: JobSubmitted, at_ms: int) -> JobRecord:
-    return JobRecord(
-        id=body.job,
-        sequence=int(body.job.rpartition("-")[2]),
-        spec=body.spec,
-        code=body.code,
-        config=body.config,
-        by=body.by,
-        submitted_ms=at_ms,
-        state=Pending(0),
-    )
-
-
-def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]:
-    job = _moved(world.jobs[body.job], Placed(body.placement), at_ms)
-    started_ms = at_ms if job.started_ms is None else job.started_ms
-    attempt = AttemptRecord(
-        id=body.attempt,
-        job=body.job,
-        number=split_attempt(body.attempt)[1],
-        placement=body.placement,
-        master_port=body.master_port,
-        epoch=body.epoch,
-        placed_ms=at_ms,
-    )
-    return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms), attempt
-
-
-def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
-    job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail, body.not_before_ms), at_ms)
-    quick_ends = job.quick_ends + 1 if body.not_before_ms else 0
-    job = replace(job, quick_ends=quick_ends, interruptions=job.interruptions + body.interrupted)
-    attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
-    running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
-    return job, replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
-
-
-def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
-    """A fact said twice changes nothing but the count."""
-    attempt = replace(attempt, facts=attempt.facts + 1)
-    match fact:
-        case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
-            return replace(attempt, resumed=fact)
-        case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
-            return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
-        case _:
-            return attempt
-
-
-def _registered(world: World, body: ModelRegistered, at_ms: int) -> tuple[Record, ...]:
-    model = ModelRecord(
-        name=body.name,
-        version=body.version,
-        job=body.job,
-        attempt=body.attempt,
-        saved=body.saved,
-        lineage=body.lineage,
-        created_ms=at_ms,
-    )
-    return replace(world.jobs[body.job], model=f"{body.name}:{body.version}"), model

@@ -16,6 +16,10 @@ LINE_BYTES_MAX: Final = 256 * 1024 * 1024
 log = structlog.get_logger(__name__)
 
 
+class NoAnswer(WorldError):
+    """The child died over the question, or took too long: the question may be what it cannot bear."""
+
+
 class LineProcess:
     """One such child, started at the first question and again after it died. One question at a time."""
 
@@ -31,16 +35,16 @@ class LineProcess:
         return self._child.pid if self._child is not None and self._child.returncode is None else None
 
     async def ask(self, line: str) -> bytes:
-        """The child's answer to `line`. Raises WorldError when it died or took too long; the child is ended then."""
+        """The child's answer to `line`. Raises NoAnswer when it died or took too long; the child is ended then."""
         try:
             async with asyncio.timeout(self._answer_s_max):
                 answer = await self._exchange(line)
         except (OSError, ValueError, TimeoutError) as error:
             await self.close()
-            raise WorldError(f"the {self._name} process gave no answer: {type(error).__name__} {error}") from error
+            raise NoAnswer(f"the {self._name} process gave no answer: {type(error).__name__} {error}") from error
         if not answer.endswith(b"\n"):
             await self.close()
-            raise WorldError(f"the {self._name} process ended")
+            raise NoAnswer(f"the {self._name} process ended")
         return answer
 
     async def _exchange(self, line: str) -> bytes:

@@ -1,7 +1,9 @@
 """Carries the outbox to the tracking process, row by row. Nothing waits for it.
 
-A tracker that is away is asked again for as long as it takes; a row that fails otherwise is given up after a few tries, with a
-line in the log, since the rows behind it would wait for ever.
+A tracker that is away is asked again for as long as it takes; a row that fails otherwise, or that a tracker dies of which was
+there a moment before, is given up after a few tries, with a line in the log, since the rows behind it would wait for ever. A
+tracker that had nothing to do for a while is ended: loaded it holds more memory than everything else together, and the next row
+starts another.
 """
 
 import asyncio
@@ -16,12 +18,18 @@ from phalanx.core import wire
 from phalanx.core.errors import Bug, WorldError
 from phalanx.core.ids import AttemptId
 from phalanx.operate.control.control_thread import ControlThread
-from phalanx.operate.control.line_process import LineProcess
+from phalanx.operate.control.line_process import LineProcess, NoAnswer
 from phalanx.record.tracking.entries import Entry, Measured, to_deliver
 
 ROWS: Final = 64
 POLL_S: Final = 1.0
 TRIES_MAX: Final = 3
+DEATHS_MAX: Final = 5
+"""More than TRIES_MAX: a machine short of memory kills trackers too, and recovers."""
+
+REST_S: Final = 600.0
+"""Without a row for so long the tracking process is ended. Its next start costs about 2 s of CPU, which nobody waits for."""
+
 BACKOFF_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits after the first, second, ... failure in a row; the last one is kept."""
 
@@ -31,12 +39,18 @@ log = structlog.get_logger(__name__)
 class OutboxPump:
     """One row at a time, oldest first; a row counts as done once the tracker has said so."""
 
-    def __init__(self, control: ControlThread, tracker: LineProcess, measured: Callable[[AttemptId], Measured]) -> None:
+    def __init__(
+        self, control: ControlThread, tracker: LineProcess, measured: Callable[[AttemptId], Measured], rest_s: float = REST_S
+    ) -> None:
         """`measured` reads an attempt's steps and metrics; it is called in a thread."""
         self._control = control
         self._tracker = tracker
         self._measured = measured
+        self._rest_s = rest_s
+        self._opened: int | None = None  # pid of the tracking process that was there before any row
         self._failed: Counter[int] = Counter()
+        self._empty_at = -1  # number of the newest event when the outbox was last seen empty
+        self._busy_s = 0.0  # the loop's time when it last was not
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -53,30 +67,60 @@ class OutboxPump:
                 await asyncio.sleep(pause_s)
 
     async def _round(self) -> int:
+        """Rows come with events only, so without a new one the database need not be asked."""
+        seq = self._control.world.seq
+        if seq == self._empty_at:
+            await self._rest()
+            return 0
         rows = await self._control.call(lambda controller: controller.pending_outbox(ROWS))
         for row in rows:
             await self._deliver_or_give_up(row.seq, row.entry)
+        self._busy_s = asyncio.get_running_loop().time()
+        if not rows:
+            self._empty_at = seq
         return len(rows)
+
+    async def _rest(self) -> None:
+        if self._tracker.pid is not None and asyncio.get_running_loop().time() - self._busy_s >= self._rest_s:
+            await self._tracker.close()
+            log.info("tracking_rests", after_s=self._rest_s)
 
     async def _deliver_or_give_up(self, seq: int, stored: Mapping[str, Any]) -> None:
         try:
             await self._deliver(seq, stored)
-        except (WorldError, Bug):
-            raise
         except Exception as error:
-            self._failed[seq] += 1
-            if self._failed[seq] < TRIES_MAX:
+            if not self._is_given_up(seq, error):
                 raise
             log.exception("tracking_gave_up", seq=seq, job=stored.get("job"), error=f"{type(error).__name__}: {error}")
         await self._control.call(lambda controller: controller.outbox_done(seq))
         del self._failed[seq]
 
+    def _is_given_up(self, seq: int, error: Exception) -> bool:
+        """Counts the failure where it may be the row's own."""
+        if isinstance(error, (WorldError, Bug)) and not isinstance(error, NoAnswer):
+            return False
+        self._failed[seq] += 1
+        return self._failed[seq] >= (DEATHS_MAX if isinstance(error, NoAnswer) else TRIES_MAX)
+
     async def _deliver(self, seq: int, stored: Mapping[str, Any]) -> None:
         entry: Entry = wire.build(Entry, stored)
         for part in await asyncio.to_thread(to_deliver, entry, self._measured):
-            line = json.dumps({"seq": seq, "entry": wire.plain(Entry, part)})
-            answer = json.loads(await self._tracker.ask(line))
-            if answer.get("done") != seq:
-                raise WorldError(f"the tracker put off row {seq}: {answer.get('error', answer)}")
+            if self._tracker.pid is None or self._tracker.pid != self._opened:
+                await self._open()
+            answer = await self._ask(seq, wire.plain(Entry, part))
             if refused := answer.get("refused"):
                 log.error("tracking_refused", seq=seq, job=stored.get("job"), kind=stored.get("kind"), why=refused)
+
+    async def _open(self) -> None:
+        """A tracker that dies, or is away, when it has not been told of any row is no row's fault."""
+        try:
+            await self._ask(0, None)
+        except NoAnswer as error:
+            raise WorldError(f"the tracker does not start: {error}") from error
+        self._opened = self._tracker.pid
+
+    async def _ask(self, seq: int, entry: object) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = json.loads(await self._tracker.ask(json.dumps({"seq": seq, "entry": entry})))
+        if answer.get("done") != seq:
+            raise WorldError(f"the tracker put off {f'row {seq}' if entry else 'everything'}: {answer.get('error', answer)}")
+        return answer

@@ -17,19 +17,23 @@ import uvicorn
 from phalanx.core.errors import Bug, Exit, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.operate import daemons
-from phalanx.operate.control import auth, server_log
+from phalanx.operate.control import auth, blob_home, joining, server_log
 from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.guards import LOOPBACK
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.deciding import ANSWER_S_MAX, decide
+from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.line_process import LineProcess
+from phalanx.operate.control.notice_pump import NoticePump
 from phalanx.operate.control.outbox_pump import OutboxPump
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
+from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.home import open_home
@@ -48,8 +52,9 @@ Command = Callable[[str], Sequence[str]]
 log = structlog.get_logger(__name__)
 
 
-def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int = daemons.DEFAULT_PORT) -> int:
-    """Serves `home` until SIGTERM or SIGINT; returns the exit code. `port` 0 takes any free one.
+def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int = daemons.DEFAULT_PORT, store: str = "") -> int:
+    """Serves `home` until SIGTERM or SIGINT; returns the exit code. `port` 0 takes any free one; `store` is where its blobs shall
+    be from now on, '' where they are.
 
     Raises SetupError for a home or port that cannot be had, and when another server has this home.
     """
@@ -61,7 +66,7 @@ def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int 
         daemons.listen(host, port) as listener,
     ):
         server_log.write_to(home / "run" / "server.log")
-        return asyncio.run(_serve(home, listener, command))
+        return asyncio.run(_serve(home, listener, command, store))
 
 
 class MachineClock:
@@ -119,9 +124,11 @@ class _Parts:
         services = self.services
         pump = OutboxPump(services.control, self.tracker, lambda attempt: _measured(services.series, attempt))
         ticks = services.control.run_ticks(lambda snapshot: decide(self.scheduler, snapshot))
-        return [ticks, pump.run(), Sealing(services.control, services.series).run()]
+        notices = NoticePump(services.control, services.store, services.secrets, services.url, services.clock.now_ms)
+        return [ticks, pump.run(), notices.run(), Sealing(services.control, services.series).run()]
 
     async def close(self) -> None:
+        await self.services.collector.close()
         await self.scheduler.close()
         await self.tracker.close()
         self.services.control.close()
@@ -129,11 +136,12 @@ class _Parts:
         self.services.store.close()
 
 
-async def _serve(home: Path, listener: socket.socket, command: Command) -> int:
+async def _serve(home: Path, listener: socket.socket, command: Command, store: str) -> int:
     life = _Life()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, life.end)  # uvicorn takes them while it serves, and sends what it took here afterwards
-    parts = _build(home, _url(listener), command, life)
+    blobs = blob_home.open_blobs(home, store, partial(daemons.note_progress, home, "server"))
+    parts = _build(home, _url(listener), command, blobs, life)
     try:
         await parts.ingest.catch_up(partial(daemons.note_progress, home, "server"))
         working = [asyncio.create_task(_kept(work, life)) for work in parts.background()]
@@ -151,9 +159,9 @@ async def _serve(home: Path, listener: socket.socket, command: Command) -> int:
     return Exit.BUG if life.bug else Exit.OK
 
 
-def _build(home: Path, url: str, command: Command, life: _Life) -> _Parts:
+def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life) -> _Parts:
     store, clock, links = Store(home / "phalanx.db"), MachineClock(), dict[NodeId, NodeLink]()
-    tokens = auth.open_tokens(home, store, clock.now_ms())
+    tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
     settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries)
     control = ControlThread(Controller(store, clock, links, settings), life.crash)
     getting_on = partial(daemons.note_progress, home, "server")
@@ -169,10 +177,12 @@ def _build(home: Path, url: str, command: Command, life: _Life) -> _Parts:
         store=store,
         clock=clock,
         tokens=tokens,
-        blobs=BlobStore(home / "blobs"),
+        secrets=Secrets(home, store, clock.now_ms),
+        blobs=blobs,
+        collector=Collector(home, control, store, series, blobs, clock),
         journal=journal,
         series=series,
-        desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}),
+        desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}, Artifacts(control, store, blobs)),
         processes=lambda: _processes(home, links, {"scheduler": scheduler.pid, "tracking": tracker.pid}),
     )
     return _Parts(services, ingest, scheduler, tracker)

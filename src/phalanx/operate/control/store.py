@@ -6,29 +6,33 @@ home unusable (a newer schema, no permission to write) is a SetupError when it i
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, Row, Table, create_engine, delete, event, func, insert, select
+from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.sql.dml import Insert
+from sqlalchemy.pool import StaticPool
 
 from phalanx.core import wire
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
-from phalanx.core.events import Event, EventBody
+from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.operate.control import migrations, tables
-from phalanx.operate.control.fold import Changes, world_of
+from phalanx.operate.control.fold import world_of
+from phalanx.operate.control.rows import Commit, event_of, put, written
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, World
 
 BUSY_MS: Final = 5_000
 """How long a statement waits for another process's lock (a backup, a reader in a checkpoint) before it fails."""
+
+Connect = Callable[[], sqlite3.Connection]
 
 _WRITES: Final = "phalanx_writes"
 _PRAGMAS: Final = (
@@ -36,18 +40,6 @@ _PRAGMAS: Final = (
     "PRAGMA synchronous=FULL",  # a commit that was answered survives a power cut; WAL alone would not promise it
     "PRAGMA foreign_keys=ON",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One transaction: events, what they changed, outbox entries; and a submit key or a stream offset that came with them."""
-
-    events: Sequence[Event]
-    changes: Changes
-    outbox: Sequence[Mapping[str, Any]] = ()
-    sequence: int = 0
-    key: tuple[str, JobId] | None = None
-    offset: tuple[AttemptId, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +53,14 @@ class OutboxRow:
 class Store:
     """Opens, makes or upgrades the database at a path or SQLAlchemy URL. Usable from any thread; one thread should write."""
 
-    def __init__(self, where: str | Path, busy_ms: int = BUSY_MS) -> None:
-        """Raises SetupError when the home is of a newer version or cannot be written."""
+    def __init__(self, where: str | Path, busy_ms: int = BUSY_MS, connect: Connect | None = None) -> None:
+        """`connect` opens the SQLite database instead, of which one connection then serves every thread: one in memory.
+
+        Raises SetupError when the home is of a newer version or cannot be written."""
         is_url = isinstance(where, str) and "://" in where
         url = make_url(str(where)) if is_url else URL.create("sqlite", database=str(where))
         self._home = str(Path(url.database).parent) if url.database else str(url)
-        self._engine = _engine(url, busy_ms)
+        self._engine = _engine(url, busy_ms, connect)
         try:
             with self._writing() as connection:
                 migrations.upgrade(connection)
@@ -91,27 +85,40 @@ class Store:
         """The next epoch, committed: from now on every older leader's write is refused."""
         with self._writing() as connection:
             epoch = _number(connection, "epoch") + 1
-            connection.execute(_put(tables.meta, {"key": "epoch", "value": epoch}))
+            connection.execute(put(tables.meta, {"key": "epoch", "value": epoch}))
         return epoch
+
+    def raise_epoch(self, epoch: int, to: int) -> int:
+        """Makes the leader's number `to`, and answers with it. Raises Bug when `epoch` leads no more, and StoreUnavailable: then it
+        may be done all the same, and whether by this leader or by another one that chose the number, nobody can tell."""
+        with self._leading(epoch) as connection:
+            connection.execute(put(tables.meta, {"key": "epoch", "value": max(epoch, to)}))
+        return max(epoch, to)
 
     @contextmanager
     def _leading(self, epoch: int) -> Iterator[Connection]:
         """A write transaction of the leader. Raises Bug when another took over: this process must end, not try again."""
         with self._writing() as connection:
-            leader = _number(connection, "epoch")
-            if leader != epoch:
-                raise Bug(f"epoch {epoch} was superseded by {leader}: another control plane runs on {self._home}")
+            self._check_lead(connection, epoch)
             yield connection
+
+    def check_lead(self, epoch: int) -> None:
+        """Raises Bug when another took over, StoreUnavailable."""
+        with self._reading() as connection:
+            self._check_lead(connection, epoch)
+
+    def _check_lead(self, connection: Connection, epoch: int) -> None:
+        leader = _number(connection, "epoch")
+        if leader != epoch:
+            raise Bug(f"epoch {epoch} was superseded by {leader}: another control plane runs on {self._home}")
 
     # The log and what is true now
 
     def commit(self, epoch: int, commit: Commit) -> None:
         """All of it or nothing. Raises StoreUnavailable, then perhaps all of it is done; Bug when superseded."""
         with self._leading(epoch) as connection:
-            _insert_all(connection, tables.events, [_event_row(item) for item in commit.events])
-            _insert_all(connection, tables.outbox, [{"entry": json.dumps(entry)} for entry in commit.outbox])
-            for statement in _puts(commit):
-                connection.execute(statement)
+            for statement, rows in written(commit):
+                connection.execute(statement, rows)
 
     def load(self) -> World:
         """Everything that is true now."""
@@ -124,13 +131,18 @@ class Store:
         with self._reading() as connection:
             return _last_seq(connection)
 
-    def events(self, after: int = 0, job: JobId | None = None, limit: int = 1000) -> list[Event]:
-        """The log from the event after `after` on, of one job or of everything."""
-        query = select(tables.events).where(tables.events.c.seq > after).order_by(tables.events.c.seq).limit(limit)
-        if job is not None:
-            query = query.where(tables.events.c.job == job)
+    def events(
+        self, after: int = 0, job: JobId | None = None, limit: int = 1000, kind: str = "", since_ms: int = 0, newest: bool = False
+    ) -> list[Event]:
+        """The log from the event after `after` on, of one job or of everything; of one kind, not before `since_ms`. In order, the
+        first `limit` of them, or the last when `newest`."""
+        log = tables.events.c
+        query = select(tables.events).where(log.seq > after).order_by(log.seq.desc() if newest else log.seq).limit(limit)
+        for asked, condition in ((job is not None, log.job == job), (kind, log.kind == kind), (since_ms, log.at_ms >= since_ms)):
+            query = query.where(condition) if asked else query
         with self._reading() as connection:
-            return [_event(row) for row in connection.execute(query)]
+            found = [event_of(row) for row in connection.execute(query)]
+        return found[::-1] if newest else found
 
     def job_of_key(self, key: str) -> JobId | None:
         """The job that was submitted with `key`."""
@@ -142,6 +154,15 @@ class Store:
         """Up to where each rank's record file was read for facts."""
         with self._reading() as connection:
             return {(AttemptId(attempt), rank): offset for attempt, rank, offset in connection.execute(select(tables.streams))}
+
+    def artifact_blobs(self) -> dict[JobId, frozenset[str]]:
+        """Blobs that artifacts of each job name."""
+        query = select(tables.attempts.c.job, tables.artifacts.c.sha256).join_from(tables.artifacts, tables.attempts).distinct()
+        found: dict[JobId, set[str]] = {}
+        with self._reading() as connection:
+            for job, sha256 in connection.execute(query):
+                found.setdefault(JobId(job), set()).add(sha256)
+        return {job: frozenset(names) for job, names in found.items()}
 
     # The outbox
 
@@ -179,6 +200,14 @@ class Store:
 
     # Transactions
 
+    def reading(self) -> AbstractContextManager[Connection]:
+        """One consistent look, for tables whose statements live in a module of their own. Raises StoreUnavailable."""
+        return self._reading()
+
+    def leading(self, epoch: int) -> AbstractContextManager[Connection]:
+        """A write of theirs. Raises StoreUnavailable; Bug when superseded."""
+        return self._leading(epoch)
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         with _told_apart(), self._engine.connect() as opened:
@@ -204,9 +233,9 @@ def _told_apart() -> Iterator[None]:
         raise Bug(f"the database refused a statement of ours: {said}") from error
 
 
-def _engine(url: URL, busy_ms: int) -> Engine:
+def _engine(url: URL, busy_ms: int, connect: Connect | None) -> Engine:
     """SQLite with explicit transactions: the driver's own would begin them late, and its reads would not be snapshots."""
-    engine = create_engine(url)
+    engine = create_engine(url) if connect is None else create_engine(url, creator=connect, poolclass=StaticPool)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: object) -> None:
@@ -230,51 +259,13 @@ _LOADS: Final = (
 )
 
 
+_VALUE: Final = select(tables.meta.c.value).where(tables.meta.c.key == bindparam("name"))
+"""Made once: it is asked in every tick and in every transaction."""
+
+
 def _number(connection: Connection, key: str) -> int:
-    return int(connection.execute(select(tables.meta.c.value).where(tables.meta.c.key == key)).scalar() or 0)
+    return int(connection.execute(_VALUE, {"name": key}).scalar() or 0)
 
 
 def _last_seq(connection: Connection) -> int:
     return int(connection.execute(select(func.max(tables.events.c.seq))).scalar() or 0)
-
-
-def _event_row(item: Event) -> dict[str, Any]:
-    body = wire.dumps(EventBody, item.body)
-    return {"seq": item.seq, "at_ms": item.at_ms, "kind": item.body.kind, "job": getattr(item.body, "job", None), "body": body}
-
-
-def _event(row: Row[Any]) -> Event:
-    return Event(row.seq, row.at_ms, wire.loads(EventBody, row.body))
-
-
-def _insert_all(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(insert(table), rows)
-
-
-def _puts(commit: Commit) -> Iterator[Insert]:
-    """Statements for the current tables, referenced rows first."""
-    changes = commit.changes
-    for job in changes.jobs.values():
-        row = {"id": job.id, "sequence": job.sequence, "state": job.state.name, "record": wire.dumps(JobRecord, job)}
-        yield _put(tables.jobs, row)
-    for attempt in changes.attempts.values():
-        yield _put(tables.attempts, {"id": attempt.id, "job": attempt.job, "record": wire.dumps(AttemptRecord, attempt)})
-    for node in changes.nodes.values():
-        yield _put(tables.nodes, {"id": node.shape.node, "up": node.up, "record": wire.dumps(NodeRecord, node)})
-    for model in changes.models:
-        row = {"name": model.name, "version": model.version, "attempt": model.attempt}
-        yield _put(tables.models, {**row, "record": wire.dumps(ModelRecord, model)})
-    yield _put(tables.meta, {"key": "sequence", "value": commit.sequence})
-    if commit.key is not None:
-        yield _put(tables.submits, {"key": commit.key[0], "job": commit.key[1]})
-    if commit.offset is not None:
-        attempt_of, rank, offset = commit.offset
-        yield _put(tables.streams, {"attempt": attempt_of, "rank": rank, "records_offset": offset})
-
-
-def _put(table: Table, row: Mapping[str, Any]) -> Insert:
-    """Inserts the row, or replaces the one with its primary key."""
-    keys = [column.name for column in table.primary_key]
-    rest = {name: value for name, value in row.items() if name not in keys}
-    return upsert(table).values(row).on_conflict_do_update(index_elements=keys, set_=rest)

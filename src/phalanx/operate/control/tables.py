@@ -98,5 +98,57 @@ submits = Table(
 )
 """Keys that make a repeated submit find its first job."""
 
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("sealed", Text, nullable=False),
+    Column("created_ms", BIG, nullable=False),
+)
+"""Values are sealed with the home's key; the database alone opens none."""
+
+notices = Table(
+    "notices",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=True),
+    Column("webhook", Text, nullable=False),
+    Column("entry", Text, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due_ms", BIG, nullable=False),
+    Index("ix_notices_due", "webhook", "due_ms"),
+    sqlite_autoincrement=True,
+)
+"""Webhook deliveries not yet made or given up."""
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("attempt", ForeignKey("attempts.id"), primary_key=True),
+    Column("name", String(1024), primary_key=True),
+    Column("sha256", String(64), nullable=False),
+    Column("size_bytes", BIG, nullable=False),
+    Column("at_ms", BIG, nullable=False),
+)
+"""Newest content of each file that an attempt's ranks gave; every attempt's stay as versions."""
+
+join_tokens = Table(
+    "join_tokens",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("created_ms", BIG, nullable=False),
+    Column("expires_ms", BIG, nullable=False),
+    Column("used_by", String(255)),
+)
+"""One use each."""
+
+node_credentials = Table(
+    "node_credentials",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("node", String(255), nullable=False, unique=True),
+    Column("created_ms", BIG, nullable=False),
+)
+"""What a node that joined may connect with, as itself alone."""
+
 meta = Table("meta", metadata, Column("key", String(32), primary_key=True), Column("value", BIG, nullable=False))
 """`epoch`: the leader's number. `sequence`: number of the last job."""

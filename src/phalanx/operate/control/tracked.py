@@ -7,7 +7,7 @@ from phalanx.core import wire
 from phalanx.core.events import Event
 from phalanx.core.ids import JobId
 from phalanx.core.records import ModelSaved
-from phalanx.core.states import Finished
+from phalanx.core.states import Finished, Paused
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 from phalanx.record.tracking import lineage
 from phalanx.record.tracking.entries import Entry, TrackedJob, outbox_for
@@ -25,7 +25,7 @@ def tracked_job(world: World, job: JobRecord) -> TrackedJob:
     """The job as the tracker's room wants it."""
     ran = tuple(attempt for attempt in job.attempts if world.attempts[attempt].running_ms is not None)
     over = job.state.detail if isinstance(job.state, Finished) else ""
-    return TrackedJob(job.spec, job.code, job.config, job.by, ran, job.stop, over)
+    return TrackedJob(job.spec, job.code, job.config, job.by, ran, job.stop, over, isinstance(job.state, Paused))
 
 
 def lineage_of(job: JobRecord, attempt: AttemptRecord, saved: ModelSaved) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """What is true, as the API answers it. Pure: a world, the newest waits and progress in, views out."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from phalanx.core import wire
@@ -10,7 +10,7 @@ from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.reasons import Reason
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import Finished, Pending, Running, Starting, Stopping
+from phalanx.core.states import Finished, Holding, Paused, Pending, Running, Starting, Stopping
 from phalanx.core.views import (
     AttemptView,
     CheckpointView,
@@ -61,6 +61,7 @@ def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress 
         attempts=tuple(_attempt_view(attempt) for attempt in attempts),
         checkpoints=tuple(view for attempt in attempts for view in _checkpoint_views(attempt)),
         model=job.model,
+        collected_ms=job.collected_ms,
     )
 
 
@@ -84,6 +85,8 @@ def node_views(world: World, seen_ms: Mapping[NodeId, int]) -> tuple[NodeView, .
         NodeView(
             node=node,
             state="up" if record.up else "away",
+            drained=record.drained,
+            features=record.shape.features,
             address=record.shape.address,
             devices=record.shape.devices,
             held=held.get(node, {}),
@@ -176,27 +179,42 @@ def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
 
 
 def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
+    lost = world.attempts[job.attempt].lost if job.attempt and isinstance(job.state, Holding) else {}
     match job.state:
         case Pending():
             wait = waiting.get(job.id)
             reason = wait.reason if wait else job.reason
             place = f"; position {wait.position} in queue {job.spec.queue}" if wait and wait.position else ""
             return f"{reason.sentence()}{place}" if reason else _UNDECIDED
+        case Starting(_, placement) | Running(_, placement) if lost:
+            gone = " and ".join(f"node {node} was lost ({why})" for node, why in sorted(lost.items()))
+            rest = _where(world, placement, lost)
+            return f"{gone}; its other ranks are being stopped on {rest}, then it starts again and no restart is used up"
         case Starting(_, placement):
             return f"its ranks are being started on {_where(world, placement)}"
         case Running(_, placement):
             return f"runs on {_where(world, placement)}"
         case Stopping(_, placement, cause):
-            asked = "somebody cancelled it" if cause == "cancel" else f"max_duration ({job.spec.max_duration}) is over"
-            return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement)}"
+            asked = {
+                "cancel": "somebody cancelled it",
+                "pause": "somebody paused it",
+                "drain": "its node is drained",
+                "max_duration": f"max_duration ({job.spec.max_duration}) is over",
+            }[cause]
+            return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement, lost)}"
+        case Paused():
+            return f"paused; `phalanx resume {job.id}` lets it go on from its last checkpoint"
         case Finished(_, outcome, detail):
             return f"{outcome}: {detail}"
 
 
-def _where(world: World, placement: Placement) -> str:
-    """Nodes and devices of a gang; a node that is away is called so, for nothing moves there until it is back."""
+def _where(world: World, placement: Placement, lost: Collection[NodeId] = ()) -> str:
+    """Nodes and devices of a gang but for lost ones; a node that is away is called so, for nothing moves there until it is back,
+    or until its lease and the kill grace are over while other nodes are heard."""
     parts = []
     for part in placement.slices:
+        if part.node in lost:
+            continue
         away = "" if world.nodes[part.node].up else ", away now"
         devices = "device" if len(part.devices) == 1 else "devices"
         parts.append(f"{part.node} ({devices} {', '.join(str(index) for index in part.devices)}{away})")

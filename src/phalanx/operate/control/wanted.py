@@ -1,19 +1,22 @@
 """The difference between wanted and seen, as commands; and what the scheduler sees. Pure: worlds and sightings in, facts out."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from phalanx.core.devices import NodeShape, Placement
-from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core import features
+from phalanx.core.devices import Placement
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.messages import Command, Forget, Launch, StartRanks, StopRanks
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.states import Pending, Starting, Stopping
 from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, PutOff, RunningJob, Snapshot
-from phalanx.operate.control.observed import Sightings, broken
-from phalanx.operate.control.world import AttemptRecord, JobRecord, World, slice_of
+from phalanx.operate.control.fences import Fence, Fences, Taken
+from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.verdict import broken
+from phalanx.operate.control.world import AttemptRecord, JobRecord, NodeRecord, World, slice_of
 
 DATA_VARIABLE: Final = "PHALANX_DATA"
 """The rank's environment variable with the path of its prepared data."""
@@ -39,6 +42,9 @@ def commands(world: World, seen: Sightings, terms: Terms) -> dict[NodeId, list[C
             over = report.phase == "ended"
             command = Forget(held, terms.epoch) if over else StopRanks(held, terms.epoch, terms.grace_ms)
             wanted.setdefault(node, []).append(command)
+    for node, begun in sorted(seen.started):
+        if (node, begun) not in seen.reports and world.current(begun, node) is None:
+            wanted.setdefault(node, []).append(StopRanks(begun, terms.epoch, terms.grace_ms))
     return wanted
 
 
@@ -81,6 +87,10 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep_last=spec.checkpoint.keep_last,
         restarts=attempt.number - 1,
+        lock=spec.environment.lock,
+        image=spec.environment.image,
+        secrets=spec.secrets,
+        on_partition=spec.on_partition,
     )
 
 
@@ -89,22 +99,22 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
     return ("", "-m", "phalanx.job.train", spec.recipe) if spec.recipe else command_line(spec.entrypoint)
 
 
-def master_port(world: World, job: JobRecord, placement: Placement) -> int | None:
-    """A port of the first node for the next attempt of `job`: of no gang that lives there, nor of the job's last attempt.
+def master_port(world: World, taken: Taken, job: JobRecord, placement: Placement) -> int | None:
+    """A port of the first node for the next attempt of `job`: of no gang that lives there, wanted or not, nor of the job's last
+    attempt.
 
     None when every port is taken. It moves on with the log, so that a port still in TIME_WAIT is not met again soon.
     """
     node = placement.slices[0].node
     first, end = world.nodes[node].shape.ports
-    taken = {attempt.master_port for _, attempt in world.holding() if attempt.placement.slices[0].node == node}
-    if job.attempt is not None:
-        taken.add(world.attempts[job.attempt].master_port)
+    before = {world.attempts[job.attempt].master_port} if job.attempt else set()
+    avoided = taken.ports.get(node, set()) | before
     size = end - first
-    return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in taken), None)
+    return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in avoided), None)
 
 
-def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int, put_off: PutOff | None = None) -> PendingJob:
-    """A job as the scheduler sees it."""
+def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int) -> PendingJob:
+    """A job as the scheduler sees it, when nothing happened to it yet."""
     return PendingJob(
         job=job,
         request=spec.resources.devices,
@@ -115,7 +125,7 @@ def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int, put
         priority=spec.priority,
         submitted_ms=submitted_ms,
         sequence=sequence,
-        put_off=put_off,
+        needs=features.needed(spec),
     )
 
 
@@ -128,14 +138,13 @@ def _put_off(world: World, job: JobRecord, not_before_ms: int) -> PutOff | None:
     return PutOff(not_before_ms, job.quick_ends, max(0, within_ms), quick[-1].detail)
 
 
-def snapshot(world: World, ready: frozenset[NodeId], now_ms: int) -> Snapshot:
-    """The scheduler's input: the whole fleet, of which only `ready` nodes may be given work."""
-    held = world.held()
-    used = _used(world)
+def snapshot(world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences) -> Snapshot:
+    """The scheduler's input: the whole fleet, of which only `ready` nodes may be given work, and of those what is not fenced."""
+    held, used, avoided = world.held(), _used(world), _avoided(fences)
     return Snapshot(
         now_ms=now_ms,
         nodes=tuple(
-            _facts(record.shape, held.get(node, {}), used.get(node, (0.0, 0)), node in ready)
+            _facts(record, frozenset(held.get(node, {})), used.get(node, (0.0, 0)), fences.get(node, Fence()), node in ready)
             for node, record in world.nodes.items()
         ),
         running=tuple(
@@ -143,39 +152,55 @@ def snapshot(world: World, ready: frozenset[NodeId], now_ms: int) -> Snapshot:
             for job, attempt in world.holding()
         ),
         pending=tuple(
-            pending_job(job.id, job.spec, job.submitted_ms, job.sequence, _put_off(world, job, job.state.not_before_ms))
+            replace(
+                pending_job(job.id, job.spec, job.submitted_ms, job.sequence),
+                put_off=_put_off(world, job, job.state.not_before_ms),
+                avoids=frozenset(avoided.get(job.id, ())),
+            )
             for job in world.open_jobs.values()
             if isinstance(job.state, Pending)
         ),
     )
 
 
-def still_holds(world: World, ready: frozenset[NodeId], job: JobId, placement: Placement) -> bool:
+def _avoided(fences: Fences) -> dict[JobId, set[NodeId]]:
+    """Nodes where ranks of each job live that nobody wants any more."""
+    avoided: dict[JobId, set[NodeId]] = {}
+    for node, fence in fences.items():
+        for job in fence.jobs:
+            avoided.setdefault(job, set()).add(node)
+    return avoided
+
+
+def still_holds(world: World, taken: Taken, ready: frozenset[NodeId], job: JobId, placement: Placement) -> bool:
     """Whether a decision made on an older snapshot can still be carried out: the job waits, every device is there and free."""
     record = world.open_jobs.get(job)
     if record is None or not isinstance(record.state, Pending):
         return False
-    held = world.held()
     for part in placement.slices:
         if part.node not in ready:
             return False
         there = {device.index for device in world.nodes[part.node].shape.devices}
-        if not set(part.devices) <= there - held.get(part.node, {}).keys():
+        if not set(part.devices) <= there - taken.devices.get(part.node, set()):
             return False
     return True
 
 
-def _facts(shape: NodeShape, held: Mapping[int, AttemptId], used: tuple[float, int], ready: bool) -> NodeFacts:
+def _facts(record: NodeRecord, held: frozenset[int], used: tuple[float, int], fence: Fence, ready: bool) -> NodeFacts:
+    shape = record.shape
     devices = tuple({device.index: device.type for device in shape.devices}.items())  # an agent that says one twice has one
     return NodeFacts(
         node=shape.node,
         devices=devices,
-        free=tuple(index for index, _ in devices if index not in held),
+        free=tuple(index for index, _ in devices if index not in held and index not in fence.devices),
         cpus=shape.cpus,
-        free_cpus=shape.cpus - used[0],
+        free_cpus=shape.cpus - used[0] - fence.cpus,
         memory_bytes=shape.memory_bytes,
-        free_memory_bytes=shape.memory_bytes - used[1],
+        free_memory_bytes=shape.memory_bytes - used[1] - fence.memory_bytes,
         schedulable=ready,
+        features=frozenset(shape.features),
+        drained=record.up and bool(record.drained),
+        fenced=tuple(index for index, _ in devices if index in fence.devices and index not in held),
     )
 
 

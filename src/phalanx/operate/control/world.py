@@ -31,7 +31,8 @@ class AttemptRecord:
 
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
-    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said.
+    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said. lost: nodes whose
+    part counts as gone though they did not say so, and why.
     """
 
     id: AttemptId
@@ -50,6 +51,7 @@ class AttemptRecord:
     resumed: Resumed | None = None
     checkpoints: tuple[CheckpointCommitted, ...] = ()
     facts: int = 0
+    lost: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class JobRecord:
     was asked to end, if it was.
 
     attempts: the newest ATTEMPTS_KEPT, older ones are in the log. quick_ends: attempts in a row, the newest among them, that
-    ended too soon for the next one to follow at once. interruptions: attempts that were stopped with the platform.
+    ended too soon for the next one to follow at once. interruptions: attempts that use up no restart: those that were stopped with
+    the platform, lost with their node, paused, moved off a drained node, or made before the job was retried. collected_ms: since
+    when what it left is garbage.
     """
 
     id: JobId
@@ -77,6 +81,7 @@ class JobRecord:
     started_ms: int | None = None
     finished_ms: int | None = None
     model: str | None = None
+    collected_ms: int | None = None
 
     @property
     def attempt(self) -> AttemptId | None:
@@ -86,12 +91,13 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One known node. `since_ms`: when it last came up or went away."""
+    """One known node. `since_ms`: when it last came up or went away. `drained`: why nothing new is placed on it; '' when it is."""
 
     shape: NodeShape
     boot: str
     up: bool
     since_ms: int
+    drained: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,8 @@ class ModelRecord:
 class World:
     """Everything that is true now. `open_jobs` are those not finished; `models` keep their versions in order.
 
-    seq: of the last event folded in. sequence: number of the last job.
+    on_nodes: names of the attempts that have not ended and have a part on each node, sorted. seq: of the last event folded in.
+    sequence: number of the last job.
     """
 
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
@@ -119,6 +126,7 @@ class World:
     attempts: Mapping[AttemptId, AttemptRecord] = field(default_factory=dict)
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     models: Mapping[str, tuple[ModelRecord, ...]] = field(default_factory=dict)
+    on_nodes: Mapping[NodeId, tuple[AttemptId, ...]] = field(default_factory=dict)
     seq: int = 0
     sequence: int = 0
 

@@ -1,6 +1,7 @@
 """Processes of this home's attempts that are alive, known by what they carry: found and ended also when nobody holds them."""
 
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 import psutil
 
 from phalanx.core.errors import SetupError
+from phalanx.operate import daemons
 
 GRACE_S: Final = 8.0
 """A shim gives its ranks 5 s from SIGTERM to SIGKILL, and then writes down how they ended."""
@@ -20,7 +22,7 @@ POLL_S: Final = 0.05
 
 def attempts(home: Path) -> list[str]:
     """Attempts of `home` with a live process."""
-    return sorted({name for _, name in _found(home)})
+    return sorted({name for _, name in _found(home) if name})
 
 
 def sweep(home: Path, clock: Callable[[], float], sleep: Callable[[float], None]) -> bool:
@@ -71,7 +73,8 @@ def end_children(home: Path) -> None:
 
 
 def _found(home: Path) -> list[tuple[psutil.Process, str]]:
-    """Live processes whose command line (shims) or environment (ranks and their children) lies in this home's attempts."""
+    """Live processes whose command line (shims) or environment (ranks and their children) lies in this home's attempts, each with
+    its attempt's name: '' for a shim that has none yet."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -83,8 +86,21 @@ def _found(home: Path) -> list[tuple[psutil.Process, str]]:
 
 def _attempt_folder(process: psutil.Process, home: Path) -> str | None:
     root = home / "node" / "attempts"
-    named = [process.environ().get("PHALANX_RECORDS", ""), *(process.cmdline() if _is_shim(process, home) else ())]
-    return next((Path(text).relative_to(root).parts[0] for text in named if text.startswith(f"{root}/")), None)
+    is_shim = _is_shim(process, home)
+    named = [process.environ().get("PHALANX_RECORDS", ""), *(process.cmdline() if is_shim else ())]
+    parts = [part for text in named if text.startswith(f"{root}/") for part in Path(text).relative_to(root).parts[:1]]
+    return parts[0] if parts else _claimed(process, root) if is_shim else None
+
+
+def _claimed(process: psutil.Process, root: Path) -> str:
+    """The attempt of a shim that was started before there was one, by its claim."""
+    itself = (process.pid, daemons.start_ticks(process.pid), daemons.boot_id())
+    for claim in root.glob("*/shim-pid.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found = json.loads(claim.read_bytes())
+            if (found["pid"], found["start"], found["boot"]) == itself:
+                return claim.parent.name
+    return ""
 
 
 def _is_shim(process: psutil.Process, home: Path) -> bool:

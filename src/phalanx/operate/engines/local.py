@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from phalanx.core.errors import Conflict, PhalanxError, ServerUnreachable, SetupError
+from phalanx.core.errors import Conflict, Exit, PhalanxError, ServerUnreachable, SetupError
 from phalanx.operate import daemons
 from phalanx.operate.daemons import Daemon
 from phalanx.operate.engines import leftovers
@@ -46,23 +46,25 @@ class Machine:
     sleep: Callable[[float], None] = time.sleep
 
 
-def up(machine: Machine, home: Path, port: int | None = None, cpu_slots: int | None = None) -> bool:
+def up(machine: Machine, home: Path, port: int | None = None, cpu_slots: int | None = None, store: str = "") -> bool:
     """Starts what is not running: the server, then this machine's agent. Returns once both answer; True when any was started.
 
     port: None for the usual one, 0 for any free one; either way a server that was killed comes back where it was.
+    store: where a fresh server shall keep the blobs from now on; '' where they are.
 
     Raises SetupError, with the last lines of its log, when one neither comes up nor gets on for START_S_MAX.
     """
     home = home.expanduser().resolve()
     open_home(home)
     with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
-        fresh_server = _ensure_server(machine, home, port)
+        fresh_server = _ensure_server(machine, home, port, store)
         fresh_agent = _ensure_agent(machine, home, cpu_slots)
         return fresh_server or fresh_agent
 
 
-def _ensure_server(machine: Machine, home: Path, port: int | None) -> bool:
+def _ensure_server(machine: Machine, home: Path, port: int | None, store: str) -> bool:
     if _answers(home) and daemons.alive(home, "server"):
+        _refuse_other_port(home, port)
         return False
     hung = daemons.alive(home, "server")
     if hung is not None and not _wait(machine, START_S_MAX, lambda: _answers(home) or not hung.is_running()):
@@ -72,10 +74,28 @@ def _ensure_server(machine: Machine, home: Path, port: int | None) -> bool:
     leftovers.end_children(home)
     port = _port(home, port)
     daemons.listen("127.0.0.1", port).close()
-    child = _start(machine, "server", home, ["--port", str(port)])
+    child = _start(machine, "server", home, ["--port", str(port), *(["--store", store] if store else [])])
     _until(machine, home, "server", child, lambda: daemons.alive(home, "server") is not None and _answers(home))
     _note_port(home)
     return True
+
+
+def _refuse_other_port(home: Path, asked: int | None) -> None:
+    """A port that was asked for and is not the one it has must not look as if it were."""
+    record = daemons.read(home, "server")
+    has = httpx.URL(record.url).port if record else None
+    if asked and has and asked != has:
+        fix = f"the platform of this home runs on {has} already; `phalanx down` first, or leave --port and PHALANX_PORT out"
+        raise SetupError("port", asked, fix)
+
+
+def _refuse_other_slots(home: Path, asked: int | None) -> None:
+    """Likewise the devices of an agent that runs already."""
+    nodes = _ask(home, "GET", "/status")["nodes"] if asked else []
+    has = next((len(node["devices"]) for node in nodes if node["node"] == node_name(home)), asked)
+    if asked and has != asked:
+        fix = f"the agent of this home runs with {has} devices already; `phalanx down` first, or leave --cpu-slots out"
+        raise SetupError("cpu-slots", asked, fix)
 
 
 def _port(home: Path, asked: int | None) -> int:
@@ -108,6 +128,8 @@ def _ensure_agent(machine: Machine, home: Path, cpu_slots: int | None) -> bool:
     options = ["--cpu-slots", str(cpu_slots)] if cpu_slots else []
     child = _start(machine, "agent", home, options) if fresh else None
     _until(machine, home, "agent", child, lambda: _has_agent(home))
+    if not fresh:
+        _refuse_other_slots(home, cpu_slots)
     return fresh
 
 
@@ -145,8 +167,19 @@ def _until(
     if child is not None and child.poll() is None:
         child.terminate()
     log = home / "run" / f"{daemon}.log"
+    if child is not None and child.returncode == Exit.BAD_INPUT and (refused := _refusal(log)) is not None:
+        raise refused
     ended = f"ended with code {child.returncode}" if child and child.returncode is not None else "did not answer in time"
     raise SetupError(daemon, str(home), f"{ended}; the last lines of {log}:\n{_tail(log)}")
+
+
+def _refusal(log: Path) -> SetupError | None:
+    """What the daemon said last, when that is something to repair."""
+    try:
+        said = json.loads(log.read_bytes().splitlines()[-1])
+        return SetupError(said["field"], said["value"], said["fix"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _tail(log: Path) -> str:

@@ -88,6 +88,16 @@ class SeriesStore:
                 self._open(attempt)
                 self._settle(attempt)
 
+    def forget(self, attempt: AttemptId) -> None:
+        """Removes everything of an attempt that is over. The newest part first, so that a crash leaves what reads as a series.
+        Raises StoreUnavailable."""
+        with self._lock:
+            self._heads.pop(attempt, None)
+            self._cut.discard(attempt)
+            for path in (self._head_file(attempt), *reversed(self._parts(attempt))):
+                with disk(path):
+                    path.unlink(missing_ok=True)
+
     def page(
         self,
         attempts: Sequence[AttemptId],

@@ -2,8 +2,8 @@
 
 An entry is written to the outbox in the transaction of its event and applied later, perhaps more than once. A run is created
 only when an attempt runs, so a job that never ran leaves no run; its state is set by the platform, also when a rank was
-killed before it could say so. Parameters belong to an attempt: a run's own are those of its first one, later attempts add
-theirs under `attempt-N/` where they changed.
+killed before it could say so. A paused job's run waits, and so does one that was over and whose job is retried. Parameters
+belong to an attempt: a run's own are those of its first one, later attempts add theirs under `attempt-N/` where they changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from phalanx.core.events import AttemptEnded, AttemptRunning, Event, ModelRegistered, StopRequested
+from phalanx.core.events import AttemptEnded, AttemptRunning, Event, JobRetried, ModelRegistered, StopRequested
 from phalanx.core.ids import AttemptId, JobId, split_attempt
 from phalanx.core.records import Metric, StepRecord
 from phalanx.core.spec import JobSpec
@@ -59,6 +59,16 @@ class MetricPoints:
 
 
 @dataclass(frozen=True, slots=True)
+class RunWaits:
+    """The job holds nothing and is not over: paused, or opened again after its end. Its next attempt goes on with the run."""
+
+    job: JobId
+    detail: str
+    at_ms: int
+    kind: Literal["run_waits"] = field(default="run_waits", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """The job is over for good. `attempts` ran, oldest first; `detail` is one line for people."""
 
@@ -86,7 +96,7 @@ class ModelVersion:
     kind: Literal["model_version"] = field(default="model_version", kw_only=True)
 
 
-Entry = Annotated[RunStarted | MetricPoints | RunFinished | ModelVersion, Field(discriminator="kind")]
+Entry = Annotated[RunStarted | RunWaits | MetricPoints | RunFinished | ModelVersion, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ class TrackedJob:
     """What the control plane knows of a job when one of its events happens.
 
     attempts: that ran (had AttemptRunning), this event's included, oldest first. stop: why it was asked to stop, if it was.
-    over: one line of how the job ended, if it did; '' while it goes on.
+    over: one line of how the job ended, if it did; '' while it goes on. paused: it is paused now.
     """
 
     spec: JobSpec
@@ -104,6 +114,7 @@ class TrackedJob:
     attempts: tuple[AttemptId, ...]
     stop: StopCause | None = None
     over: str = ""
+    paused: bool = False
 
 
 def outbox_for(event: Event, job: TrackedJob) -> list[Entry]:
@@ -111,6 +122,10 @@ def outbox_for(event: Event, job: TrackedJob) -> list[Entry]:
     match event.body:
         case AttemptRunning(job=name, attempt=attempt):
             return [_run_started(name, attempt, job, event.at_ms)]
+        case AttemptEnded(job=name) | StopRequested(job=name) if job.attempts and job.paused:
+            return [RunWaits(name, "paused", event.at_ms)]
+        case JobRetried(job=name) if job.attempts:
+            return [RunWaits(name, "waits to be tried again", event.at_ms)]
         case AttemptEnded(job=name, again=False, ok=ok, detail=detail) if job.attempts:
             return [RunFinished(name, run_status(ok, job.stop), job.attempts, detail, event.at_ms)]
         case StopRequested(job=name) if job.attempts and job.over:  # cancelled between two attempts: no attempt will end it

@@ -34,14 +34,17 @@ def lineage_of(
     """KEYS, and whatever else the rank knew (torch's version, say).
 
     code, config: SHA-256 of the packed workdir and of the spec. attempts: that ran, oldest first. checkpoint: the newest that was
-    committed before the model was saved. The rank's word counts for what only it knows (the data, the environment, the
+    committed before the model was saved. What the job asked to run in is 'environment.lock' (by the rank's word with its SHA-256),
+    'environment.image' or 'environment.python'. The rank's word counts for what only it knows (the data, the environment, the
     checkpoint that it ended with); what the control plane knows itself a rank cannot change.
     """
+    asked = spec.environment
     told = {
         "data_manifest": "",
-        "environment": spec.environment.python,
+        "environment": asked.python or asked.image or asked.lock,
         "checkpoint": f"{checkpoint.path}@{checkpoint.digest}" if checkpoint else "",
         "recipe": spec.recipe,
+        **({"environment.lock": asked.lock} if asked.lock else {}),
         **{key: value for key, value in saved.lineage.items() if value},
     }
     known = {
@@ -53,4 +56,5 @@ def lineage_of(
         "step": str(saved.step),
         "project": spec.project,
     }
-    return {**told, **known}
+    named = {"environment.image": asked.image, "environment.python": asked.python}
+    return {**told, **known, **{key: value for key, value in named.items() if value}}

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from phalanx.core.errors import PhalanxError, StoreUnavailable, UserError
 from phalanx.core.ids import JobId, split_attempt
-from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted
+from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted, RunWaits
 from phalanx.storage.atomic import write_atomic
 
 METRICS_PER_BATCH: Final = 1_000
@@ -111,6 +111,7 @@ class MlflowStore:
         self._runs: dict[JobId, str] = {}
         with _mlflow():
             self._probe()
+            self._set_half_made_aside()
             client = importlib.import_module("mlflow.tracking.client").MlflowClient
             self._client: Any = client(tracking_uri=self._places.tracking_uri, registry_uri=self._places.registry_uri)
             self._entities: Any = importlib.import_module("mlflow.entities")
@@ -123,6 +124,9 @@ class MlflowStore:
             match entry:
                 case RunStarted():
                     self._run_started(entry)
+                case RunWaits(job=job, detail=detail):
+                    self._client.set_tag(self._run_of(job), "phalanx.detail", detail)
+                    self._client.update_run(self._run_of(job), status="SCHEDULED")
                 case MetricPoints(job=job, points=points):
                     self._metric_points(self._run_of(job), points)
                 case RunFinished():
@@ -140,12 +144,27 @@ class MlflowStore:
             probe.execute("BEGIN IMMEDIATE")
             probe.execute("ROLLBACK")
 
+    def _set_half_made_aside(self) -> None:
+        """A process killed in MLflow's first migrations left a database that none after it can finish. MLflow makes its default
+        experiment last of all, so one without any has nothing in it."""
+        if self._places.artifacts is None:
+            return
+        path = Path(self._places.tracking_uri.removeprefix("sqlite:///"))
+        with closing(sqlite3.connect(path, timeout=1.0)) as database:
+            made = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone()
+            whole = made is not None and database.execute("SELECT 1 FROM experiments").fetchone() is not None
+        if not whole and path.stat().st_size:
+            path.replace(path.with_name(f"{path.name}.half-made"))
+
     def _run_started(self, entry: RunStarted) -> None:
         run = self._find_run(entry.job)
         if run is None:
             tags = {**entry.tags, _JOB_TAG: entry.job, _HOME_TAG: self._home, "mlflow.user": entry.tags.get("phalanx.by", "")}
             made = self._client.create_run(self._experiment(entry.project), entry.at_ms, _tags(tags), entry.job)
             run = self._runs[entry.job] = made.info.run_id
+        else:
+            self._client.update_run(run, status="RUNNING")  # it may have waited, or even been over
+            self._client.set_tag(run, "phalanx.detail", "")
         self._params(run, entry)
 
     def _params(self, run: str, entry: RunStarted) -> None:

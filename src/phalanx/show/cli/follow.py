@@ -1,26 +1,27 @@
 """`submit --follow` and `follow`: a live bar on a terminal, a plain line now and then elsewhere. Ctrl-C detaches, never cancels."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from phalanx.core.errors import Exit, WorldError
 from phalanx.core.units import show_duration
 from phalanx.core.views import AttemptView, JobView
 from phalanx.show.cli.job_page import exits_text, outcome_exit, outcome_text
 from phalanx.show.cli.options import Output
+from phalanx.show.cli.patience import patiently
 from phalanx.show.cli.ranklog import GrowingLog, last_words
 from phalanx.show.cli.text import clean, note
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-T = TypeVar("T")
 POLL_S: Final = 0.5
 PLAIN_EVERY_S: Final = 5.0
-PATIENCE_S: Final = 300.0
-"""How long a server may be away before the follower gives up: the ranks go on without it, so looking away early helps nobody."""
+_COUNTDOWN: Final = re.compile(r"^restarts in [^:]*:")
+"""Of `why` while a job waits for its next try: it says another time at each look."""
 
 
 class Screen(Protocol):
@@ -34,7 +35,7 @@ class Screen(Protocol):
 
 
 def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, JobView]:
-    """Watch until the job has finished or the user looks away. The exit code, and the last view.
+    """Watch until the job has finished or is paused, or the user looks away. The exit code, and the last view.
 
     Beside JSON or YAML on standard output, progress goes to standard error.
     """
@@ -47,9 +48,9 @@ def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, Jo
             log = GrowingLog(client, job)
             for last in views(client, job, screen, log):
                 screen.show(last, client.now_s())
-            for text in _patiently(client, screen, partial(last_words, client, last, log)):
+            for text in patiently(client, screen.say, partial(last_words, client, last, log)):
                 screen.say(text)
-            screen.say(outcome_text(last))
+            screen.say(f"{outcome_text(last)}; then `phalanx follow {last.id}`" if last.state == "paused" else outcome_text(last))
     except KeyboardInterrupt:
         note(detached_text(last))
         return Exit.DETACHED, last
@@ -61,18 +62,18 @@ def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, Jo
 
 
 def views(client: "Client", job: JobView, screen: Screen, log: GrowingLog) -> Iterator[JobView]:
-    """The job again and again until it has finished; what happened in between is said."""
+    """The job again and again until it has finished or is paused; what happened in between is said."""
     before: JobView | None = None
     view = job
 
     while True:
-        for text in notices(before, view, partial(log.fresh, view, patiently=partial(_patiently, client, screen))):
+        for text in notices(before, view, partial(log.fresh, view, patiently=partial(patiently, client, screen.say))):
             screen.say(text)
         yield view
-        if view.state == "finished":
+        if view.state in ("finished", "paused"):  # nobody knows when a paused job goes on
             return
-        client.pause(POLL_S)
-        before, view = view, _patiently(client, screen, partial(client.job, view.id))
+        client.rest(POLL_S)
+        before, view = view, patiently(client, screen.say, partial(client.job, view.id))
 
 
 def notices(before: JobView | None, after: JobView, log: Callable[[AttemptView], Iterable[str]] = lambda _: ()) -> Iterator[str]:
@@ -83,8 +84,12 @@ def notices(before: JobView | None, after: JobView, log: Callable[[AttemptView],
         yield from _start_notices(known.get(attempt.attempt), attempt)
         yield from log(attempt)
         yield from _end_notices(known.get(attempt.attempt), attempt)
-    if after.state == "pending" and after.why and (before is None or before.why != after.why):
+    if after.state in ("pending", "stopping") and after.why and _reason(after) != (before and _reason(before)):
         yield f"{after.id} {after.why}"
+
+
+def _reason(view: JobView) -> str:
+    return _COUNTDOWN.sub("", view.why or "")
 
 
 def progress_text(view: JobView) -> str:
@@ -152,20 +157,6 @@ def screen_on(stream: TextIO, now_ms: Callable[[], int]) -> Iterator[Screen]:
 
     with live_screen(stream, now_ms) as screen:
         yield screen
-
-
-def _patiently(client: "Client", screen: Screen, call: Callable[[], T]) -> T:
-    told: list[float] = []
-
-    def away(seconds: float) -> None:
-        if not told:
-            screen.say("The server does not answer; the ranks go on without it. Waiting for it (`phalanx up` starts it).")
-        told.append(seconds)
-
-    again = client.patient(call, PATIENCE_S, away)
-    if told:
-        screen.say("The server is back.")
-    return again
 
 
 def _start_notices(before: AttemptView | None, after: AttemptView) -> Iterator[str]:

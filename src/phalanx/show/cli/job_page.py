@@ -85,7 +85,8 @@ def _masked(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
     """`log`: the command that shows why a rank fell, if one did."""
-    yield line(f"{view.job} is {view.state}: {without_echo(view.sentence)}")
+    sentence = without_echo(view.sentence)
+    yield line(f"{view.job} is {sentence if sentence.startswith(f'{view.state};') else f'{view.state}: {sentence}'}")
     if log:
         yield line(f"What it wrote: {log}")
 
@@ -96,10 +97,30 @@ def outcome_page(job: JobView) -> Iterator[RenderableType]:
 
 def outcome_text(job: JobView) -> str:
     """One sentence on how a job ended, or where it is."""
+    if job.state == "paused":
+        return paused_text(job)
     what = f"{job.id} {without_echo(f'{job.outcome}: {job.detail}')}" if job.outcome else f"{job.id} is {job.state}"
     detail = f": {job.detail}" if job.detail and not job.outcome else ""
     model = f"; model {job.model}" if job.model else ""
     return f"{what}{detail} (restarts {job.restarts}{model})"
+
+
+def moved_text(job: JobView) -> str:
+    """One sentence on a job that was paused, resumed or opened again: where it is now."""
+    match job.state:
+        case "paused":
+            return paused_text(job)
+        case "stopping":
+            return f"{job.id} lets go of its devices; `phalanx resume {job.id}` once it is paused"
+        case "pending":
+            return f"{job.id} waits for devices again" if job.attempts else f"{job.id} {job.why or 'waits for devices'}"
+        case state:
+            return f"{job.id} is {state}"
+
+
+def paused_text(job: JobView) -> str:
+    """What a person who looks at a paused job needs to know."""
+    return f"{job.id} is paused: it holds no devices, and `phalanx resume {job.id}` lets it go on from its last checkpoint"
 
 
 def without_echo(sentence: str) -> str:
@@ -109,7 +130,9 @@ def without_echo(sentence: str) -> str:
 
 
 def outcome_exit(job: JobView) -> Exit:
-    """The exit code that stands for a finished job."""
+    """The exit code that stands for a finished job, or for one that was paused and no longer looked at."""
+    if job.state == "paused":
+        return Exit.TIMEOUT
     return Exit.OK if job.outcome == "succeeded" else Exit.FAILED
 
 
@@ -131,7 +154,7 @@ def exit_word(code: int) -> str:
 def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
     step = f"{job.progress.step}/{job.progress.total_steps}" if job.progress else "-"
     state = Text(job.outcome or job.state, style=_style(job)) if (job.outcome or job.state).isidentifier() else line(job.state)
-    why = (job.why if job.state == "pending" else job.detail) or ""
+    why = (job.detail if job.state in ("finished", "running") else job.why) or ""
     return (
         job.id,
         state,
@@ -146,7 +169,7 @@ def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
 
 
 def _style(job: JobView) -> str:
-    return {"succeeded": "green", "failed": "red", "cancelled": "yellow"}.get(job.outcome or "", "")
+    return {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "cyan"}.get(job.outcome or job.state, "")
 
 
 def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[str, object]]:
@@ -165,6 +188,8 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     yield "Submitted", f"{moment(job.submitted_ms)} by {job.submitted_by}"
     yield "Started", moment(job.started_ms)
     yield "Finished", moment(job.finished_ms)
+    if job.collected_ms is not None:
+        yield "Files", f"collected {moment(job.collected_ms)}: logs, checkpoints and work folders are gone"
     yield "Code", job.code or "- (no workdir)"
     yield "Config", job.config
     yield "Model", job.model or "-"

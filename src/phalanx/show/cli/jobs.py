@@ -10,7 +10,7 @@ import typer
 from phalanx.core.errors import Exit, SpecError
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave, tools_of
 
-STATES: Final = ("pending", "starting", "running", "stopping", "finished")
+STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finished")
 
 
 def add(app: typer.Typer) -> None:
@@ -37,7 +37,8 @@ def submit(
 ) -> None:
     """Submit a job.
 
-    With --follow the exit code is the job's outcome; Ctrl-C stops watching (exit code 130) and never cancels the job.
+    With --follow the exit code is the job's outcome, or 5 when it was paused; Ctrl-C stops watching (exit code 130) and never
+    cancels the job.
     """
     from phalanx.client import connect
     from phalanx.core.views import JobView
@@ -65,9 +66,10 @@ def submit(
 
 
 def follow(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Watch a job until it ends, as `submit --follow` does.
+    """Watch a job until it ends or is paused.
 
-    The exit code is the job's outcome; Ctrl-C stops watching (exit code 130) and never cancels the job.
+    As `submit --follow` does. The exit code is the job's outcome, or 5 when it was paused; Ctrl-C stops watching (exit code 130)
+    and never cancels the job.
     """
     from phalanx.client import connect
     from phalanx.core.views import JobView
@@ -85,7 +87,7 @@ def ls(
     queue: Annotated[str, typer.Option(help="Only this queue.", show_default=False)] = "",
     project: Annotated[str, typer.Option(help="Only this project.", show_default=False)] = "",
     state: Annotated[
-        str, typer.Option(help="Only this state: pending, starting, running, stopping or finished.", show_default=False)
+        str, typer.Option(help="Only this state: pending, starting, running, stopping, paused or finished.", show_default=False)
     ] = "",
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     home: HomeOption = None,
@@ -143,7 +145,8 @@ def wait(
 ) -> None:
     """Wait until a job has finished.
 
-    The exit code is the job's outcome, or 5 when --timeout came first. Ctrl-C stops waiting, never the job.
+    The exit code is the job's outcome, or 5 when --timeout came first. A paused job is waited for too: it goes on once it is
+    resumed. Ctrl-C stops waiting, never the job.
     """
     from phalanx.client import connect
     from phalanx.core.views import JobView

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.show.cli.completing import job_ids
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, Output, OutputOption
 
 
@@ -14,7 +15,9 @@ def add(app: typer.Typer) -> None:
 
 
 def ledger(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's devices.", show_default=False)] = "",
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Only this job's devices.", show_default=False, autocompletion=job_ids)
+    ] = "",
     since: Annotated[str, typer.Option(help="Only the last '90s', '2h', '7d'.", show_default="from the start")] = "",
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,

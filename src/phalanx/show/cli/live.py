@@ -85,7 +85,7 @@ class LiveLine:
 
 def _since_ms(view: JobView) -> int:
     """When the state of now began, as near as the view tells."""
-    if view.state == "pending" or not view.attempts:
+    if view.state in ("pending", "paused") or not view.attempts:
         return view.attempts[-1].ended_ms or view.submitted_ms if view.attempts else view.submitted_ms
     newest = view.attempts[-1]
     return newest.placed_ms if newest.running_ms is None else newest.running_ms

@@ -10,7 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.core.errors import Bug, Exit, PhalanxError
-from phalanx.show.cli import data, jobs, ledger, logs, model, platform
+from phalanx.show.cli import (
+    agent,
+    artifacts,
+    completion,
+    data,
+    events,
+    gc,
+    jobs,
+    ledger,
+    logs,
+    model,
+    moves,
+    node,
+    platform,
+    secret,
+)
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
 from phalanx.show.cli.tools import Tools
@@ -28,6 +43,8 @@ def run(tools: Tools, argv: Sequence[str] | None = None) -> int:
 
 
 def _run(tools: Tools, words: Sequence[str]) -> int:
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     asked = [*words[1:], "--help"] if words[:1] in (["help"], ("help",)) else list(words)
     try:
         build().main(args=asked, prog_name="phalanx", obj=tools)
@@ -47,11 +64,15 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, logs, ledger):
+    for module in (platform, jobs, moves, events, logs, ledger, gc, completion):
         module.add(root)
     for module, name, text in (
+        (node, "node", "Nodes, and taking them out of service for a while."),
+        (agent, "agent", "Agents of other machines: how they join."),
         (model, "model", "Model versions and where they came from."),
         (data, "data", "Token shards for training."),
+        (artifacts, "artifacts", "Files that ranks gave to be kept."),
+        (secret, "secret", "Values that jobs use and nobody is shown."),
     ):
         group = _group(text, no_args_is_help=True)
         module.add(group)

@@ -16,7 +16,7 @@ def add(app: typer.Typer) -> None:
 
 
 def ls(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this model's versions.", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Only this model's versions.", show_default=False)] = "",
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

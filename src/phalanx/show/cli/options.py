@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from phalanx.core.errors import SpecError
+from phalanx.show.cli.completing import job_ids, node_names
 from phalanx.show.cli.tools import Tools
 
 
@@ -20,7 +21,7 @@ class Output(StrEnum):
 
 EXIT_CODES: Final = (
     "Exit codes: 0 fine; 1 the job failed or was cancelled; 2 bad input or a conflict; 3 the server cannot be reached; "
-    "4 no such thing; 5 the wait ran out; 70 a bug in Phalanx; 130 detached by Ctrl-C."
+    "4 no such thing; 5 the wait ended before the job did; 70 a bug in Phalanx; 130 detached by Ctrl-C."
 )
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.", show_choices=True)]
@@ -48,7 +49,11 @@ LocalHomeOption = Annotated[
         "--home", metavar="DIR", parser=named_folder, help="The platform's home.  [default: $PHALANX_HOME, else ~/.phalanx]"
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, such as tiny-lm-7.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, such as tiny-lm-7.", autocompletion=job_ids)]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Jobs' ids, such as tiny-lm-7.", autocompletion=job_ids)]
+NodeArgument = Annotated[
+    str, typer.Argument(metavar="NODE", help="A node's name, as in `phalanx node ls`.", autocompletion=node_names)
+]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="NAME for the newest version, or NAME:VERSION.")]
 
 

@@ -1,15 +1,18 @@
 """What people see of the platform, and of any nested mapping."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from phalanx.core.devices import CPU_SLOT, Device
 from phalanx.core.units import show_size
 from phalanx.core.views import NodeView, StatusView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment_cell, pairs, section
+from phalanx.show.cli.text import clean
 
 LIST_CHARS_MAX: Final = 80
 
@@ -24,6 +27,39 @@ def status_page(view: StatusView) -> Iterator[RenderableType]:
     rows = [_node_row(node) for node in view.nodes]
     nodes = Grid(head, rows, right=("HELD", "CPUS", "MEMORY"), drop=("ADDRESS", "MEMORY", "CPUS"), cut="DEVICES")
     yield from section("Nodes", nodes)
+
+
+def nodes_page(nodes: Sequence[NodeView]) -> Iterator[RenderableType]:
+    """Every node, with why it is drained where it is."""
+    if not nodes:
+        yield line("No node has connected yet; `phalanx up` starts this machine's, `phalanx agent join` another's.")
+        return
+    head = ("NODE", "STATE", "DEVICES", "HELD", "FEATURES", "ADDRESS", "SEEN (UTC)", "DRAINED")
+    rows = [
+        (
+            node.node, node_state(node), devices_text(node.devices), _held(node),
+            ", ".join(node.features) or "-", node.address, moment_cell(node.seen_ms), node.drained or "-",
+        )
+        for node in nodes
+    ]  # fmt: skip
+    yield Grid(head, rows, right=("HELD",), drop=("FEATURES", "ADDRESS", "SEEN (UTC)"), cut="DRAINED")
+
+
+def node_state(node: NodeView) -> Text:
+    """'up', 'drained', 'away' or 'away, drained': a drained node that is up takes nothing new, one that is away answers nothing."""
+    if not node.drained:
+        return Text("up", style="green") if node.state == "up" else Text(clean(node.state), style="red")
+    return Text("drained", style="yellow") if node.state == "up" else Text(f"{clean(node.state)}, drained", style="red")
+
+
+def drained_text(node: NodeView) -> str:
+    """One sentence on a node that was drained or undrained."""
+    away = "" if node.state == "up" else f" It is {node.state} now."
+    if not node.drained:
+        return f"{node.node} may be given work again.{away}"
+    held = len(set(node.held.values()))
+    gangs = f"; {held} attempt{'s' if held != 1 else ''} still there" if held else "; nothing runs there"
+    return f"{node.node} is drained ({node.drained}): nothing new is placed on it{gangs}.{away}"
 
 
 def mapping_page(data: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -61,18 +97,22 @@ def _summary(view: StatusView) -> Iterator[tuple[str, object]]:
 
 
 def _node_row(node: NodeView) -> tuple[object, ...]:
-    counts: dict[str, int] = {}
-    for device in node.devices:
-        counts[device.type] = counts.get(device.type, 0) + 1
-    devices = ", ".join(f"{count} x {device_word(kind)}" for kind, count in counts.items()) or "none"
     return (
-        node.node, node.state, devices, len(node.held), f"{node.cpus:g}", show_size(node.memory_bytes), node.address,
-        moment_cell(node.seen_ms),
+        node.node, node_state(node), devices_text(node.devices), _held(node), f"{node.cpus:g}", show_size(node.memory_bytes),
+        node.address, moment_cell(node.seen_ms),
     )  # fmt: skip
+
+
+def _held(node: NodeView) -> str:
+    return f"{len(node.held)}/{len(node.devices)}"
+
+
+def devices_text(devices: Iterable[Device]) -> str:
+    """'8 x H100, 2 x CPU slot', or 'none'."""
+    counts = Counter(device.type for device in devices)
+    return ", ".join(f"{count} x {device_word(kind)}" for kind, count in counts.items()) or "none"
 
 
 def device_word(kind: str) -> str:
     """A device type in words: a CPU slot is never passed off as a GPU."""
-    from phalanx.core.devices import CPU_SLOT
-
     return "CPU slot" if kind == CPU_SLOT else kind

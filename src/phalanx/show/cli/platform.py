@@ -24,6 +24,15 @@ def up(
     cpu_slots: Annotated[
         int | None, typer.Option(help="Offer this many CPU slots instead of the devices found.", min=1, max=1024)
     ] = None,
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Keep blobs there from now on: a folder, s3://bucket/prefix, gs:// or az://.  [default: last time's, else "
+            "$PHALANX_STORE, else the home]",
+            show_default=False,
+        ),
+    ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start the platform on this machine.
@@ -34,7 +43,7 @@ def up(
     from phalanx.show.cli.text import note
 
     folder = home_folder(home)
-    fresh = tools_of(context).up(folder, port, cpu_slots)
+    fresh = tools_of(context).up(folder, port, cpu_slots, store)
     note("Phalanx is up." if fresh else "Phalanx was up already.")
     with connect(folder) as client:
         _show_status(client.status(), output)

@@ -57,11 +57,16 @@ class GrowingLog:
 
 
 def failed_rank(job: JobView) -> tuple[str, int] | None:
-    """(attempt, rank) to look at when the newest attempt of `job` failed: the rank that fell first."""
-    if not job.attempts or job.outcome in ("succeeded", "cancelled"):
+    """(attempt, rank) to look at when the newest attempt of `job` failed: the rank that fell first.
+
+    Where the job goes on and none fell first, they were all stopped on purpose, as for a pause.
+    """
+    if not job.attempts or job.outcome in ("succeeded", "cancelled") or job.state == "paused":
         return None
     newest = job.attempts[-1]
     fallen = sorted((not one.first, one.at_ms, one.rank) for one in newest.exits if one.code != 0)
+    if job.state != "finished" and not any(one.first for one in newest.exits):
+        return None
     return (str(newest.attempt), fallen[0][2]) if newest.ended_ms is not None and fallen else None
 
 

@@ -13,8 +13,9 @@ ProgressSink = Callable[[str, int, int], None]
 class Tools:
     """Every callable raises core.errors. The command line prints; only `sample_model` writes to stdout itself.
 
-    up(home, port, cpu_slots): starts what is not running yet and returns once the API answers; True when something was started.
-        port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose.
+    up(home, port, cpu_slots, store): starts what is not running yet and returns once the API answers; True when something was
+        started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose; store ''
+        leaves the blobs where they are.
     down(home, force): stops server and agent; True when something was running. Raises Conflict while jobs hold devices, unless
         `force`, which stops their ranks too.
     prepare_data(paths, out, vocab_size, force, progress): tokenizer and token shards into `out`; returns what show_data shows.
@@ -22,11 +23,17 @@ class Tools:
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
     pack_workdir(folder): the packed snapshot that `submit` uploads.
+    join(home, url, token_file, name): makes this home's node a member of the control plane at `url`, or finds that it is one;
+        returns its name, `name` '' means the one it has.
+    serve_node(home, cpu_slots): runs the agent of a home that joined, until SIGTERM or SIGINT; the real one never returns, since
+        this process becomes the agent.
     """
 
-    up: Callable[[Path, int, int | None], bool]
+    up: Callable[[Path, int, int | None, str], bool]
     down: Callable[[Path, bool], bool]
     prepare_data: Callable[[Sequence[Path], Path, int, bool, ProgressSink], Mapping[str, Any]]
     show_data: Callable[[Path], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     pack_workdir: Callable[[Path], bytes]
+    join: Callable[[Path, str, Path | None, str], str]
+    serve_node: Callable[[Path, int | None], int]

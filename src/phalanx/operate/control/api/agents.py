@@ -1,22 +1,106 @@
-"""Where agents dial in."""
+"""Where agents join, and dial in."""
 
-from fastapi import APIRouter, WebSocket
+import asyncio
+from functools import partial
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Depends, Path, Response, WebSocket
 from starlette.exceptions import WebSocketException
+from starlette.requests import HTTPConnection
 
-from phalanx.core.errors import Unauthorized
+from phalanx.core.errors import Conflict, NotFound, SpecError, Unauthorized
+from phalanx.core.ids import NAME, NodeId
+from phalanx.core.views import JOIN_TOKEN_MS, JoinRequest, JoinTokenRequest, JoinTokenView, MembershipView
+from phalanx.operate.control import joining
+from phalanx.operate.control.agent_socket import POLICY, AgentLink
 from phalanx.operate.control.api import access
+from phalanx.operate.control.api.access import ServicesHere
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.auth import Caller, bearer
+from phalanx.operate.home import node_name
+from phalanx.storage.hashes import is_sha256
 
-router = APIRouter()
+router = APIRouter(tags=["agents"])
+for_admin = APIRouter(tags=["agents"])
+log = structlog.get_logger(__name__)
+
+
+@for_admin.post("/agent/tokens", status_code=201)
+async def make_token(services: ServicesHere, request: JoinTokenRequest, response: Response) -> JoinTokenView:
+    """A token that lets one node join. Nobody is told it again."""
+    shortest, longest = JOIN_TOKEN_MS
+    if not shortest <= request.lifetime_ms <= longest:
+        raise SpecError("lifetime_ms", request.lifetime_ms, f"choose {shortest} (a second) to {longest} (30 days)")
+    now_ms = services.clock.now_ms()
+    token, expires_ms = await services.control.call(
+        lambda controller: joining.make_token(services.store, controller.epoch, request.lifetime_ms, now_ms)
+    )
+    response.headers["Cache-Control"] = "no-store"
+    return JoinTokenView(token=token, expires_ms=expires_ms)
+
+
+@for_admin.delete("/agent/credentials/{node}", status_code=204)
+async def revoke(services: ServicesHere, node: Annotated[str, Path(max_length=255)]) -> Response:
+    """That node's credential opens nothing any more, and its connection ends. What it runs is left alone."""
+    name = NodeId(node)
+    try:
+        await services.control.call(lambda controller: joining.revoke(services.store, controller.epoch, name))
+    except NotFound:
+        services.tokens.dismiss(name)  # an earlier try may have been done though the database did not say so
+        raise
+    services.tokens.dismiss(name)
+    link = services.desk.links.get(name)
+    if isinstance(link, AgentLink):
+        link.close(POLICY, "this node's credential was revoked")
+    log.info("node_revoked", node=name)
+    return Response(status_code=204)
+
+
+async def known_token(connection: HTTPConnection) -> str:
+    """The join token in the request's header. Raises Unauthorized."""
+    services: Services = connection.app.state.services
+    token = bearer(connection.headers.get("authorization"))
+    await asyncio.to_thread(joining.check_known, services.store, token)
+    return token
+
+
+@router.post("/agent/join")
+async def join(services: ServicesHere, token: Annotated[str, Depends(known_token)], request: JoinRequest) -> MembershipView:
+    """Exchanges a join token for a credential that the node made itself."""
+    node, sha256 = NodeId(request.node), request.credential_sha256
+    if NAME.fullmatch(node) is None:
+        raise SpecError("node", node, "use 1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends")
+    if not is_sha256(sha256):
+        raise SpecError("credential_sha256", sha256, "send the SHA-256 of the credential, in hexadecimal")
+    if _is_anothers(services, node):
+        raise Conflict("node", node, "another node has this name; choose one with --name")
+    now_ms = services.clock.now_ms()
+    await services.control.call(lambda controller: joining.exchange(services.store, controller.epoch, token, sha256, node, now_ms))
+    services.tokens.admit(sha256, node)
+    log.info("node_joined", node=node)
+    return MembershipView(node=node)
+
+
+def _is_anothers(services: Services, node: NodeId) -> bool:
+    """Whether a node that connects with the home's own token has that name: the home's agent, or another that is here now."""
+    here = node in services.desk.links and not services.tokens.holds(node)
+    return here or node == node_name(services.home)
+
+
+@router.get("/agent/membership")
+async def membership(caller: Annotated[Caller, Depends(access.node)]) -> MembershipView:
+    """Whether a node's credential still opens the door, and as which node."""
+    return MembershipView(node=caller.node or "")
 
 
 @router.websocket("/agent")
 async def agent(socket: WebSocket) -> None:
-    """The agent's protocol, core.messages, behind the node token."""
+    """The agent's protocol, core.messages, behind the node's credential or token."""
     services: Services = socket.app.state.services
     try:
-        access.node(socket)
+        caller = access.node(socket)
     except Unauthorized as error:
         raise WebSocketException(1008, str(error)) from error
     await socket.accept()
-    await services.desk.serve(socket)
+    await services.desk.serve(socket, partial(services.tokens.check_name, caller))

@@ -6,8 +6,22 @@ from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from phalanx.operate.control.api import agents, blobs, errors, jobs, ledger, logs, models, status
-from phalanx.operate.control.api.access import admin, admin_or_node
+from phalanx.operate.control.api import (
+    agents,
+    artifacts,
+    blobs,
+    errors,
+    events,
+    gc,
+    jobs,
+    ledger,
+    logs,
+    models,
+    nodes,
+    secrets,
+    status,
+)
+from phalanx.operate.control.api.access import admin, admin_or_node, node
 from phalanx.operate.control.api.guards import LOOPBACK, Guards
 from phalanx.operate.control.api.services import Services
 
@@ -16,9 +30,13 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     """`hosts` are the names by which the API may be reached."""
     app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    for part in (status, jobs, logs, ledger, models):
-        app.include_router(part.router, prefix="/api/v1", dependencies=[Depends(admin)])
+    for router in (
+        *(part.router for part in (status, jobs, events, nodes, logs, ledger, models, secrets, artifacts, gc)),
+        agents.for_admin,
+    ):
+        app.include_router(router, prefix="/api/v1", dependencies=[Depends(admin)])
     app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
+    app.include_router(secrets.for_nodes, prefix="/api/v1", dependencies=[Depends(node)])
     app.include_router(agents.router, prefix="/api/v1")
     app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)

@@ -6,7 +6,8 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 
 from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized, UserError, WorldError
 
@@ -52,6 +53,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PhalanxError, lambda _, error: _said(error))
     app.add_exception_handler(RequestValidationError, lambda _, error: problem(_from_validation(error)))
     app.add_exception_handler(HTTPException, _from_http)
+    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))  # nobody hears it, and it is no bug
     app.add_exception_handler(Exception, lambda _, error: _said(error))
 
 

@@ -1,4 +1,4 @@
-"""Jobs: submit, look, ask why, cancel."""
+"""Jobs: submit, look, ask why, cancel, pause, resume, retry."""
 
 import asyncio
 from itertools import islice
@@ -7,19 +7,20 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from phalanx.core.errors import SpecError
+from phalanx.core.ids import JobId
 from phalanx.core.records import StepRecord
+from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import parse_spec
 from phalanx.core.states import Pending
-from phalanx.core.views import EventView, JobView, Progress, SubmitRequest, WhyView
-from phalanx.operate.control import views
-from phalanx.operate.control.api.access import JobHere, ServicesHere
+from phalanx.core.views import JobView, Progress, SubmitRequest, WhyView
+from phalanx.operate.control import views, webhook
+from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.blob_threads import on_blob_thread
+from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.world import JobRecord
 
-EVENTS_MAX: Final = 1000
 JOBS_MAX: Final = 1000
-BY: Final = "admin"
-"""The only user there is until there are accounts."""
 
 router = APIRouter(tags=["jobs"])
 Filter = Annotated[str, Query(max_length=100)]
@@ -29,9 +30,20 @@ Filter = Annotated[str, Query(max_length=100)]
 async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
     """Accepts a job, or refuses it with the one thing to change."""
     spec = parse_spec(dict(request.spec))
-    if request.code and not await asyncio.to_thread(services.blobs.has, request.code):
+    if request.code and not await on_blob_thread(services.blobs.has, request.code):
         raise SpecError("code", request.code, "send the packed workdir to /api/v1/blobs first")
-    job = await services.control.change(lambda controller: controller.submit(spec, request.code, request.key, BY))
+    if spec.environment.lock and not request.code:
+        raise SpecError("environment.lock", spec.environment.lock, "is a file of workdir: send that packed, and name it as code")
+    await _refuse_unknown_secrets(services, spec)
+    if spec.notify is not None:
+        webhook.check_literal(spec.notify.webhook)
+
+    def act(controller: Controller) -> JobId:
+        if services.blobs.is_doomed(request.code):  # asked where the collection dooms, so that nothing comes between
+            raise SpecError("code", request.code, "was collected as garbage just now; submit again, which sends it again")
+        return controller.submit(spec, request.code, request.key, BY)
+
+    job = await services.control.change(act)
     return await _view(services, services.control.world.jobs[job])
 
 
@@ -72,16 +84,34 @@ async def cancel(services: ServicesHere, job: JobHere) -> JobView:
     return await _view(services, services.control.world.jobs[job.id])
 
 
-@router.get("/jobs/{job}/events")
-async def events(
-    services: ServicesHere,
-    job: JobHere,
-    after: Annotated[int, Query(ge=0)] = 0,
-    limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = EVENTS_MAX,
-) -> tuple[EventView, ...]:
-    """Its part of the log beyond event `after`, a page of at most `limit`; the last one's `seq` is the next page's `after`."""
-    found = await asyncio.to_thread(services.store.events, after, job.id, limit)
-    return tuple(views.event_view(event) for event in found)
+@router.post("/jobs/{job}/pause")
+async def pause(services: ServicesHere, job: JobHere) -> JobView:
+    """Asks it to let go of its devices until it is resumed. Asking twice is asking once."""
+    await services.control.change(lambda controller: controller.pause(job.id, BY))
+    return await _view(services, services.control.world.jobs[job.id])
+
+
+@router.post("/jobs/{job}/resume")
+async def resume(services: ServicesHere, job: JobHere) -> JobView:
+    """A paused job waits for devices again; one that goes on anyway is left alone."""
+    await services.control.change(lambda controller: controller.resume(job.id, BY))
+    return await _view(services, services.control.world.jobs[job.id])
+
+
+@router.post("/jobs/{job}/retry")
+async def retry(services: ServicesHere, job: JobHere) -> JobView:
+    """Opens a job that failed or was cancelled again, from its last checkpoint and with all its restarts before it."""
+    await services.control.change(lambda controller: controller.retry(job.id, BY))
+    return await _view(services, services.control.world.jobs[job.id])
+
+
+async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
+    """Raises SpecError for a secret that is not stored: better now than when its ranks shall start."""
+    signing = (spec.notify.secret,) if spec.notify and spec.notify.secret else ()
+    for field, names in (("secrets", spec.secrets), ("notify.secret", signing)):
+        missing = await asyncio.to_thread(services.secrets.missing, names) if names else ()
+        if missing:
+            raise SpecError(field, missing[0], f"is not stored; set it first: `phalanx secret set {missing[0]}`")
 
 
 async def _view(services: Services, job: JobRecord) -> JobView:

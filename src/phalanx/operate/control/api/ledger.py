@@ -57,7 +57,7 @@ def _account(services: Services, world: World, job: JobRecord | None, since_ms: 
         balanced=booked.balanced,
         devices_are=views.devices_are(world),
         cost=cost(booked.by_type, _price),
-        notes=_notes(booked.by_type),
+        notes=(*_notes(booked.by_type), *_collected(world, job, since, until_ms)),
     )
 
 
@@ -79,6 +79,14 @@ def _steps(
 def _held_in(world: World, job: JobRecord, since_ms: int, until_ms: int) -> bool:
     spans = ((world.attempts[one].placed_ms, world.attempts[one].ended_ms) for one in job.attempts)
     return any(placed < until_ms and (ended is None or ended > since_ms) for placed, ended in spans)
+
+
+def _collected(world: World, job: JobRecord | None, since_ms: int, until_ms: int) -> tuple[str, ...]:
+    """Without their step records nobody knows any more how they spent their time."""
+    jobs = [job] if job else list(world.jobs.values())
+    count = sum(one.collected_ms is not None and _held_in(world, one, since_ms, until_ms) for one in jobs)
+    whose = "1 job was" if count == 1 else f"{count} jobs were"
+    return (f"the measurements of {whose} collected, so that time counts as unmeasured",) if count else ()
 
 
 def _price(device_type: str) -> float | None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import codecs
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -9,7 +11,8 @@ from fastapi import APIRouter, Query
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import AttemptId
 from phalanx.core.views import LogPage, StepPage
-from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of
+from phalanx.operate.control import masking
+from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.services import Services
 from phalanx.record.telemetry.series import PAGE_MAX
 
@@ -31,6 +34,7 @@ async def steps(
 ) -> StepPage:
     """Step records and metrics newer than `after`, of all attempts in arrival order, a page of at most `limit`."""
     only = attempt_of(job, attempt) if attempt else None
+    refuse_collected(job, "steps")
     return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only, limit)
 
 
@@ -45,21 +49,24 @@ async def logs(
 ) -> LogPage:
     """Part of one rank's log from byte `offset` on."""
     one = attempt_of(job, attempt)
+    refuse_collected(job, "logs")
     if one is None:
         raise NotFound("attempt", job.id, "it has not started yet; `phalanx why` says what it waits for")
     world_size = services.control.world.attempts[one].placement.world_size
     if rank >= world_size:
         raise NotFound("rank", rank, f"{one} has the ranks 0 to {world_size - 1}")
-    return await asyncio.to_thread(log_page, services, one, rank, offset, limit)
+    return await asyncio.to_thread(log_page, services, one, rank, offset, limit, job.spec.secrets)
 
 
-def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int) -> LogPage:
-    """UTF-8 with replacement. A character that is not whole yet is left for the next page, unless nothing will follow."""
+def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int, secrets: Sequence[str] = ()) -> LogPage:
+    """UTF-8 with replacement, without the values of `secrets`. A character that is not whole yet is left for the next page,
+    unless nothing will follow."""
     over = services.control.world.attempts[attempt].ended_ms is not None  # asked before reading: what follows is the whole log
-    data = services.journal.read("log", attempt, rank, offset, limit)
-    last = over and len(data) < limit
+    values = [value.encode() for value in services.secrets.values(secrets).values()] if secrets else []
+    page = masking.page(partial(services.journal.read, "log", attempt, rank), offset, limit, values, over)
+    last = over and page.taken < limit
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data, final=last)
-    following = offset + len(data) - len(decoder.getstate()[0])
+    text = decoder.decode(page.shown, final=last)
+    following = offset + page.taken - len(decoder.getstate()[0])
     ended = over and following >= services.journal.size("log", attempt, rank)
     return LogPage(attempt=attempt, rank=rank, offset=offset, next_offset=following, text=text, ended=ended)

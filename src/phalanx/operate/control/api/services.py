@@ -9,7 +9,9 @@ from fastapi import Request
 from phalanx.operate.control.agent_socket import AgentDesk
 from phalanx.operate.control.auth import Tokens
 from phalanx.operate.control.control_thread import ControlThread
+from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ports import Clock
+from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore
@@ -26,7 +28,9 @@ class Services:
     store: Store
     clock: Clock
     tokens: Tokens
+    secrets: Secrets
     blobs: BlobStore
+    collector: Collector
     journal: Journal
     series: SeriesStore
     desk: AgentDesk

@@ -1,6 +1,7 @@
 """The platform at a glance."""
 
 import asyncio
+import statistics
 from importlib.metadata import version
 
 from fastapi import APIRouter
@@ -14,8 +15,8 @@ router = APIRouter(tags=["status"])
 
 @router.get("/status")
 async def status(services: ServicesHere) -> StatusView:
-    """Devices, nodes, jobs, processes."""
-    world = services.control.world
+    """Devices, nodes, jobs, processes, ticks."""
+    world, tick_ms = services.control.world, services.control.tick_ms
     total, held = views.device_counts(world)
     return StatusView(
         version=version("phalanx"),
@@ -29,4 +30,6 @@ async def status(services: ServicesHere) -> StatusView:
         nodes=views.node_views(world, services.desk.seen_ms),
         outbox=await asyncio.to_thread(services.store.outbox_size),
         processes=await asyncio.to_thread(services.processes),
+        tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,
+        tick_ms_max=round(max(tick_ms, default=0.0), 3),
     )

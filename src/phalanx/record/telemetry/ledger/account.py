@@ -11,7 +11,7 @@ from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.records import StepRecord
 from phalanx.core.units import MILLI
-from phalanx.record.telemetry.ledger.categories import CATEGORIES, UNHEALTHY
+from phalanx.record.telemetry.ledger.categories import CATEGORIES, RESERVED, UNHEALTHY
 from phalanx.record.telemetry.ledger.history import FOREVER, DeviceId, History, Hold, Span, fold
 from phalanx.record.telemetry.ledger.spend import spend
 
@@ -153,7 +153,8 @@ def _book_held(book: _Book, one: _Measured, history: History, window: Span) -> N
 
 
 def _book_free(book: _Book, history: History, owned: Iterable[_Owned], window: Span) -> None:
-    """Free time, by whether the node was away and else by what the line was waiting for."""
+    """Free time: unhealthy where the node was away; reserved where somebody had drained it, since no job could have had it, and
+    nothing says that it is broken; else by what the line was waiting for."""
     held: dict[DeviceId, list[Span]] = defaultdict(list)
     for one in owned:
         held[one.device].append(one.span)
@@ -162,8 +163,10 @@ def _book_free(book: _Book, history: History, owned: Iterable[_Owned], window: S
         for start, end, device_type in spans:
             for free in _without(_overlap((start, end), window), held[device]):
                 book.add_capacity(device_type, free[1] - free[0])
-                usable = list(_without(free, history.away.get(device.node, ())))
-                book.add(UNHEALTHY, free[1] - free[0] - sum(stop - at for at, stop in usable))
+                there = list(_without(free, history.away.get(device.node, ())))
+                usable = [span for one in there for span in _without(one, history.drained.get(device.node, ()))]
+                book.add(UNHEALTHY, free[1] - free[0] - _length(there))
+                book.add(RESERVED, _length(there) - _length(usable))
                 for at, stop in usable:
                     changes[at] += 1
                     changes[stop] -= 1
@@ -178,6 +181,10 @@ def _book_idle(book: _Book, changes: Mapping[int, int], idle_as: Sequence[tuple[
     for at, following in pairwise(times):
         free += changes.get(at, 0)
         book.add(idle_as[bisect_right(starts, at) - 1][1], free * (following - at))
+
+
+def _length(spans: Iterable[Span]) -> int:
+    return sum(end - start for start, end in spans)
 
 
 def _overlap(one: Span, other: Span) -> Span:

@@ -33,7 +33,7 @@ CATEGORIES: Final[Mapping[str, str]] = MappingProxyType(
         RECOMPUTE: "steps done again after a failure, since an earlier attempt had done them",
         RESTART: "from the placement of a later attempt to its first step",
         STARTUP: "from the placement of a first attempt to its first step",
-        DRAINING: "from the last step, or the request to stop, until every rank is gone",
+        DRAINING: "from the last step, the request to stop or the loss of a node, until every rank is gone",
         SERVICE: "held by a service",
         INTERACTIVE: "held by an interactive session",
         IDLE: "free, and nothing was queued",
@@ -41,7 +41,7 @@ CATEGORIES: Final[Mapping[str, str]] = MappingProxyType(
         IDLE_WAITING_GEOMETRY: "free while the first waiting job did not fit what was free",
         IDLE_WAITING_RESERVATION: "free, and kept for a job at the head of the line",
         FRAGMENTED: "free, but in pieces too small for any waiting job",
-        RESERVED: "kept free by a reservation or a calendar",
+        RESERVED: "kept free by a reservation, a calendar or a drain",
         UNHEALTHY: "free, and its node was away",
     }
 )

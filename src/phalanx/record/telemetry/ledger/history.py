@@ -14,7 +14,10 @@ from phalanx.core.events import (
     JobSubmitted,
     JobWaits,
     NodeAway,
+    NodeDrained,
+    NodeUndrained,
     NodeUp,
+    PartLost,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
@@ -47,7 +50,13 @@ class DeviceId:
 
 @dataclass(slots=True)
 class Hold:
-    """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop."""
+    """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop, or a node
+    of it was lost, which is the end of all of it.
+
+    A lost node's devices are held like the others' until the attempt ends: only then does the job let go of them. Free from then
+    on, they are unhealthy until the node speaks again. The stop of ranks that come back with it, at most the kill grace, is in no
+    event, and so goes with the free time after it.
+    """
 
     job: JobId
     attempt: AttemptId
@@ -71,12 +80,14 @@ class Hold:
 class History:
     """What `fold` found.
 
-    present: of each device the spans in which its node had it, with its type. away: of each node. holds: in order of placement.
+    present: of each device the spans in which its node had it, with its type. away, drained: of each node. holds: in order of
+    placement.
     idle_as: (time, category) changes of what a free device's time is booked as, the first at time 0.
     """
 
     present: dict[DeviceId, list[tuple[int, int, str]]] = field(default_factory=dict)
     away: dict[NodeId, list[Span]] = field(default_factory=dict)
+    drained: dict[NodeId, list[Span]] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
     idle_as: list[tuple[int, str]] = field(default_factory=lambda: [(0, IDLE)])
 
@@ -96,6 +107,7 @@ class _Folding:
         self._history = History()
         self._shapes: dict[NodeId, tuple[int, dict[int, str]]] = {}
         self._away: dict[NodeId, int] = {}
+        self._drained: dict[NodeId, int] = {}
         self._held: dict[AttemptId, Hold] = {}
         self._line = _Line()
 
@@ -111,6 +123,8 @@ class _Folding:
             self._end_shape(node, FOREVER)
         for node in list(self._away):
             self._end_away(node, FOREVER)
+        for node in list(self._drained):
+            self._end_drained(node, FOREVER)
         return self._history
 
     def _take_fleet(self, event: Event, now: int) -> None:
@@ -123,6 +137,10 @@ class _Folding:
                     self._shapes[shape.node] = (now, devices)
             case NodeAway(node=node):
                 self._away.setdefault(node, now)
+            case NodeDrained(node=node):
+                self._drained.setdefault(node, now)
+            case NodeUndrained(node=node):
+                self._end_drained(node, now)
 
     def _take_holds(self, event: Event, now: int) -> None:
         match event.body:
@@ -138,6 +156,8 @@ class _Folding:
                 for hold in self._held.values():
                     if hold.job == job:
                         hold.stop_ms = min(hold.stop_ms, now)
+            case PartLost(attempt=attempt) if attempt in self._held:
+                self._held[attempt].stop_ms = min(self._held[attempt].stop_ms, now)
 
     def _end_shape(self, node: NodeId, now: int) -> None:
         since, devices = self._shapes.pop(node, (now, {}))
@@ -147,6 +167,10 @@ class _Folding:
     def _end_away(self, node: NodeId, now: int) -> None:
         if node in self._away:
             self._history.away.setdefault(node, []).append((self._away.pop(node), now))
+
+    def _end_drained(self, node: NodeId, now: int) -> None:
+        if node in self._drained:
+            self._history.drained.setdefault(node, []).append((self._drained.pop(node), now))
 
 
 class _Line:

@@ -1,0 +1,30 @@
+"""What an agent can do beyond the first protocol, by name: a job is placed only where its needs are known.
+
+Without this an older agent would run such a job without what it does not know, as with the wrong Python.
+"""
+
+from typing import Final
+
+from phalanx.core.spec import JobSpec
+
+LOCK: Final = "lock"
+"""Builds an environment from a lock file."""
+IMAGE: Final = "image"
+"""Has podman, apptainer or enroot."""
+SECRETS: Final = "secrets"
+"""Fetches secrets for the ranks."""
+LEASE: Final = "lease"
+"""Its shims end ranks of `on_partition: stop` when the lease is over."""
+ARTIFACTS: Final = "artifacts"
+"""Sends what ranks put into PHALANX_ARTIFACTS."""
+
+
+def needed(spec: JobSpec) -> frozenset[str]:
+    """The features without which a node would run the job otherwise than it asks."""
+    asked = {
+        LOCK: bool(spec.environment.lock),
+        IMAGE: bool(spec.environment.image),
+        SECRETS: bool(spec.secrets),
+        LEASE: spec.on_partition == "stop",
+    }
+    return frozenset(name for name, wanted in asked.items() if wanted)

@@ -1,0 +1,55 @@
+"""Finding and ending what carries an attempt's marks in its environment. Standard library only: the shim imports this."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+SWEEP_S_MAX: Final = 5.0
+
+
+def sweep(marks: Sequence[str], reap: Callable[[], object] = lambda: None) -> set[int]:
+    """SIGKILLs every process that carries all `marks` in its environment until none is left; the pids it killed."""
+    wanted = [mark.encode() for mark in marks]
+    killed: set[int] = set()
+    until = time.monotonic() + SWEEP_S_MAX
+    quiet = 0  # an empty pass may have met a process in the middle of exec, so it takes two
+    while quiet < 2 and time.monotonic() < until:
+        found = [pid for pid in _pids() if _carries(pid, wanted) and _kill_marked(pid, wanted)]
+        killed.update(found)
+        quiet = 0 if found else quiet + 1
+        if found:
+            time.sleep(0.01)
+        reap()
+    return killed
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and int(entry.name) != os.getpid()]
+
+
+def _carries(pid: int, wanted: Sequence[bytes]) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return all(mark in words for mark in wanted)
+
+
+def _kill_marked(pid: int, wanted: Sequence[bytes]) -> bool:
+    """Kills through a pidfd and looks again after opening it, so that a reused pid is never hit."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _carries(pid, wanted):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)

@@ -1,0 +1,67 @@
+"""Files that ranks gave: lists of them. Their bytes are blobs."""
+
+import asyncio
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+from starlette.requests import HTTPConnection
+
+from phalanx.core.errors import NotFound, Unauthorized
+from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.views import ArtifactView
+from phalanx.operate.control import artifacts
+from phalanx.operate.control.api import access
+from phalanx.operate.control.api.access import JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.services import Services
+
+PAGE_MAX: Final = 1_000
+router = APIRouter(tags=["artifacts"])
+Text = Annotated[str, Query(max_length=600)]
+
+
+@router.get("/jobs/{job}/artifacts")
+async def list_artifacts(
+    services: ServicesHere,
+    job: JobHere,
+    attempt: Annotated[str, Query(max_length=100)] = "",
+    after_attempt: Annotated[str, Query(max_length=100)] = "",
+    after_name: Text = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
+) -> tuple[ArtifactView, ...]:
+    """Newest version of each file, of all attempts or of one, in order; the last one's attempt and name lead to the next page."""
+    only = attempt_of(job, attempt) if attempt else None
+    wanted = (only,) if only is not None else job.attempts
+    after = (after_attempt, after_name)
+    return await asyncio.to_thread(artifacts.of_attempts, services.store, wanted, after, limit)
+
+
+@router.get("/jobs/{job}/artifact")
+async def artifact(
+    services: ServicesHere, job: JobHere, name: Text, attempt: Annotated[str, Query(max_length=100)] = ""
+) -> ArtifactView:
+    """The file of that name: of the attempt, or of the newest one that has it. `GET /blobs/{sha256}` gives its bytes."""
+    refuse_collected(job, "artifacts")
+    only = attempt_of(job, attempt) if attempt else None
+    wanted = (only,) if only is not None else job.attempts
+    found = await asyncio.to_thread(artifacts.named, services.store, wanted, name)
+    newest = next((found[one] for one in reversed(wanted) if one in found), None)
+    if newest is None:
+        raise NotFound("name", name, f"no such artifact; list them with `phalanx artifacts ls {job.id}`")
+    return newest
+
+
+def may_store(
+    connection: HTTPConnection,
+    node: Annotated[str, Query(max_length=255)] = "",
+    attempt: Annotated[str, Query(max_length=100)] = "",
+) -> None:
+    """The admin may store any blob, a node those of an attempt that holds devices there. Raises Unauthorized, NotFound."""
+    caller = access.admin_or_node(connection)
+    if caller.role == "admin":
+        return
+    if not node or not attempt:
+        raise Unauthorized("node", node, "a node stores blobs of its attempts: name both in the query")
+    services: Services = connection.app.state.services
+    services.tokens.check_name(caller, NodeId(node))
+    if services.control.world.current(AttemptId(attempt), NodeId(node)) is None:
+        raise NotFound("attempt", attempt, f"holds no devices of {node}")

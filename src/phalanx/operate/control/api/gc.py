@@ -1,0 +1,29 @@
+"""Garbage collection: begin one, look at it."""
+
+from fastapi import APIRouter
+
+from phalanx.core.errors import NotFound, SpecError
+from phalanx.core.units import duration_ms
+from phalanx.core.views import GcRequest, GcView
+from phalanx.operate.control.api.access import BY, ServicesHere
+
+router = APIRouter(tags=["gc"])
+
+
+@router.post("/gc", status_code=202)
+async def collect(services: ServicesHere, request: GcRequest) -> GcView:
+    """Begins a collection, at most one at a time; GET shows how it ends. A dry run only says what would be collected."""
+    try:
+        older_than_ms = duration_ms(request.older_than)
+    except ValueError as error:
+        raise SpecError("older_than", request.older_than, str(error)) from error
+    return services.collector.start(older_than_ms, request.dry_run, BY)
+
+
+@router.get("/gc")
+async def collection(services: ServicesHere) -> GcView:
+    """The collection that runs, or the last one since the server started."""
+    view = services.collector.view
+    if view is None:
+        raise NotFound("gc", "", "none was begun since the server started; POST /api/v1/gc begins one")
+    return view

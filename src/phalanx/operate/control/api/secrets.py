@@ -1,0 +1,62 @@
+"""Secrets: stored, listed by name, removed; and handed to the node that starts ranks of a job which names them."""
+
+import asyncio
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Path, Request, Response
+
+from phalanx.core import wire
+from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.ids import AttemptId
+from phalanx.core.views import SecretView
+from phalanx.operate.control.api.access import NamedNode, ServicesHere
+
+router = APIRouter(tags=["secrets"])
+for_nodes = APIRouter(tags=["secrets"])
+Name = Annotated[str, Path(max_length=64)]
+NO_STORE = {"Cache-Control": "no-store"}
+
+log = structlog.get_logger(__name__)
+
+
+@router.put("/secrets/{name}", status_code=204)
+async def put_secret(services: ServicesHere, name: Name, request: Request) -> Response:
+    """Stores the raw body as the value, in place of an older one."""
+    value = await request.body()
+    await services.control.call(lambda controller: services.secrets.put(controller.epoch, name, value))
+    log.info("secret_set", name=name)
+    return Response(status_code=204)
+
+
+@router.get("/secrets")
+async def list_secrets(services: ServicesHere) -> tuple[SecretView, ...]:
+    """Names and dates. No route gives a value to a person."""
+    return await asyncio.to_thread(services.secrets.views)
+
+
+@router.delete("/secrets/{name}", status_code=204)
+async def remove_secret(services: ServicesHere, name: Name) -> Response:
+    """Forgets it; ranks that run keep what they were given."""
+    await services.control.call(lambda controller: services.secrets.remove(controller.epoch, name))
+    log.info("secret_removed", name=name)
+    return Response(status_code=204)
+
+
+@for_nodes.get("/attempts/{attempt}/secrets")
+async def secrets_of(
+    services: ServicesHere,
+    attempt: Annotated[str, Path(max_length=100)],
+    node: NamedNode,
+) -> Response:
+    """The values that ranks of `attempt` on `node` are given, while the attempt holds devices there."""
+    found = services.control.world.current(AttemptId(attempt), node)
+    if found is None:
+        raise NotFound("attempt", attempt, f"holds no devices of {node}")
+    job, names = found[0].id, found[0].spec.secrets
+    values = await asyncio.to_thread(services.secrets.values, names)
+    if missing := [name for name in names if name not in values]:
+        again = f"is not stored any more; `phalanx secret set {missing[0]}`, then `phalanx retry {job}`"
+        raise Conflict("secret", missing[0], again)
+    log.info("secrets_given", attempt=attempt, node=node, names=names)
+    return Response(wire.dumps(dict[str, str], values), media_type="application/json", headers=NO_STORE)

@@ -1,0 +1,196 @@
+"""What each event makes of the records it is about. Pure, and the only place where records change."""
+
+from dataclasses import replace
+
+from phalanx.core.errors import IllegalTransition
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptRunning,
+    Event,
+    JobCollected,
+    JobResumed,
+    JobRetried,
+    JobSubmitted,
+    JobWaits,
+    ModelRegistered,
+    NodeAway,
+    NodeDrained,
+    NodeUndrained,
+    NodeUp,
+    PartLost,
+    RankSaid,
+    StopRequested,
+)
+from phalanx.core.ids import split_attempt
+from phalanx.core.records import CheckpointCommitted, RankFact, Resumed
+from phalanx.core.states import (
+    Finished,
+    GangEnded,
+    GangUp,
+    JobMove,
+    Pending,
+    Placed,
+    ResumeAsked,
+    RetryAsked,
+    StopAsked,
+    advance,
+)
+from phalanx.operate.control.world import (
+    ATTEMPTS_KEPT,
+    CHECKPOINTS_KEPT,
+    AttemptRecord,
+    JobRecord,
+    ModelRecord,
+    NodeRecord,
+    World,
+)
+
+Record = JobRecord | AttemptRecord | NodeRecord | ModelRecord
+
+
+def effect(world: World, event: Event) -> tuple[Record, ...]:
+    """The records that `event` puts in place of older ones. Raises IllegalTransition when it cannot happen in `world`."""
+    at_ms = event.at_ms
+    match event.body:
+        case NodeUp(shape, boot):
+            drained = world.nodes[shape.node].drained if shape.node in world.nodes else ""
+            return (NodeRecord(shape=shape, boot=boot, up=True, since_ms=at_ms, drained=drained),)
+        case NodeAway(node):
+            return (replace(world.nodes[node], up=False, since_ms=at_ms),)
+        case NodeDrained(node, reason):
+            return (replace(world.nodes[node], drained=reason),)
+        case NodeUndrained(node):
+            return (replace(world.nodes[node], drained=""),)
+        case PartLost(_, attempt, node, why):
+            record = world.attempts[attempt]
+            return (replace(record, lost={**record.lost, node: why}),)
+        case RankSaid(_, attempt, fact):
+            return (_said(world.attempts[attempt], fact),)
+        case ModelRegistered() as body:
+            return _registered(world, body, at_ms)
+        case body:
+            return _effect_on_job(world, body, at_ms)
+
+
+def _effect_on_job(
+    world: World,
+    body: JobSubmitted
+    | JobWaits
+    | AttemptPlaced
+    | AttemptRunning
+    | StopRequested
+    | AttemptEnded
+    | JobResumed
+    | JobRetried
+    | JobCollected,
+    at_ms: int,
+) -> tuple[Record, ...]:
+    match body:
+        case JobSubmitted():
+            return (_submitted(body, at_ms),)
+        case JobWaits(job, reason):
+            return (replace(world.jobs[job], reason=reason),)
+        case AttemptPlaced():
+            return _placed(world, body, at_ms)
+        case AttemptRunning(job, attempt, ranks):
+            moved = _moved(world.jobs[job], GangUp(), at_ms)
+            return moved, replace(world.attempts[attempt], running_ms=at_ms, ranks=ranks)
+        case StopRequested(job, cause):
+            return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause),)
+        case AttemptEnded():
+            return _ended(world, body, at_ms)
+        case JobResumed(job):
+            return (replace(_moved(world.jobs[job], ResumeAsked(), at_ms), stop=None),)
+        case JobRetried(job):
+            return (_retried(world.jobs[job], at_ms),)
+        case JobCollected(job):
+            return (_collected(world.jobs[job], at_ms),)
+
+
+def _moved(job: JobRecord, move: JobMove, at_ms: int) -> JobRecord:
+    """The only place where a job's state changes."""
+    state = advance(job.id, job.state, move)
+    finished_ms = at_ms if isinstance(state, Finished) else job.finished_ms
+    return replace(job, state=state, reason=None, finished_ms=finished_ms)
+
+
+def _retried(job: JobRecord, at_ms: int) -> JobRecord:
+    """Open again, with every restart before it: what it used up counts no more."""
+    job = _moved(job, RetryAsked(), at_ms)
+    return replace(job, stop=None, finished_ms=None, quick_ends=0, interruptions=job.state.attempt)
+
+
+def _collected(job: JobRecord, at_ms: int) -> JobRecord:
+    """Only what is over for good: a job that runs needs its files."""
+    if not isinstance(job.state, Finished) or job.collected_ms is not None:
+        raise IllegalTransition(f"{job.id}: {job.state} cannot be collected, collected_ms is {job.collected_ms}")
+    return replace(job, collected_ms=at_ms)
+
+
+def _submitted(body: JobSubmitted, at_ms: int) -> JobRecord:
+    return JobRecord(
+        id=body.job,
+        sequence=int(body.job.rpartition("-")[2]),
+        spec=body.spec,
+        code=body.code,
+        config=body.config,
+        by=body.by,
+        submitted_ms=at_ms,
+        state=Pending(0),
+    )
+
+
+def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]:
+    number = split_attempt(body.attempt)[1]
+    skipped = number - 1 - world.jobs[body.job].state.attempt
+    job = _moved(world.jobs[body.job], Placed(body.placement, skipped), at_ms)
+    job = replace(job, interruptions=job.interruptions + skipped)
+    started_ms = at_ms if job.started_ms is None else job.started_ms
+    attempt = AttemptRecord(
+        id=body.attempt,
+        job=body.job,
+        number=number,
+        placement=body.placement,
+        master_port=body.master_port,
+        epoch=body.epoch,
+        placed_ms=at_ms,
+    )
+    return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms), attempt
+
+
+def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
+    job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail, body.not_before_ms), at_ms)
+    quick_ends = job.quick_ends + 1 if body.not_before_ms else 0
+    job = replace(job, quick_ends=quick_ends, interruptions=job.interruptions + body.interrupted)
+    match job.state:
+        case Pending() | Finished(outcome="succeeded"):
+            job = replace(job, stop=None)
+    attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
+    running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
+    return job, replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
+
+
+def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
+    """A fact said twice changes nothing but the count."""
+    attempt = replace(attempt, facts=attempt.facts + 1)
+    match fact:
+        case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
+            return replace(attempt, resumed=fact)
+        case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
+            return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
+        case _:
+            return attempt
+
+
+def _registered(world: World, body: ModelRegistered, at_ms: int) -> tuple[Record, ...]:
+    model = ModelRecord(
+        name=body.name,
+        version=body.version,
+        job=body.job,
+        attempt=body.attempt,
+        saved=body.saved,
+        lineage=body.lineage,
+        created_ms=at_ms,
+    )
+    return replace(world.jobs[body.job], model=f"{body.name}:{body.version}"), model

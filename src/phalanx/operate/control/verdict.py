@@ -1,0 +1,214 @@
+"""How an attempt stands and how it ended, from what the nodes of its gang say: who failed first, what becomes of the job. Pure."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import Exit
+from phalanx.core.events import AttemptEnded
+from phalanx.core.ids import NodeId
+from phalanx.core.messages import AttemptReport, RankExit, RankProcess
+from phalanx.core.states import StopCause, Stopping
+from phalanx.decide import restarts
+from phalanx.operate.control.world import AttemptRecord, JobRecord
+
+WITH_PLATFORM: Final = "they were stopped with the platform"
+"""What a shim says of ranks that it ended since it was itself told to end."""
+
+Reports = Sequence[AttemptReport | None]
+"""What each node of a gang says of it, in node rank order."""
+
+
+def broken(attempt: AttemptRecord, reports: Reports) -> bool:
+    """Whether the gang cannot go on: a rank failed, a node was lost or lost its part, or ended it without all of its exits."""
+    return bool(_causes(attempt, reports))
+
+
+def is_up(attempt: AttemptRecord, reports: Reports) -> bool:
+    """Whether every rank has a process, or had one, whatever the phase: reports may coalesce. A node says for ever which processes
+    its ranks had; an exit without one is of a rank that was never started."""
+    return all(part.is_up for part in _parts(attempt, reports))
+
+
+def is_over(attempt: AttemptRecord, reports: Reports) -> bool:
+    """Whether every part has ended or is lost, whatever a lost one's node says later."""
+    return all(part.is_over for part in _parts(attempt, reports))
+
+
+def processes(attempt: AttemptRecord, reports: Reports) -> tuple[RankProcess, ...]:
+    """Of every rank that has one, in rank order."""
+    return tuple(rank for part in _parts(attempt, reports) for rank in part.processes)
+
+
+def is_done(job: JobRecord, attempt: AttemptRecord, reports: Reports) -> bool:
+    """Whether every rank is known to have exited with code 0, and the job has nothing more to do, though logs may still come."""
+    well = all(not part.lost and [item.code for item in part.exits] == [0] * len(part.ranks) for part in _parts(attempt, reports))
+    return well and job.spec.kind != "service"
+
+
+def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int) -> AttemptEnded:
+    """How the attempt ended, and whether and when another follows."""
+    causes = _causes(attempt, reports)
+    cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
+    stop = _stop(job, cause)
+    moved_on = stop in ("pause", "drain")
+    exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
+    interrupted = moved_on or (cause is not None and cause.interrupted)
+    again = _again(job, attempt, cause) if stop is None else stop == "drain"
+    ended_ms = _ended_ms(attempt, reports, at_ms)
+    held_ms = ended_ms - attempt.placed_ms
+    put_off = again and not interrupted
+    delay_ms = restarts.delay_ms(held_ms, bool(attempt.checkpoints), job.quick_ends) if put_off else 0
+    return AttemptEnded(
+        job.id,
+        attempt.id,
+        cause is None and not moved_on,
+        again,
+        _detail(job, attempt, cause, stop),
+        exits,
+        not_before_ms=at_ms + delay_ms if delay_ms else 0,
+        interrupted=interrupted,
+        ended_ms=ended_ms if ended_ms != at_ms else 0,
+    )
+
+
+def _ended_ms(attempt: AttemptRecord, reports: Reports, at_ms: int) -> int:
+    """When the last rank was gone: as the nodes say, if all do, though neither before the placement nor after now."""
+    said = [report.ended_ms if report else 0 for report in reports]
+    return min(at_ms, max(attempt.placed_ms, *said)) if all(said) else at_ms
+
+
+def _stop(job: JobRecord, cause: "_Cause | None") -> StopCause | None:
+    """Which wish ended it; None where none did. A trainer of ours that ends well under a pause or a drain was done before; a script
+    may as well have saved its state and left, so it counts as stopped."""
+    match job.state:
+        case Stopping(cause="pause" | "drain") if cause is None and job.spec.recipe:
+            return None
+        case Stopping(cause=asked):
+            return asked
+        case _:
+            return None
+
+
+def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bool:
+    if cause is not None and (cause.interrupted or cause.refused):
+        return cause.interrupted
+    match job.spec.kind:
+        case "service":
+            return True
+        case "interactive":
+            return False
+        case _:
+            mends = cause is not None and not _is_bad_input(job, cause)
+            return mends and attempt.number - 1 - job.interruptions < job.spec.max_restarts
+
+
+def _is_bad_input(job: JobRecord, cause: "_Cause") -> bool:
+    """Our own trainers say by their exit code that the same input fails again. A script's codes mean what its author likes."""
+    return bool(job.spec.recipe) and cause.code == Exit.BAD_INPUT
+
+
+def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop: StopCause | None) -> str:
+    if stop is not None:
+        words = {
+            "cancel": "cancelled",
+            "pause": "paused",
+            "drain": "moved off a drained node",
+            "max_duration": f"stopped: it ran for max_duration ({job.spec.max_duration})",
+        }
+        return "; ".join((words[stop], *(_lost(node, why) for node, why in sorted(attempt.lost.items()))))
+    if cause is None:
+        return "every rank exited with code 0"
+    return f"{cause.text} (bad input; see its log)" if _is_bad_input(job, cause) else cause.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One node's part of a gang and what it says of it; only what concerns the ranks it has. `lost`: why it counts as gone."""
+
+    node: NodeId
+    ranks: range
+    report: AttemptReport | None
+    lost: str
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.lost) or (self.report is not None and self.report.phase == "ended")
+
+    @property
+    def is_up(self) -> bool:
+        return not self.lost and len(self.processes) == len(self.ranks)
+
+    @property
+    def processes(self) -> list[RankProcess]:
+        by_rank = {item.rank: item for item in self.report.ranks} if self.report else {}
+        return [by_rank[rank] for rank in self.ranks if rank in by_rank]
+
+    @property
+    def exits(self) -> list[RankExit]:
+        by_rank = {item.rank: item for item in self.report.exits} if self.report else {}
+        return [by_rank[rank] for rank in self.ranks if rank in by_rank]
+
+
+def _parts(attempt: AttemptRecord, reports: Reports) -> list[_Part]:
+    parts, first = [], 0
+    for piece, report in zip(attempt.placement.slices, reports, strict=True):
+        parts.append(_Part(piece.node, range(first, first + len(piece.devices)), report, attempt.lost.get(piece.node, "")))
+        first += len(piece.devices)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed. When a part was
+    `interrupted`, that is the cause: what the rest of the gang did then is its consequence. `refused`: as in the report."""
+
+    at_ms: int
+    text: str
+    code: int | None = None
+    interrupted: bool = False
+    refused: bool = False
+
+
+def _causes(attempt: AttemptRecord, reports: Reports) -> list[_Cause]:
+    """One for each node whose part failed; the earliest is why the gang ended."""
+    return [cause for part in _parts(attempt, reports) if (cause := _cause(part)) is not None]
+
+
+def _cause(part: _Part) -> _Cause | None:
+    report = part.report
+    if part.lost:
+        return _Cause(0, _lost(part.node, part.lost), interrupted=True)
+    if report is None:
+        return None
+    if report.interrupted:
+        at_ms = report.ended_ms or report.at_ms
+        other = report.lost not in ("", WITH_PLATFORM)
+        return _Cause(
+            at_ms, f"stopped on node {part.node}: {report.lost}" if other else "stopped with the platform", interrupted=True
+        )
+    if report.refused:
+        return _Cause(report.ended_ms or report.at_ms, report.refused, refused=True)
+    failed = [item for item in part.exits if item.code != 0]
+    if failed:
+        first = min(failed, key=lambda item: (not item.first, item.at_ms, item.rank))
+        return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code)
+    if report.lost:
+        return _Cause(report.ended_ms or report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
+    if report.phase == "ended" and len(part.exits) < len(part.ranks):
+        return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")
+    return None
+
+
+def _lost(node: NodeId, why: str) -> str:
+    return f"node {node} was lost: {why}"
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,154 @@
+"""What happened, in words: one sentence without a subject for each event of the log. Pure.
+
+`told` and the functions below it name every kind; a new kind without words fails the type check and a test.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from phalanx.core import wire
+from phalanx.core.devices import NodeShape, Placement
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptRunning,
+    EventBody,
+    JobCollected,
+    JobResumed,
+    JobRetried,
+    JobSubmitted,
+    JobWaits,
+    ModelRegistered,
+    NodeAway,
+    NodeDrained,
+    NodeUndrained,
+    NodeUp,
+    PartLost,
+    RankSaid,
+    StopRequested,
+)
+from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resumed
+from phalanx.core.units import show_size
+from phalanx.core.views import EventView
+from phalanx.show.cli.pages import devices_text
+
+_STOPS = {
+    "cancel": "asked to end, by {by}",
+    "pause": "asked to pause, by {by}",
+    "max_duration": "asked to end: max_duration is over",
+    "drain": "asked to move: its node is drained, by {by}",
+}
+
+
+def words(view: EventView) -> tuple[str, str]:
+    """(of what, what happened): an attempt, a job or a node, and a sentence. A kind that a newer server has is named at least."""
+    try:
+        body: EventBody = wire.build(EventBody, dict(view.body))
+    except ValueError:
+        return view.job or "-", view.kind.replace("_", " ")
+    return subject(body), told(body)
+
+
+def subject(body: EventBody) -> str:
+    """What the event is about."""
+    match body:
+        case NodeUp(shape):
+            return f"node {shape.node}"
+        case NodeAway(node) | NodeDrained(node) | NodeUndrained(node):
+            return f"node {node}"
+        case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
+            return body.attempt
+        case JobSubmitted() | JobWaits() | StopRequested() | JobResumed() | JobRetried() | JobCollected():
+            return body.job
+        case _:
+            assert_never(body)
+
+
+def told(body: EventBody) -> str:
+    """What happened."""
+    match body:
+        case NodeUp() | NodeAway() | NodeDrained() | NodeUndrained():
+            return _of_node(body)
+        case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
+            return _of_attempt(body)
+        case JobSubmitted() | JobWaits() | StopRequested() | JobResumed() | JobRetried() | JobCollected():
+            return _of_job(body)
+        case _:
+            assert_never(body)
+
+
+def _of_job(body: JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected) -> str:
+    match body:
+        case JobSubmitted(spec=spec, by=by):
+            nodes = f" on each of {spec.num_nodes} nodes" if spec.num_nodes > 1 else ""
+            return f"submitted by {by}: asks for {_count(spec.resources.gpus)}{nodes}, queue {spec.queue}"
+        case JobWaits(reason=reason):
+            return reason.sentence()
+        case StopRequested(cause=cause, by=by):
+            return _STOPS[cause].format(by=by)
+        case JobResumed(by=by):
+            return f"resumed by {by}"
+        case JobCollected(by=by):
+            return f"its files were collected by {by}"
+        case JobRetried(by=by):
+            return f"opened again by {by}, with all its restarts before it"
+
+
+def _of_attempt(body: AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | ModelRegistered) -> str:
+    match body:
+        case AttemptPlaced(placement=placement):
+            return f"placed on {_where(placement)}"
+        case AttemptRunning(ranks=ranks):
+            return f"running: {_many(len(ranks), 'rank')} up"
+        case AttemptEnded(ok=ok, again=again, detail=detail):
+            end = "done" if ok else "ended, another attempt follows" if again else "ended"
+            return f"{end}: {detail}"
+        case PartLost(node=node, why=why):
+            return f"lost its part on {node}: {why}"
+        case RankSaid(fact=fact):
+            return _fact(fact)
+        case ModelRegistered(name=name, version=version):
+            return f"registered model {name}:{version}"
+
+
+def _fact(fact: RankFact) -> str:
+    match fact:
+        case Resumed(step=step, skipped=skipped):
+            damaged = f"; skipped {_many(len(skipped), 'damaged checkpoint')}" if skipped else ""
+            return f"resumed after step {step}{damaged}"
+        case CheckpointCommitted(step=step, size_bytes=size_bytes):
+            return f"checkpoint at step {step}, {show_size(size_bytes)}"
+        case ModelSaved(step=step):
+            return f"saved its model at step {step}"
+
+
+def _of_node(body: NodeUp | NodeAway | NodeDrained | NodeUndrained) -> str:
+    match body:
+        case NodeUp(shape):
+            return f"up with {_offers(shape)}"
+        case NodeAway():
+            return "away: nothing was heard of it"
+        case NodeDrained(reason=reason, by=by):
+            return f"drained by {by}: {reason}"
+        case NodeUndrained(by=by):
+            return f"undrained by {by}"
+
+
+def _offers(shape: NodeShape) -> str:
+    return f"{devices_text(shape.devices)} at {shape.address}"
+
+
+def _where(placement: Placement) -> str:
+    return " and ".join(f"{part.node} ({_devices(part.devices)})" for part in placement.slices)
+
+
+def _devices(indexes: Sequence[int]) -> str:
+    return f"{'device' if len(indexes) == 1 else 'devices'} {', '.join(str(index) for index in indexes)}"
+
+
+def _count(gpus: str) -> str:
+    return _many(int(gpus), "device") if gpus.isascii() and gpus.isdecimal() else gpus
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

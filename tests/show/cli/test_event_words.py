@@ -1,0 +1,133 @@
+"""What happened, in words: every kind of event has a sentence, and no two kinds read alike."""
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+
+from phalanx.core import wire
+from phalanx.core.devices import Device, NodeShape, NodeSlice, Placement
+from phalanx.core.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptRunning,
+    EventBody,
+    JobCollected,
+    JobResumed,
+    JobRetried,
+    JobSubmitted,
+    JobWaits,
+    ModelRegistered,
+    NodeAway,
+    NodeDrained,
+    NodeUndrained,
+    NodeUp,
+    PartLost,
+    RankSaid,
+    StopRequested,
+)
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import RankProcess
+from phalanx.core.reasons import NoRoom
+from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resumed
+from phalanx.core.spec import JobSpec, Resources
+from phalanx.core.states import StopCause
+from phalanx.core.views import EventView
+from phalanx.show.cli.event_lines import event_line
+from phalanx.show.cli.event_words import words
+
+KINDS = get_args(get_args(EventBody)[0])
+NODE, JOB, ATTEMPT = NodeId("node-a"), JobId("tiny-lm-7"), AttemptId("tiny-lm-7.2")
+SHAPE = NodeShape(NODE, "10.0.0.7", tuple(Device(i, "H100", "H100") for i in range(8)), 8.0, 2**30, (20_001, 20_064))
+PLACEMENT = Placement((NodeSlice(NODE, (0, 1)), NodeSlice(NodeId("node-b"), (3,))))
+SAVED = ModelSaved(rank=0, step=9, path="/m", weights_digest="3e" * 32, metrics={}, lineage={}, at_ms=1)
+CHECKPOINT = CheckpointCommitted(rank=0, step=20, path="/c", digest="d1" * 32, size_bytes=3 << 20, at_ms=1)
+RESUMED = Resumed(rank=0, step=20, checkpoint="d1" * 32, skipped=("step-40",), at_ms=1)
+SPEC = JobSpec(name="tiny-lm", entrypoint=("true",), num_nodes=2, resources=Resources(gpus="4"))
+
+TOLD: list[tuple[EventBody, str, str]] = [
+    (JobSubmitted(JOB, SPEC, "", "c0", "ann"), JOB, "submitted by ann: asks for 4 devices on each of 2 nodes, queue default"),
+    (JobWaits(JOB, NoRoom(2, 0, 2)), JOB, "waits for devices: asks for 2 at once, 0 free, 2 held by running jobs"),
+    (AttemptPlaced(JOB, ATTEMPT, PLACEMENT, 20_001, 3), ATTEMPT, "placed on node-a (devices 0, 1) and node-b (device 3)"),
+    (AttemptRunning(JOB, ATTEMPT, (RankProcess(0, 10),)), ATTEMPT, "running: 1 rank up"),
+    (StopRequested(JOB, "pause", "ann"), JOB, "asked to pause, by ann"),
+    (
+        AttemptEnded(JOB, ATTEMPT, False, True, "rank 1 fell", ()),
+        ATTEMPT,
+        "ended, another attempt follows: rank 1 fell",
+    ),
+    (PartLost(JOB, ATTEMPT, NODE, "its lease is over"), ATTEMPT, "lost its part on node-a: its lease is over"),
+    (JobResumed(JOB, "ann"), JOB, "resumed by ann"),
+    (JobRetried(JOB, "ann"), JOB, "opened again by ann, with all its restarts before it"),
+    (JobCollected(JOB, "ann"), JOB, "its files were collected by ann"),
+    (RankSaid(JOB, ATTEMPT, CHECKPOINT), ATTEMPT, "checkpoint at step 20, 3.0 MiB"),
+    (NodeUp(SHAPE, "boot"), "node node-a", "up with 8 x H100 at 10.0.0.7"),
+    (NodeAway(NODE), "node node-a", "away: nothing was heard of it"),
+    (NodeDrained(NODE, "new disk", "ann"), "node node-a", "drained by ann: new disk"),
+    (NodeUndrained(NODE, "ann"), "node node-a", "undrained by ann"),
+    (ModelRegistered("tiny-lm", 3, JOB, ATTEMPT, SAVED, {}), ATTEMPT, "registered model tiny-lm:3"),
+]
+
+
+def seen(event: EventBody, **changes: Any) -> EventView:
+    plain = wire.plain(EventBody, event)
+    view = EventView(seq=1, at_ms=1_000, kind=event.kind, job=getattr(event, "job", None), body=plain)
+    return dataclasses.replace(view, **changes)
+
+
+def test_every_kind_of_event_has_a_line_here() -> None:
+    assert {type(body) for body, _, _ in TOLD} == set(KINDS)
+
+
+@pytest.mark.parametrize(("body", "subject", "sentence"), TOLD, ids=lambda one: getattr(one, "kind", ""))
+def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: str) -> None:
+    assert words(seen(body)) == (subject, sentence)
+
+
+@pytest.mark.parametrize(
+    ("fact", "sentence"),
+    [
+        (RESUMED, "resumed after step 20; skipped 1 damaged checkpoint"),
+        (dataclasses.replace(RESUMED, skipped=()), "resumed after step 20"),
+        (SAVED, "saved its model at step 9"),
+        (CHECKPOINT, "checkpoint at step 20, 3.0 MiB"),
+    ],
+)
+def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) -> None:
+    assert words(seen(RankSaid(JOB, ATTEMPT, fact))) == (ATTEMPT, sentence)
+
+
+def test_the_facts_above_are_all_there_are() -> None:
+    assert set(get_args(RankFact)) == {Resumed, CheckpointCommitted, ModelSaved}
+
+
+@pytest.mark.parametrize("cause", get_args(StopCause))
+def test_every_cause_to_stop_has_words_of_its_own(cause: StopCause) -> None:
+    others = {words(seen(StopRequested(JOB, one, "ann")))[1] for one in get_args(StopCause) if one != cause}
+    assert words(seen(StopRequested(JOB, cause, "ann")))[1] not in others
+
+
+def test_how_an_attempt_ended_is_told_apart() -> None:
+    done = AttemptEnded(JOB, ATTEMPT, True, False, "every rank exited with code 0", ())
+    assert words(seen(done))[1] == "done: every rank exited with code 0"
+    assert words(seen(dataclasses.replace(done, ok=False)))[1].startswith("ended: ")
+
+
+def test_a_kind_of_a_newer_server_is_named_at_least() -> None:
+    assert words(seen(NodeAway(NODE), kind="node_painted", body={"kind": "node_painted"}, job=JOB)) == (JOB, "node painted")
+    assert words(seen(NodeAway(NODE), kind="node_painted", body={})) == ("-", "node painted")
+
+
+def test_a_line_has_time_subject_and_words_and_fits_the_width() -> None:
+    event = seen(NodeDrained(NODE, "a long story " * 40, "ann"))
+    whole = event_line(event)
+    assert whole.startswith("1970-01-01 00:00:01  node node-a       drained by ann: a long story a long")
+    for columns in (20, 40, 80, 200):
+        cut = event_line(event, columns)
+        assert len(cut) <= columns and cut.endswith("…") and whole.startswith(cut[:-1])
+    wide = event_line(seen(NodeDrained(NODE, "寿司" * 60, "ann")), 80)
+    assert "寿司" in wide and len(wide) < 80
+
+
+def test_a_hostile_reason_cannot_steer_a_terminal() -> None:
+    assert "\x1b" not in event_line(seen(NodeDrained(NODE, "\x1b[2J\nx", "ann")))

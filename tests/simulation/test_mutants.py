@@ -1,0 +1,29 @@
+"""Each planted fault turns the simulation red, by the property that it breaks: a simulation that cannot fail proves nothing."""
+
+import pytest
+
+from tests.simulation.history import run
+from tests.simulation.mutants import MUTANTS, planted
+
+SEEDS_MAX = 500
+ASKED_FOR = {"forget_lost", "partial_gang", "zombie_gpu", "double_apply", "epoch_reuse", "ledger_leak"}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_turns_it_red(name: str) -> None:
+    mutant, seen = MUTANTS[name], set[str]()
+    with planted(name):
+        for seed in range(SEEDS_MAX):
+            seen.add(run(seed).property_name)
+            if mutant.violates in seen:
+                return
+    pytest.fail(f"{name} ({mutant.what}) did not violate {mutant.violates} in {SEEDS_MAX} seeds, only {seen}")
+
+
+def test_every_mutant_that_was_asked_for_is_there_and_leaves_nothing_behind() -> None:
+    assert set(MUTANTS) >= ASKED_FOR
+    before = [getattr(mutant.owner, mutant.name) for mutant in MUTANTS.values()]
+    for name in MUTANTS:
+        with planted(name):
+            assert getattr(MUTANTS[name].owner, MUTANTS[name].name) not in before
+    assert [getattr(mutant.owner, mutant.name) for mutant in MUTANTS.values()] == before
