@@ -351,7 +351,7 @@ def claim(name: str, ours: float, theirs: float | None, unit: str, most: float) 
 
 
 def p99(figures: Sequence[float]) -> float:
-    """By nearest rank: of up to 100 figures the largest."""
+    """By nearest rank: of fewer than 100 figures the largest."""
     return sorted(figures)[math.ceil(0.99 * len(figures)) - 1]
 
 

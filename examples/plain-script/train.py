@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 examples/plain-script/train.py       # as you know i
 phalanx submit examples/plain-script/job.yaml --follow           # the same file, unchanged
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def main() -> None:
             print(f"rank {rank} of {world_size}: step {step}, loss {loss.item():.6f}", flush=True)
             if rank == 0:
                 save(net, optimizer, step)
+    del net
+    gc.collect()  # DDP lies in a reference cycle: left to Python's last moment, gloo's threads now and then abort a finished rank
     dist.destroy_process_group()
 
 

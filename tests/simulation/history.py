@@ -1,6 +1,7 @@
 """One seed, from chaos to calm."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -18,13 +19,15 @@ Line = tuple[int, str, str, object]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a seed. `property_name` and `what` of the first violation, '' when there was none."""
+    """What came of a seed. `property_name` and `what` of the first violation, '' when there was none. `seen`: how often which
+    faults struck and which things happened, as `Watch.seen` names them."""
 
     seed: int
     property_name: str
     what: str
     seconds: int
     events: int
+    seen: Mapping[str, int] = field(default_factory=dict)
 
 
 def run(seed: int, history: list[Line] | None = None, swarm: Swarm | None = None) -> Outcome:
@@ -49,7 +52,7 @@ def run(seed: int, history: list[Line] | None = None, swarm: Swarm | None = None
         return Outcome(seed, violated.name, str(violated), seconds, len(watch.log))
     finally:
         cluster.close()
-    return Outcome(seed, "", "", seconds, len(watch.log))
+    return Outcome(seed, "", "", seconds, len(watch.log), watch.seen + cluster.faults.struck)
 
 
 def converged(cluster: Cluster) -> bool:

@@ -2,22 +2,30 @@
 no switch for them."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from phalanx.core.devices import Placement
-from phalanx.core.ids import JobId, NodeId
-from phalanx.core.messages import AttemptReport
+from phalanx.core.errors import StoreUnavailable
+from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
+from phalanx.core.messages import AttemptReport, StartRanks
+from phalanx.core.records import ModelSaved
+from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.fit import Fleet, fit
 from phalanx.decide.scheduler.snapshot import PendingJob
-from phalanx.operate.control import controller, leases, observed
+from phalanx.operate.control import controller, facts, leases, names, observed, rows, tables, verdict
+from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.fences import Fences
+from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.rows import Commit
 from phalanx.operate.control.store import Store
-from phalanx.operate.control.world import World
+from phalanx.operate.control.world import AttemptRecord, JobRecord, World
+from phalanx.operate.sim.agent import SimAgent
 from phalanx.record.telemetry.ledger.account import _Book
 from phalanx.record.telemetry.ledger.categories import DRAINING
 
@@ -25,13 +33,14 @@ from phalanx.record.telemetry.ledger.categories import DRAINING
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """`what` is wrong, the property that it must violate first, and the patch: `name` of `owner` is replaced by what `made` makes
-    of it."""
+    of it. `seed`: where it showed when last looked for, if not in the first few; it is tried first, which saves time."""
 
     what: str
     violates: str
     owner: Any
     name: str
     made: Callable[[Any], Any]
+    seed: int = 0
 
 
 @contextmanager
@@ -78,14 +87,26 @@ def _no_key(_: Any) -> Callable[[Store, str], JobId | None]:
 
 
 def _same_epoch(take_lead: Callable[[Store], int]) -> Callable[[Store], int]:
-    first: dict[int, int] = {}  # of each store
+    first = WeakKeyDictionary[Store, int]()
 
     def reuse(store: Store) -> int:
-        if id(store) not in first:
-            first[id(store)] = take_lead(store)
-        return first[id(store)]
+        if store not in first:
+            first[store] = take_lead(store)
+        return first[store]
 
     return reuse
+
+
+def _own_count(_: Any) -> Callable[[Store], int]:
+    leaders = WeakKeyDictionary[Store, int]()
+
+    def count(store: Store) -> int:
+        leaders[store] = leaders.get(store, 0) + 1
+        with store._writing() as connection:
+            connection.execute(rows.put(tables.meta, {"key": "epoch", "value": leaders[store]}))
+        return leaders[store]
+
+    return count
 
 
 def _leaking(add: Callable[[Any, str, int], None]) -> Callable[[Any, str, int], None]:
@@ -106,19 +127,84 @@ def _impatient(note_lost: Callable[..., None]) -> Callable[..., None]:
     )
 
 
+def _drained_too(_: Any) -> Callable[[World, Sightings], frozenset[NodeId]]:
+    return lambda world, seen: frozenset(node for node in seen.greeted if node in world.nodes and world.nodes[node].up)
+
+
+def _once_more(again: Callable[..., bool]) -> Callable[..., bool]:
+    def lenient(job: JobRecord, attempt: AttemptRecord, cause: object) -> bool:
+        return again(replace(job, interruptions=job.interruptions + 1), attempt, cause)
+
+    return lenient
+
+
+def _same_number(_: Any) -> Callable[..., AttemptId]:
+    def reuse(forgotten: Mapping[JobId, Collection[int]], job: JobRecord) -> AttemptId:
+        return attempt_id(job.id, max(1, job.state.attempt))
+
+    return reuse
+
+
+def _any_attempt(_: Any) -> Callable[..., bool]:
+    def may(draft: Draft, attempt: AttemptId, saved: ModelSaved) -> bool:
+        job = draft.world.jobs[draft.world.attempts[attempt].job]
+        versions = draft.world.models.get(job.spec.name, ())
+        return saved.rank == 0 and all(version.attempt != attempt for version in versions)
+
+    return may
+
+
+def _answers_anyway(submit: Callable[..., JobId]) -> Callable[..., JobId]:
+    def hopeful(control: Controller, spec: JobSpec, code: str, key: str, by: str) -> JobId:
+        try:
+            return submit(control, spec, code, key, by)
+        except StoreUnavailable:
+            return job_id(spec.name, control.world.sequence + 1)
+
+    return hopeful
+
+
+def _starts_again(start: Callable[..., None]) -> Callable[..., None]:
+    def eager(agent: SimAgent, command: StartRanks) -> None:
+        agent._runs.pop(command.launch.attempt, None)
+        start(agent, command)
+
+    return eager
+
+
+def _no_nodes(puts: Callable[[Commit], Iterator[Any]]) -> Callable[[Commit], Iterator[Any]]:
+    return lambda commit: (statement for statement in puts(commit) if statement.table is not tables.nodes)
+
+
+def _first_left_out(commit: Callable[..., None]) -> Callable[..., None]:
+    def forgetful(store: Store, epoch: int, what: Commit) -> None:
+        commit(store, epoch, replace(what, events=what.events[1:]) if len(what.events) > 1 else what)
+
+    return forgetful
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "forget_lost": Mutant("a gang that its node lost is forgotten", "converges", observed, "_hold_against", _forget_lost),
     "partial_gang": Mutant(
         "a gang is started though a part is missing", "whole_gang", sys.modules[schedule.__module__], "fit", _partial_gang
     ),
     "zombie_gpu": Mutant(
-        "devices are given away on which ranks of a lost gang live", "one_attempt_per_device", controller, "fences", _no_fences
+        "devices are given away on which ranks of a lost gang live", "one_attempt_per_device", controller, "fences", _no_fences, 27
     ),
     "double_apply": Mutant("a submit is applied again after a crash", "nothing_twice", Store, "job_of_key", _no_key),
     "epoch_reuse": Mutant("the next leader has its predecessor's number", "one_leader_an_epoch", Store, "take_lead", _same_epoch),
     "ledger_leak": Mutant("a millisecond of device time is in no category", "ledger_balances", _Book, "add", _leaking),
     "early_end": Mutant("a gang counts as over once one part is", "ended_is_ended", observed, "is_over", _any_part),
-    "stale_leader": Mutant("a superseded leader writes", "only_the_leader_writes", Store, "_leading", _whoever),
+    "stale_leader": Mutant("a superseded leader writes", "only_the_leader_writes", Store, "_leading", _whoever, 77),
     "short_lease": Mutant("a node is given up without the kill grace", "leases_hold", leases, "note_lost", _impatient),
+    "drained_node": Mutant("a drained node gets work", "placed_where_it_may", observed, "ready", _drained_too),
+    "one_more_start": Mutant("a job is started once more than it may", "restarts_are_counted", verdict, "_again", _once_more),
+    "same_attempt": Mutant("the next attempt has the last one's number", "no_bug", names, "next_attempt", _same_number),
+    "old_commits": Mutant("an attempt that was given up registers", "one_attempt_commits", facts, "_may_register", _any_attempt),
+    "empty_promise": Mutant("a submit is answered unwritten", "nothing_forgotten", Controller, "submit", _answers_anyway),
+    "starts_again": Mutant("a start that is said again starts again", "started_once", SimAgent, "_start", _starts_again),
+    "epoch_back": Mutant("leaders forget that an epoch was raised", "epochs_only_grow", Store, "take_lead", _own_count),
+    "no_row": Mutant("what is true of nodes is in the log alone", "log_is_tables", rows, "_puts", _no_nodes),
+    "log_gap": Mutant("an event is not written", "log_is_dense", Store, "commit", _first_left_out),
 }
 """The first six are asked for by name; the others hold the rest of the properties to account."""

@@ -38,6 +38,11 @@ LEDGER_EVERY: Final = 60
 
 MARGIN_MS: Final = 1_000
 
+ZOMBIE: Final = "ranks of an attempt that was given up live on"
+RANK_BESIDE_ZOMBIE: Final = "a rank starts beside some that were given up"
+STOPPED_IN_TIME: Final = "ranks that were to stop with their lease are gone when they are given up"
+SUPERSEDED: Final = "a control plane ends that was superseded"
+
 
 class Violated(BaseException):
     """A promise is broken. `name` is the property; no handler of the code under test may stop it."""
@@ -50,12 +55,13 @@ class Violated(BaseException):
 class Watch(Watcher):
     """Sees everything that happens in a cluster, and raises Violated at the first thing that must not.
 
-    history: what happened, for people; None keeps nothing.
+    history: what happened, for people; None keeps nothing. `seen`: how often, so that a look that nothing ever reaches is noticed.
     """
 
     def __init__(self, history: list[tuple[int, str, str, object]] | None = None) -> None:
         self.world = World()
         self.log: list[Event] = []
+        self.seen: Counter[str] = Counter()
         self._cluster: Cluster | None = None
         self._history = history
         self._epoch = 0
@@ -79,6 +85,7 @@ class Watch(Watcher):
         return self._cluster
 
     def note(self, who: str, what: str, about: object = "") -> None:
+        self.seen[what] += 1
         if self._history is not None:
             self._history.append((self._cluster.timeline.now_ms if self._cluster else 0, who, what, about))
 
@@ -94,6 +101,7 @@ class Watch(Watcher):
         self.note(f"machine {machine.node}", f"rank {rank} starts on device {device}", attempt)
         if machine is self.cluster.liar:
             return
+        self.seen[RANK_BESIDE_ZOMBIE] += any(other in self._ended for other, _ in machine.living)
         others = sorted(machine.on_device(device) - {attempt})
         _hold("one_attempt_per_device", not others, f"device {device} of {machine.node} runs {others}, and now {attempt}")
         record = self.world.attempts.get(attempt)
@@ -151,6 +159,7 @@ class Watch(Watcher):
         self._compare(server.world, "the world of a new control plane")
 
     def ended(self, server: SimServer, why: BaseException) -> None:
+        self.seen[SUPERSEDED if is_superseded(why) else type(why).__name__] += 1
         known = isinstance(why, Crash | StoreUnavailable) or is_superseded(why)
         _hold("no_bug", known, f"process {server.number} broke a promise: {type(why).__name__}: {why}")
 
@@ -264,6 +273,7 @@ class Watch(Watcher):
         _hold("leases_hold", others, f"{body.node} was given up though no other node is heard")
         stops = self.world.jobs[body.job].spec.on_partition == "stop"
         alive = self.honest(body.node) and self.machine(body.node).lives(body.attempt)
+        self.seen[STOPPED_IN_TIME] += stops and not alive
         _hold("leases_hold", not (stops and alive), f"{body.attempt} was to stop with its lease and lives on {body.node}")
 
     def _check_ended(self, body: AttemptEnded) -> None:
@@ -273,6 +283,8 @@ class Watch(Watcher):
             if self.honest(part.node) and part.node not in record.lost:
                 alive = self.machine(part.node).lives(body.attempt)
                 _hold("ended_is_ended", not alive, f"{body.attempt} counts as ended and lives on {part.node}")
+            elif self.honest(part.node):
+                self.seen[ZOMBIE] += self.machine(part.node).lives(body.attempt)
 
     def _check_restarts(self, before: World, body: AttemptEnded) -> None:
         """A batch job is started again until its restarts are used up, and what the platform interrupted uses up none."""

@@ -20,7 +20,7 @@ from phalanx.core.devices import Device
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import Forget, StopRanks
-from phalanx.operate.agent import attempt_run, attempts, shim
+from phalanx.operate.agent import attempt_run, attempts
 from phalanx.operate.agent.agent import Agent
 from phalanx.operate.agent.attempt_run import AttemptRun
 from phalanx.operate.agent.attempts import AttemptFolder, Seen, accept
@@ -176,7 +176,7 @@ def on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         refused.append(path)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shim, "write_durable", full)
+    monkeypatch.setattr(attempts, "write_durable", full)
     return refused
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.operate.agent import own_pids, shim
+from phalanx.operate.agent import own_pids, processes
 from tests.operate.agent.agent_cell import Cell, alive, outside, until
 
 HIDING = """
@@ -129,7 +129,7 @@ def test_a_rank_agrees_with_its_proc_and_the_machine_knows_it_by_the_number_that
         said = json.loads(cell.far.text("log", "demo-1.1", rank))
         assert said["pid"] == said["proc"] == said["status"] == said["psutil"]
         assert said["pid"] in said["seen"]
-        assert (said["shm"], said["boot"]) == (Path("/dev/shm").stat().st_dev, shim.boot_id())  # by which NCCL knows its host
+        assert (said["shm"], said["boot"]) == (Path("/dev/shm").stat().st_dev, processes.boot_id())  # by which NCCL knows its host
         if "init" in claimed(cell):
             assert (said["parent"], said["seen"][0]) == (0, 1)
             assert len(said["seen"]) <= 3  # the init and both ranks

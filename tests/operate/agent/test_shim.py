@@ -41,6 +41,7 @@ class Order:
         self.ended: dict[str, Any] = {}
 
     def pids(self) -> list[int]:
+        until((self.folder / "ranks.json").exists)  # they are there before they are written down
         return [entry["pid"] for entry in json.loads((self.folder / "ranks.json").read_bytes())]
 
     def platform_ends(self) -> None:
@@ -130,6 +131,15 @@ def test_a_command_that_cannot_be_started_is_exit_127_with_a_line_and_ends_the_o
     assert "phalanx: cannot start" in order.log(1)
 
 
+def test_a_rank_hears_every_signal_whatever_its_shim_is_deaf_to(tmp_path: Path, started: list[Order]) -> None:
+    """What is ignored at an exec stays so: a notebook could not be interrupted."""
+    deaf = "import signal; print([one.name for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_IGN])"
+    order = Order(tmp_path / "a", [script(deaf)]).start()
+    started.append(order)
+    assert order.end() == [0]
+    assert order.log() == "[]\n"
+
+
 def test_what_cannot_be_cleaned_up_does_not_take_the_end_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(tmp_path / "a", [])
     made: Any = shim.Shim(order.folder, json.loads((order.folder / "shim.json").read_bytes()))
@@ -138,7 +148,7 @@ def test_what_cannot_be_cleaned_up_does_not_take_the_end_away(tmp_path: Path, mo
         raise PermissionError("no /proc for you")
 
     monkeypatch.setattr(shim, "sweep", refused)
-    monkeypatch.setattr(made, "_kill_orphans", refused)
+    monkeypatch.setattr(shim, "kill_orphans", refused)
     made._end()
     made.selector.close()
     made.alarm.close()

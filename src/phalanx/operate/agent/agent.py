@@ -42,10 +42,11 @@ from phalanx.operate.agent.artifacts import Artifacts
 from phalanx.operate.agent.attempt_run import AttemptRun, Node
 from phalanx.operate.agent.attempts import AttemptFolder, accept, discard, held
 from phalanx.operate.agent.connection import Connection, StaleLeader
-from phalanx.operate.agent.devices import Reader, boot_id, discover, node_shape, numbered, read_nvml
+from phalanx.operate.agent.devices import Reader, discover, node_shape, numbered, read_nvml
 from phalanx.operate.agent.fence import Fence
 from phalanx.operate.agent.lease import HELLO, Lease
 from phalanx.operate.agent.ports import PortBlock, claim_block
+from phalanx.operate.agent.processes import boot_id
 from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder

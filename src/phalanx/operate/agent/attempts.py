@@ -13,9 +13,11 @@ from phalanx.core import wire
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
-from phalanx.operate.agent import lease, shim
+from phalanx.operate.agent import lease
+from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import Paths, marks, rank_starts
+from phalanx.operate.agent.processes import boot_id, start_ticks
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 FAILURE_GRACE_MS: Final = 5_000
@@ -40,7 +42,7 @@ class NodeProcess:
     boot: str
 
     def lives(self) -> bool:
-        return self.boot == shim.boot_id() and self.start == shim.start_ticks(self.pid)
+        return self.boot == boot_id() and self.start == start_ticks(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,13 @@ class AttemptFolder:
         `refused`: the next attempt would meet the same. Begun once it is carried to its end, by an agent after this one too:
         ranks that have an exit record must not be started."""
         (self.path / "exits").mkdir(exist_ok=True)
-        shim.write_durable(self.path / "failing.json", {"why": why, "code": code, "at_ms": at_ms, "refused": refused})
+        write_durable(self.path / "failing.json", {"why": why, "code": code, "at_ms": at_ms, "refused": refused})
         for rank in self.ranks:
             _last_line(self.stream("log", rank), f"phalanx: {why}\n".encode(errors="backslashreplace"))
             record = RankExit(rank, code, at_ms, first=code != STOPPED_EARLY and rank == self.ranks[0])
-            shim.write_durable(self.path / "exits" / f"rank-{rank}.json", asdict(record))
+            write_durable(self.path / "exits" / f"rank-{rank}.json", asdict(record))
         ended = {"at_ms": at_ms, "lost": "" if self.ranks else why, "refused": why if refused else ""}
-        shim.write_durable(self.path / "ended.json", ended)
+        write_durable(self.path / "ended.json", ended)
 
     def failing(self) -> dict[str, Any] | None:
         """The arguments of a `fail` that was begun."""
@@ -207,7 +209,7 @@ class AttemptFolder:
 
     def lose(self, why: str, at_ms: int) -> None:
         """Ends an attempt whose shim died before it could say how."""
-        shim.write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": why})
+        write_durable(self.path / "ended.json", {"at_ms": at_ms, "lost": why})
 
     def _is_orphaned(self) -> bool:
         found = self.shim_process()

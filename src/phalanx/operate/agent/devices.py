@@ -121,10 +121,6 @@ def own_address(url: str | None) -> str:
         return str(probe.getsockname()[0])
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def _seen(nvml: Any, index: int) -> GpuSeen:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)

@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from phalanx.operate.agent import boottime, own_pids
-from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
+from phalanx.operate.agent.durable import fsync_folder, write_durable
+from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
+from phalanx.operate.agent.sweeping import end_namespace, kill_orphans, sweep
 
 PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
@@ -40,17 +42,6 @@ LEASE_ENDED: Final = "its node's lease ended"
 _WHY_NOT_STARTED: Final = {PLATFORM_STOPPED: "the platform was stopped", LEASE_ENDED: LEASE_ENDED}
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def write_durable(path: Path, fact: object) -> None:
-    """`fact` as JSON at `path`, whole or not at all, there after a power cut. Raises OSError."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    with staged.open("w") as out:
-        json.dump(fact, out)
-        out.flush()
-        os.fsync(out.fileno())
-    staged.replace(path)
-    _fsync_folder(path.parent)
 
 
 def command(folder: Path) -> list[str]:
@@ -85,34 +76,8 @@ def claim(folder: Path, init: int | None = None) -> bool:
         return False
     finally:
         staged.unlink()
-    _fsync_folder(folder)
+    fsync_folder(folder)
     return True
-
-
-def _fsync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone,
-    be it that nobody has collected it yet.
-
-    Raises OSError when that cannot be known, as with no file descriptor left: a process is not gone for that.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before may hold anything
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _die_with(parent: int, inside: bool) -> None:
@@ -174,8 +139,8 @@ class Shim:
         signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._end_with_platform())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for deaf_to in (signal.SIGINT, signal.SIGHUP):  # not SIG_IGN, which ranks would inherit
+            signal.signal(deaf_to, lambda *_: None)
         self.selector.register(heard, selectors.EVENT_READ, lambda: heard.recv(4096))
 
     def hear_secrets(self) -> bool:
@@ -346,7 +311,7 @@ class Shim:
 
     def _reap(self) -> None:
         """Collects the dead. Those found in one pass died too close to tell apart: one ended by a signal counts as the first."""
-        dead = sorted(_dead_children(), key=lambda exited: exited[1] >= 0)
+        dead = sorted(dead_children(), key=lambda exited: exited[1] >= 0)
         for pid, code in dead:
             if pid in self.alive:
                 self._exited(self.alive.pop(pid), code)
@@ -413,56 +378,8 @@ class Shim:
 
     def _cleanings(self) -> list[Callable[[], set[int]]]:
         if self.init is not None:
-            return [functools.partial(self._end_namespace, self.init)]
-        return [functools.partial(sweep, self.order["marks"], _dead_children), self._kill_orphans]
-
-    def _end_namespace(self, init: int) -> set[int]:
-        """Its init is gone once everything in it is."""
-        left = _children(init)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(init, signal.SIGKILL)
-        until = time.monotonic() + SWEEP_S_MAX
-        while start_ticks(init) is not None and time.monotonic() < until:
-            _dead_children()
-            time.sleep(0.002)
-        _dead_children()
-        return left
-
-    def _kill_orphans(self) -> set[int]:
-        """What hid from the marks by clearing its environment is our child by now, since we are its subreaper."""
-        killed: set[int] = set()
-        until = time.monotonic() + SWEEP_S_MAX
-        while time.monotonic() < until:
-            _dead_children()
-            left = _children(os.getpid())
-            if not left:
-                break
-            for pid in left:
-                with contextlib.suppress(PermissionError):  # it has become another user's, as with sudo
-                    os.kill(pid, signal.SIGKILL)  # a child that nobody else can reap: the number is still its own
-                    killed.add(pid)
-            time.sleep(0.01)
-        return killed
-
-
-def _children(pid: int) -> set[int]:
-    try:
-        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except FileNotFoundError:
-        return set()
-
-
-def _dead_children() -> list[tuple[int, int]]:
-    """(pid, exit code) of every child that has ended and was not collected; orphans given to us are among them."""
-    dead: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return dead
-        if pid == 0:
-            return dead
-        dead.append((pid, os.waitstatus_to_exitcode(status)))
+            return [functools.partial(end_namespace, self.init)]
+        return [functools.partial(sweep, self.order["marks"], dead_children), kill_orphans]
 
 
 def main() -> None:

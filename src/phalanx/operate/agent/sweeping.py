@@ -1,11 +1,14 @@
-"""Finding and ending what carries an attempt's marks in its environment. Standard library only: the shim imports this."""
+"""Finding and ending what an attempt's ranks left. Standard library only: the shim imports this."""
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+
+from phalanx.operate.agent.processes import children, dead_children, start_ticks
 
 SWEEP_S_MAX: Final = 5.0
 
@@ -23,6 +26,36 @@ def sweep(marks: Sequence[str], reap: Callable[[], object] = lambda: None) -> se
         if found:
             time.sleep(0.01)
         reap()
+    return killed
+
+
+def end_namespace(init: int) -> set[int]:
+    """Its init is gone once everything in it is."""
+    left = children(init)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(init, signal.SIGKILL)
+    until = time.monotonic() + SWEEP_S_MAX
+    while start_ticks(init) is not None and time.monotonic() < until:
+        dead_children()
+        time.sleep(0.002)
+    dead_children()
+    return left
+
+
+def kill_orphans() -> set[int]:
+    """What hid from the marks by clearing its environment is the shim's child by now, since the shim is its subreaper."""
+    killed: set[int] = set()
+    until = time.monotonic() + SWEEP_S_MAX
+    while time.monotonic() < until:
+        dead_children()
+        left = children(os.getpid())
+        if not left:
+            break
+        for pid in left:
+            with contextlib.suppress(PermissionError):  # it has become another user's, as with sudo
+                os.kill(pid, signal.SIGKILL)  # a child that nobody else can reap: the number is still its own
+                killed.add(pid)
+        time.sleep(0.01)
     return killed
 
 

@@ -202,35 +202,35 @@ class Cluster:
         """What happens by the second."""
         for node in self.nodes:
             self._strike_node(node)
-        faults, swarm = self.faults, self.faults.swarm
-        if faults.happens(swarm.pauses) and self.leader is not None and not self.leader.paused:
+        faults = self.faults
+        if faults.happens("pauses") and self.leader is not None and not self.leader.paused:
             self._pause(self.leader)
-        if faults.happens(swarm.jumps):
+        if faults.happens("jumps"):
             jumped = self.random.choice([self.clock, *(node.machine.clock for node in self.nodes)])
             jumped.jump(self.random.choice((-HOUR_MS, -10_000, 10_000, HOUR_MS)))
             self.watcher.note("world", "a wall clock jumps")
 
     def _strike_node(self, node: Node) -> None:
-        faults, swarm, machine, random = self.faults, self.faults.swarm, node.machine, self.random
-        if faults.happens(swarm.cut) and node.network.whole:
+        faults, machine, random = self.faults, node.machine, self.random
+        if faults.happens("cut") and node.network.whole:
             self._cut(node)
-        if faults.happens(swarm.breaks):
+        if faults.happens("breaks"):
             for line in node.network.lines:
                 line.breaks()
-        if faults.happens(swarm.agent_dies) and machine.agent is not None:
+        if faults.happens("agent_dies") and machine.agent is not None:
             self.watcher.note(f"agent {machine.node}", "dies")
             machine.agent.die()
             self.agent_in(node, random.randint(100, random.choice((2_000, 90_000))))
-        if faults.happens(swarm.reboots):
+        if faults.happens("reboots"):
             machine.reboot(wiped=random.random() < 0.4)
             self.agent_in(node, random.randint(1_000, random.choice((5_000, 90_000))))
-        if faults.happens(swarm.shim_dies) and machine.shims:
+        if faults.happens("shim_dies") and machine.shims:
             attempt = random.choice(sorted(machine.shims))
             self.watcher.note(f"shim {machine.node}", "dies", attempt)
             machine.shims[attempt].die()
-        if faults.happens(swarm.disk_full) and not machine.disk.full:
+        if faults.happens("disk_full") and not machine.disk.full:
             self._fill(machine)
-        if faults.happens(swarm.ahead):
+        if faults.happens("ahead"):
             machine.disk.epoch_seen += random.choice((1, 5, 1_000))
             self.watcher.note(f"agent {machine.node}", "has seen a later epoch", machine.disk.epoch_seen)
             for line in node.network.lines:

@@ -200,7 +200,7 @@ class SimServer:
             return
         self._note_gap()
         self._life.faults.crash_point("between observe and carry_out")
-        longest = SLOW_DECIDE_MS if self._life.faults.happens(self._life.faults.swarm.delayed / 4) else DECIDE_MS[1]
+        longest = SLOW_DECIDE_MS if self._life.faults.happens("delayed", 0.25) else DECIDE_MS[1]
         delay_ms = self._life.random.randint(DECIDE_MS[0], longest)
         self._life.timeline.after(delay_ms, lambda: self.run(lambda: self._carry_out(snapshot)))
 

@@ -1,6 +1,7 @@
 """What goes wrong, and when: every fault is drawn from the seed, and each seed likes some kinds better than others."""
 
 import sqlite3
+from collections import Counter
 from dataclasses import dataclass, fields
 from random import Random
 from typing import Final
@@ -79,26 +80,31 @@ def draw_swarm(random: Random) -> Swarm:
 
 
 class Faults:
-    """The injector. `swarm` is what is likely now; `heal` switches everything off for good."""
+    """The injector. `swarm` is what is likely now; `heal` switches everything off for good. `struck`: how often each kind did."""
 
     def __init__(self, random: Random, swarm: Swarm) -> None:
         self.random = random
         self.swarm = swarm
+        self.struck: Counter[str] = Counter()
 
     def heal(self) -> None:
         self.swarm = CALM
 
-    def happens(self, likelihood: float) -> bool:
-        """Draws only for what can happen, so that histories without a kind of fault are not changed by it."""
-        return likelihood > 0 and self.random.random() < likelihood
+    def happens(self, kind: str, share: float = 1.0) -> bool:
+        """Whether that kind of fault strikes now, `share` of its likelihood where that is asked more often than it counts. Draws
+        only for what can happen, so that histories without a kind of fault are not changed by it."""
+        likelihood = getattr(self.swarm, kind) * share
+        strikes: bool = likelihood > 0 and self.random.random() < likelihood
+        self.struck[kind] += strikes
+        return strikes
 
     def crash_point(self, where: str) -> None:
         """The control plane passes here; maybe no further. Raises Crash."""
-        if self.happens(self.swarm.crash):
+        if self.happens("crash"):
             raise Crash(where)
 
     def database_point(self, where: str) -> None:
         """A transaction begins, is about to be committed, or just was. Raises Crash, or what the driver raises."""
         self.crash_point(f"database: {where}")
-        if self.happens(self.swarm.database):
+        if self.happens("database"):
             raise sqlite3.OperationalError(f"disk I/O error ({where})")

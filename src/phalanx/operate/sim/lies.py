@@ -24,7 +24,7 @@ class Liar:
         self._attempts = attempts
 
     def say(self, message: Said) -> Sequence[Said]:
-        if not self._faults.happens(self._faults.swarm.lies):
+        if not self._faults.happens("lies"):
             return (message,)
         self._machine.witness.note(f"agent {self._machine.node}", "lies")
         match message:

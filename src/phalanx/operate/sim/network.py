@@ -65,7 +65,7 @@ class Network:
         ms = self.random.randint(1, 8)
         if self.slow_ms:
             ms += self.random.randint(self.slow_ms // 2, self.slow_ms)
-        if self.faults.happens(self.faults.swarm.delayed):
+        if self.faults.happens("delayed"):
             ms += self.random.randint(200, DELAY_MS_MAX)
         return ms
 
@@ -160,12 +160,12 @@ class Line:
 
     def _send(self, direction: Direction, text: str, levels: bool, first: bool = False) -> None:
         faults = self._network.faults
-        if not first and faults.happens(faults.swarm.lost):
+        if not first and faults.happens("lost"):
             self._network.timeline.after(self._network.random.randint(100, LOST_BREAKS_MS), self.breaks)
             return
-        if not first and faults.happens(faults.swarm.doubled):
+        if not first and faults.happens("doubled"):
             self._deliver_later(direction, text, in_order=not levels)
-        self._deliver_later(direction, text, in_order=not (levels and faults.happens(faults.swarm.reordered)))
+        self._deliver_later(direction, text, in_order=not (levels and faults.happens("reordered")))
 
     def _deliver_later(self, direction: Direction, text: str, in_order: bool) -> None:
         now_ms = self._network.timeline.now_ms

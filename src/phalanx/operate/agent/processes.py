@@ -1,0 +1,42 @@
+"""Processes of this machine, as the kernel knows them. Standard library only: the shim imports this."""
+
+import os
+from pathlib import Path
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone,
+    be it that nobody has collected it yet.
+
+    Raises OSError when that cannot be known, as with no file descriptor left: a process is not gone for that.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before may hold anything
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except FileNotFoundError:
+        return set()
+
+
+def dead_children() -> list[tuple[int, int]]:
+    """(pid, exit code) of every child that has ended and was not collected; orphans given to us are among them."""
+    dead: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return dead
+        if pid == 0:
+            return dead
+        dead.append((pid, os.waitstatus_to_exitcode(status)))
