@@ -52,12 +52,26 @@ def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> 
     from phalanx.operate.engines import local
 
     home = home.expanduser().resolve()
+    _refuse_joined(home)
     if store or os.environ.get("PHALANX_STORE"):
         from phalanx.operate.control import blob_home
 
         store = blob_home.choice(home, store, os.environ)
         blob_home.check_change(home, store, daemons.alive(home, "server") is not None)
     return local.up(_machine(), home, port, cpu_slots, store)
+
+
+def _refuse_joined(home: Path) -> None:
+    """A home whose agent belongs to another control plane is none for a control plane of its own."""
+    from phalanx.core.errors import SetupError
+    from phalanx.operate.agent import membership
+
+    known = membership.read(home)
+    if known is not None:
+        fix = (
+            f"is the home of an agent that joined {known.url}; start that with `phalanx agent join`, or choose another PHALANX_HOME"
+        )
+        raise SetupError("home", str(home), fix)
 
 
 def down(home: Path, force: bool) -> bool:

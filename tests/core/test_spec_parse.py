@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
-from phalanx.core.spec import JobSpec
+from phalanx.core.spec import JobSpec, Notify
 from phalanx.core.spec_parse import SPEC_BYTES_MAX, command_line, load_spec, parse_spec, recipe_config
 
 PLAIN: dict[str, Any] = {"name": "x", "entrypoint": "python train.py"}
@@ -127,3 +127,15 @@ def test_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
 def test_defaults_of_the_recipe_are_the_demo() -> None:
     config = recipe_config(parse_spec(RECIPE))
     assert (config.dim, config.layers, config.steps, config.problems()) == (128, 4, 400, [])
+
+
+def test_on_and_yes_are_words_and_only_true_and_false_are_booleans(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "name: x\nentrypoint: [a]\nnotify: {webhook: 'http://h/p', on: [started, finished]}\n"
+        "env: {ANSWER: yes, OTHER: off}\nhyperparameters: {flag: true, word: no}\n"
+    )
+    spec = load_spec(job)
+    assert spec.notify == Notify(webhook="http://h/p", on=("started", "finished"))
+    assert spec.env == {"ANSWER": "yes", "OTHER": "off"}
+    assert spec.hyperparameters == {"flag": True, "word": "no"}

@@ -220,6 +220,18 @@ def test_a_home_below_a_file_is_named(tmp_path: Path) -> None:
     refused(phalanx("up", home=tmp_path / "file" / "home"), "home", "file/home", "writable folder")
 
 
+def test_a_home_that_joined_another_platform_and_a_store_that_was_mistyped_start_nothing(home: Path) -> None:
+    (home / "node").mkdir(parents=True)
+    joined = {"url": "http://127.0.0.1:1", "node": "n", "credential": "c" * 43}
+    (home / "node" / "credential.json").write_text(json.dumps(joined))
+    refused(phalanx("up", "--port", "0", home=home), "home", str(home), "agent that joined http://127.0.0.1:1")
+    assert not list(home.glob("run/*.json"))
+    other, store = home.with_name("other"), home / "no" / "such" / "place"
+    refused(phalanx("up", "--port", "0", "--store", str(store), home=other), "--store", str(store), "mend the path")
+    assert not store.parent.parent.exists()
+    assert not list(other.glob("run/*.json"))
+
+
 def test_a_full_home_refuses_a_job_whole_and_takes_it_later(home: Path, tmp_path: Path) -> None:
     """The server may write no file beyond 20 MB; the packed workdir is larger."""
     work = tmp_path / "work"

@@ -8,11 +8,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from obstore.exceptions import GenericError
 
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable
 from phalanx.storage.blobs import BlobStore
 from phalanx.storage.objects import PART_BYTES, ObjectStore, open_store
-from phalanx.storage.remote import Patience
+from phalanx.storage.remote import Patience, said_again_if_unsent
 from tests.storage.conftest import BRIEF
 from tests.storage.meddler import Meddler, flipping, flipping_another_each_time, leave
 from tests.storage.seaweed import BUCKET, KEY, SECRET, Seaweed
@@ -232,3 +233,20 @@ def asks(store: ObjectStore) -> list[Callable[[], object]]:
         lambda: list(store.list()),
         lambda: store.delete("before"),
     ]
+
+
+def test_a_request_that_was_never_sent_is_said_again_once() -> None:
+    """A race of the HTTP library with a breaking connection, in its own words; it cannot be brought about at will."""
+    tried: list[int] = []
+
+    def unsent(times: int) -> str:
+        tried.append(1)
+        if len(tried) <= times:
+            raise GenericError('Generic S3 error: hyper::Error(Canceled, "connection was not ready")')
+        return "stored"
+
+    assert said_again_if_unsent(lambda: unsent(1)) == "stored"
+    tried.clear()
+    with pytest.raises(GenericError):
+        said_again_if_unsent(lambda: unsent(2))
+    assert len(tried) == 2

@@ -45,7 +45,7 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
     try:
         if path.stat().st_size > SPEC_BYTES_MAX:
             raise SpecError("job file", str(path), f"keep it under {SPEC_BYTES_MAX // 1024} KiB")
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError("job file", str(path), f"cannot be read ({error.strerror}); name an existing YAML file") from error
     except UnicodeDecodeError as error:
@@ -71,6 +71,11 @@ def _file_in(workdir: Path, name: str) -> bytes | None:
         return path.read_bytes() if path.is_file() else None
     except OSError as error:
         raise SpecError("environment.lock", str(path), f"cannot be read ({error.strerror}); give this user the right to") from error
+
+
+def read_yaml(text: str) -> Any:
+    """YAML as job files are read. Raises yaml.YAMLError, RecursionError."""
+    return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
@@ -115,7 +120,8 @@ def recipe_config(spec: JobSpec) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused."""
+    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused, and only true and
+    false are booleans."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -291,5 +297,12 @@ def _nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; known are {', '.join(known)}"
 
+
+# YAML 1.1 also reads on, off, yes and no as booleans, keys included: `notify: {on: [finished]}` would have no `on`.
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 _ADAPTER: Final = TypeAdapter(JobSpec)

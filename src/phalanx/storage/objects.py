@@ -19,7 +19,7 @@ from phalanx.storage.atomic import make_folders, refused
 from phalanx.storage.local_writes import LocalWrites
 from phalanx.storage.places import Place, checked_key, parse_place
 from phalanx.storage.refusals import told
-from phalanx.storage.remote import Patience, remote_store
+from phalanx.storage.remote import Patience, remote_store, said_again_if_unsent
 
 PART_BYTES: Final = 16 * 2**20
 """An object above it is sent in parts of that size; S3 takes 10,000 of them, so 156 GiB at most."""
@@ -121,7 +121,11 @@ class ObjectStore:
                 self._local.put(key, data)
                 return
             parts = self.takes_parts(size_of(data))
-            obstore.put(self._store, key, data, use_multipart=parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+            said_again_if_unsent(
+                lambda: obstore.put(
+                    self._store, key, data, use_multipart=parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+                )
+            )
         except _TROUBLE as error:
             raise told(self.place, key, error) from error
 

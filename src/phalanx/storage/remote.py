@@ -1,12 +1,13 @@
 """Clients of stores on the network: how long they wait, where their credentials come from, and what must not go readable."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from phalanx.core.errors import SetupError
@@ -14,6 +15,7 @@ from phalanx.storage.aws_profile import profile_of
 from phalanx.storage.places import Place
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_UNSENT: Final = "connection was not ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,14 @@ def _client(patience: Patience, environ: Mapping[str, str]) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise SetupError("AWS_CA_BUNDLE", bundle, "cannot be read as PEM; name a readable file, or unset it") from error
     return client
+
+
+def said_again_if_unsent(call: Callable[[], object]) -> object:
+    """Once: obstore repeats what broke on the way, and not what its HTTP library gave up unsent, as it does when the pooled
+    connection that it chose breaks in that moment. Nothing of that request has reached the store."""
+    try:
+        return call()
+    except BaseError as error:
+        if _UNSENT not in str(error):
+            raise
+        return call()

@@ -64,10 +64,13 @@ def test_undrain_says_that_it_is_back(terminal: Terminal) -> None:
     assert json.loads(terminal("node", "undrain", "node-a", "-o", "json").out)["drained"] == ""
 
 
-def test_a_drain_without_a_reason_and_a_node_that_is_none(terminal: Terminal) -> None:
-    without = terminal("node", "drain", "node-a")
-    assert without.code == 2 and "--reason" in without.err
-    assert terminal.server.asked == []
+def test_a_drain_without_a_reason_says_so_to_whoever_looks(terminal: Terminal) -> None:
+    terminal.server.on("POST", "/nodes/node-a/drain", said(NodeView, DRAINED))
+    assert terminal("node", "drain", "node-a", "--now").code == 0
+    assert wire.loads(DrainRequest, terminal.server.asked[0].body) == DrainRequest(reason="no reason given", now=True)
+
+
+def test_a_node_that_is_none_is_not_asked_for(terminal: Terminal) -> None:
     assert terminal("node", "drain", "../x", "--reason", "y").code == 4
     terminal.server.on("POST", "/nodes/none/undrain", refusal(404, "node", "none", "no such node", title="NotFound"))
     unknown = terminal("node", "undrain", "none")

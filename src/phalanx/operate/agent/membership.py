@@ -81,7 +81,7 @@ def read(home: Path) -> Membership | None:
 def _read(file: Path) -> Membership | None:
     try:
         found: Membership = wire.loads(Membership, file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise SetupError("credential file", str(file), f"cannot be read ({error}); delete it and join again") from error

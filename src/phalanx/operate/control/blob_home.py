@@ -59,7 +59,10 @@ def choice(home: Path, asked: str, environ: Mapping[str, str]) -> str:
     Raises SetupError for a URL that is none, and for a PHALANX_STORE that is not what the home remembers.
     """
     if asked:
-        return parse_place(asked, "--store").url
+        place = parse_place(asked, "--store")
+        if place.scheme == "file" and not place.path.parent.is_dir():  # a slip of the pen must not move every blob
+            raise SetupError("--store", asked, f"there is no folder {place.path.parent}; make it first, or mend the path")
+        return place.url
     variable = environ.get(VARIABLE, "")
     if not variable:
         return ""

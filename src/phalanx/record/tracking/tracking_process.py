@@ -46,13 +46,13 @@ def main(home: Path) -> None:
 def _wait_for_turn(home: Path) -> None:
     """Waits until no other tracking process of this home is left, and ends this one when nobody hears its answers any more: each
     server that was killed left one behind, and together they would take minutes to import and migrate the same."""
-    (home / "run").mkdir(mode=0o700, exist_ok=True)
+    (home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(home / "run" / "tracking.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # held until the process ends
     stdin, taken = select.poll(), False
     stdin.register(0, 0)
     while not taken:
         taken = _taken(handle)
-        if any(events & select.POLLHUP for _, events in stdin.poll(0 if taken else LOCK_POLL_MS)):
+        if not taken and any(events & select.POLLHUP for _, events in stdin.poll(LOCK_POLL_MS)):
             raise SystemExit
 
 

@@ -30,7 +30,7 @@ def ls(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks at the node; 1 to 500 characters.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks at the node; 1 to 500 characters.")] = "no reason given",
     now: Annotated[
         bool, typer.Option("--now", help="Stop what runs there: it starts again elsewhere and uses up no restart.")
     ] = False,

@@ -9,7 +9,7 @@ import yaml
 
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
-from phalanx.core.spec_parse import load_spec
+from phalanx.core.spec_parse import load_spec, read_yaml
 
 _PATHS: Final = ("workdir", "data.path")
 """Fields that are paths: given on the command line they start at the current folder, not at the file's."""
@@ -39,7 +39,7 @@ def _key_value(change: str) -> tuple[str, Any]:
     if key == "name":
         return key, text
     try:
-        return key, yaml.safe_load(text)
+        return key, read_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise SpecError(f"--set {key}", text, f"is not a YAML value: {getattr(error, 'problem', error)}") from error
 
