@@ -73,7 +73,7 @@ def documented(path: Path) -> Iterator[tuple[str, str | None]]:
 
 @pytest.mark.parametrize(
     "kind",
-    [spec.JobSpec, spec.Resources, spec.Environment, spec.CheckpointPolicy, spec.DataSource, recipe.LlamaRecipe],
+    [spec.JobSpec, spec.Resources, spec.Environment, spec.CheckpointPolicy, spec.DataSource, spec.Notify, recipe.LlamaRecipe],
     ids=lambda kind: kind.__name__,
 )
 def test_every_config_field_is_documented(kind: type) -> None:
@@ -82,6 +82,13 @@ def test_every_config_field_is_documented(kind: type) -> None:
     names = [field.name for field in dataclasses.fields(kind)]
     assert [name for name in names if not re.search(rf"\b{name}(:|; or else)", docstring)] == []
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_variable_of_a_rank_is_documented() -> None:
+    page = (ROOT / "docs/job-spec.md").read_text()
+    given = set(re.findall(r'"(PHALANX_[A-Z_]+)"', (ROOT / "src/phalanx/operate/agent/launch_env.py").read_text()))
+    assert len(given) > 10
+    assert [name for name in sorted(given) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("kind", [spec.JobSpec, spec.CheckpointPolicy, recipe.LlamaRecipe], ids=lambda kind: kind.__name__)

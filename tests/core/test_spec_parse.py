@@ -41,9 +41,9 @@ def test_spec_survives_the_wire() -> None:
         ({"entrypoint": "a"}, "name", "required"),
         ({"name": "x"}, "entrypoint", "exactly one"),
         ({**RECIPE, "entrypoint": "a"}, "entrypoint", "exactly one"),
-        ({**PLAIN, "entrypoint": "a 'b"}, "entrypoint", "quotation"),
+        ({**PLAIN, "entrypoint": "a 'b"}, "entrypoint", "left open"),
         ({**PLAIN, "num_nodes": 0}, "num_nodes", "1 to 100000"),
-        ({**PLAIN, "num_nodes": "many"}, "num_nodes", "integer"),
+        ({**PLAIN, "num_nodes": "many"}, "num_nodes", "whole number"),
         ({**PLAIN, "priority": 101}, "priority", "0 to 100"),
         ({**PLAIN, "kind": "trian"}, "kind", "'train'"),
         ({**PLAIN, "resources": {"gpus": "H100:0"}}, "resources.gpus", "TYPE:COUNT"),
@@ -133,9 +133,44 @@ def test_on_and_yes_are_words_and_only_true_and_false_are_booleans(tmp_path: Pat
     job = tmp_path / "job.yaml"
     job.write_text(
         "name: x\nentrypoint: [a]\nnotify: {webhook: 'http://h/p', on: [started, finished]}\n"
-        "env: {ANSWER: yes, OTHER: off}\nhyperparameters: {flag: true, word: no}\n"
+        "env: {ANSWER: yes, OTHER: off, LONG: falsehood}\nhyperparameters: {flag: true, word: no}\n"
     )
     spec = load_spec(job)
     assert spec.notify == Notify(webhook="http://h/p", on=("started", "finished"))
-    assert spec.env == {"ANSWER": "yes", "OTHER": "off"}
+    assert spec.env == {"ANSWER": "yes", "OTHER": "off", "LONG": "falsehood"}
     assert spec.hyperparameters == {"flag": True, "word": "no"}
+
+
+WRONG_TYPES: list[tuple[dict[str, object], str, object, str]] = [
+    ({"entrypoint": True}, "entrypoint", True, "a command line, or a list of words"),
+    ({"entrypoint": 'a "b'}, "entrypoint", 'a "b', "left open; close it"),
+    ({"secrets": "TOKEN"}, "secrets", "TOKEN", "a list, such as [a, b]"),
+    ({"max_duration": 5}, "max_duration", 5, "in quotes"),
+    ({"env": {"A": True}}, "env.A", True, "in quotes"),
+    ({"env": {"str": True}}, "env.str", True, "in quotes"),
+    ({"num_nodes": "two"}, "num_nodes", "two", "write a whole number"),
+    ({"resources": 3}, "resources", 3, "a mapping of its fields"),
+    ({"resources": {"cpus": "many"}}, "resources.cpus", "many", "write a number"),
+    ({"workdir": None}, "workdir", "null", "write text"),
+    ({"notify": {}}, "notify.webhook", "(missing)", "is required"),
+    ({"hyperparameters": {"a": [1]}}, "hyperparameters.a", [1], "text, a number, true or false"),
+    ({"kind": "trian"}, "kind", "trian", "write 'batch', 'train'"),
+]
+
+
+@pytest.mark.parametrize(("change", "field", "value", "fix"), WRONG_TYPES, ids=[str(change) for change, *_ in WRONG_TYPES])
+def test_a_value_of_the_wrong_type_is_told_what_to_write(change: dict[str, object], field: str, value: object, fix: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "x", "entrypoint": ["a"], **change})
+    assert (caught.value.field, caught.value.value) == (field, value)
+    assert fix in caught.value.fix
+    assert "input should be" not in caught.value.fix
+
+
+@pytest.mark.parametrize(("text", "what"), [("", "is empty"), ("[a]", "holds a list"), ("a", "holds a single value")])
+def test_a_job_file_without_fields_is_named(tmp_path: Path, text: str, what: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(text)
+    with pytest.raises(SpecError, match=what) as caught:
+        load_spec(job)
+    assert (caught.value.field, caught.value.value) == ("job file", str(job))

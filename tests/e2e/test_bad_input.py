@@ -93,6 +93,17 @@ def test_a_job_file_that_is_none(home: Path, tmp_path: Path) -> None:
     refused(phalanx("submit", str(latin), home=home), "job file", "latin.yaml", "UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [(("up", "--cpu-slots", "x"), "'x': write a whole number"), (("ls", "--limit", "0"), "'0': write 1 or more")],
+)
+def test_an_option_that_cannot_be_is_shown_as_it_was_given(home: Path, words: tuple[str, ...], value: str) -> None:
+    result = phalanx(*words, home=home)
+    assert result.returncode == Exit.BAD_INPUT
+    assert f"Invalid value for '{words[1]}': {value}" in result.stderr
+    assert not home.exists()
+
+
 # Data
 
 
@@ -254,7 +265,15 @@ def test_a_full_home_refuses_a_job_whole_and_takes_it_later(home: Path, tmp_path
 def test_a_job_that_can_never_fit_is_refused_with_the_smallest_change(platform: Platform, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({"name": "huge", "entrypoint": ["true"], "resources": {"gpus": 64}}))
-    refused(platform.run("submit", str(job), check=False), "resources", "64", "the largest possible is 2")
+    refused(platform.run("submit", str(job), check=False), "resources.gpus", "64", "the largest possible is 2")
+    for resources, field, value in (
+        ({"cpus": 4000}, "resources.cpus", "4000"),
+        ({"memory": "900TiB"}, "resources.memory", "900TiB"),
+    ):
+        job.write_text(json.dumps({"name": "huge", "entrypoint": ["true"], "resources": resources}))
+        refused(platform.run("submit", str(job), check=False), field, value, "the largest possible is")
+    job.write_text(json.dumps({"name": "huge", "entrypoint": ["true"], "num_nodes": 9}))
+    refused(platform.run("submit", str(job), check=False), "num_nodes", "9", "the largest possible is 1")
     with platform.client() as client:
         assert not [one for one in client.jobs() if one.name == "huge"]
 

@@ -42,7 +42,7 @@ class UserError(PhalanxError):
         super().__init__(f"{field}: {value!r}: {fix}")
 
     def sentence(self) -> str:
-        return f"{self.field} is {self.value!r}: {self.fix}"
+        return f"{self.field}: {self.fix}" if self.value is None else f"{self.field} is {self.value!r}: {self.fix}"
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, object, str]]:
         """One error on one rank must reach the others whole."""

@@ -18,6 +18,8 @@ from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
 from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Resources
+from phalanx.core.validation import value_of, what_to_write
+from phalanx.core.yaml_text import read_yaml
 
 SPEC_BYTES_MAX: Final = 256 * 1024
 WEBHOOK_CHARS_MAX: Final = 1_000
@@ -33,6 +35,7 @@ _NESTED: Final = {
     "data": DataSource,
     "notify": Notify,
 }
+_MAPPING: Final = "write a mapping of fields, starting with name: ..."
 _Check = tuple[str, object, bool, str]
 
 
@@ -54,6 +57,9 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise SpecError("job file", str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"
+        raise SpecError("job file", str(path), f"{what}; {_MAPPING}")
     spec = anchored(parse_spec(change(data)), path.parent)
     if spec.data and not (Path(spec.data.path) / "manifest.json").is_file():
         raise SpecError(
@@ -73,11 +79,6 @@ def _file_in(workdir: Path, name: str) -> bytes | None:
         raise SpecError("environment.lock", str(path), f"cannot be read ({error.strerror}); give this user the right to") from error
 
 
-def read_yaml(text: str) -> Any:
-    """YAML as job files are read. Raises yaml.YAMLError, RecursionError."""
-    return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
-
-
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
     """`spec` with relative `workdir` and `data.path` made absolute from `folder`."""
     workdir = str((folder / spec.workdir).resolve()) if spec.workdir else ""
@@ -88,7 +89,7 @@ def anchored(spec: JobSpec, folder: Path) -> JobSpec:
 def parse_spec(data: object) -> JobSpec:
     """Raises SpecError for the first problem found."""
     if not isinstance(data, dict):
-        raise SpecError("job", type(data).__name__, "write a mapping of fields, starting with name: ...")
+        raise SpecError("job", data, _MAPPING)
     try:
         spec: JobSpec = _ADAPTER.validate_python(_normal(data))
     except ValidationError as error:
@@ -117,28 +118,6 @@ def recipe_config(spec: JobSpec) -> Any:
     for name, value, fix in config.problems():
         raise SpecError(f"hyperparameters.{name}", value, fix)
     return config
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused, and only true and
-    false are booleans."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not accepted; write the value out", problem_mark=self.get_mark()
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be plain text", problem_mark=key.start_mark)
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
@@ -266,7 +245,10 @@ def _is_web(url: str) -> bool:
 
 def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:
     """The argument vector of an entrypoint; a string is split as a shell would, without running one. Raises ValueError."""
-    words = tuple(shlex.split(entrypoint)) if isinstance(entrypoint, str) else entrypoint
+    try:
+        words = tuple(shlex.split(entrypoint)) if isinstance(entrypoint, str) else entrypoint
+    except ValueError as error:  # in the words of shlex: "No closing quotation", "No escaped character"
+        raise ValueError("a quote or a backslash is left open; close it, or write a list of words") from error
     if not words or not words[0].strip():
         raise ValueError("begin with the program to run")
     if isinstance(entrypoint, str) and (words[0] == "cd" or not _SHELL.isdisjoint(words)):
@@ -289,20 +271,22 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     if first["type"] == "unexpected_keyword_argument":
         owner = _NESTED.get(where[0], kind) if len(where) > 1 else kind
         return SpecError(name, first["input"], _nearest(where[-1], [item.name for item in dataclasses.fields(owner)]))
-    value = "(missing)" if first["type"] in ("missing", "missing_argument") else first["input"]
-    return SpecError(name, value, first["msg"][0].lower() + first["msg"][1:])
+    union = _UNIONS.get(where[0]) if where and not prefix else None
+    if union is not None:  # what is wrong is said of each of its types; to people it is one field
+        return SpecError(".".join(where[: union[0]]), value_of(first), union[1])
+    return SpecError(name, value_of(first), what_to_write(first))
+
+
+_UNIONS: Final = {
+    "entrypoint": (1, "write a command line, or a list of words such as [python, train.py]"),
+    "hyperparameters": (2, "write text, a number, true or false"),
+}
+"""Fields of several types: how deep each lies, and what may be written."""
 
 
 def _nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; known are {', '.join(known)}"
 
-
-# YAML 1.1 also reads on, off, yes and no as booleans, keys included: `notify: {on: [finished]}` would have no `on`.
-_PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 _ADAPTER: Final = TypeAdapter(JobSpec)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from phalanx.core import features
-from phalanx.core.devices import DeviceRequest
+from phalanx.core.devices import CPU_SLOT, DeviceRequest
 from phalanx.core.reasons import NeverFits, NoRoom
 from phalanx.core.units import show_size
 from phalanx.decide.scheduler.eligible import asked_types, could_hold, device_types, eligible_types, holds, is_able, num_devices
@@ -22,6 +22,11 @@ _ASKED_BY: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Feature to the field of the spec that needs it."""
+
+CPUS: Final = "cpus on a node"
+MEMORY: Final = "memory on a node"
+NODES: Final = "nodes with "
+"""Resources in `NeverFits`, besides devices and what agents can do; the last one begins so."""
 
 _MEANS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -101,7 +106,7 @@ def _unable(job: PendingJob, nodes: Sequence[NodeFacts], change: str) -> NeverFi
     field = _ASKED_BY.get(feature, feature)
     largest = max((sum(could_hold(job, kind, node) for node in nodes) for kind in asked_types(job, nodes)), default=0)
     if largest:
-        return NeverFits(f"nodes with {field}", str(job.num_nodes), str(largest), change)
+        return NeverFits(f"{NODES}{field}", str(job.num_nodes), str(largest), change)
     return NeverFits(field, str(job.num_nodes), "none", change)
 
 
@@ -135,8 +140,8 @@ def _measures(job: PendingJob, kind: str) -> tuple[_Measure, ...]:
 
     return (
         _Measure(_devices(kind), job.request.count, devices, lambda number: f"{number:.0f}"),
-        _Measure("cpus on a node", job.cpus, lambda node: node.cpus, _cores),
-        _Measure("memory on a node", job.memory_bytes, lambda node: node.memory_bytes, lambda size: show_size(int(size))),
+        _Measure(CPUS, job.cpus, lambda node: node.cpus, _cores),
+        _Measure(MEMORY, job.memory_bytes, lambda node: node.memory_bytes, lambda size: show_size(int(size))),
     )
 
 
@@ -150,7 +155,7 @@ def _shortage(job: PendingJob, kind: str, nodes: Sequence[NodeFacts]) -> _Shorta
             has = measure.of(largest)
             shown = f"{measure.show(has)} ({largest.node})"
             return _Shortage(measure.resource, measure.show(measure.asked), shown, step, has / measure.asked)
-    share = f"nodes with {kind}:{job.request.count}" + (" and that room" if job.cpus or job.memory_bytes else "")
+    share = f"{NODES}{kind}:{job.request.count}" + (" and that room" if job.cpus or job.memory_bytes else "")
     return _Shortage(share, str(job.num_nodes), str(len(left)), len(measures), len(left) / job.num_nodes)
 
 
@@ -190,7 +195,9 @@ def _of_type(job: PendingJob, kind: str) -> PendingJob:
 
 
 def _devices(kind: str | None) -> str:
-    return f"{kind} devices on a node"
+    if kind == CPU_SLOT:  # "cpu devices" would read as if cores were meant
+        return "CPU slots on a node"
+    return f"{kind} devices on a node" if kind else "devices on a node"
 
 
 def _cores(number: float) -> str:

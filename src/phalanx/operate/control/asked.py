@@ -12,7 +12,7 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Paused, Running, Starting, Stopping
 from phalanx.core.units import utc_day
-from phalanx.decide.scheduler.explain import never_fits
+from phalanx.decide.scheduler.explain import CPUS, MEMORY, NODES, never_fits
 from phalanx.operate.control import verdict, wanted
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.world import JobRecord, NodeRecord, World
@@ -142,14 +142,17 @@ def refuse_never_fitting(world: World, spec: JobSpec) -> None:
     reason = never_fits(asked, wanted.snapshot(world, frozenset(), 0, {}).nodes)
     if reason is None:
         return
-    asks_agents = {
-        "environment.lock": spec.environment.lock,
-        "environment.image": spec.environment.image,
-        "secrets": ", ".join(spec.secrets),
-        "on_partition": spec.on_partition,
+    fields = {
+        "environment.lock": ("environment.lock", spec.environment.lock),
+        "environment.image": ("environment.image", spec.environment.image),
+        "secrets": ("secrets", ", ".join(spec.secrets)),
+        "on_partition": ("on_partition", spec.on_partition),
+        CPUS: ("resources.cpus", spec.resources.cpus),
+        MEMORY: ("resources.memory", spec.resources.memory),
     }
-    field = reason.resource if reason.resource in asks_agents else "resources"
-    raise SpecError(field, asks_agents.get(field, reason.asked), reason.sentence())
+    of_count = ("num_nodes", spec.num_nodes) if reason.resource.startswith(NODES) else ("resources.gpus", spec.resources.gpus)
+    field, value = fields.get(reason.resource, of_count)
+    raise SpecError(field, value, reason.sentence())
 
 
 def refuse_unwritable(spec: JobSpec, key: str) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.core.errors import Bug, Exit, PhalanxError
+from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
@@ -91,6 +92,18 @@ class _Tree(typer.core.TyperGroup):
         except BrokenPipeError:
             _hush()
             raise typer.Exit(int(Exit.OK)) from None
+        except typer.BadParameter as error:
+            _say_value(error)
+            raise
+
+
+def _say_value(error: typer.BadParameter) -> None:
+    """Typer repeats what Pydantic says of an option, without what was given."""
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is not None:
+        first = problems()[0]
+        value, fix = repr(value_of(first)), what_to_write(first)
+        error.message = fix if fix.startswith(value) else f"{value}: {fix}"
 
 
 def _hush() -> None:

@@ -9,7 +9,8 @@ import yaml
 
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
-from phalanx.core.spec_parse import load_spec, read_yaml
+from phalanx.core.spec_parse import load_spec
+from phalanx.core.yaml_text import read_yaml
 
 _PATHS: Final = ("workdir", "data.path")
 """Fields that are paths: given on the command line they start at the current folder, not at the file's."""

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized, UserError, WorldError
+from phalanx.core.validation import value_of, what_to_write
 
 VALUE_CHARS_MAX: Final = 200
 """A value is quoted so that people recognise it, not to send it back whole."""
@@ -70,8 +71,9 @@ def _from_validation(error: Exception) -> UserError:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    value = "(missing)" if first["type"] in ("missing", "missing_argument") else first.get("input", "")
-    return SpecError(".".join(where) or "body", value, first["msg"][0].lower() + first["msg"][1:])
+    if first["type"] == "json_invalid":
+        where = []  # else the place of the character
+    return SpecError(".".join(where) or "body", value_of(first), what_to_write(first))
 
 
 def _from_http(request: Request, error: Exception) -> JSONResponse:

@@ -1,0 +1,54 @@
+"""What Pydantic found wrong, as one of our sentences: what to write instead. For job files, requests and options alike."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_WRITE: Final[Mapping[str, str]] = {
+    "string_type": "text; put numbers, true and false in quotes",
+    "tuple_type": "a list, such as [a, b]",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "a mapping, such as {key: value}",
+    "mapping_type": "a mapping, such as {key: value}",
+    "dataclass_type": "a mapping of its fields, such as {field: value}",
+    "invalid_key": "keys as text; put numbers, true and false in quotes",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "json_invalid": "valid JSON",
+}
+_BOUNDS: Final[Mapping[str, str]] = {
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+
+
+def what_to_write(problem: Mapping[str, Any]) -> str:
+    """One of `ValidationError.errors()` as what to change. Kinds that are not named here keep Pydantic's own words."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in ("missing", "missing_argument"):
+        return "is required; write it"
+    if kind in _WRITE:
+        return f"write {_WRITE[kind]}"
+    if kind in _BOUNDS:
+        return f"write {_BOUNDS[kind].format(**context)}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return said[:1].lower() + said[1:]
+
+
+def value_of(problem: Mapping[str, Any]) -> object:
+    """What was given. YAML's null is named: a field without a value would look as if no value were shown."""
+    if problem["type"] in ("missing", "missing_argument"):
+        return "(missing)"
+    value = problem.get("input", "")
+    return "null" if value is None else value
