@@ -23,7 +23,8 @@ check: install ## ruff, mypy --strict, import-linter, tidy
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 	@echo "check: ruff, mypy --strict, import-linter and tidy are green"
 
-bench: install ## every benchmark, quick form
+bench: install ## every benchmark, quick form; PHALANX_TRACES=DIR names the folder of public traces that three of them need
+	@[ -d "$$PHALANX_TRACES" ] || { echo "make bench: set PHALANX_TRACES to the folder with openb/, muri/, philly/ and itp/ (docs/simulator.md)"; exit 2; }
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
 
 soak: install ## the long form of the tests: the kill test over many steps and ranks, 50,000 seeds of the simulation

@@ -12,8 +12,8 @@ import pytest
 from phalanx import app
 from phalanx.core import wire
 from phalanx.core.errors import SetupError
-from phalanx.decide.scheduler import Snapshot
 from phalanx.operate import daemons
+from phalanx.operate.control.questions import Question
 from phalanx.operate.control.scheduler_process import Answer
 from phalanx.operate.home import open_home
 from phalanx.show.cli.tools import Tools
@@ -39,7 +39,7 @@ def test_loading_it_loads_nothing_heavy() -> None:
 
 
 def test_the_scheduler_answers_line_by_line_and_ends_with_its_input() -> None:
-    question = wire.dumps(Snapshot, Snapshot(0, (), (), ()))
+    question = wire.dumps(Question, Question(number=1, follows=False, now_ms=0))
     done = python("-P", "-m", "phalanx.app", "scheduler", "--home", "/nowhere", feed=f"{question}\njunk\n{question}\n")
     assert done.returncode == 0, done.stderr
     answers = [wire.loads(Answer, line) for line in done.stdout.splitlines()]

@@ -101,7 +101,8 @@ def test_documented_defaults_are_the_real_ones(kind: type) -> None:
 
 def row_says(row: str, name: str, default: object) -> bool:
     cells = [cell.strip().strip("`") for cell in row.strip("|").split("|")]
-    return cells[0].rpartition(".")[2] == name and cells[2] == str(default)
+    written = str(default).lower() if isinstance(default, bool) else str(default)
+    return cells[0].rpartition(".")[2] == name and cells[2] == written
 
 
 def test_no_figure_is_a_placeholder() -> None:

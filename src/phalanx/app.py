@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from phalanx.core.errors import PhalanxError
+    from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
@@ -37,7 +40,7 @@ def _command(words: Sequence[str]) -> int:
 
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-            join=join, serve_node=serve_node,
+            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -133,6 +136,18 @@ def serve_node(home: Path, cpu_slots: int | None) -> int:
     sys.stderr.flush()
     options = ["--cpu-slots", str(cpu_slots)] if cpu_slots else []
     os.execv(sys.executable, [*_python("phalanx.app"), "agent", "--home", str(home), "--joined", *options])  # noqa: S606 (no shell)
+
+
+def simulate(asked: "SimAsked", progress: "Callable[[int, int], None]") -> "SimReport":
+    from phalanx.operate.sim.replay import simulated
+
+    return simulated.simulate(asked, progress)
+
+
+def what_if(snapshot: str, policy: str) -> "WhatIfView":
+    from phalanx.operate.sim.replay import whatif
+
+    return whatif.what_if(snapshot, policy)
 
 
 class _Door:

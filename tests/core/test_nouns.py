@@ -51,10 +51,13 @@ def test_hostile_attempt_ids_are_refused(text: str) -> None:
 
 
 def test_device_requests() -> None:
-    assert parse_devices("H100:8") == DeviceRequest("H100", 8)
-    assert parse_devices("2") == DeviceRequest(None, 2)
-    with pytest.raises(ValueError, match="TYPE:COUNT"):
-        parse_devices("8xH100")
+    assert parse_devices("H100:8") == DeviceRequest(("H100",), 8)
+    assert parse_devices("H100|A100-80 | H100:8") == DeviceRequest(("H100", "A100-80"), 8)
+    assert parse_devices("2") == DeviceRequest((), 2)
+    assert parse_devices("L4:0.25") == DeviceRequest(("L4",), 1, 250)
+    for text in ("8xH100", "0", "0.0", "1.5", "|A:1", "H100:"):
+        with pytest.raises(ValueError, match="TYPE:COUNT"):
+            parse_devices(text)
 
 
 def test_world_size_counts_every_device() -> None:

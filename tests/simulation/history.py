@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from phalanx.core.ids import JobId
 from phalanx.core.states import Finished, Paused, Pending
+from phalanx.operate.control.world import JobRecord
 from phalanx.operate.sim.cluster import Cluster
 from phalanx.operate.sim.faults import Swarm
 from tests.simulation.safety import Violated, Watch
@@ -65,7 +67,8 @@ def unfinished(cluster: Cluster) -> list[str]:
     leader = cluster.leader
     if leader is None:
         return ["there is no control plane"]
-    found = [f"{job.id} is {job.state}" for job in leader.world.open_jobs.values() if not rests(job.state, job.reason)]
+    jobs = leader.world.jobs
+    found = [f"{job.id} is {job.state}, {job.reason}" for job in leader.world.open_jobs.values() if not rests(job, jobs)]
     for node in cluster.nodes:
         machine, record = node.machine, leader.world.nodes.get(node.machine.node)
         if record is None or not record.up:
@@ -81,9 +84,18 @@ def unfinished(cluster: Cluster) -> list[str]:
     return found
 
 
-def rests(state: object, reason: object) -> bool:
-    """Over, paused by somebody, or waiting for what this fleet does not have."""
-    return isinstance(state, Finished | Paused) or (isinstance(state, Pending) and getattr(reason, "kind", "") == "never_fits")
+def rests(job: JobRecord, jobs: Mapping[JobId, JobRecord]) -> bool:
+    """Over, paused by somebody, or waiting for what this fleet does not have, or for a job that rests and did not succeed."""
+    if isinstance(job.state, Finished | Paused):
+        return True
+    if not isinstance(job.state, Pending) or job.reason is None:
+        return False
+    before = [jobs[JobId(name)] for name in job.spec.after] if job.reason.kind == "dependencies" else []
+    return job.reason.kind == "never_fits" or any(rests(one, jobs) and not _succeeded(one) for one in before)
+
+
+def _succeeded(job: JobRecord) -> bool:
+    return isinstance(job.state, Finished) and job.state.outcome == "succeeded"
 
 
 def _check_end(cluster: Cluster, watch: Watch) -> None:

@@ -8,22 +8,25 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from phalanx.core.devices import Placement
+from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.errors import StoreUnavailable
+from phalanx.core.events import AttemptEnded
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
 from phalanx.core.messages import AttemptReport, StartRanks
 from phalanx.core.records import ModelSaved
 from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.fit import Fleet, fit
-from phalanx.decide.scheduler.snapshot import PendingJob
-from phalanx.operate.control import controller, facts, leases, names, observed, rows, tables, verdict
+from phalanx.decide.scheduler.fleet import Rows
+from phalanx.decide.scheduler.plan import Plan
+from phalanx.decide.scheduler.snapshot import Shape, Share
+from phalanx.operate.control import controller, effects, facts, leases, names, observed, planned, rows, snapshots, tables, verdict
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.fences import Fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.rows import Commit
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.taken import Taken
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 from phalanx.operate.sim.agent import SimAgent
 from phalanx.record.telemetry.ledger.account import _Book
@@ -33,7 +36,8 @@ from phalanx.record.telemetry.ledger.categories import DRAINING
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """`what` is wrong, the property that it must violate first, and the patch: `name` of `owner` is replaced by what `made` makes
-    of it. `seed`: where it showed when last looked for, if not in the first few; it is tried first, which saves time."""
+    of it. `seed`: where it showed when last looked for, if not in the first few; it is tried first, which saves time. `also`:
+    another patch, where two places guard against the same."""
 
     what: str
     violates: str
@@ -41,6 +45,7 @@ class Mutant:
     name: str
     made: Callable[[Any], Any]
     seed: int = 0
+    also: tuple[Any, str, Callable[[Any], Any]] | None = None
 
 
 @contextmanager
@@ -50,12 +55,15 @@ def planted(name: str) -> Iterator[None]:
         yield
         return
     mutant = MUTANTS[name]
-    original = getattr(mutant.owner, mutant.name)
-    setattr(mutant.owner, mutant.name, mutant.made(original))
+    patches = [(mutant.owner, mutant.name, mutant.made), *((mutant.also,) if mutant.also else ())]
+    originals = [getattr(owner, attribute) for owner, attribute, _ in patches]
+    for (owner, attribute, made), original in zip(patches, originals, strict=True):
+        setattr(owner, attribute, made(original))
     try:
         yield
     finally:
-        setattr(mutant.owner, mutant.name, original)
+        for (owner, attribute, _), original in zip(patches, originals, strict=True):
+            setattr(owner, attribute, original)
 
 
 def _forget_lost(hold_against: Callable[..., None]) -> Callable[..., None]:
@@ -70,10 +78,11 @@ def _forget_lost(hold_against: Callable[..., None]) -> Callable[..., None]:
     return forgetting
 
 
-def _partial_gang(_: Any) -> Callable[..., tuple[str, Placement] | None]:
-    def partial(job: PendingJob, kinds: Sequence[str], fleet: Fleet) -> tuple[str, Placement] | None:
-        found = fit(job, kinds, fleet)
-        return found if found or job.num_nodes == 1 else fit(replace(job, num_nodes=job.num_nodes - 1), kinds, fleet)
+def _partial_gang(fit: Callable[..., Rows | None]) -> Callable[..., Rows | None]:
+    def partial(shape: Shape, *rest: Any) -> Rows | None:
+        found = fit(shape, *rest)
+        smaller = replace(shape, num_nodes=max(1, shape.num_nodes - 1), min_nodes=0)
+        return found if found is not None else fit(smaller, *rest)
 
     return partial
 
@@ -183,19 +192,47 @@ def _first_left_out(commit: Callable[..., None]) -> Callable[..., None]:
     return forgetful
 
 
+def _no_claim(_: Any) -> Callable[[JobRecord, Placement | None], JobRecord]:
+    return lambda job, placement: job
+
+
+def _without_claims(rooms: Callable[[Plan], Iterator[Any]]) -> Callable[[Plan], Iterator[Any]]:
+    return lambda plan: (replace(room, claims=()) for room in rooms(plan))
+
+
+def _counts_evictions(verdict: Callable[..., AttemptEnded]) -> Callable[..., AttemptEnded]:
+    def strict(job: JobRecord, *rest: Any) -> AttemptEnded:
+        ended = verdict(job, *rest)
+        return replace(ended, interrupted=ended.interrupted and job.stop != "preempt")
+
+    return strict
+
+
+def _shares_are_free(free: Callable[..., Any]) -> Callable[..., Any]:
+    def generous(there: Any, held: Any) -> Any:
+        whole, shares, fenced = free(there, held)
+        return whole, tuple(Share(share.index, WHOLE - 1, share.free_memory_bytes) for share in shares), fenced
+
+    return generous
+
+
+def _has_room(_: Any) -> Callable[..., bool]:
+    return lambda *_: True
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
-    "forget_lost": Mutant("a gang that its node lost is forgotten", "converges", observed, "_hold_against", _forget_lost),
+    "forget_lost": Mutant("a gang that its node lost is forgotten", "converges", observed, "_hold_against", _forget_lost, 15),
     "partial_gang": Mutant(
         "a gang is started though a part is missing", "whole_gang", sys.modules[schedule.__module__], "fit", _partial_gang
     ),
     "zombie_gpu": Mutant(
-        "devices are given away on which ranks of a lost gang live", "one_attempt_per_device", controller, "fences", _no_fences, 27
+        "devices are given away on which ranks of a lost gang live", "one_attempt_per_device", controller, "fences", _no_fences, 8
     ),
-    "double_apply": Mutant("a submit is applied again after a crash", "nothing_twice", Store, "job_of_key", _no_key),
+    "double_apply": Mutant("a submit is applied again after a crash", "nothing_twice", Store, "job_of_key", _no_key, 23),
     "epoch_reuse": Mutant("the next leader has its predecessor's number", "one_leader_an_epoch", Store, "take_lead", _same_epoch),
     "ledger_leak": Mutant("a millisecond of device time is in no category", "ledger_balances", _Book, "add", _leaking),
     "early_end": Mutant("a gang counts as over once one part is", "ended_is_ended", observed, "is_over", _any_part),
-    "stale_leader": Mutant("a superseded leader writes", "only_the_leader_writes", Store, "_leading", _whoever, 77),
+    "stale_leader": Mutant("a superseded leader writes", "only_the_leader_writes", Store, "_leading", _whoever, 97),
     "short_lease": Mutant("a node is given up without the kill grace", "leases_hold", leases, "note_lost", _impatient),
     "drained_node": Mutant("a drained node gets work", "placed_where_it_may", observed, "ready", _drained_too),
     "one_more_start": Mutant("a job is started once more than it may", "restarts_are_counted", verdict, "_again", _once_more),
@@ -205,6 +242,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "starts_again": Mutant("a start that is said again starts again", "started_once", SimAgent, "_start", _starts_again),
     "epoch_back": Mutant("leaders forget that an epoch was raised", "epochs_only_grow", Store, "take_lead", _own_count),
     "no_row": Mutant("what is true of nodes is in the log alone", "log_is_tables", rows, "_puts", _no_nodes),
+    "open_claim": Mutant("what was claimed is free for all", "claims_are_kept", effects, "_claimed", _no_claim, 11),
+    "no_claim": Mutant("a gang is ended and nobody claims its room", "evicted_for_a_claim", planned, "_rooms", _without_claims),
+    "costly_eviction": Mutant(
+        "who makes room uses up a restart", "restarts_are_counted", observed, "verdict", _counts_evictions, 11
+    ),
+    "full_share": Mutant(
+        "shares are given of a device that has no more",
+        "shares_fit",
+        snapshots,
+        "_free",
+        _shares_are_free,
+        18,
+        (Taken, "has_room", _has_room),
+    ),
     "log_gap": Mutant("an event is not written", "log_is_dense", Store, "commit", _first_left_out),
 }
 """The first six are asked for by name; the others hold the rest of the properties to account."""

@@ -5,25 +5,29 @@ from random import Random
 from typing import Final
 
 from phalanx.core import wire
+from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptRunning,
+    DevicesClaimed,
     Event,
     EventBody,
+    JobEvicted,
     JobRetried,
     JobSubmitted,
     ModelRegistered,
     NodeUp,
     PartLost,
+    StopRequested,
 )
 from phalanx.core.features import needed
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
 from phalanx.core.messages import Forget, StartRanks, StopRanks
 from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import Stopping
+from phalanx.core.states import Finished, Running, Starting, Stopping
 from phalanx.operate.control.fold import fold_all
 from phalanx.operate.control.world import World, slice_of
 from phalanx.operate.sim.cluster import Cluster, Watcher, is_superseded
@@ -41,6 +45,9 @@ MARGIN_MS: Final = 1_000
 ZOMBIE: Final = "ranks of an attempt that was given up live on"
 RANK_BESIDE_ZOMBIE: Final = "a rank starts beside some that were given up"
 STOPPED_IN_TIME: Final = "ranks that were to stop with their lease are gone when they are given up"
+ON_ITS_CLAIM: Final = "a gang starts on what others were ended for"
+BESIDE_ANOTHER: Final = "a rank starts on a device that it shares"
+SMALLER: Final = "a gang starts on fewer nodes than it may have"
 SUPERSEDED: Final = "a control plane ends that was superseded"
 
 
@@ -74,6 +81,7 @@ class Watch(Watcher):
         self._wiped: set[NodeId] = set()
         self._ended: set[AttemptId] = set()
         self._used_up: Counter[JobId] = Counter()
+        self._claims: dict[JobId, Placement] = {}
         self._ticks = 0
 
     def watch(self, cluster: Cluster) -> None:
@@ -97,13 +105,23 @@ class Watch(Watcher):
 
     # Machines
 
+    def _milli(self, attempt: AttemptId, node: NodeId) -> int:
+        """Thousandths of each of its devices that an attempt asked for; all of them of one that nobody placed."""
+        record = self.world.attempts.get(attempt)
+        return self.world.jobs[record.job].spec.resources.devices.milli if record else WHOLE
+
     def rank_started(self, machine: Machine, attempt: AttemptId, rank: int, device: int) -> None:
         self.note(f"machine {machine.node}", f"rank {rank} starts on device {device}", attempt)
         if machine is self.cluster.liar:
             return
         self.seen[RANK_BESIDE_ZOMBIE] += any(other in self._ended for other, _ in machine.living)
         others = sorted(machine.on_device(device) - {attempt})
-        _hold("one_attempt_per_device", not others, f"device {device} of {machine.node} runs {others}, and now {attempt}")
+        own, theirs = self._milli(attempt, machine.node), [self._milli(other, machine.node) for other in others]
+        shared = all(milli < WHOLE for milli in (own, *theirs))
+        what = f"device {device} of {machine.node} runs {others}, and now {attempt}"
+        _hold("one_attempt_per_device", shared or not others, what)
+        _hold("shares_fit", not others or own + sum(theirs) <= WHOLE, f"{what}: {theirs} and {own} thousandths of it")
+        self.seen[BESIDE_ANOTHER] += bool(others)
         record = self.world.attempts.get(attempt)
         _hold("whole_gang", record is not None, f"{attempt} was never placed and starts on {machine.node}")
         assert record is not None
@@ -213,13 +231,11 @@ class Watch(Watcher):
             case JobSubmitted(job=job):
                 name = before.jobs[job].spec.name if job in before.jobs else self.world.jobs[job].spec.name
                 times = sum(one.spec.name == name for one in self.world.jobs.values())
-                _hold(
-                    "nothing_twice",
-                    times <= self._asked[name],
-                    f"{name} was asked for {self._asked[name]} times, {times} are there",
-                )
+                asked = self._asked[name] * (body.spec.array.count if body.spec.array else 1)
+                _hold("nothing_twice", times <= asked, f"{name} was asked for {asked} times, {times} are there")
             case AttemptPlaced():
                 self._check_placed(before, body)
+                self._check_claims(body)
             case AttemptRunning():
                 self._check_running(body)
             case PartLost():
@@ -232,24 +248,76 @@ class Watch(Watcher):
             case ModelRegistered(job=job, attempt=attempt):
                 newest = before.jobs[job].attempt
                 _hold("one_attempt_commits", attempt == newest, f"{attempt} registers a model after {newest} was placed")
+            case _:
+                self._check_room(before, body)
+        if isinstance(body, AttemptEnded) and isinstance(self.world.jobs[body.job].state, Finished):
+            self._claims.pop(body.job, None)
+
+    def _check_room(self, before: World, body: EventBody) -> None:
+        match body:
+            case DevicesClaimed(job=job, placement=placement):
+                self._note_claim(job, placement)
+            case StopRequested(job=job):
+                self._claims.pop(job, None)
+            case JobEvicted():
+                self._check_evicted(before, body)
 
     def _check_placed(self, before: World, body: AttemptPlaced) -> None:
-        spec, held = before.jobs[body.job].spec, before.held()
+        spec, held = before.jobs[body.job].spec, before.holds()
         shares = [part.devices for part in body.placement.slices]
         asked = spec.resources.devices.count
-        whole = len(shares) == spec.num_nodes and all(len(set(share)) == len(share) == asked for share in shares)
-        _hold("whole_gang", whole, f"{body.attempt} asks for {asked} on {spec.num_nodes} nodes and gets {shares}")
+        fewest = spec.min_nodes or spec.num_nodes
+        enough = fewest <= len(shares) <= spec.num_nodes and len({part.node for part in body.placement.slices}) == len(shares)
+        whole = enough and all(len(set(share)) == len(share) == asked for share in shares)
+        _hold("whole_gang", whole, f"{body.attempt} asks for {asked} on {fewest} to {spec.num_nodes} nodes and gets {shares}")
+        self.seen[SMALLER] += len(shares) < spec.num_nodes
         last = before.jobs[body.job].attempt
         over = last is None or before.attempts[last].ended_ms is not None
         _hold("one_attempt_commits", over, f"{body.attempt} is placed while {last} goes on")
         _hold("started_once", body.attempt not in before.attempts, f"{body.attempt} is placed a second time")
         for part in body.placement.slices:
             node = before.nodes[part.node]
-            taken = set(part.devices) & held.get(part.node, {}).keys()
-            _hold("one_attempt_per_device", not taken, f"{body.attempt} gets devices {taken} of {part.node}, which are held")
+            there = held.get(part.node, {})
+            taken = {index: there[index] for index in part.devices if index in there}
+            free = all(one.milli < WHOLE and part.milli < WHOLE for one in taken.values())
+            _hold("one_attempt_per_device", free, f"{body.attempt} gets devices {taken} of {part.node}, which are held")
+            milli = spec.resources.devices.milli
+            full = [index for index, one in taken.items() if one.milli + milli > WHOLE]
+            fits = part.milli == milli and not full
+            _hold("shares_fit", fits, f"{body.attempt} gets {part.milli} thousandths of {part.devices}, where {taken} are held")
             _hold("placed_where_it_may", node.up and not node.drained, f"{body.attempt} on {part.node}, away or drained")
             can = needed(spec) <= set(node.shape.features)
             _hold("placed_where_it_may", can, f"{body.attempt} needs {needed(spec)}, {part.node} has {node.shape.features}")
+
+    def _note_claim(self, job: JobId, placement: Placement | None) -> None:
+        """Kept apart from what the fold makes of it."""
+        if placement is None:
+            self._claims.pop(job, None)
+        else:
+            self._claims[job] = placement
+        claimed = Counter[tuple[NodeId, int]]()
+        for claim in self._claims.values():
+            claimed.update({(part.node, index): part.milli for part in claim.slices for index in part.devices})
+        twice = {device: milli for device, milli in claimed.items() if milli > WHOLE}
+        _hold("claims_are_kept", not twice, f"{job} claims what others have claimed: {twice}")
+
+    def _check_claims(self, body: AttemptPlaced) -> None:
+        """What gangs were ended for is nobody else's, and who claimed it starts on exactly that."""
+        own = self._claims.pop(body.job, None)
+        _hold("claims_are_kept", own in (None, body.placement), f"{body.attempt} claimed {own} and gets {body.placement}")
+        self.seen[ON_ITS_CLAIM] += own is not None
+        for job, claim in self._claims.items():
+            for part, mine in ((part, mine) for part in claim.slices for mine in body.placement.slices if part.node == mine.node):
+                common = set(part.devices) & set(mine.devices) if part.milli + mine.milli > WHOLE else set()
+                _hold("claims_are_kept", not common, f"{body.attempt} gets {common} of {part.node}, which {job} has claimed")
+
+    def _check_evicted(self, before: World, body: JobEvicted) -> None:
+        """Only a gang that goes on, and only for a job that has claimed where it will run."""
+        record = before.jobs[body.job]
+        going = isinstance(record.state, Starting | Running) and record.attempt == body.attempt
+        _hold("evicted_for_a_claim", going, f"{body.attempt} is evicted, {body.job} is {record.state}")
+        claim = self._claims.get(body.claimant)
+        _hold("evicted_for_a_claim", claim is not None, f"{body.attempt} is evicted for {body.claimant}, which has claimed nothing")
 
     def _check_running(self, body: AttemptRunning) -> None:
         record = self.world.attempts[body.attempt]
@@ -290,6 +358,8 @@ class Watch(Watcher):
         """A batch job is started again until its restarts are used up, and what the platform interrupted uses up none."""
         spec, state = before.jobs[body.job].spec, before.jobs[body.job].state
         self._used_up[body.job] += not body.interrupted
+        if isinstance(state, Stopping) and state.cause == "preempt" and not body.ok:
+            _hold("restarts_are_counted", body.interrupted and body.again, f"{body.attempt} was evicted, and {body}")
         if spec.kind not in ("batch", "train") or isinstance(state, Stopping) or body.ok:
             return
         used_up = self._used_up[body.job]

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.events import AttemptEnded, AttemptPlaced, AttemptRunning, PartLost
+from phalanx.core.events import AttemptEnded, AttemptPlaced, AttemptRunning, DevicesClaimed, JobEvicted, PartLost
 from phalanx.core.ids import JobId
+from phalanx.core.policy import Policy, Preemption
 from phalanx.core.spec import JobSpec, Resources
-from phalanx.core.states import Finished
+from phalanx.core.states import Finished, Pending
 from phalanx.operate.control.observed import EPOCH_MAX
 from phalanx.operate.sim.cluster import Cluster, Node
 from phalanx.operate.sim.control import SimServer
-from phalanx.operate.sim.faults import CALM
+from phalanx.operate.sim.faults import CALM, Crash
 from phalanx.operate.sim.users import FAILS, RUN_MS, STUBBORN
 from tests.simulation.history import unfinished
 from tests.simulation.safety import RANK_BESIDE_ZOMBIE, Watch
@@ -151,3 +152,40 @@ def test_what_was_given_up_keeps_its_devices_and_only_those(stage: Callable[...,
     it.until(lambda: len(it.events(AttemptRunning)) == 3)
     assert set(node.machine.living) == {(f"{job}.1", 0), (f"{beside}.1", 0)}
     assert it.watch.seen[RANK_BESIDE_ZOMBIE] == 1
+
+
+AT_ONCE = Policy(preemption=Preemption(min_runtime="0s"))
+
+
+def evicting(stage: Callable[..., Stage], *devices: int, stubborn: int = 100) -> tuple[Stage, JobId, JobId]:
+    """A gang on all of one node that is being ended for another job, and takes its time."""
+    it = stage(*devices)
+    it.cluster.users.usual = AT_ONCE
+    it.until(lambda: it.leader.world.policy == AT_ONCE)
+    low = it.submit("low", devices=max(devices), run_ms=20_000, stubborn=stubborn, priority=10)
+    it.until(lambda: it.events(AttemptRunning))
+    high = it.submit("high", devices=max(devices), run_ms=1_000, priority=80)
+    it.until(lambda: it.events(JobEvicted))
+    return it, low, high
+
+
+def test_a_control_plane_that_dies_between_a_claim_and_its_start_evicts_nobody_again(stage: Callable[..., Stage]) -> None:
+    """Never red. A claim in memory alone would be forgotten, and what was let go of be anybody's."""
+    it, low, high = evicting(stage, 2)
+    beside = it.submit("beside", devices=1, run_ms=1_000, priority=80)
+    it.leader.end(Crash("after the claim"))
+    it.until(lambda: it.is_over(low) and it.is_over(high) and it.is_over(beside))
+    assert len(it.events(JobEvicted)) == 1
+    placed = [body.job for body in it.events(AttemptPlaced) if isinstance(body, AttemptPlaced)]
+    assert placed.index(high) < placed.index(beside)
+
+
+def test_a_claim_on_a_node_that_dies_is_given_up_and_the_job_runs_elsewhere(stage: Callable[..., Stage]) -> None:
+    """Never red. Else the job would wait for a node that may never come back."""
+    it, low, high = evicting(stage, 2, 1)
+    node = next(node for node in it.cluster.nodes if node.machine.living)
+    node.network.cut_off({"up", "down"})
+    it.until(lambda: any(body.placement is None for body in it.events(DevicesClaimed) if isinstance(body, DevicesClaimed)))
+    assert isinstance(it.watch.world.jobs[high].state, Pending)
+    node.network.mend()
+    it.until(lambda: it.is_over(low) and it.is_over(high))

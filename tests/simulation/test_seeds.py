@@ -13,6 +13,9 @@ from tests.simulation.history import Outcome
 from tests.simulation.many import run_many
 from tests.simulation.safety import STOPPED_IN_TIME, SUPERSEDED, ZOMBIE
 
+pytestmark = pytest.mark.timeout(1_200)
+"""All seeds are run in the fixture of the first test, on however many cores are free."""
+
 SEEDS = range(500)
 SEEDS_MIN = 10
 """In so many of them at least each thing must happen: what never does was never safe, only absent."""

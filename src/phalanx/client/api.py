@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from phalanx.client import artifacts, following
+from phalanx.client import artifacts, following, sharing
 from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
 from phalanx.core import wire
@@ -31,6 +31,10 @@ from phalanx.core.views import (
     MembershipView,
     ModelView,
     NodeView,
+    PlanRequest,
+    PlanView,
+    PolicyView,
+    QueueView,
     SecretView,
     StatusView,
     StepPage,
@@ -111,9 +115,21 @@ class Client:
         view: JobView = self._line.read(JobView, f"/jobs/{_job(job)}")
         return view
 
-    def why(self, job: str) -> WhyView:
-        view: WhyView = self._line.read(WhyView, f"/jobs/{_job(job)}/why")
+    def why(self, job: str, changes: bool = False) -> WhyView:
+        """`changes`: of a job that waits also when it is expected to start, and what would start it now."""
+        view: WhyView = self._line.read(WhyView, f"/jobs/{_job(job)}/why", {"changes": "true" if changes else ""})
         return view
+
+    def plan(self, spec: JobSpec | Mapping[str, Any]) -> PlanView:
+        """What would be decided of the job if it were submitted now. Nothing is. Raises SpecError."""
+        known = checked(spec) if isinstance(spec, JobSpec) else parse_spec(dict(spec))
+        body = wire.dumps(PlanRequest, PlanRequest(spec=wire.plain(JobSpec, known)))
+        view: PlanView = self._posted(PlanView, "/plan", body, may_repeat=True)
+        return view
+
+    def snapshot(self) -> bytes:
+        """All that the newest decision was made from, as JSON for `phalanx sim replay`."""
+        return self._line.repeat(lambda: self._line.exchange("GET", "/snapshot")).content
 
     def cancel(self, job: str) -> JobView:
         """Raises Conflict when the job has finished already."""
@@ -193,6 +209,18 @@ class Client:
         """The node may be given work again."""
         view: NodeView = self._posted(NodeView, f"/nodes/{_node(node)}/undrain", "", may_repeat=True)
         return view
+
+    def policy(self) -> PolicyView:
+        """How the fleet is shared."""
+        return sharing.policy(self._line)
+
+    def set_policy(self, policy: Mapping[str, Any], dry_run: bool = False) -> PolicyView:
+        """Puts `policy`, as a policy file has it, in the place of the whole one; `dry_run` only checks it. Raises SpecError."""
+        return sharing.set_policy(self._line, policy, dry_run, self.url)
+
+    def queues(self) -> tuple[QueueView, ...]:
+        """Every queue that is configured, has jobs or has had devices, each with those below it."""
+        return sharing.queues(self._line)
 
     def make_join_token(self, lifetime_ms: int) -> JoinTokenView:
         """A token that lets one node join. It is not told again: whoever loses the answer makes another."""

@@ -8,6 +8,7 @@ from pydantic import Field
 from phalanx.core.devices import NodeShape, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
+from phalanx.core.policy import Policy
 from phalanx.core.reasons import Reason
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.spec import JobSpec
@@ -16,13 +17,16 @@ from phalanx.core.states import StopCause
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job was accepted. `code` is the SHA-256 of its packed workdir, or ''; `config` that of its spec."""
+    """A job was accepted. `code` is the SHA-256 of its packed workdir, or ''; `config` that of its spec. array: id of the first job
+    of the array it is of, and its number there."""
 
     job: JobId
     spec: JobSpec
     code: str
     config: str
     by: str
+    array: str = ""
+    array_index: int = 0
     kind: Literal["job_submitted"] = field(default="job_submitted", kw_only=True)
 
 
@@ -65,6 +69,38 @@ class StopRequested:
     cause: StopCause
     by: str
     kind: Literal["stop_requested"] = field(default="stop_requested", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesClaimed:
+    """The job waits for exactly these devices, some of which running gangs are asked to let go of for it; nobody else gets them. A
+    `placement` of None gives the claim up, and so does the start, pause or end of the job."""
+
+    job: JobId
+    placement: Placement | None
+    kind: Literal["devices_claimed"] = field(default="devices_claimed", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvicted:
+    """The gang is asked to end for `claimant`, which may be itself in another size. cause: why, in one word of the plan. lost_ms:
+    device-milliseconds that this costs it."""
+
+    job: JobId
+    attempt: AttemptId
+    claimant: JobId
+    cause: str
+    lost_ms: int
+    kind: Literal["job_evicted"] = field(default="job_evicted", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """How the fleet is shared from now on."""
+
+    policy: Policy
+    by: str
+    kind: Literal["policy_set"] = field(default="policy_set", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +229,9 @@ EventBody = Annotated[
     | AttemptPlaced
     | AttemptRunning
     | StopRequested
+    | DevicesClaimed
+    | JobEvicted
+    | PolicySet
     | AttemptEnded
     | PartLost
     | JobResumed

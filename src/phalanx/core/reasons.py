@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from phalanx.core.ids import JobId
+from phalanx.core.units import utc_day, utc_minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,190 @@ class Backoff:
         return f"restarts in {_seconds(self.wait_ms)}: {ended} within {_seconds(self.within_ms)}; {self.detail}"
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Enough devices are free, but not where the gang can use them. `largest`: devices of the largest gang of its parts that would
+    fit now. tier: the one that it must lie in, or ''. each: devices of a part, on one node. short: what else the nodes lack."""
+
+    asked: int
+    free: int
+    largest: int
+    tier: str = ""
+    each: int = 1
+    short: Literal["", "cpus", "memory"] = ""
+    kind: Literal["geometry"] = field(default="geometry", kw_only=True)
+
+    def sentence(self) -> str:
+        only = f"of the {self.asked} asked for at once only {self.largest}"
+        if self.short:
+            what = "CPU cores" if self.short == "cpus" else "host memory"
+            return f"waits for {what}: {self.free} devices are free, but {only} are on nodes with enough {what} left"
+        if self.tier:
+            return f"waits for devices that lie together: {self.free} are free, but {only} in one {self.tier}"
+        parts = f" lie {self.each} on a node" if self.each > 1 else " can be used"
+        return f"waits for devices that lie together: {self.free} are free, but {only}{parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota:
+    """The queue has its guaranteed devices, and may not borrow more now: `because`. type '*': of all that its quota does not name.
+    for_ever: whatever others lend, such a job never borrows."""
+
+    queue: str
+    type: str
+    quota: int
+    used: int
+    asked: int
+    because: str
+    for_ever: bool = False
+    kind: Literal["over_quota"] = field(default="over_quota", kw_only=True)
+
+    def sentence(self) -> str:
+        return (
+            f"waits for quota: {self.queue} is guaranteed {_many(self.quota, self.type)} and uses {self.used}, "
+            f"this asks for {self.asked}; {self.because}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The queue, or one that it is part of, would hold more than its limit; or `because` says what else keeps the rest of it."""
+
+    queue: str
+    type: str
+    limit: int
+    used: int
+    asked: int
+    because: str = ""
+    kind: Literal["over_limit"] = field(default="over_limit", kw_only=True)
+
+    def sentence(self) -> str:
+        limit = f"its limit is {_many(self.limit, self.type)}"
+        because = f"; {self.because}" if self.because else ""
+        return f"waits for {self.queue}: {limit}, it uses {self.used}, this asks for {self.asked}{because}"
+
+
+@dataclass(frozen=True, slots=True)
+class OverBudget:
+    """The queue, or one that it is part of, has spent its budget of the period. resets_ms: Unix time; None for one that never
+    does."""
+
+    queue: str
+    unit: Literal["GPU-hours", "USD"]
+    budget: float
+    spent: float
+    resets_ms: int | None
+    kind: Literal["over_budget"] = field(default="over_budget", kw_only=True)
+
+    def sentence(self) -> str:
+        again = "" if self.resets_ms is None else f"; a new period begins on {utc_day(self.resets_ms)}"
+        return f"waits for budget: {self.queue} has spent {self.spent:.1f} of {self.budget:.1f} {self.unit}{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Jobs that must have succeeded before have not: `unmet` still may, `failed` never will."""
+
+    unmet: tuple[JobId, ...]
+    failed: tuple[JobId, ...] = ()
+    kind: Literal["dependencies"] = field(default="dependencies", kw_only=True)
+
+    def sentence(self) -> str:
+        if self.failed:
+            return f"never starts: {', '.join(self.failed)}, which must succeed before it, did not; retry that one, or cancel this"
+        return f"waits for {', '.join(self.unmet)} to succeed"
+
+
+@dataclass(frozen=True, slots=True)
+class DependencyCycle:
+    """It must succeed before itself: each of `jobs`, the first being itself, waits for the next, and the last for the first."""
+
+    jobs: tuple[JobId, ...]
+    kind: Literal["dependency_cycle"] = field(default="dependency_cycle", kw_only=True)
+
+    def sentence(self) -> str:
+        circle = " which waits for ".join(f"{job}," for job in (*self.jobs[1:], self.jobs[0])).rstrip(",")
+        return f"never starts: it waits for {circle}; cancel one of them"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFull:
+    """As many jobs of its array run as may at once."""
+
+    array: str
+    parallel: int
+    kind: Literal["array_full"] = field(default="array_full", kw_only=True)
+
+    def sentence(self) -> str:
+        return f"waits for its array: {self.parallel} of {self.array} run at once, and that many do"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideWindow:
+    """It starts only in certain times. opens_ms: Unix time of the next; None when the policy has no such window."""
+
+    window: str
+    opens_ms: int | None
+    kind: Literal["outside_window"] = field(default="outside_window", kw_only=True)
+
+    def sentence(self) -> str:
+        if self.opens_ms is None:
+            return f"waits for the window {self.window!r}, which the policy does not have; `phalanx policy show` lists them"
+        return f"waits for the window {self.window!r}, which opens at {utc_minute(self.opens_ms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MakingRoom:
+    """Running gangs were asked to let go of devices for it, and have yet to."""
+
+    victims: tuple[JobId, ...]
+    devices: int
+    kind: Literal["making_room"] = field(default="making_room", kw_only=True)
+
+    def sentence(self) -> str:
+        named = ", ".join(self.victims[:3]) + (f" and {len(self.victims) - 3} more" if len(self.victims) > 3 else "")
+        return f"starts as soon as {named or 'its devices are'} let go of {_many(self.devices)} kept for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """It would fit now, but the devices are kept: for a booking, for repairs (`spares`), or for spot to come. until_ms: Unix
+    time."""
+
+    what: str
+    until_ms: int | None
+    kind: Literal["kept"] = field(default="kept", kw_only=True)
+
+    def sentence(self) -> str:
+        until = "" if self.until_ms is None else f" until {utc_minute(self.until_ms)}"
+        return f"would fit, but the devices are kept for {self.what}{until}"
+
+
+def _many(count: int, kind: str = "*") -> str:
+    """'1 device', '2 H100 devices'."""
+    return f"{count} {'' if kind == '*' else f'{kind} '}device{'' if count == 1 else 's'}"
+
+
 def _seconds(ms: int) -> str:
     """Whole seconds, upwards."""
     return f"{-(-max(0, ms) // 1000)}s"
 
 
-Reason = Annotated[NeverFits | NoRoom | Behind | NoNodes | Backoff, Field(discriminator="kind")]
+Reason = Annotated[
+    NeverFits
+    | NoRoom
+    | Behind
+    | NoNodes
+    | Backoff
+    | Geometry
+    | OverQuota
+    | OverLimit
+    | OverBudget
+    | Dependencies
+    | DependencyCycle
+    | ArrayFull
+    | OutsideWindow
+    | MakingRoom
+    | Kept,
+    Field(discriminator="kind"),
+]

@@ -1,17 +1,19 @@
 """The job spec: what a user writes in YAML or builds in Python, same fields. `parse_spec` is the way in for untrusted data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import ConfigDict
 
 from phalanx.core.devices import DeviceRequest, parse_devices
-from phalanx.core.units import duration_ms, size_bytes
+from phalanx.core.policy import Tier
+from phalanx.core.units import duration_ms, moment_ms, size_bytes
 
 Kind = Literal["batch", "train", "service", "interactive"]
 OnPartition = Literal["keep", "stop"]
 Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
+SpotUse = Literal["never", "allow", "prefer"]
 
 Scalar = str | int | float | bool
 _STRICT = ConfigDict(extra="forbid")
@@ -21,7 +23,9 @@ _STRICT = ConfigDict(extra="forbid")
 class Resources:
     """Wanted on each node.
 
-    gpus: 'H100:8', or '2' for two devices of any type; one rank runs on each.
+    gpus: 'H100:8', 'H100|A100-80:8' for the first of several types that has room, or '2' for two devices of any type; one rank runs
+        on each. '0.25' is a quarter of one device, shared with others.
+    gpu_memory: of the device's memory, the most that a share may use; '0' is its part of it.
     cpus: CPU cores; 0 asks for none in particular.
     memory: host memory such as '16GiB'; '0' asks for none in particular.
     """
@@ -31,14 +35,45 @@ class Resources:
     gpus: str = "1"
     cpus: float = 0.0
     memory: str = "0"
+    gpu_memory: str = "0"
 
     @property
     def devices(self) -> DeviceRequest:
-        return parse_devices(self.gpus)
+        return replace(parse_devices(self.gpus), memory_bytes=size_bytes(self.gpu_memory))
 
     @property
     def memory_bytes(self) -> int:
         return size_bytes(self.memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where the gang may lie. Tiers are labels of nodes in the policy: domain (NVLink), rack, block.
+
+    within: all of it in one of that tier; '' anywhere, as near together as there is room.
+    group: each so many nodes, in rank order, lie in one `group_within`, as tensor-parallel ranks need; 0 makes no groups.
+    where: labels that every node must have.
+    spot: `never` runs on nodes that may be taken away, `allow` where they come first or are cheaper, `prefer` waits for them a
+    while."""
+
+    __pydantic_config__ = _STRICT
+
+    within: Tier | Literal[""] = ""
+    group: int = 0
+    group_within: Tier = "domain"
+    where: Mapping[str, str] = field(default_factory=dict)
+    spot: SpotUse = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """The job is one of `count` alike; each finds its number, from 0, in PHALANX_ARRAY_INDEX. parallel: of them at once; 0 is
+    all."""
+
+    __pydantic_config__ = _STRICT
+
+    count: int
+    parallel: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +148,16 @@ class JobSpec:
     env: environment variables of the ranks; stored and shown with the job, so not for secrets.
     secrets: names of stored secrets, each given to the ranks as an environment variable of that name; never shown.
     num_nodes: nodes of the gang.
+    min_nodes: as few will do when no more are free; it grows later. 0 is `num_nodes`.
     resources: wanted on each node.
-    queue: the line the job is counted in: `why` tells its position there, `ls --queue` shows it.
+    placing: where the gang may lie.
+    queue: the line the job is counted in, with its share, quota, limit and budget in the policy.
     priority: 0 to 100, higher first.
+    preemptible: may be ended, after a checkpoint, for others that go before it; one that may not be stays within its queue's quota.
+    deadline: when it should be done: a UTC time such as '2026-12-01T09:00Z', or a duration after its submission such as '12h'.
+    window: name of the policy's times in which it may start, such as off-peak hours.
+    after: ids of jobs that must have succeeded before it starts.
+    array: makes several jobs of this one.
     max_restarts: attempts after the first before the job counts as failed.
     max_duration: limit of one attempt such as '2h'; empty for none.
     on_partition: what ranks do on a node that cannot reach the control plane and cannot tell whether others can: `keep` on, or
@@ -138,9 +180,16 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     num_nodes: int = 1
+    min_nodes: int = 0
     resources: Resources = field(default_factory=Resources)
+    placing: Placing = field(default_factory=Placing)
     queue: str = "default"
     priority: int = 50
+    preemptible: bool = True
+    deadline: str = ""
+    window: str = ""
+    after: tuple[str, ...] = ()
+    array: Array | None = None
     max_restarts: int = 3
     max_duration: str = ""
     on_partition: OnPartition = "keep"
@@ -152,3 +201,7 @@ class JobSpec:
     @property
     def max_duration_ms(self) -> int | None:
         return duration_ms(self.max_duration) if self.max_duration else None
+
+    def deadline_ms(self, submitted_ms: int) -> int | None:
+        """Unix time. Raises ValueError saying the accepted forms."""
+        return moment_ms(self.deadline, submitted_ms) if self.deadline else None

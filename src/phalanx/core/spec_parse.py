@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -13,11 +14,13 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from phalanx.core.devices import parse_devices
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
-from phalanx.core.spec import CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Resources
+from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Resources
+from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.validation import value_of, what_to_write
 from phalanx.core.yaml_text import read_yaml
 
@@ -34,9 +37,11 @@ _NESTED: Final = {
     "checkpoint": CheckpointPolicy,
     "data": DataSource,
     "notify": Notify,
+    "placing": Placing,
+    "array": Array,
 }
+_AMOUNTS: Final = ("gpus", "memory", "gpu_memory")
 _MAPPING: Final = "write a mapping of fields, starting with name: ..."
-_Check = tuple[str, object, bool, str]
 
 
 def load_spec(path: Path, change: Callable[[object], object] = lambda data: data) -> JobSpec:
@@ -100,9 +105,10 @@ def parse_spec(data: object) -> JobSpec:
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
-    for name, value, good, fix in [*_field_checks(spec), *_pair_checks(spec), *_environment_checks(spec), *_outside_checks(spec)]:
-        if not good:
-            raise SpecError(name, value, fix)
+    for check in (_field_checks, _pair_checks, sharing_checks, _environment_checks, _outside_checks):
+        for name, value, good, fix in check(spec):
+            if not good:
+                raise SpecError(name, value, fix)
     if spec.recipe:
         recipe_config(spec)
     return spec
@@ -121,16 +127,25 @@ def recipe_config(spec: JobSpec) -> Any:
 
 
 def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
-    """YAML reads `gpus: 2` as a number and an entrypoint as a list; the dataclasses want text and a tuple."""
+    """YAML reads `gpus: 2` as a number, an entrypoint as a list and a deadline as a time; the dataclasses want text and a tuple."""
     normal = dict(data)
     resources = normal.get("resources")
     if isinstance(resources, dict):
-        as_text = {key: str(value) for key, value in resources.items() if key in ("gpus", "memory") and type(value) is int}
+        as_text = {key: str(value) for key, value in resources.items() if key in _AMOUNTS and type(value) is int}
+        if type(resources.get("gpus")) is float:
+            as_text["gpus"] = f"{resources['gpus']:g}"
         normal["resources"] = {**resources, **as_text}
     if isinstance(normal.get("entrypoint"), list):
         normal["entrypoint"] = tuple(str(part) for part in normal["entrypoint"])
-    if isinstance(normal.get("secrets"), list):
-        normal["secrets"] = tuple(normal["secrets"])
+    for name in ("secrets", "after"):
+        if isinstance(normal.get(name), list):
+            normal[name] = tuple(normal[name])
+    if isinstance(normal.get("deadline"), date):
+        normal["deadline"] = normal["deadline"].isoformat()
+    placing = normal.get("placing")
+    if isinstance(placing, dict) and isinstance(placing.get("where"), dict):
+        where = {key: str(value) if type(value) in (int, float) else value for key, value in placing["where"].items()}
+        normal["placing"] = {**placing, "where": where}
     notify = normal.get("notify")
     if isinstance(notify, dict) and isinstance(notify.get("on"), list):
         normal["notify"] = {**notify, "on": tuple(notify["on"])}
@@ -165,7 +180,7 @@ def _texts(data: object) -> Iterable[str]:
                 yield from _texts(value)
 
 
-def _field_checks(spec: JobSpec) -> Iterable[_Check]:
+def _field_checks(spec: JobSpec) -> Iterable[Check]:
     label = "use lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit"
     for name in ("name", "project", "queue"):
         yield name, getattr(spec, name), NAME.fullmatch(getattr(spec, name)) is not None, label
@@ -175,9 +190,9 @@ def _field_checks(spec: JobSpec) -> Iterable[_Check]:
     yield "resources.cpus", spec.resources.cpus, 0 <= spec.resources.cpus < 1e6, "write 0 or more cores"
     yield "checkpoint.every", spec.checkpoint.every, spec.checkpoint.every >= 0, "write a number of steps, 0 or more"
     yield "checkpoint.keep_last", spec.checkpoint.keep_last, spec.checkpoint.keep_last >= 1, "write 1 or more"
-    yield _parsed("resources.gpus", spec.resources.gpus, lambda: spec.resources.devices)
-    yield _parsed("resources.memory", spec.resources.memory, lambda: spec.resources.memory_bytes)
-    yield _parsed("max_duration", spec.max_duration, lambda: spec.max_duration_ms)
+    yield parsed("resources.gpus", spec.resources.gpus, lambda: parse_devices(spec.resources.gpus))
+    yield parsed("resources.memory", spec.resources.memory, lambda: spec.resources.memory_bytes)
+    yield parsed("max_duration", spec.max_duration, lambda: spec.max_duration_ms)
     for key, number in spec.hyperparameters.items():
         yield f"hyperparameters.{key}", number, not isinstance(number, float) or math.isfinite(number), "write a finite number"
     for key, value in spec.env.items():
@@ -185,11 +200,11 @@ def _field_checks(spec: JobSpec) -> Iterable[_Check]:
         yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"
 
 
-def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
+def _pair_checks(spec: JobSpec) -> Iterable[Check]:
     asked = bool(spec.entrypoint) + bool(spec.recipe)
     yield "entrypoint", spec.entrypoint, asked == 1, "give either entrypoint or recipe, exactly one of them"
     if spec.entrypoint:
-        yield _parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
+        yield parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
     if spec.recipe:
         near = difflib.get_close_matches(spec.recipe, RECIPES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
@@ -198,7 +213,7 @@ def _pair_checks(spec: JobSpec) -> Iterable[_Check]:
         yield "data", spec.data, spec.data is not None, "a recipe needs data: {path: DIR} made by `phalanx data prepare`"
 
 
-def _environment_checks(spec: JobSpec) -> Iterable[_Check]:
+def _environment_checks(spec: JobSpec) -> Iterable[Check]:
     environment = spec.environment
     given = [name for name in ("python", "lock", "image") if getattr(environment, name)]
     yield "environment", ", ".join(given), len(given) < 2, "give at most one of python, lock and image"
@@ -219,7 +234,7 @@ def _environment_checks(spec: JobSpec) -> Iterable[_Check]:
         )
 
 
-def _outside_checks(spec: JobSpec) -> Iterable[_Check]:
+def _outside_checks(spec: JobSpec) -> Iterable[Check]:
     """What is fetched from, or told to, others."""
     for name in spec.secrets:
         yield "secrets", name, _ENV_NAME.fullmatch(name) is not None, "name secrets with letters, digits and '_'"
@@ -256,17 +271,9 @@ def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _parsed(name: str, value: object, parse: Callable[[], object]) -> _Check:
-    try:
-        parse()
-    except ValueError as error:
-        return name, value, False, str(error)
-    return name, value, True, ""
-
-
 def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) -> SpecError:
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
-    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple["))]
+    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple[", "literal["))]
     name = ".".join([*([prefix] if prefix else []), *where]) or "job"
     if first["type"] == "unexpected_keyword_argument":
         owner = _NESTED.get(where[0], kind) if len(where) > 1 else kind

@@ -22,6 +22,31 @@ def duration_ms(text: str) -> int:
     return _scaled(text, _DURATION_MS, "a duration such as '90s', '30m', '2h' or '1d'")
 
 
+def utc_ms(text: str) -> int:
+    """Unix milliseconds of '2026-12-01T09:00Z'. Raises ValueError saying the accepted form."""
+    from datetime import UTC, datetime  # 2 ms, which most commands can do without
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError("write a UTC time such as '2026-12-01T09:00Z'")
+    return round(moment.astimezone(UTC).timestamp() * 1000)
+
+
+def moment_ms(text: str, from_ms: int) -> int:
+    """Unix milliseconds of a UTC time, or of a duration after `from_ms`. Raises ValueError saying the accepted forms."""
+    try:
+        return from_ms + duration_ms(text)
+    except ValueError:
+        pass
+    try:
+        return utc_ms(text)
+    except ValueError:
+        raise ValueError("write a UTC time such as '2026-12-01T09:00Z', or a duration such as '12h'") from None
+
+
 def size_bytes(text: str) -> int:
     """Bytes of '512MiB', '80GB', '1024'. Raises ValueError naming the accepted units."""
     return _scaled(text, _SIZE_BYTES, "a size such as '512MiB', '16GiB' or '80GB'")
@@ -52,6 +77,13 @@ def utc_day(ms: int) -> str:
     from datetime import UTC, datetime  # 2 ms, which most commands can do without
 
     return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d")
+
+
+def utc_minute(ms: int) -> str:
+    """'2026-11-28 09:00 UTC' of Unix milliseconds."""
+    from datetime import UTC, datetime  # 2 ms, which most commands can do without
+
+    return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def show_size(num_bytes: int) -> str:

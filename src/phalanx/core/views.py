@@ -63,7 +63,7 @@ class CheckpointView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
-    its logs, checkpoints and other files became garbage."""
+    its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number there."""
 
     id: JobId
     name: str
@@ -90,17 +90,42 @@ class JobView:
     checkpoints: tuple[CheckpointView, ...]
     model: str | None
     collected_ms: int | None = None
+    array: str = ""
+    array_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtaView:
+    """The job is expected to start from `low_ms` to `high_ms` (Unix time) with a probability of 80 %."""
+
+    low_ms: int
+    high_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeView:
+    """A field of the spec that would start the job now: `value` to write, where it is `was`; '' is to leave it out."""
+
+    field: str
+    value: str
+    was: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyView:
-    """Why a job is where it is: one sentence, and for a waiting job the typed reason and its place in the line."""
+    """Why a job is where it is: one sentence, and for a waiting job the typed reason and its place in the line.
+
+    eta: when it is expected to start. changes: the smallest ones that would start it now, the smallest first; None when nobody
+    asked for them, or the job does not wait.
+    """
 
     job: JobId
     state: str
     sentence: str
     reason: Mapping[str, Any] | None
     position: int | None
+    eta: EtaView | None = None
+    changes: tuple[ChangeView, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +240,101 @@ class SubmitRequest:
     spec: Mapping[str, Any]
     code: str = ""
     key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """Body of POST /plan."""
+
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedView:
+    """Devices of one node that the job would get. price: US dollars per device and hour; None where none is known."""
+
+    node: NodeId
+    type: str
+    devices: tuple[int, ...]
+    price: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEffectView:
+    """What a queue, or one that it is part of, would hold of the job's type. None where it has no quota or limit of it."""
+
+    queue: str
+    held: int
+    after: int
+    quota: int | None
+    limit: int | None
+    budget: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """What would be decided of a job, if it were submitted now. Nothing was.
+
+    answer: starts, waits, or never (it fits no fleet of these nodes). placed: where it would start. evicts: running jobs that would
+    end for it. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its `max_duration`; None where
+    a price or a limit is not known. queues: its own and those that it is part of.
+    """
+
+    answer: str
+    sentence: str
+    type: str
+    num_devices: int
+    placed: tuple[PlacedView, ...]
+    evicts: tuple[JobId, ...]
+    reason: Mapping[str, Any] | None
+    position: int | None
+    eta: EtaView | None
+    changes: tuple[ChangeView, ...]
+    cost_per_hour: float | None
+    cost_of_limit: float | None
+    queues: tuple[QueueEffectView, ...]
+    as_of_ms: int
+    currency: str = "USD"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """How the fleet is shared: the policy as a mapping, as a policy file has it; what nobody set is left out. warnings: what is
+    acceptable but may not be meant."""
+
+    policy: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequest:
+    """Body of PUT /policy. `dry_run`: only check it."""
+
+    policy: Mapping[str, Any]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """One queue, with those below it. By device type: `held`, `quota` guaranteed, `limit`, and what of `held` is `borrowed`.
+
+    used_hours: device-hours that count in its fair share, older ones less. spent_hours, spent_usd: in the period of its budget.
+    """
+
+    name: str
+    parent: str
+    weight: float
+    running: int
+    waiting: int
+    held: Mapping[str, int]
+    quota: Mapping[str, int]
+    limit: Mapping[str, int]
+    borrowed: Mapping[str, int]
+    used_hours: float
+    spent_hours: float
+    spent_usd: float
+    budget: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,17 @@
 """The scheduler's promises: cases users of other platforms hit, and properties over any fleet and line."""
 
-import random
+from collections.abc import Iterable
 from dataclasses import replace
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from typing import Any
 
 from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.reasons import Backoff, Behind, NeverFits, NoNodes, NoRoom
-from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, PutOff, RunningJob, Snapshot, Start, Wait, never_fits, schedule
-from phalanx.decide.scheduler.explain import smallest_change
+from phalanx.core.reasons import Backoff, Behind, Geometry, NeverFits, NoNodes, NoRoom
+from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, PutOff, RunningJob, Snapshot, Start, Wait, schedule
+from phalanx.decide.scheduler.explain import never_fits
+from phalanx.decide.scheduler.fleet import Fleet
+from phalanx.decide.scheduler.snapshot import JobFacts, Shape
 
 GIB = 2**30
 
@@ -31,17 +31,22 @@ def node(name: str, count: int = 8, kind: str = "H100", free: int | None = None,
 
 
 def job(name: str, sequence: int, count: int = 1, num_nodes: int = 1, kind: str | None = None, priority: int = 50) -> PendingJob:
-    return PendingJob(
-        job=JobId(name),
-        request=DeviceRequest(kind, count),
-        num_nodes=num_nodes,
-        cpus=0,
-        memory_bytes=0,
-        queue="default",
-        priority=priority,
-        submitted_ms=1000 + sequence,
-        sequence=sequence,
-    )
+    shape = Shape(DeviceRequest((kind,) if kind else (), count), num_nodes)
+    return PendingJob(JobFacts(JobId(name), shape, priority=priority, submitted_ms=1000 + sequence, sequence=sequence))
+
+
+def shaped(asked: PendingJob, **changes: Any) -> PendingJob:
+    """The same job with another shape."""
+    return fact(asked, shape=replace(asked.facts.shape, **changes))
+
+
+def fact(asked: PendingJob, **changes: Any) -> PendingJob:
+    """The same job with other facts."""
+    return replace(asked, facts=replace(asked.facts, **changes))
+
+
+def impossible(asked: PendingJob, nodes: Iterable[NodeFacts]) -> NeverFits | None:
+    return never_fits(asked.facts.shape, Fleet.of(nodes))
 
 
 def decided(nodes: list[NodeFacts], *pending: PendingJob) -> dict[str, Start | Wait]:
@@ -117,13 +122,14 @@ def test_S14_fills_the_fullest_node_that_fits() -> None:
 
 
 def test_cpus_and_memory_count_and_are_taken_off() -> None:
-    wants = replace(job("j-1", 1), cpus=40.0, memory_bytes=300 * GIB)
-    plan = decided(
-        [node("a"), node("b")], wants, replace(wants, job=JobId("j-2"), sequence=2), replace(wants, job=JobId("j-3"), sequence=3)
-    )
+    line = [shaped(job(f"j-{number}", number), cpus=40.0, memory_bytes=300 * GIB) for number in (1, 2, 3)]
+    plan = decided([node("a"), node("b")], *line)
     assert [where(plan[name])[0][0] for name in ("j-1", "j-2")] == ["a", "b"]
-    assert reason(plan["j-3"]) == NoRoom(asked=1, free=14, held=2)
-    assert "not in shares that it can use" in NoRoom(asked=1, free=14, held=2).sentence()
+    short = reason(plan["j-3"])
+    assert short == Geometry(asked=1, free=14, largest=0, short="cpus")
+    assert short.sentence() == (
+        "waits for CPU cores: 14 devices are free, but of the 1 asked for at once only 0 are on nodes with enough CPU cores left"
+    )
 
 
 def test_S16_never_fits_names_the_resource() -> None:
@@ -133,10 +139,10 @@ def test_S16_never_fits_names_the_resource() -> None:
         job("j", 1, 2, kind="B200"): NeverFits(
             "B200 devices on a node", "2", "0 (the fleet has H100, T4)", "set resources.gpus: H100:2, or add nodes"
         ),
-        replace(job("j", 1, 4, kind="H100"), cpus=32): NeverFits(
+        shaped(job("j", 1, 4, kind="H100"), cpus=32): NeverFits(
             "cpus on a node", "32", "16 (a)", "set resources.cpus: 16, or add nodes"
         ),
-        replace(job("j", 1, 1), memory_bytes=1024 * GIB): NeverFits(
+        shaped(job("j", 1, 1), memory_bytes=1024 * GIB): NeverFits(
             "memory on a node", "1.0 TiB", "512.0 GiB (a)", "set resources.memory: 524288MiB, or add nodes"
         ),
         job("j", 1, 3, num_nodes=2, kind="H100"): NeverFits("nodes with H100:3", "2", "1", "set num_nodes: 1, or add nodes"),
@@ -145,7 +151,7 @@ def test_S16_never_fits_names_the_resource() -> None:
         ),
     }
     for asked, answer in cases.items():
-        assert never_fits(asked, fleet) == answer
+        assert impossible(asked, fleet) == answer
         assert reason(decided(fleet, asked)["j"]) == answer
         assert answer.resource in answer.sentence()
 
@@ -161,7 +167,7 @@ def test_S16_a_job_that_can_never_fit_stands_in_nobodys_way() -> None:
 def test_no_nodes_is_said_and_refuses_nothing() -> None:
     plan = decided([], job("a-1", 1, 64), job("b-2", 2))
     assert [plan["a-1"], plan["b-2"]] == [Wait(JobId("a-1"), NoNodes(0), 1), Wait(JobId("b-2"), NoNodes(0), 2)]
-    assert never_fits(job("a-1", 1, 64), ()) is None
+    assert impossible(job("a-1", 1, 64), ()) is None
 
 
 def test_a_node_that_has_not_reported_gets_nothing_but_counts_for_what_fits() -> None:
@@ -180,8 +186,8 @@ def test_a_drained_node_gets_nothing_and_counts_for_what_fits() -> None:
     some = reason(decided([drained, node("b", 2)], job("j-1", 1, 8))["j-1"])
     assert isinstance(some, NoRoom)
     assert some.sentence().endswith("2 free, 0 held by running jobs, 8 on nodes that are away or drained")
-    assert never_fits(job("j-1", 1, 8), [drained]) is None
-    assert isinstance(never_fits(job("j-1", 1, 9), [drained]), NeverFits)
+    assert impossible(job("j-1", 1, 8), [drained]) is None
+    assert isinstance(impossible(job("j-1", 1, 9), [drained]), NeverFits)
 
 
 def test_devices_on_which_given_up_ranks_live_are_neither_free_nor_held() -> None:
@@ -196,7 +202,7 @@ def able(name: str, *features: str, count: int = 8) -> NodeFacts:
 
 
 def needing(*needs: str, count: int = 1, num_nodes: int = 1, kind: str | None = None) -> PendingJob:
-    return replace(job("j-1", 1, count, num_nodes, kind), needs=frozenset(needs))
+    return shaped(job("j-1", 1, count, num_nodes, kind), needs=frozenset(needs))
 
 
 def test_a_job_runs_only_where_the_agents_can_do_what_it_needs() -> None:
@@ -242,7 +248,7 @@ def test_what_no_agent_can_do_is_named_with_what_would_help() -> None:
         ),
     }
     for asked, answer in cases.items():
-        assert never_fits(asked, old) == answer
+        assert impossible(asked, old) == answer
         assert reason(decided(old, asked)["j-1"]) == answer
     said = cases[needing("image")].sentence()
     assert said == f"never fits: no node can do what environment.image asks for; leave environment.image out, or {tools}"
@@ -250,7 +256,7 @@ def test_what_no_agent_can_do_is_named_with_what_would_help() -> None:
 
 def test_the_able_nodes_may_have_other_devices_than_the_job_asks_for() -> None:
     fleet = [node("a"), replace(node("t", 2, "T4"), features=frozenset({"image"}))]
-    answer = never_fits(needing("image", count=4, kind="H100"), fleet)
+    answer = impossible(needing("image", count=4, kind="H100"), fleet)
     assert answer is not None
     assert (answer.resource, answer.largest) == ("environment.image", "none")
     assert answer.change.startswith("set resources.gpus: T4:2, or install podman")
@@ -273,7 +279,7 @@ def test_a_restart_that_is_put_off_waits_for_its_time_and_stands_in_nobodys_way(
 
 
 def test_a_place_counts_within_the_jobs_own_queue() -> None:
-    line = [replace(job(f"j-{number}", number, 8), queue="ab"[number % 2]) for number in range(6)]
+    line = [fact(job(f"j-{number}", number, 8), queue="ab"[number % 2]) for number in range(6)]
     plan = decided([node("a", free=0)], *line)
     assert [wait.position for wait in plan.values() if isinstance(wait, Wait)] == [1, 1, 2, 2, 3, 3]
 
@@ -281,7 +287,7 @@ def test_a_place_counts_within_the_jobs_own_queue() -> None:
 def test_a_node_that_says_nonsense_of_itself_divides_by_nothing() -> None:
     odd = replace(node("odd"), cpus=-4.0, free_cpus=-4.0, memory_bytes=-1, free_memory_bytes=-1)
     assert isinstance(decided([odd], job("j-1", 1, 8))["j-1"], Start)
-    wants = replace(job("j-1", 1, 8), cpus=2.0, memory_bytes=GIB)
+    wants = shaped(job("j-1", 1, 8), cpus=2.0, memory_bytes=GIB)
     answer = reason(decided([odd], wants)["j-1"])
     assert isinstance(answer, NeverFits)
     assert answer.change == "set resources.cpus: 0, resources.memory: 0MiB, or add nodes"
@@ -289,198 +295,8 @@ def test_a_node_that_says_nonsense_of_itself_divides_by_nothing() -> None:
 
 def test_snapshot_and_plan_travel_as_json() -> None:
     """The live scheduler is another process."""
-    running = RunningJob(JobId("r-1"), AttemptId("r-1.1"), Placement((NodeSlice(NodeId("a"), (0,)),)), "default", 50, 7)
+    running = RunningJob(job("r-1", 9).facts, AttemptId("r-1.1"), Placement((NodeSlice(NodeId("a"), (0,)),)), placed_ms=7)
     snapshot = Snapshot(9, (node("a", free=7),), (running,), (job("j-1", 1, 8), job("j-2", 2), job("j-3", 3, kind="B200")))
     assert wire.loads(Snapshot, wire.dumps(Snapshot, snapshot)) == snapshot
     plan = schedule(snapshot)
     assert wire.loads(Plan, wire.dumps(Plan, plan)) == plan
-
-
-KINDS = st.sampled_from(["H100", "T4", CPU_SLOT])
-FEATURES = st.frozensets(st.sampled_from(["image", "lock", "secrets"]))
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> tuple[NodeFacts, ...]:
-    nodes = []
-    for number in range(draw(st.integers(0, 5))):
-        kinds = draw(st.lists(KINDS, max_size=6))
-        free = draw(st.sets(st.sampled_from(range(len(kinds))))) if kinds else set()
-        cpus, memory = draw(st.integers(-2, 8)), draw(st.integers(-2, 8)) * GIB
-        nodes.append(
-            NodeFacts(
-                NodeId(f"n{number}"),
-                tuple(enumerate(kinds)),
-                tuple(sorted(free)),
-                float(cpus),
-                float(draw(st.integers(min(0, cpus), max(0, cpus)))),
-                memory,
-                draw(st.integers(min(0, memory), max(0, memory))),
-                draw(st.booleans()),
-                draw(FEATURES),
-            )
-        )
-    return tuple(nodes)
-
-
-@st.composite
-def lines(draw: st.DrawFn) -> tuple[PendingJob, ...]:
-    return tuple(
-        PendingJob(
-            JobId(f"j-{number}"),
-            DeviceRequest(draw(st.none() | KINDS), draw(st.integers(1, 4))),
-            draw(st.integers(1, 3)),
-            float(draw(st.integers(0, 4))),
-            draw(st.integers(0, 4)) * GIB,
-            draw(st.sampled_from(["default", "other"])),
-            draw(st.integers(0, 2)),
-            draw(st.integers(0, 2)),
-            number,
-            draw(st.none() | st.builds(PutOff, st.sampled_from([5, 6, 70_000]), st.just(1), st.just(9), st.just("x"))),
-            draw(st.just(frozenset()) | FEATURES),
-            draw(st.just(frozenset()) | st.frozensets(st.sampled_from([NodeId("n0"), NodeId("n1")]))),
-        )
-        for number in range(draw(st.integers(0, 8)))
-    )
-
-
-SNAPSHOTS = st.builds(lambda nodes, pending: Snapshot(5, nodes, (), pending), fleets(), lines())
-
-
-def before(first: PendingJob, second: PendingJob) -> bool:
-    return (-first.priority, first.submitted_ms, first.sequence) < (-second.priority, second.submitted_ms, second.sequence)
-
-
-@settings(max_examples=300, deadline=None)
-@given(SNAPSHOTS)
-def test_every_pending_job_gets_exactly_one_decision(snapshot: Snapshot) -> None:
-    decisions = schedule(snapshot).decisions
-    assert sorted(decision.job for decision in decisions) == sorted(job.job for job in snapshot.pending)
-
-
-@settings(max_examples=300, deadline=None)
-@given(SNAPSHOTS)
-def test_gangs_are_whole_on_free_devices_of_one_type_and_no_device_is_given_twice(snapshot: Snapshot) -> None:
-    jobs, nodes = {job.job: job for job in snapshot.pending}, {node.node: node for node in snapshot.nodes}
-    given_away: set[tuple[str, int]] = set()
-    cpus, memory = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0)
-    for start in (decision for decision in schedule(snapshot).decisions if isinstance(decision, Start)):
-        asked, slices = jobs[start.job], start.placement.slices
-        assert len({part.node for part in slices}) == len(slices) == asked.num_nodes
-        kinds = {dict(nodes[part.node].devices)[index] for part in slices for index in part.devices}
-        assert len(kinds) == 1
-        assert asked.request.type in (None, *kinds)
-        for part in slices:
-            assert len(set(part.devices)) == len(part.devices) == asked.request.count
-            assert set(part.devices) <= set(nodes[part.node].free)
-            assert nodes[part.node].schedulable
-            assert asked.needs <= nodes[part.node].features
-            assert part.node not in asked.avoids
-            assert given_away.isdisjoint((part.node, index) for index in part.devices)
-            given_away.update((part.node, index) for index in part.devices)
-            cpus[part.node] += asked.cpus
-            memory[part.node] += asked.memory_bytes
-    for name, node in nodes.items():
-        assert cpus[name] == 0 or cpus[name] <= node.free_cpus
-        assert memory[name] == 0 or memory[name] <= node.free_memory_bytes
-
-
-@settings(max_examples=300, deadline=None)
-@given(SNAPSHOTS)
-def test_nobody_passes_a_job_that_waits_for_the_same_devices(snapshot: Snapshot) -> None:
-    """Priority and age are never inverted in a pool, and equals never change places."""
-    plan = {decision.job: decision for decision in schedule(snapshot).decisions}
-    nodes = {node.node: node for node in snapshot.nodes}
-    for start in (decision for decision in plan.values() if isinstance(decision, Start)):
-        part = start.placement.slices[0]
-        kind = dict(nodes[part.node].devices)[part.devices[0]]
-        later = next(job for job in snapshot.pending if job.job == start.job)
-        for earlier in snapshot.pending:
-            wait = plan[earlier.job]
-            if not isinstance(wait, Wait) or isinstance(wait.reason, Backoff):
-                continue
-            if before(earlier, later) and earlier.request.type in (None, kind):
-                of_kind = replace(earlier, request=DeviceRequest(kind, earlier.request.count))
-                assert never_fits(of_kind, snapshot.nodes) is not None, "it passed a job that waits for what it took"
-
-
-@settings(max_examples=200, deadline=None)
-@given(SNAPSHOTS, st.randoms(use_true_random=False))
-def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: random.Random) -> None:
-    nodes, pending = list(snapshot.nodes), list(snapshot.pending)
-    shuffling.shuffle(nodes)
-    shuffling.shuffle(pending)
-    assert schedule(replace(snapshot, nodes=tuple(nodes), pending=tuple(pending))) == schedule(snapshot)
-
-
-@settings(max_examples=300, deadline=None)
-@given(SNAPSHOTS)
-def test_reasons_are_true(snapshot: Snapshot) -> None:
-    """Who never fits does not fit the idle fleet, on which no earlier attempt lives; who waits for room finds too little; a head
-    stands before those behind it."""
-    plan = {decision.job: decision for decision in schedule(snapshot).decisions}
-    jobs = {job.job: job for job in snapshot.pending}
-    idle = tuple(
-        replace(
-            node,
-            free=tuple(index for index, _ in node.devices),
-            free_cpus=node.cpus,
-            free_memory_bytes=node.memory_bytes,
-            schedulable=True,
-        )
-        for node in snapshot.nodes
-    )
-    for name, wait in plan.items():
-        if isinstance(wait, Start):
-            continue
-        alone = schedule(Snapshot(snapshot.now_ms, idle, (), (replace(jobs[name], avoids=frozenset()),))).decisions[0]
-        assert isinstance(wait.reason, NeverFits | NoNodes | Backoff) or isinstance(alone, Start)
-        match wait.reason:
-            case Backoff(wait_ms):
-                off = jobs[name].put_off
-                assert off is not None
-                assert 0 < wait_ms == off.not_before_ms - snapshot.now_ms
-                assert alone == wait
-            case NeverFits():
-                assert isinstance(alone, Wait)
-            case NoRoom(asked, free, held):
-                assert asked == jobs[name].request.count * jobs[name].num_nodes
-                assert 0 <= free <= free + held <= sum(len(node.devices) for node in snapshot.nodes if node.schedulable)
-            case Behind(head, position):
-                assert isinstance(plan[head], Wait)
-                assert before(jobs[head], jobs[name])
-                assert position == wait.position
-            case NoNodes(known):
-                assert known == len(snapshot.nodes)
-                assert not any(node.schedulable for node in snapshot.nodes)
-
-
-@settings(max_examples=300, deadline=None)
-@given(fleets(), lines())
-def test_S16_the_smallest_change_would_fit(nodes: tuple[NodeFacts, ...], pending: tuple[PendingJob, ...]) -> None:
-    for asked in pending:
-        if never_fits(asked, nodes) is not None and (change := smallest_change(asked, nodes)) is not None:
-            assert never_fits(change, nodes) is None
-            assert change != asked
-
-
-@settings(max_examples=100, deadline=None)
-@given(SNAPSHOTS)
-def test_carrying_out_plans_until_nothing_starts_leaves_no_free_head(snapshot: Snapshot) -> None:
-    """Deciding again on the outcome starts nobody new: one plan takes all there is to take."""
-    plan = schedule(snapshot)
-    started = {decision.job: decision for decision in plan.decisions if isinstance(decision, Start)}
-    jobs = {job.job: job for job in snapshot.pending}
-    nodes = {node.node: node for node in snapshot.nodes}
-    for name, start in started.items():
-        for part in start.placement.slices:
-            old = nodes[part.node]
-            nodes[part.node] = replace(
-                old,
-                free=tuple(index for index in old.free if index not in part.devices),
-                free_cpus=old.free_cpus - jobs[name].cpus,
-                free_memory_bytes=old.free_memory_bytes - jobs[name].memory_bytes,
-            )
-    left = tuple(job for job in snapshot.pending if job.job not in started)
-    again = schedule(Snapshot(snapshot.now_ms, tuple(nodes.values()), (), left))
-    assert not [decision for decision in again.decisions if isinstance(decision, Start)]

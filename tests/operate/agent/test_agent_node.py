@@ -74,7 +74,7 @@ def test_a_gpu_keeps_its_number_until_the_next_boot_whichever_others_are_gone(tm
 def test_type_names_come_from_product_names(product: str, gigabytes: int, expected: str) -> None:
     found = gpu_type(product, gigabytes * 10**9)
     assert found == expected
-    assert parse_devices(f"{found}:1").type == expected
+    assert parse_devices(f"{found}:1").types == (expected,)
 
 
 def test_gpu_ranks_see_their_gangs_devices_in_order(cell: Cell) -> None:

@@ -19,7 +19,7 @@ from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.control_thread import STALE_S, TICK_S, TICKS_KEPT, ControlThread
 from phalanx.operate.control.controller import Controller, Settings
-from phalanx.operate.control.deciding import NO_CHANGE, decide
+from phalanx.operate.control.deciding import NO_CHANGE, Decider
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.server import MachineClock
 from phalanx.operate.control.store import Store
@@ -90,7 +90,7 @@ def test_a_write_gets_in_between_observing_and_carrying_out(control: ControlThre
     async def scenario() -> None:
         async def slow(snapshot: Snapshot) -> Plan:
             job = await control.call(submit)  # would wait for ever if the tick held the thread
-            assert job not in [one.job for one in snapshot.pending]
+            assert job not in [one.facts.job for one in snapshot.pending]
             decided.set()
             return schedule(snapshot)
 
@@ -193,7 +193,7 @@ def test_a_change_starts_a_tick_at_once_and_time_does_too(control: ControlThread
         await anext(stream)
         start_s = clock()
         await control.change(submit)
-        assert [one.job for one in (await anext(stream)).pending] == ["job-1"]
+        assert [one.facts.job for one in (await anext(stream)).pending] == ["job-1"]
         assert clock() - start_s < TICK_S
         await anext(stream)
         assert clock() - start_s >= TICK_S / 2
@@ -236,15 +236,19 @@ def test_the_scheduler_process_decides_as_the_function_does_and_comes_back_after
         submit(controller)
         snapshot = controller.observe()
         scheduler = LineProcess("scheduler", SCHEDULER, 20)
-        plan = await decide(scheduler, snapshot)
+        decider = Decider(scheduler)
+        plan = await decider.decide(snapshot)
         assert plan == schedule(snapshot)
         assert isinstance(plan.decisions[0], Wait)
         first = scheduler.pid
         assert first is not None
         scheduler._child.kill()  # type: ignore[union-attr]  # it was started just now
         await scheduler._child.wait()  # type: ignore[union-attr]
-        assert await decide(scheduler, snapshot) == plan
-        assert scheduler.pid not in (None, first)
+        assert await decider.decide(snapshot) == plan, "the new process knows nothing, and is told everything"
+        again = scheduler.pid
+        assert await decider.decide(controller.observe()) == plan, "and then what is new"
+        assert scheduler.pid == again
+        assert again not in (None, first)
         await scheduler.close()
 
     asyncio.run(scenario())
@@ -263,11 +267,11 @@ def test_the_scheduler_process_decides_as_the_function_does_and_comes_back_after
 def test_without_an_answer_the_plan_changes_nothing(program: str) -> None:
     async def scenario() -> None:
         scheduler = LineProcess("scheduler", [sys.executable, "-c", program], 1.5)
-        assert await decide(scheduler, EMPTY) == NO_CHANGE
+        assert await Decider(scheduler).decide(EMPTY) == NO_CHANGE
         await scheduler.close()
 
     asyncio.run(scenario())
 
 
 def test_a_scheduler_that_cannot_start_is_no_answer_either() -> None:
-    assert asyncio.run(decide(LineProcess("scheduler", ["/nowhere/python"], 5), EMPTY)) == NO_CHANGE
+    assert asyncio.run(Decider(LineProcess("scheduler", ["/nowhere/python"], 5)).decide(EMPTY)) == NO_CHANGE

@@ -571,4 +571,4 @@ def test_a_snapshot_shows_what_is_free(bench: Bench) -> None:
     snapshot: Snapshot = bench.control.observe()
     free = {node.node: (node.free, node.schedulable) for node in snapshot.nodes}
     assert free == {"a": ((1,), True), "b": ((0, 1), True)}
-    assert [item.job for item in snapshot.running] == ["tiny-1"]
+    assert [item.facts.job for item in snapshot.running] == ["tiny-1"]

@@ -20,19 +20,13 @@ from phalanx.core.events import (
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import AttemptReport, Forget, RankExit, RankProcess, StartRanks, StopRanks
 from phalanx.core.spec import DataSource, Environment, JobSpec, Resources
-from phalanx.operate.control.fences import Fence, Fences, Taken, fences
+from phalanx.operate.control.fences import Fence, Fences, fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.names import NUMBER_LEAP, forgotten, next_attempt, next_job
 from phalanx.operate.control.observed import Sightings
-from phalanx.operate.control.wanted import (
-    Terms,
-    argv,
-    commands,
-    launch,
-    master_port,
-    snapshot,
-    still_holds,
-)
+from phalanx.operate.control.snapshots import snapshot
+from phalanx.operate.control.taken import Taken, still_holds
+from phalanx.operate.control.wanted import Terms, argv, commands, launch, master_port
 from phalanx.operate.control.world import JobRecord, World
 from tests.operate.control.control_bench import a_spec, shape
 
@@ -129,7 +123,7 @@ def test_a_recipe_runs_the_trainer_with_its_data() -> None:
 
 
 def port_of(now: World, fenced: Fences, job: JobRecord) -> int | None:
-    return master_port(now, Taken.of(now, fenced), job, PLACE)
+    return master_port(now, Taken(now, fenced), job, PLACE)
 
 
 def test_ports_of_gangs_that_live_on_a_node_differ_and_may_run_out() -> None:
@@ -263,7 +257,7 @@ def test_the_snapshot_says_what_agents_can_do_and_which_nodes_are_drained() -> N
     assert facts[A].features == frozenset()
     assert facts[B].features == {"image", "lock"}
     assert (facts[A].drained, facts[B].drained) == (True, False), "undraining a node that is away opens nothing"
-    assert found.pending[0].needs == {"image"}
+    assert found.pending[0].facts.shape.needs == {"image"}
 
 
 def test_a_node_that_names_a_device_twice_has_it_once() -> None:
@@ -281,7 +275,7 @@ def test_a_decision_holds_only_while_its_devices_are_free_and_its_nodes_ready() 
     free, held = Placement((NodeSlice(B, (0,)),)), Placement((NodeSlice(B, (1,)),))
 
     def holds_still(ready: frozenset[NodeId], job: JobId, placement: Placement, fenced: Fences | None = None) -> bool:
-        return still_holds(now, Taken.of(now, fenced or {}), ready, job, placement)
+        return still_holds(now, Taken(now, fenced or {}), ready, job, placement)
 
     assert holds_still(ready, second, free)
     assert not holds_still(ready, second, held)
@@ -291,3 +285,9 @@ def test_a_decision_holds_only_while_its_devices_are_free_and_its_nodes_ready() 
     assert not holds_still(ready, JobId("no-9"), free)
     assert not holds_still(ready, second, free, {B: Fence(frozenset({0}))})
     assert holds_still(ready, second, free, {A: Fence(frozenset({0})), B: Fence(frozenset({1}))})
+
+
+def test_a_plain_job_finds_no_variable_of_shares_or_arrays() -> None:
+    now = world()
+    env = launch(now, now.jobs[JOB], now.attempts[FIRST], A, TERMS).env
+    assert env == {"SEED": "1"}

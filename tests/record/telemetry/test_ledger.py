@@ -13,6 +13,7 @@ from phalanx.core.events import (
     AttemptRunning,
     Event,
     EventBody,
+    JobEvicted,
     JobResumed,
     JobRetried,
     JobSubmitted,
@@ -207,6 +208,45 @@ def test_not_fitting_is_geometry(reason: NoRoom | NeverFits | NoNodes) -> None:
     assert used(account(events, {}, 0, 10)) == {"idle_waiting_geometry": 20}
 
 
+def share(job: JobId, milli: int, device: int = 0) -> AttemptPlaced:
+    return AttemptPlaced(job, attempt_id(job, 1), Placement((NodeSlice(NODE, (device,), milli),)), 1, 1)
+
+
+def test_a_share_counts_as_its_part_of_the_device_and_the_rest_is_idle() -> None:
+    other = JobId("other-2")
+    events = log(
+        (0, up()), (0, submitted(kind="batch")), (0, submitted(other, "batch")),
+        (1_000, share(JOB, 250)), (2_000, share(other, 500)), (4_000, ended()), (5_000, ended(attempt_id(other, 1), job=other)),
+    )  # fmt: skip
+    whole = account(events, {}, 0, 10_000)
+    assert whole.capacity == 20_000 * MILLI
+    assert used(whole)["idle"] == 20_000 - 750 - 1_500
+    assert used(account(events, {}, 0, 10_000, JOB)) == {"startup": 750}
+    assert account(events, {}, 0, 10_000, other).capacity == 3_000 * 500
+    assert used(account(events, {}, 3_000, 4_000)) == {"startup": 750, "idle": 1_250}
+
+
+def test_more_of_a_device_than_there_is_is_booked_to_the_first() -> None:
+    two, three = JobId("other-2"), JobId("third-3")
+    events = log(
+        (0, up(devices=1)), (0, share(JOB, 600)), (0, share(two, 600)), (1_000, ended()),
+        (2_000, AttemptPlaced(three, attempt_id(three, 1), Placement((NodeSlice(NODE, (0,)),)), 1, 1)),
+        (3_000, ended(attempt_id(two, 1), job=two)),
+    )  # fmt: skip
+    found = [account(events, {}, 0, 4_000, job).capacity for job in (JOB, two, three)]
+    assert found == [600 * 1_000, 400 * 1_000 + 600 * 2_000, 400 * 1_000 + 1_000 * 1_000]
+    assert account(events, {}, 0, 4_000).capacity == 4_000 * MILLI
+    assert account(events, {}, 0, 4_000).balanced
+
+
+def test_an_evicted_gang_drains_from_the_moment_it_is_asked() -> None:
+    events = log(
+        (0, up(devices=1)), (0, submitted(kind="batch")), (0, placed(devices=(0,))), (1_000, AttemptRunning(JOB, FIRST, ())),
+        (3_000, JobEvicted(JOB, FIRST, JobId("high-2"), "priority", 5)), (4_000, ended(again=True)),
+    )  # fmt: skip
+    assert used(account(events, {}, 0, 4_000)) == {"startup": 1_000, "running_unmeasured": 2_000, "draining": 1_000}
+
+
 def test_a_free_node_that_is_away_is_unhealthy_and_a_held_one_stays_with_its_attempt() -> None:
     events = log(
         (0, up()), (0, submitted(kind="batch")), (0, placed(devices=(0,))), (0, AttemptRunning(JOB, FIRST, ())),
@@ -336,7 +376,12 @@ def test_amounts_beyond_64_bits_are_exact() -> None:
 NODES = [NodeId("a"), NodeId("b")]
 JOBS = [JobId("x-1"), JobId("y-2"), JobId("z-3")]
 TIMES = st.integers(0, 3_000)
-SLICES = st.builds(NodeSlice, st.sampled_from([*NODES, NodeId("ghost")]), st.lists(st.integers(0, 3), max_size=3).map(tuple))
+SLICES = st.builds(
+    NodeSlice,
+    st.sampled_from([*NODES, NodeId("ghost")]),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from([1000, 1000, 600, 250]),
+)
 
 
 def _body(job: JobId, number: int) -> st.SearchStrategy[EventBody]:

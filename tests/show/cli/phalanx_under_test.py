@@ -2,11 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.core.errors import Conflict, DataError, SetupError
+from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
@@ -53,9 +55,52 @@ def serve_node(home: Path, cpu_slots: int | None) -> int:
     return cpu_slots or 0
 
 
+SPREAD = Spread(count=3, mean=90.0, p50=60.0, p99=180.0, max=180.0)
+SIM_REPORT = SimReport(
+    trace="", source="made up", cluster="H100:8x2", nodes=2, devices=16, policy="default", order="fair", limits="trace", seed=0,
+    through="schedule", interval_s=10.0, days=1.5, jobs=4, finished=3, skipped=0, never_fitting=1,
+    never=(NeverView(job="big\x1b[31m", devices=32, why="never fits: asks for 32"),), utilisation=0.625, allocation=0.7,
+    allocation_bound=0.75, allocation_over_time=((1.0, 0.7),), fragmentation=0.1, fragmentation_waiting=0.2, jct=SPREAD,
+    wait=SPREAD, wait_by_class={"standard": SPREAD}, wait_by_size={"1 device": SPREAD},
+    tenants={
+        "vision": TenantView(jobs=2, wait=SPREAD, gpu_hours=12.0, weight=1.0, normalised=1.0),
+        "speech": TenantView(jobs=1, wait=SPREAD, gpu_hours=6.0, weight=1.0, normalised=None),
+    },
+    evictions=2, evicted_for={"priority": 2}, failures=1, lost_gpu_hours=0.5, jain=0.99, max_min=0.9,
+    ledger={"productive": 5_000, "idle": 3_000},
+    capacity=8_000, blocked_by={"no_room": 3, "behind": 1}, eta=None, decisions=7, decide_ms=0.4, wall_s=0.1,
+)  # fmt: skip
+SIDE = SideView(
+    policy="its own",
+    starts=1,
+    waits=2,
+    evictions=0,
+    started_devices=8,
+    lost_gpu_hours=0.0,
+    held={"vision": 8},
+    waits_for={"no_room": 2},
+)
+WHAT_IF = WhatIfView(
+    snapshot="", at_ms=1_790_000_000_000, nodes=2, devices=16, running=1, pending=3, own=SIDE, other=SIDE,
+    moves=(
+        MoveView(job="a-1", queue="vision", devices=8, verdict="loses", before="starts now on 8 devices", after="waits for quota"),
+    ),
+)  # fmt: skip
+
+
+def simulate(asked: SimAsked, progress: Callable[[int, int], None]) -> SimReport:
+    """The same figures for every trace, but of its name."""
+    progress(3, 3)
+    return replace(SIM_REPORT, trace=asked.trace, report=asked.report)
+
+
+def what_if(snapshot: str, policy: str) -> WhatIfView:
+    return replace(WHAT_IF, snapshot=snapshot, other=replace(WHAT_IF.other, policy=policy))
+
+
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-    join=join, serve_node=serve_node,
+    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if,
 )  # fmt: skip
 
 if __name__ == "__main__":

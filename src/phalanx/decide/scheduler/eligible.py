@@ -1,60 +1,38 @@
-"""Step 1, may a job run yet, and where could it ever: the device types (pools) in which an idle fleet would hold its gang."""
+"""Where a job could ever run: the device types in which an idle fleet would hold its gang."""
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+import numpy as np
 
-from phalanx.core.devices import CPU_SLOT
-from phalanx.core.reasons import Backoff
-from phalanx.decide.restarts import left_ms
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob
-
-CORES_SLACK: Final = 1e-6
-"""Cores are floats that were added up; a millionth of one is no reason to wait."""
+from phalanx.decide.scheduler.fleet import Fleet
+from phalanx.decide.scheduler.snapshot import Shape
+from phalanx.decide.scheduler.topology import largest
 
 
-def put_off(job: PendingJob, now_ms: int) -> Backoff | None:
-    """Why the job's next attempt is not due yet; None when it is."""
-    found = job.put_off
-    wait_ms = left_ms(found.not_before_ms, now_ms) if found else 0
-    return Backoff(wait_ms, found.attempts, found.within_ms, found.detail) if found and wait_ms else None
+def accepted_types(shape: Shape, fleet: Fleet) -> tuple[str, ...]:
+    """The fleet's types that the job accepts, in its order of preference. A gang runs on one of them."""
+    known = fleet.ground.kinds
+    return tuple(kind for kind in shape.request.types if kind in known) if shape.request.types else known
 
 
-def device_types(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
-    """The fleet's device types in order of preference: GPUs by name, CPU slots last."""
-    found = {kind for node in nodes for _, kind in node.devices}
-    return tuple(sorted(found, key=lambda kind: (kind == CPU_SLOT, kind)))
+def eligible_types(shape: Shape, fleet: Fleet) -> tuple[str, ...]:
+    """The accepted types in which enough nodes, lying as they have to, could hold a part; empty when the job can never fit."""
+    known = fleet.ground.seen.eligible
+    if shape not in known:
+        kinds = accepted_types(shape, fleet)
+        known[shape] = tuple(kind for kind in kinds if largest_idle(shape, kind, fleet) >= shape.fewest_nodes)
+    return known[shape]
 
 
-def asked_types(job: PendingJob, nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
-    """The types of this fleet that the job accepts, in order of preference. A gang runs on one of them."""
-    return tuple(kind for kind in device_types(nodes) if job.request.type in (None, kind))
+def largest_idle(shape: Shape, kind: str, fleet: Fleet) -> int:
+    """Nodes of the largest gang of the shape, up to what it asks for, that the fleet would hold if it were idle."""
+    return largest_of(shape, fleet.could_hold(shape, kind), fleet)
 
 
-def num_devices(node: NodeFacts, kind: str) -> int:
-    """Devices of a type that the node has, free or not."""
-    return sum(1 for _, of_kind in node.devices if of_kind == kind)
+def largest_now(shape: Shape, kind: str, fleet: Fleet) -> int:
+    """Nodes of the largest gang of the shape, up to what it asks for, that what is free would hold."""
+    return largest_of(shape, fleet.roomy(shape, kind, fleet.free[kind]), fleet)
 
 
-def holds(has: float, asked: float) -> bool:
-    """Whether a node's amount of something is enough. Asking for nothing is always met, also by a node that says nonsense."""
-    return asked <= 0 or has + CORES_SLACK >= asked
-
-
-def is_able(job: PendingJob, node: NodeFacts) -> bool:
-    """Whether the node's agent can do all that the job needs: another would run it otherwise than it asks."""
-    return job.needs <= node.features
-
-
-def could_hold(job: PendingJob, kind: str, node: NodeFacts) -> bool:
-    """Whether the node, however busy, away or drained now, would hold one node's share of the gang if it were idle."""
-    return (
-        is_able(job, node)
-        and num_devices(node, kind) >= job.request.count
-        and holds(node.cpus, job.cpus)
-        and holds(node.memory_bytes, job.memory_bytes)
-    )
-
-
-def eligible_types(job: PendingJob, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """The accepted types in which enough nodes could hold a share; empty when the job can never fit."""
-    return tuple(kind for kind in asked_types(job, nodes) if sum(could_hold(job, kind, node) for node in nodes) >= job.num_nodes)
+def largest_of(shape: Shape, mask: np.ndarray[tuple[int], np.dtype[np.bool_]], fleet: Fleet) -> int:
+    if shape.within is None and shape.group <= 1:
+        return min(shape.num_nodes, int(np.count_nonzero(mask)))
+    return largest(shape, fleet.ground.terrain, np.flatnonzero(mask))

@@ -1,4 +1,5 @@
-"""What the scheduler answers: exactly one decision for each pending job, in the order they were considered."""
+"""What the scheduler answers: exactly one decision for each pending job, in the order they were considered, and what running gangs
+have to do for them."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -6,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from phalanx.core.devices import Placement
-from phalanx.core.ids import JobId
+from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.reasons import Reason
 
 
@@ -20,13 +21,25 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Eta:
+    """The job is expected to start in [low_ms, high_ms] (Unix time) with a probability of 80 %. likely_ms: what counting alone
+    says, of which the interval is learnt."""
+
+    low_ms: int
+    high_ms: int
+    likely_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """The job stays pending for `reason`. `position` is its place, from 1, among the waiting jobs of its queue, in the order they
-    were considered; None for a job that can never fit or whose restart is put off, since it stands in nobody's way."""
+    were considered; None for a job that can never fit or may not start yet, since it stands in nobody's way. eta: None when nothing
+    can be said."""
 
     job: JobId
     reason: Reason
     position: int | None
+    eta: Eta | None = None
     kind: Literal["wait"] = field(default="wait", kw_only=True)
 
 
@@ -34,7 +47,45 @@ Decision = Annotated[Start | Wait, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """The gang is ended, after a checkpoint if it can make one, and waits again. claimant: the job that gets its room, which may be
+    itself in another size. keeps: what of its devices it starts again on (it shrinks or grows), None if nothing is kept for it.
+    lost_ms: device-milliseconds that are done again or idle for it."""
+
+    job: JobId
+    attempt: AttemptId
+    claimant: JobId
+    cause: Literal["priority", "reclaim", "target", "shrink", "grow", "spot", "order", "booking"]
+    lost_ms: int
+    keeps: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The job waits for exactly these devices, some of which gangs must first let go of; nobody else gets them. None gives up an
+    earlier claim."""
+
+    job: JobId
+    placement: Placement | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """For the blocked head of a pool (`job`), or for `what` the policy keeps devices: `placement` is expected to be free at
+    `start_ms` (Unix time; None where gangs without a limit hold some of it). kind: the type of its devices."""
+
+    job: JobId | None
+    kind: str
+    start_ms: int | None
+    placement: Placement
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One decision per pending job."""
+    """One decision per pending job; evictions, with the claims they are for; what is kept for whom."""
 
     decisions: tuple[Decision, ...]
+    evictions: tuple[Evict, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    reservations: tuple[Reservation, ...] = ()

@@ -1,49 +1,276 @@
-"""The pipeline, whole: eligible -> order -> fit -> explain. Pure and deterministic: equal snapshots give equal plans."""
+"""The pipeline, whole. Pure and deterministic: equal snapshots give equal plans, whatever the order of their tuples."""
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from phalanx.core.ids import NodeId
-from phalanx.core.reasons import Behind, NoNodes
-from phalanx.decide.scheduler.eligible import eligible_types, put_off
-from phalanx.decide.scheduler.explain import never_fits, no_room
-from phalanx.decide.scheduler.fit import Fleet, fit, taken
-from phalanx.decide.scheduler.line import Line
+from phalanx.core.reasons import Behind, MakingRoom, NeverFits, NoNodes, OverBudget, OverLimit, OverQuota, Reason
+from phalanx.decide.scheduler import claims, elastic, preemption
+from phalanx.decide.scheduler.eligible import eligible_types
+from phalanx.decide.scheduler.explain import no_room, refused
+from phalanx.decide.scheduler.fit import fit
+from phalanx.decide.scheduler.fleet import Counts
+from phalanx.decide.scheduler.gates import Gates
+from phalanx.decide.scheduler.homes import Homes, homes
+from phalanx.decide.scheduler.known import Rights
+from phalanx.decide.scheduler.leaving import leave
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.moving_in import move_in
 from phalanx.decide.scheduler.order import in_order
-from phalanx.decide.scheduler.plan import Decision, Plan, Start, Wait
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, Snapshot
+from phalanx.decide.scheduler.plan import Claim, Decision, Plan, Start, Wait
+from phalanx.decide.scheduler.round import Round
+from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
+from phalanx.decide.scheduler.turns import share_in_time, take_turn
 
-_TO_COME: Final = ("",)
-"""The pool of a fleet without nodes: everybody waits in one line."""
-
-
-def schedule(snapshot: Snapshot) -> Plan:
-    """One decision for each pending job, by priority and age, gangs whole, no device twice."""
-    fleet: dict[NodeId, NodeFacts] = {node.node: node for node in sorted(snapshot.nodes, key=lambda node: node.node)}
-    line = Line()
-    decisions: list[Decision] = []
-    for job in in_order(snapshot.pending):
-        backoff = put_off(job, snapshot.now_ms)
-        decision = Wait(job.job, backoff, None) if backoff else _decide(job, fleet, line)
-        if isinstance(decision, Start):
-            fleet.update(taken(fleet, job, decision.placement))
-        decisions.append(decision)
-    return Plan(tuple(decisions))
+NOT_FOR_DEVICES: Final = (OverQuota, OverLimit, OverBudget, NoNodes)
+"""Reasons of jobs that may not take devices now, or could not."""
 
 
-def _decide(job: PendingJob, fleet: Fleet, line: Line) -> Decision:
-    nodes = tuple(fleet.values())
-    impossible = never_fits(job, nodes)
+def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
+    """One decision for each pending job: gangs whole, no device twice, nobody ended unless a placement results.
+
+    memory: of earlier decisions. It makes this one faster, not another.
+    """
+    round_ = _begun(snapshot, memory)
+    decisions = tuple(_decisions(round_))
+    elastic.grow(round_)
+    if memory is not None:
+        memory.decided = (snapshot, round_)
+    return Plan(decisions, tuple(round_.evictions), tuple(round_.claims), tuple(round_.kept.reservations))
+
+
+def _begun(snapshot: Snapshot, memory: Memory | None) -> Round:
+    round_ = Round.of(snapshot, memory or Memory())
+    round_.kept.homes = homes(snapshot, round_.fleet.ground, schedule)
+    leave(round_)
+    share_in_time(round_)
+    return round_
+
+
+def decided(snapshot: Snapshot, memory: Memory) -> Round:
+    """The decision on this very snapshot as it stands at its end, made once."""
+    if memory.decided is None or memory.decided[0] is not snapshot:
+        schedule(snapshot, memory)
+    assert memory.decided is not None
+    round_ = memory.decided[1]
+    assert isinstance(round_, Round)
+    return round_
+
+
+def _decisions(round_: Round) -> Iterator[Decision]:
+    """gate -> order -> admit -> fit -> shrink or preempt -> reserve -> explain."""
+    gates = Gates(round_.snapshot)
+    at_home = round_.kept.homes.of if round_.kept.homes is not None else ()
+    for job in in_order(round_.snapshot, round_.tree, at_home, round_.service):
+        closed = gates.why(job)
+        if closed is not None:
+            if job.claim is not None:
+                _give_up(job, round_)
+            yield Wait(job.facts.job, closed, None)
+            continue
+        decision = _claimed(job, round_) if job.claim is not None else _considered(job, round_)
+        if isinstance(decision, Start) or isinstance(decision.reason, MakingRoom):
+            gates.started(job)
+        yield decision
+
+
+def _claimed(job: PendingJob, round_: Round) -> Decision:
+    """It starts on what was promised to it, or is considered like any other where the promise cannot be kept."""
+    assert job.claim is not None
+    held_by, promised = round_.holders[job.facts.job], round_.promised[job.facts.job]
+    if claims.is_sound(job, round_.fleet, held_by, promised):
+        if promised == job.claim and round_.fleet.has_cores(job.facts.shape, job.claim):
+            return Start(job.facts.job, job.claim)
+        if promised != job.claim or held_by:
+            return Wait(job.facts.job, claims.making_room(job, held_by, promised), None)
+    _give_up(job, round_)
+    return _considered(job, round_)
+
+
+def _give_up(job: PendingJob, round_: Round) -> None:
+    """Its claim; others may have the devices from now on."""
+    assert job.claim is not None
+    round_.tree.drop(job.facts, round_.kept.kind_of(job.claim) or "", job.claim.world_size)
+    round_.fleet.give_back(job.facts.shape, round_.promised[job.facts.job])
+    round_.kept.gave_up(job.facts)
+    round_.claims.append(Claim(job.facts.job, None))
+
+
+def _considered(job: PendingJob, round_: Round) -> Decision:
+    """What is known of jobs like it, or else what is found out now."""
+    if round_.kept.homes is not None and (found_there := _at_home(job, round_.kept.homes, round_)) is not None:
+        return found_there
+    if (taken := take_turn(job, round_)) is not None:
+        return taken if isinstance(taken, Start) else _making_room(job, taken, round_)
+    round_.follow()
+    known = round_.known
+    rights = known.rights(job)
+    is_like_others = not (job.avoids or job.repair or job.claim or job.last)
+    reason = known.reason(rights, job, round_.kept) if is_like_others else None
+    if reason is None:
+        found = _found_out(job, rights, round_)
+        if isinstance(found, Start | Wait):
+            return found
+        reason, is_kept = found
+        if is_like_others and not round_.follow():  # else it has become a head, and the next one like it may be another
+            known.learn(rights, job, reason, round_.kept if is_kept else None)
+    return _waits(job, reason, round_)
+
+
+def _at_home(job: PendingJob, known: Homes, round_: Round) -> Decision | None:
+    """In its queue's own cells, where it starts or has to wait; None for jobs that are decided among all."""
+    home = known.of.get(job.facts.job)
+    if home is None or job.claim is not None:
+        reason = known.must_stay(job, round_.snapshot.policy)
+        return None if reason is None else _waits(job, reason, round_)
+    found = move_in(job, home, known, round_)
+    if isinstance(found, Claim):
+        return _making_room(job, found, round_)
+    return found if isinstance(found, Start) else _waits(job, found, round_)
+
+
+def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tuple[Reason, bool]:
+    """It starts, or room is made for it; or why not, and whether that is since devices are kept from it."""
+    shape = job.facts.shape
+    impossible = round_.never_fits(shape)
     if impossible is not None:
-        return Wait(job.job, impossible, None)
-    kinds = eligible_types(job, nodes)
-    found = fit(job, line.open(kinds), fleet)
-    if found is not None:
-        return Start(job.job, found[1])
-    could = fit(job, kinds, fleet)
-    head = line.heads[could[0]] if could is not None else None
-    position = line.join(job, kinds or _TO_COME)
-    if not any(node.schedulable for node in nodes):
-        return Wait(job.job, NoNodes(len(nodes), sum(node.drained for node in nodes)), position)
-    if head is not None:
-        return Wait(job.job, Behind(head, position), position)
-    return Wait(job.job, no_room(job, kinds, fleet), position)
+        return impossible, False
+    admitted, refusals = _admitted(job, rights[0], round_)
+    if not admitted and (smaller := _smaller(job, round_)) is not None:
+        return _found_out(smaller, round_.known.rights(smaller), round_)
+    kept: list[str] = []
+    started = _started(job, rights[0], admitted, round_, kept)
+    if started is not None:
+        return started
+    claim = _room_made(job, rights, admitted, round_)
+    if claim is not None:
+        return _making_room(job, claim, round_)
+    if refusals and not admitted:
+        return refused(shape, refusals), False
+    reason = _short(job, rights[0], admitted, kept, round_)
+    round_.kept.reserve(job, admitted, job.facts.job in round_.turns.place)
+    return reason, bool(kept)
+
+
+def _smaller(job: PendingJob, round_: Round) -> PendingJob | None:
+    """An elastic job with as many nodes as its queue may have, when it may not have all."""
+    shape = job.facts.shape
+
+    def sized(num_nodes: int) -> PendingJob:
+        return replace(job, facts=replace(job.facts, shape=replace(shape, num_nodes=num_nodes)))
+
+    def may_have(num_nodes: int) -> bool:
+        smaller = sized(num_nodes)
+        return bool(_admitted(smaller, round_.known.number(smaller.facts.shape), round_)[0])
+
+    sizes = range(shape.fewest_nodes, shape.num_nodes)
+    most = bisect_left(sizes, True, key=lambda num_nodes: not may_have(num_nodes))
+    return sized(sizes[most - 1]) if most else None
+
+
+def _admitted(job: PendingJob, number: int, round_: Round) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+    """Types that it may have devices of, and why it may not of the others on which it would fit."""
+    key, shape = (number, job.facts.queue, job.facts.preemptible), job.facts.shape
+    found = round_.known.admitted.get(key)
+    if found is None:
+        known = round_.fleet.ground.seen.kinds
+        if number not in known:
+            known[number] = eligible_types(shape, round_.fleet)
+        asked = {kind: round_.tree.admit(job.facts, kind, shape.num_devices) for kind in known[number]}
+        found = round_.known.admitted[key] = (
+            tuple(kind for kind, admission in asked.items() if admission.ok),
+            tuple(admission.reason for admission in asked.values() if admission.reason is not None),
+        )
+    return found
+
+
+def _started(job: PendingJob, number: int, kinds: Sequence[str], round_: Round, kept: list[str]) -> Start | None:
+    """On the first type that holds the whole gang now. Into `kept` go the types that would, were they not kept for others."""
+    shape, fleet, known = job.facts.shape, round_.fleet, round_.known
+    alike = None if job.avoids or all((number, kind) in known.full for kind in kinds) else round_.kept.alike(job)
+    for kind in kinds:
+        if (number, kind) in known.full:
+            continue
+        is_barred = (number, kind, alike) in known.barred
+        for free in () if is_barred else _views(job, kind, round_):
+            former = claims.on_former(job, kind, fleet, free)
+            rows = fit(shape, kind, fleet, free, job.avoids) if former is None else former
+            if rows is not None:
+                placement = fleet.take(shape, kind, [int(row) for row in rows])
+                round_.tree.use(job.facts, kind, placement.world_size)
+                round_.kept.started(job, kind, placement)
+                return Start(job.facts.job, placement)
+        if _fits_all(job, number, kind, round_):
+            kept.append(kind)
+            if alike is not None:
+                known.barred.add((number, kind, alike))
+    return None
+
+
+def _views(job: PendingJob, kind: str, round_: Round) -> Sequence[Counts]:
+    """What it is tried on, where there are enough nodes that have room for a part of it."""
+    shape = job.facts.shape
+    enough = round_.fleet.num_roomy(shape, kind, round_.kept.free(job, kind)) >= shape.fewest_nodes
+    return round_.kept.views(job, kind) if enough else ()
+
+
+def _fits_all(job: PendingJob, number: int, kind: str, round_: Round) -> bool:
+    """Whether it would fit, were nothing kept from it."""
+    fleet, known = round_.fleet, round_.known
+    if job.avoids:
+        return fit(job.facts.shape, kind, fleet, fleet.free[kind], job.avoids) is not None
+    if (number, kind) not in known.fitting:
+        shape, free = job.facts.shape, fleet.free[kind]
+        if fleet.num_roomy(shape, kind, free) < shape.fewest_nodes or fit(shape, kind, fleet, free) is None:
+            known.full.add((number, kind))
+            return False
+        known.fitting.add((number, kind))
+    return True
+
+
+def _room_made(job: PendingJob, rights: Rights, kinds: tuple[str, ...], round_: Round) -> Claim | None:
+    """By smaller or fewer gangs."""
+    hopeless = round_.known.hopeless
+    if (rights, kinds) in hopeless:
+        return None
+    claim = elastic.shrink_others(job, kinds, round_) or preemption.make_room(job, kinds, round_)
+    if claim is None and not (job.avoids or job.repair):
+        hopeless.add((rights, kinds))
+    return claim
+
+
+def _making_room(job: PendingJob, claim: Claim, round_: Round) -> Wait:
+    assert claim.placement is not None
+    round_.claims.append(claim)
+    victims = sorted(evicted.job for evicted in round_.evictions if evicted.claimant == job.facts.job)
+    return Wait(job.facts.job, MakingRoom(tuple(victims), claim.placement.world_size), None)
+
+
+def _short(job: PendingJob, number: int, kinds: tuple[str, ...], kept: Sequence[str], round_: Round) -> Reason:
+    """Why it has to wait for devices."""
+    if round_.no_nodes is not None:
+        return round_.no_nodes
+    if kept:
+        if job.avoids:
+            return round_.kept.why(job, kept[0], 0)
+        key = (number, kept[0], round_.kept.alike(job))
+        if key not in round_.known.why_kept:
+            round_.known.why_kept[key] = round_.kept.why(job, kept[0], 0)
+        return round_.known.why_kept[key]
+    known = round_.known.short
+    if (number, kinds) not in known:
+        known[number, kinds] = no_room(job.facts.shape, kinds, round_.fleet)
+    return known[number, kinds]
+
+
+def _waits(job: PendingJob, reason: Reason, round_: Round) -> Wait:
+    """In line, but for a job that never fits."""
+    if isinstance(reason, NeverFits):
+        return Wait(job.facts.job, reason, None)
+    if not isinstance(reason, NOT_FOR_DEVICES):
+        round_.tree.waits(job.facts)
+    round_.tree.save(job, reason)
+    queue = job.facts.queue
+    round_.waiting[queue] = position = round_.waiting[queue] + 1
+    return Wait(job.facts.job, replace(reason, position=position) if isinstance(reason, Behind) else reason, position)

@@ -2,19 +2,37 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound, SpecError
-from phalanx.core.events import EventBody, JobCollected, JobResumed, JobRetried, NodeDrained, NodeUndrained, StopRequested
+from phalanx.core.events import (
+    EventBody,
+    JobCollected,
+    JobResumed,
+    JobRetried,
+    JobSubmitted,
+    NodeDrained,
+    NodeUndrained,
+    StopRequested,
+)
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.policy import Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Paused, Running, Starting, Stopping
 from phalanx.core.units import utc_day
-from phalanx.decide.scheduler.explain import CPUS, MEMORY, NODES, never_fits
-from phalanx.operate.control import verdict, wanted
+from phalanx.decide.scheduler import cells, policy_checks
+from phalanx.decide.scheduler.explain import never_fits
+from phalanx.decide.scheduler.fleet import Fleet
+from phalanx.decide.scheduler.ground import survey
+from phalanx.decide.scheduler.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
+from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.snapshots import shape, snapshot
 from phalanx.operate.control.world import JobRecord, NodeRecord, World
 
 KEY_CHARS_MAX: Final = 255
@@ -63,7 +81,7 @@ def resume(world: World, job: JobId, by: str) -> list[EventBody]:
     return []
 
 
-def retry(world: World, job: JobId, by: str) -> list[EventBody]:
+def retry(world: World, job: JobId, by: str, now_ms: int) -> list[EventBody]:
     """One that failed or was cancelled is opened again."""
     record = job_of(world, job)
     match record.state:
@@ -72,7 +90,7 @@ def retry(world: World, job: JobId, by: str) -> list[EventBody]:
         case Finished() if record.collected_ms is not None:
             raise Conflict("job", job, f"its files were collected on {utc_day(record.collected_ms)}; submit it again")
         case Finished():
-            refuse_never_fitting(world, record.spec)
+            refuse_never_fitting(world, record.spec, now_ms)
             return [JobRetried(job, by)]
         case _:
             raise Conflict("job", job, f"it has not finished, it is {record.state.name}")
@@ -128,18 +146,52 @@ def node_of(world: World, node: NodeId) -> NodeRecord:
     return record
 
 
-def same_job(world: World, job: JobId, config: str, code: str, key: str) -> JobId:
-    """The job that was submitted with `key` before. Raises Conflict when it is another one than this."""
+def submit(jobs: Sequence[JobId], spec: JobSpec, code: str, by: str) -> list[EventBody]:
+    """Every job of an array, or the one."""
+    config, array = config_hash(spec), jobs[0] if spec.array else ""
+    return [JobSubmitted(job, spec, code, config, by, array, index) for index, job in enumerate(jobs)]
+
+
+def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
+    """Raises SpecError for a deadline that is past, or a job that must have succeeded before and that nobody knows."""
+    deadline_ms = spec.deadline_ms(now_ms)
+    if deadline_ms is not None and deadline_ms <= now_ms:
+        raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
+    for name in spec.after:
+        if JobId(name) not in world.jobs:
+            raise SpecError("after", name, "no such job; `phalanx ls` shows them all")
+
+
+def policy_doubts(world: World, policy: Policy, now_ms: int) -> list[str]:
+    """What may be a mistake: rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet cannot
+    keep, as the policy itself describes its nodes."""
+    described = snapshot(replace(world, policy=policy), frozenset(), now_ms, {}).nodes
+    nodes = [node for node in described if not node.gone]
+    capacity = Counter(kind for node in nodes for _, kind in node.devices)
+    for name, value, fix in policy_checks.problems(policy, capacity, cells.counts(survey(nodes))):
+        raise SpecError(name, value, fix)
+    rules = [
+        (number, rule.match)
+        for number, rule in enumerate(policy.nodes)
+        if not any(fnmatchcase(node, rule.match) for node in world.nodes)
+    ]
+    return [f"nodes.{number}.match: {match!r} matches none of the known nodes" for number, match in rules]
+
+
+def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> JobId:
+    """The job that was submitted with `key` before. Raises Conflict when it is another one than this: by its fields, since the hash
+    that an older version of this program made knows fewer of them."""
     record = job_of(world, job)
-    if (record.config, record.code) != (config, code):
+    if (record.spec, record.code) != (spec, code):
         raise Conflict("key", key, f"was used for {job}, another job; use a new key for each job")
     return job
 
 
-def refuse_never_fitting(world: World, spec: JobSpec) -> None:
-    """Raises SpecError when no fleet of the known nodes could hold the job, however idle."""
-    asked = wanted.pending_job(JobId(spec.name), spec, 0, 0)
-    reason = never_fits(asked, wanted.snapshot(world, frozenset(), 0, {}).nodes)
+def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
+    """Raises SpecError when no fleet of the known nodes could hold the job, however idle. Nodes that have been away for long do not
+    count, unless all have: then they have yet to come."""
+    nodes = snapshot(world, frozenset(), now_ms, {}).nodes
+    reason = never_fits(shape(spec), Fleet.of(node for node in nodes if not node.gone))
     if reason is None:
         return
     fields = {
@@ -149,9 +201,18 @@ def refuse_never_fitting(world: World, spec: JobSpec) -> None:
         "on_partition": ("on_partition", spec.on_partition),
         CPUS: ("resources.cpus", spec.resources.cpus),
         MEMORY: ("resources.memory", spec.resources.memory),
+        DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),
+        SPOT: (SPOT, spec.placing.spot),
+        **{f"{WHERE}{name}": (f"{WHERE}{name}", value) for name, value in spec.placing.where.items()},
     }
     of_count = ("num_nodes", spec.num_nodes) if reason.resource.startswith(NODES) else ("resources.gpus", spec.resources.gpus)
-    field, value = fields.get(reason.resource, of_count)
+    if WITHIN in reason.resource:
+        of_count = (
+            ("placing.group", spec.placing.group)
+            if " in groups of " in reason.resource
+            else ("placing.within", spec.placing.within)
+        )
+    field, value = fields.get(reason.resource.removeprefix(NODES), of_count)
     raise SpecError(field, value, reason.sentence())
 
 

@@ -46,6 +46,7 @@ class ControlThread:
         self._wake = asyncio.Event()
         self._clock_s = clock_s
         self._ticked_s: float | None = None
+        self._snapshot: Snapshot | None = None
         self._tick_ms: deque[float] = deque(maxlen=TICKS_KEPT)
 
     @property
@@ -67,6 +68,11 @@ class ControlThread:
     def waiting(self) -> Mapping[JobId, Wait]:
         """Why each pending job waits; replaced, never changed, likewise."""
         return self._controller.waiting
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What the newest decision was made of; frozen. None before the first."""
+        return self._snapshot
 
     @property
     def epoch(self) -> int:
@@ -112,6 +118,7 @@ class ControlThread:
 
     async def _tick(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
         snapshot = await self.call(lambda controller: controller.observe())
+        self._snapshot = snapshot
         plan = await decide(snapshot)
         await self.call(lambda controller: controller.carry_out(plan))
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import structlog
 
-from phalanx.core.events import EventBody, JobSubmitted
+from phalanx.core.events import EventBody, PolicySet
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
+from phalanx.core.policy import Policy
 from phalanx.core.records import RankFact
 from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler.plan import Plan, Wait
@@ -23,7 +24,9 @@ from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
 from phalanx.operate.control.fences import fences
 from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.learning import Learning
 from phalanx.operate.control.ports import Clock, Decide, Links
+from phalanx.operate.control.snapshots import Snapshots
 from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.store import OutboxRow, Store
 from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
@@ -68,6 +71,9 @@ class Controller:
         self._dispatch = Dispatch(links, settings.resend_ms)
         self._held = Stopwatch()
         self._held.look(self.world, clock.now_ms(), clock.monotonic_ms())
+        self._snapshots = Snapshots()
+        self._learning = Learning(self.world, self._snapshots.facts)
+        self._observed: Snapshot | None = None
         self._talkers: set[AttemptId] = set()
 
     @property
@@ -84,19 +90,20 @@ class Controller:
 
     def submit(self, spec: JobSpec, code: str, key: str, by: str) -> JobId:
         """Accepts a checked spec. `code` is the SHA-256 of the packed workdir, or ''. The same non-empty `key` again returns
-        the first job.
+        the first job. Of an array it is the first of its jobs, all of which were accepted.
 
-        Raises SpecError when no known node could ever hold it, Conflict when `key` came with another job, StoreUnavailable.
+        Raises SpecError when no known node could ever hold it or a job that it waits for is not known, Conflict when `key` came
+        with another job, StoreUnavailable.
         """
         asked.refuse_unwritable(spec, key)
         self._committed.find_out()
-        config = asked.config_hash(spec)
         if key and (known := self._store.job_of_key(key)) is not None:
-            return asked.same_job(self.world, known, config, code, key)
-        asked.refuse_never_fitting(self.world, spec)
-        job = names.next_job(self.world, self._seen, spec.name)
-        self._commit_all([JobSubmitted(job, spec, code, config, by)], key=(key, job) if key else None)
-        return job
+            return asked.same_job(self.world, known, spec, code, key)
+        asked.refuse_unmeetable(self.world, spec, self._clock.now_ms())
+        asked.refuse_never_fitting(self.world, spec, self._clock.now_ms())
+        jobs = names.next_jobs(self.world, self._seen, spec.name, spec.array.count if spec.array else 1)
+        self._commit_all(asked.submit(jobs, spec, code, by), key=(key, jobs[0]) if key else None)
+        return jobs[0]
 
     def cancel(self, job: JobId, by: str) -> None:
         """Asks the job to end: at once when it waits, else once its ranks are gone. Asking twice is asking once.
@@ -126,7 +133,7 @@ class Controller:
         """Opens a job that failed or was cancelled again: it waits for devices, resumes from its last checkpoint and has all its
         restarts before it. Raises NotFound, Conflict when it succeeded or has not finished, SpecError, StoreUnavailable."""
         self._committed.find_out()
-        self._commit_all(asked.retry(self.world, job, by))
+        self._commit_all(asked.retry(self.world, job, by, self._clock.now_ms()))
 
     def drain(self, node: NodeId, reason: str, by: str, now: bool = False) -> None:
         """Places nothing new on the node. `now`: gangs that run there are stopped and start again elsewhere, and no restart is
@@ -145,6 +152,18 @@ class Controller:
         self._committed.find_out()
         self._commit_all(asked.collect(self.world, jobs, before_ms, by))
         return self.world
+
+    def set_policy(self, policy: Policy, by: str) -> Sequence[str]:
+        """How the fleet is shared from now on; a second time the same is nothing new. Answers with what may be a mistake in it.
+        Raises SpecError for what this fleet cannot keep, StoreUnavailable."""
+        self._committed.find_out()
+        doubts = self.check_policy(policy)
+        self._commit_all([PolicySet(policy, by)] if policy != self.world.policy else [])
+        return doubts
+
+    def check_policy(self, policy: Policy) -> Sequence[str]:
+        """What may be a mistake in it. Raises SpecError for the first promise in it that this fleet cannot keep."""
+        return asked.policy_doubts(self.world, policy, self._clock.now_ms())
 
     # What agents say
 
@@ -171,7 +190,7 @@ class Controller:
             self._talkers.add(attempt)
             log.warning("facts_ignored", attempt=attempt, rank=rank, limit=said.FACTS_MAX)
         if draft.events:  # an offset without facts need not be durable: reading the same lines again finds none again
-            self._committed.commit(draft, offset=(attempt, rank, offset))
+            self._commit(draft, offset=(attempt, rank, offset))
         self._committed.offsets[attempt, rank] = offset
 
     def lead_above(self, epoch_seen: int) -> int:
@@ -213,18 +232,22 @@ class Controller:
         leases.note_away(draft, seen, monotonic_ms, self._settings.lease_ms, now_ms)
         leases.note_lost(draft, seen, monotonic_ms, self._settings.lease_ms, self._settings.loss_ms, now_ms)
         observed.note_overdue(draft, seen, self._held, monotonic_ms, now_ms)
-        self._committed.commit(draft)
+        self._commit(draft)
         self._seen = seen
         del self._heard[: len(heard)]
         self._dispatch.forget({item.node for item in heard if isinstance(item.message, Hello)})
-        return wanted.snapshot(self.world, observed.ready(self.world, seen), now_ms, fences(self.world, seen))
+        ready, fenced = observed.ready(self.world, seen), fences(self.world, seen)
+        self._observed = self._snapshots.take(self.world, ready, now_ms, fenced, self._learning.history, self._learning.service)
+        return self._observed
 
     def carry_out(self, plan: Plan) -> None:
         """Commits what of the plan still holds, then sends every node the difference. Raises StoreUnavailable."""
         self._committed.find_out()
+        if self._observed is not None:
+            self._learning.decided(self._observed, plan)
         draft = self._draft()
         planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
-        self._committed.commit(draft)
+        self._commit(draft)
         self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
         self.waiting = planned.waiting(self.world, plan, self.waiting)
         self._send()
@@ -242,11 +265,15 @@ class Controller:
     def _draft(self) -> Draft:
         return Draft(self.world, self._settings.outbox_for)
 
+    def _commit(self, draft: Draft, key: tuple[str, JobId] | None = None, offset: tuple[AttemptId, int, int] | None = None) -> None:
+        self._committed.commit(draft, key, offset)
+        self._learning.committed(draft.events, draft.world)
+
     def _commit_all(self, bodies: Sequence[EventBody], key: tuple[str, JobId] | None = None) -> None:
         draft = self._draft()
         for body in bodies:
             draft.add(body, self._clock.now_ms())
-        self._committed.commit(draft, key=key)
+        self._commit(draft, key=key)
 
     def _send(self) -> None:
         """Sends the difference between wanted and seen."""

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+from phalanx.core.devices import Placement
 from phalanx.core.errors import IllegalTransition
 from phalanx.core.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptRunning,
+    DevicesClaimed,
     Event,
     JobCollected,
+    JobEvicted,
     JobResumed,
     JobRetried,
     JobSubmitted,
@@ -19,34 +22,41 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PolicySet,
     RankSaid,
     StopRequested,
 )
 from phalanx.core.ids import split_attempt
+from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Resumed
 from phalanx.core.states import (
     Finished,
     GangEnded,
     GangUp,
     JobMove,
+    Paused,
     Pending,
     Placed,
     ResumeAsked,
     RetryAsked,
     StopAsked,
+    Stopping,
     advance,
 )
+from phalanx.operate.control import usage
 from phalanx.operate.control.world import (
     ATTEMPTS_KEPT,
     CHECKPOINTS_KEPT,
+    EVICTIONS_KEPT,
     AttemptRecord,
     JobRecord,
     ModelRecord,
     NodeRecord,
+    QueueUsage,
     World,
 )
 
-Record = JobRecord | AttemptRecord | NodeRecord | ModelRecord
+Record = JobRecord | AttemptRecord | NodeRecord | ModelRecord | QueueUsage | Policy
 
 
 def effect(world: World, event: Event) -> tuple[Record, ...]:
@@ -65,6 +75,8 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:
         case PartLost(_, attempt, node, why):
             record = world.attempts[attempt]
             return (replace(record, lost={**record.lost, node: why}),)
+        case PolicySet(policy):
+            return (policy,)
         case RankSaid(_, attempt, fact):
             return (_said(world.attempts[attempt], fact),)
         case ModelRegistered() as body:
@@ -73,7 +85,7 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:
             return _effect_on_job(world, body, at_ms)
 
 
-def _effect_on_job(
+def _effect_on_job(  # noqa: C901 (one flat line for each kind of event)
     world: World,
     body: JobSubmitted
     | JobWaits
@@ -81,6 +93,8 @@ def _effect_on_job(
     | AttemptRunning
     | StopRequested
     | AttemptEnded
+    | DevicesClaimed
+    | JobEvicted
     | JobResumed
     | JobRetried
     | JobCollected,
@@ -97,11 +111,15 @@ def _effect_on_job(
             moved = _moved(world.jobs[job], GangUp(), at_ms)
             return moved, replace(world.attempts[attempt], running_ms=at_ms, ranks=ranks)
         case StopRequested(job, cause):
-            return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause),)
+            return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause, claim=None),)
+        case DevicesClaimed(job, placement):
+            return (_claimed(world.jobs[job], placement),)
+        case JobEvicted():
+            return _evicted(world, body, at_ms)
         case AttemptEnded():
             return _ended(world, body, at_ms)
         case JobResumed(job):
-            return (replace(_moved(world.jobs[job], ResumeAsked(), at_ms), stop=None),)
+            return (replace(_moved(world.jobs[job], ResumeAsked(), at_ms), stop=None, since_ms=at_ms),)
         case JobRetried(job):
             return (_retried(world.jobs[job], at_ms),)
         case JobCollected(job):
@@ -111,14 +129,15 @@ def _effect_on_job(
 def _moved(job: JobRecord, move: JobMove, at_ms: int) -> JobRecord:
     """The only place where a job's state changes."""
     state = advance(job.id, job.state, move)
-    finished_ms = at_ms if isinstance(state, Finished) else job.finished_ms
-    return replace(job, state=state, reason=None, finished_ms=finished_ms)
+    over = isinstance(state, Finished)
+    finished_ms = at_ms if over else job.finished_ms
+    return replace(job, state=state, reason=None, finished_ms=finished_ms, claim=None if over else job.claim)
 
 
 def _retried(job: JobRecord, at_ms: int) -> JobRecord:
     """Open again, with every restart before it: what it used up counts no more."""
     job = _moved(job, RetryAsked(), at_ms)
-    return replace(job, stop=None, finished_ms=None, quick_ends=0, interruptions=job.state.attempt)
+    return replace(job, stop=None, finished_ms=None, quick_ends=0, interruptions=job.state.attempt, since_ms=at_ms, repair=False)
 
 
 def _collected(job: JobRecord, at_ms: int) -> JobRecord:
@@ -138,6 +157,9 @@ def _submitted(body: JobSubmitted, at_ms: int) -> JobRecord:
         by=body.by,
         submitted_ms=at_ms,
         state=Pending(0),
+        since_ms=at_ms,
+        array=body.array,
+        array_index=body.array_index,
     )
 
 
@@ -156,7 +178,22 @@ def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]
         epoch=body.epoch,
         placed_ms=at_ms,
     )
-    return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms), attempt
+    return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms, claim=None), attempt
+
+
+def _claimed(job: JobRecord, placement: Placement | None) -> JobRecord:
+    """Only by what may start on it: a job that waits, or a gang that goes on in another size."""
+    if placement is not None and isinstance(job.state, Paused | Finished | Stopping):
+        raise IllegalTransition(f"{job.id}: {job.state} cannot claim {placement}")
+    return replace(job, claim=placement)
+
+
+def _evicted(world: World, body: JobEvicted, at_ms: int) -> tuple[Record, ...]:
+    """What it is to start again on, if anything, it claimed before."""
+    job = _moved(world.jobs[body.job], StopAsked("preempt"), at_ms)
+    times = job.evicted_ms if body.claimant == body.job else (*job.evicted_ms, at_ms)[-EVICTIONS_KEPT:]
+    attempt = replace(world.attempts[body.attempt], evicted_for=body.claimant, evicted_why=body.cause)
+    return replace(job, stop="preempt", evicted_ms=times), attempt
 
 
 def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
@@ -168,7 +205,10 @@ def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
             job = replace(job, stop=None)
     attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
     running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
-    return job, replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
+    served_ms = job.served_ms + usage.device_ms(attempt.placement, ended_ms - attempt.placed_ms)
+    job = replace(job, since_ms=at_ms, repair=body.again and bool(attempt.lost), served_ms=served_ms)
+    ended = replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
+    return job, ended, usage.after(world, job.spec.queue, ended)
 
 
 def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:

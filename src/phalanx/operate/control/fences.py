@@ -8,7 +8,6 @@ and its node does too.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from phalanx.core.devices import Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.world import World, slice_of
@@ -27,32 +26,6 @@ class Fence:
 
 
 Fences = Mapping[NodeId, Fence]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What is not free while a plan is carried out: devices of each node, and ports of each on which gangs meet there."""
-
-    devices: dict[NodeId, set[int]]
-    ports: dict[NodeId, set[int]]
-
-    @classmethod
-    def of(cls, world: World, fenced: Fences) -> "Taken":
-        """What gangs hold, and what is fenced."""
-        taken = cls({node: set(fence.devices) for node, fence in fenced.items()}, {})
-        for node, held in world.held().items():
-            taken.devices.setdefault(node, set()).update(held)
-        for node, fence in fenced.items():
-            taken.ports[node] = set(fence.ports)
-        for _, attempt in world.holding():
-            taken.ports.setdefault(attempt.placement.slices[0].node, set()).add(attempt.master_port)
-        return taken
-
-    def add(self, placement: Placement, port: int) -> None:
-        """A gang that was placed."""
-        for part in placement.slices:
-            self.devices.setdefault(part.node, set()).update(part.devices)
-        self.ports.setdefault(placement.slices[0].node, set()).add(port)
 
 
 def zombies(world: World, seen: Sightings) -> Iterator[tuple[NodeId, AttemptId]]:

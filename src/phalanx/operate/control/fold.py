@@ -7,10 +7,19 @@ from typing import Any
 from phalanx.core.errors import Bug
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.policy import Policy
 from phalanx.core.states import Finished
 from phalanx.operate.control.effects import Record, effect
 from phalanx.operate.control.occasions import occasions
-from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, OutboxFor, World
+from phalanx.operate.control.world import (
+    AttemptRecord,
+    JobRecord,
+    ModelRecord,
+    NodeRecord,
+    OutboxFor,
+    QueueUsage,
+    World,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class Changes:
     attempts: Mapping[AttemptId, AttemptRecord] = field(default_factory=dict)
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     models: tuple[ModelRecord, ...] = ()
+    usage: Mapping[str, QueueUsage] = field(default_factory=dict)
+    policy: Policy | None = None
 
 
 def fold(world: World, event: Event) -> World:
@@ -63,7 +74,7 @@ class Draft:
         """What the events so far put in place."""
         changed = self._changed
         models = tuple(model for versions in changed.models.values() for model in versions)
-        return Changes(changed.jobs, changed.attempts, changed.nodes, models)
+        return Changes(changed.jobs, changed.attempts, changed.nodes, models, changed.usage, changed.policy)
 
     def add(self, body: EventBody, at_ms: int) -> Event:
         """Makes the next event of the log and folds it in. Raises IllegalTransition when it cannot follow."""
@@ -95,6 +106,8 @@ class _Records:
         self.attempts: dict[AttemptId, AttemptRecord] = {}
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.models: dict[str, tuple[ModelRecord, ...]] = {}
+        self.usage: dict[str, QueueUsage] = {}
+        self.policy: Policy | None = None
 
     def put(self, record: Record) -> None:
         match record:
@@ -106,6 +119,10 @@ class _Records:
                 self.nodes[shape.node] = record
             case ModelRecord(name=name):
                 self.models[name] = (*self.models.get(name, ()), record)
+            case QueueUsage(queue=queue):
+                self.usage[queue] = record
+            case Policy():
+                self.policy = record
 
 
 class _Tables(_Records):
@@ -123,6 +140,7 @@ class _Tables(_Records):
         tables.jobs, tables.open_jobs = dict(world.jobs), dict(world.open_jobs)
         tables.attempts, tables.nodes, tables.models = dict(world.attempts), dict(world.nodes), dict(world.models)
         tables.on_nodes, tables.sequence = dict(world.on_nodes), world.sequence
+        tables.usage, tables.policy = dict(world.usage), world.policy
         return tables
 
     def put(self, record: Record) -> None:
@@ -155,7 +173,18 @@ class _Tables(_Records):
             self.open_jobs = dict(sorted(self.open_jobs.items(), key=lambda item: item[1].sequence))
 
     def world(self, seq: int) -> World:
-        return World(self.jobs, self.open_jobs, self.attempts, self.nodes, self.models, self.on_nodes, seq, self.sequence)
+        return World(
+            jobs=self.jobs,
+            open_jobs=self.open_jobs,
+            attempts=self.attempts,
+            nodes=self.nodes,
+            models=self.models,
+            on_nodes=self.on_nodes,
+            seq=seq,
+            sequence=self.sequence,
+            usage=self.usage,
+            policy=self.policy or Policy(),
+        )
 
 
 def world_of(records: Iterable[Record], seq: int, sequence: int) -> World:

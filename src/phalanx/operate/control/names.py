@@ -18,8 +18,14 @@ NUMBER_LEAP: Final = 1_000_000
 
 def next_job(world: World, seen: Sightings, name: str) -> JobId:
     """The name of a new job: its number is above that of any that the log or a node knows."""
+    return next_jobs(world, seen, name, 1)[0]
+
+
+def next_jobs(world: World, seen: Sightings, name: str, count: int) -> list[JobId]:
+    """Names of so many, one after the other."""
     numbers = (int(job.rpartition("-")[2]) for job in forgotten(world, seen) if job not in world.jobs)
-    return job_id(name, _above(world.sequence, numbers))
+    first = _above(world.sequence, numbers)
+    return [job_id(name, number) for number in range(first, first + count)]
 
 
 def next_attempt(forgotten: Mapping[JobId, Collection[int]], job: JobRecord) -> AttemptId:

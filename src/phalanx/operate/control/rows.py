@@ -12,9 +12,10 @@ from sqlalchemy.sql.dml import Insert
 from phalanx.core import wire
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.policy import Policy
 from phalanx.operate.control import tables
 from phalanx.operate.control.fold import Changes
-from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord
+from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, QueueUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ def _puts(commit: Commit) -> Iterator[Insert]:
     for model in changes.models:
         row = {"name": model.name, "version": model.version, "attempt": model.attempt}
         yield put(tables.models, {**row, "record": wire.dumps(ModelRecord, model)})
+    for usage in changes.usage.values():
+        yield put(tables.usage, {"queue": usage.queue, "record": wire.dumps(QueueUsage, usage)})
+    if changes.policy is not None:
+        yield put(tables.policy, {"name": "fleet", "record": wire.dumps(Policy, changes.policy)})
     yield put(tables.meta, {"key": "sequence", "value": commit.sequence})
     if commit.key is not None:
         yield put(tables.submits, {"key": commit.key[0], "job": commit.key[1]})

@@ -1,15 +1,19 @@
-"""The scheduler's own process: one JSON line with a snapshot in, one with a plan or an error out; ends when stdin does.
+"""The scheduler's own process: one JSON line with a question in, one with a plan or an error out; ends when stdin does.
 
-It holds no state, so it may die at any time. May not import the controller or the store.
+What it remembers makes it faster and nothing else: it may die at any time, and is asked about the whole snapshot then. May not
+import the controller or the store.
 """
 
 import contextlib
+import gc
 import os
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from phalanx.core import wire
-from phalanx.decide.scheduler import Plan, Snapshot, schedule
+from phalanx.decide.scheduler import Plan, schedule
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.operate.control.questions import Answerer, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,31 @@ class Answer:
 
 
 def serve(questions: BinaryIO, answers: int) -> None:
-    """Answers every line of `questions` on the descriptor `answers`, until either end is gone."""
+    """Answers every line of `questions` on the descriptor `answers`, until either end is gone.
+
+    What a decision leaves behind in circles is collected once it is told: looking through a large fleet's objects in the middle of
+    one would take longer than the rest of it."""
+    mind = Mind()
+    gc.disable()
     with contextlib.suppress(BrokenPipeError):  # the server was killed; its successor starts its own
         for line in questions:
-            text = memoryview(wire.dumps(Answer, answer(line)).encode() + b"\n")
+            text = memoryview(wire.dumps(Answer, mind.answer(line)).encode() + b"\n")
             while text:
                 text = text[os.write(answers, text) :]
+            gc.collect(0)
 
 
-def answer(line: bytes) -> Answer:
-    """Total: a snapshot that cannot be read or decided gives an error, never an exception."""
-    try:
-        return Answer(schedule(wire.loads(Snapshot, line)))
-    except Exception as error:  # noqa: BLE001 (whatever the decision raises is told to the server, which logs it and goes on)
-        return Answer(None, f"{type(error).__name__}: {error}")
+class Mind:
+    """What one such process knows."""
+
+    def __init__(self) -> None:
+        self._answerer = Answerer()
+        self._memory = Memory()
+
+    def answer(self, line: bytes) -> Answer:
+        """Total: a question that cannot be read or decided gives an error, never an exception."""
+        try:
+            return Answer(schedule(self._answerer.snapshot(wire.loads(Question, line)), self._memory))
+        except Exception as error:  # noqa: BLE001 (whatever the decision raises is told to the server, which logs it and goes on)
+            self._memory = Memory()
+            return Answer(None, f"{type(error).__name__}: {error}")

@@ -25,7 +25,7 @@ from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller, Settings
-from phalanx.operate.control.deciding import ANSWER_S_MAX, decide
+from phalanx.operate.control.deciding import ANSWER_S_MAX, Decider
 from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.line_process import LineProcess
@@ -123,7 +123,7 @@ class _Parts:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         services = self.services
         pump = OutboxPump(services.control, self.tracker, lambda attempt: _measured(services.series, attempt))
-        ticks = services.control.run_ticks(lambda snapshot: decide(self.scheduler, snapshot))
+        ticks = services.control.run_ticks(Decider(self.scheduler).decide)
         notices = NoticePump(services.control, services.store, services.secrets, services.url, services.clock.now_ms)
         return [ticks, pump.run(), notices.run(), Sealing(services.control, services.series).run()]
 

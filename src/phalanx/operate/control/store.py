@@ -24,10 +24,11 @@ from phalanx.core import wire
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.policy import Policy
 from phalanx.operate.control import migrations, tables
 from phalanx.operate.control.fold import world_of
 from phalanx.operate.control.rows import Commit, event_of, put, written
-from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, World
+from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, QueueUsage, World
 
 BUSY_MS: Final = 5_000
 """How long a statement waits for another process's lock (a backup, a reader in a checkpoint) before it fails."""
@@ -256,6 +257,8 @@ _LOADS: Final = (
     (AttemptRecord, select(tables.attempts.c.record)),
     (NodeRecord, select(tables.nodes.c.record)),
     (ModelRecord, select(tables.models.c.record).order_by(tables.models.c.name, tables.models.c.version)),
+    (QueueUsage, select(tables.usage.c.record)),
+    (Policy, select(tables.policy.c.record)),
 )
 
 

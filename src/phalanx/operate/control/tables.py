@@ -63,6 +63,12 @@ models = Table(
 )
 """An attempt registers at most one version."""
 
+usage = Table("usage", metadata, Column("queue", String(64), primary_key=True), Column("record", Text, nullable=False))
+"""What attempts of each queue's jobs used that have ended."""
+
+policy = Table("policy", metadata, Column("name", String(16), primary_key=True), Column("record", Text, nullable=False))
+"""How the fleet is shared; one row, `fleet`, once somebody set it."""
+
 outbox = Table(
     "outbox",
     metadata,

@@ -52,10 +52,10 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
     causes = _causes(attempt, reports)
     cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
     stop = _stop(job, cause)
-    moved_on = stop in ("pause", "drain")
+    moved_on = stop in ("pause", "drain", "preempt")
     exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
     interrupted = moved_on or (cause is not None and cause.interrupted)
-    again = _again(job, attempt, cause) if stop is None else stop == "drain"
+    again = _again(job, attempt, cause) if stop is None else stop in ("drain", "preempt")
     ended_ms = _ended_ms(attempt, reports, at_ms)
     held_ms = ended_ms - attempt.placed_ms
     put_off = again and not interrupted
@@ -83,7 +83,7 @@ def _stop(job: JobRecord, cause: "_Cause | None") -> StopCause | None:
     """Which wish ended it; None where none did. A trainer of ours that ends well under a pause or a drain was done before; a script
     may as well have saved its state and left, so it counts as stopped."""
     match job.state:
-        case Stopping(cause="pause" | "drain") if cause is None and job.spec.recipe:
+        case Stopping(cause="pause" | "drain" | "preempt") if cause is None and job.spec.recipe:
             return None
         case Stopping(cause=asked):
             return asked
@@ -115,12 +115,21 @@ def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop
             "cancel": "cancelled",
             "pause": "paused",
             "drain": "moved off a drained node",
+            "preempt": _evicted(job, attempt),
             "max_duration": f"stopped: it ran for max_duration ({job.spec.max_duration})",
         }
         return "; ".join((words[stop], *(_lost(node, why) for node, why in sorted(attempt.lost.items()))))
     if cause is None:
         return "every rank exited with code 0"
     return f"{cause.text} (bad input; see its log)" if _is_bad_input(job, cause) else cause.text
+
+
+def _evicted(job: JobRecord, attempt: AttemptRecord) -> str:
+    if attempt.evicted_why == "spot":
+        return "moved off a node that goes away"
+    if attempt.evicted_for in (None, job.id):
+        return "stopped to start again in another size"
+    return f"made room for {attempt.evicted_for}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from phalanx.core import wire
-from phalanx.core.devices import CPU_SLOT, Placement
+from phalanx.core.devices import CPU_SLOT, Placement, devices_words
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.reasons import Reason
@@ -62,6 +62,8 @@ def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress 
         checkpoints=tuple(view for attempt in attempts for view in _checkpoint_views(attempt)),
         model=job.model,
         collected_ms=job.collected_ms,
+        array=job.array,
+        array_index=job.array_index,
     )
 
 
@@ -178,6 +180,23 @@ def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
     ]
 
 
+def _evicted_for(world: World, job: JobRecord) -> JobId | None:
+    return world.attempts[job.attempt].evicted_for if job.attempt else None
+
+
+def _makes_room(world: World, job: JobRecord) -> str:
+    claimant = _evicted_for(world, job)
+    if claimant not in (None, job.id):
+        return f"it makes room for {claimant}"
+    leaves = job.attempt is not None and world.attempts[job.attempt].evicted_why == "spot"
+    return "a node of its goes away" if leaves else "it starts again in another size"
+
+
+def _made_room(world: World, job: JobRecord) -> str:
+    claimant = _evicted_for(world, job)
+    return "" if claimant in (None, job.id) else f"; its last attempt made room for {claimant}"
+
+
 def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
     lost = world.attempts[job.attempt].lost if job.attempt and isinstance(job.state, Holding) else {}
     match job.state:
@@ -185,7 +204,7 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
             wait = waiting.get(job.id)
             reason = wait.reason if wait else job.reason
             place = f"; position {wait.position} in queue {job.spec.queue}" if wait and wait.position else ""
-            return f"{reason.sentence()}{place}" if reason else _UNDECIDED
+            return f"{reason.sentence() if reason else _UNDECIDED}{place}{_made_room(world, job)}"
         case Starting(_, placement) | Running(_, placement) if lost:
             gone = " and ".join(f"node {node} was lost ({why})" for node, why in sorted(lost.items()))
             rest = _where(world, placement, lost)
@@ -199,6 +218,7 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
                 "cancel": "somebody cancelled it",
                 "pause": "somebody paused it",
                 "drain": "its node is drained",
+                "preempt": _makes_room(world, job),
                 "max_duration": f"max_duration ({job.spec.max_duration}) is over",
             }[cause]
             return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement, lost)}"
@@ -216,6 +236,5 @@ def _where(world: World, placement: Placement, lost: Collection[NodeId] = ()) ->
         if part.node in lost:
             continue
         away = "" if world.nodes[part.node].up else ", away now"
-        devices = "device" if len(part.devices) == 1 else "devices"
-        parts.append(f"{part.node} ({devices} {', '.join(str(index) for index in part.devices)}{away})")
+        parts.append(f"{part.node} ({devices_words(part.devices, part.milli)}{away})")
     return " and ".join(parts)

@@ -1,25 +1,29 @@
-"""The difference between wanted and seen, as commands; and what the scheduler sees. Pure: worlds and sightings in, facts out."""
+"""The difference between wanted and seen, as commands. Pure: worlds and sightings in, commands out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from phalanx.core import features
-from phalanx.core.devices import Placement
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.devices import WHOLE, NodeSlice, Placement
+from phalanx.core.ids import NodeId
 from phalanx.core.messages import Command, Forget, Launch, StartRanks, StopRanks
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import command_line
-from phalanx.core.states import Pending, Starting, Stopping
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, PutOff, RunningJob, Snapshot
-from phalanx.operate.control.fences import Fence, Fences, Taken
+from phalanx.core.states import Starting, Stopping
 from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.taken import Taken
 from phalanx.operate.control.verdict import broken
-from phalanx.operate.control.world import AttemptRecord, JobRecord, NodeRecord, World, slice_of
+from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
 
 DATA_VARIABLE: Final = "PHALANX_DATA"
 """The rank's environment variable with the path of its prepared data."""
+
+INDEX_VARIABLE: Final = "PHALANX_ARRAY_INDEX"
+"""Which one of its array a job is."""
+
+MEMORY_VARIABLE: Final = "PHALANX_GPU_MEMORY_BYTES"
+"""How much of its device's memory a share may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         attempt=attempt.id,
         argv=argv(spec),
         python=spec.environment.python,
-        env={**spec.env, DATA_VARIABLE: spec.data.path} if spec.data else dict(spec.env),
+        env=_env(world, job, part),
         code=job.code,
         folder=str(terms.jobs_folder / job.id),
         first_rank=first_rank,
@@ -94,6 +98,23 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
     )
 
 
+def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
+    """What the ranks find besides what the agent adds. A share's bounds are kept by CUDA MPS where the node runs its daemon: it
+    refuses memory beyond the limit, and gives the share its part of the processors. A trainer can read the limit by itself."""
+    env = {**job.spec.env}
+    if job.spec.data:
+        env[DATA_VARIABLE] = job.spec.data.path
+    if job.array:
+        env[INDEX_VARIABLE] = str(job.array_index)
+    if part.milli < WHOLE:
+        num_bytes = part_bytes(world.nodes[part.node].shape, part.devices[0], part)
+        env[MEMORY_VARIABLE] = str(num_bytes)
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{max(1, part.milli // 10)}"
+        if num_bytes:  # a CPU slot has no memory of its own
+            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, num_bytes // 2**20)}M"
+    return env
+
+
 def argv(spec: JobSpec) -> tuple[str, ...]:
     """Of every rank. A leading '' is the environment's Python; `python` and others are resolved on the node."""
     return ("", "-m", "phalanx.job.train", spec.recipe) if spec.recipe else command_line(spec.entrypoint)
@@ -108,108 +129,6 @@ def master_port(world: World, taken: Taken, job: JobRecord, placement: Placement
     node = placement.slices[0].node
     first, end = world.nodes[node].shape.ports
     before = {world.attempts[job.attempt].master_port} if job.attempt else set()
-    avoided = taken.ports.get(node, set()) | before
+    avoided = taken.ports(node) | before
     size = end - first
     return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in avoided), None)
-
-
-def pending_job(job: JobId, spec: JobSpec, submitted_ms: int, sequence: int) -> PendingJob:
-    """A job as the scheduler sees it, when nothing happened to it yet."""
-    return PendingJob(
-        job=job,
-        request=spec.resources.devices,
-        num_nodes=spec.num_nodes,
-        cpus=spec.resources.cpus,
-        memory_bytes=spec.resources.memory_bytes,
-        queue=spec.queue,
-        priority=spec.priority,
-        submitted_ms=submitted_ms,
-        sequence=sequence,
-        needs=features.needed(spec),
-    )
-
-
-def _put_off(world: World, job: JobRecord, not_before_ms: int) -> PutOff | None:
-    """What the job's last attempts did for its next one to be put off."""
-    if not not_before_ms:
-        return None
-    quick = [world.attempts[attempt] for attempt in job.attempts[-job.quick_ends :]]
-    within_ms = max((one.ended_ms or one.placed_ms) - one.placed_ms for one in quick)
-    return PutOff(not_before_ms, job.quick_ends, max(0, within_ms), quick[-1].detail)
-
-
-def snapshot(world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences) -> Snapshot:
-    """The scheduler's input: the whole fleet, of which only `ready` nodes may be given work, and of those what is not fenced."""
-    held, used, avoided = world.held(), _used(world), _avoided(fences)
-    return Snapshot(
-        now_ms=now_ms,
-        nodes=tuple(
-            _facts(record, frozenset(held.get(node, {})), used.get(node, (0.0, 0)), fences.get(node, Fence()), node in ready)
-            for node, record in world.nodes.items()
-        ),
-        running=tuple(
-            RunningJob(job.id, attempt.id, attempt.placement, job.spec.queue, job.spec.priority, attempt.placed_ms)
-            for job, attempt in world.holding()
-        ),
-        pending=tuple(
-            replace(
-                pending_job(job.id, job.spec, job.submitted_ms, job.sequence),
-                put_off=_put_off(world, job, job.state.not_before_ms),
-                avoids=frozenset(avoided.get(job.id, ())),
-            )
-            for job in world.open_jobs.values()
-            if isinstance(job.state, Pending)
-        ),
-    )
-
-
-def _avoided(fences: Fences) -> dict[JobId, set[NodeId]]:
-    """Nodes where ranks of each job live that nobody wants any more."""
-    avoided: dict[JobId, set[NodeId]] = {}
-    for node, fence in fences.items():
-        for job in fence.jobs:
-            avoided.setdefault(job, set()).add(node)
-    return avoided
-
-
-def still_holds(world: World, taken: Taken, ready: frozenset[NodeId], job: JobId, placement: Placement) -> bool:
-    """Whether a decision made on an older snapshot can still be carried out: the job waits, every device is there and free."""
-    record = world.open_jobs.get(job)
-    if record is None or not isinstance(record.state, Pending):
-        return False
-    for part in placement.slices:
-        if part.node not in ready:
-            return False
-        there = {device.index for device in world.nodes[part.node].shape.devices}
-        if not set(part.devices) <= there - taken.devices.get(part.node, set()):
-            return False
-    return True
-
-
-def _facts(record: NodeRecord, held: frozenset[int], used: tuple[float, int], fence: Fence, ready: bool) -> NodeFacts:
-    shape = record.shape
-    devices = tuple({device.index: device.type for device in shape.devices}.items())  # an agent that says one twice has one
-    return NodeFacts(
-        node=shape.node,
-        devices=devices,
-        free=tuple(index for index, _ in devices if index not in held and index not in fence.devices),
-        cpus=shape.cpus,
-        free_cpus=shape.cpus - used[0] - fence.cpus,
-        memory_bytes=shape.memory_bytes,
-        free_memory_bytes=shape.memory_bytes - used[1] - fence.memory_bytes,
-        schedulable=ready,
-        features=frozenset(shape.features),
-        drained=record.up and bool(record.drained),
-        fenced=tuple(index for index, _ in devices if index in fence.devices and index not in held),
-    )
-
-
-def _used(world: World) -> dict[NodeId, tuple[float, int]]:
-    """CPU cores and host memory that gangs hold on each node."""
-    used: dict[NodeId, tuple[float, int]] = {}
-    for job, attempt in world.holding():
-        asked = job.spec.resources
-        for part in attempt.placement.slices:
-            cpus, memory_bytes = used.get(part.node, (0.0, 0))
-            used[part.node] = (cpus + asked.cpus, memory_bytes + asked.memory_bytes)
-    return used

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from phalanx.core.devices import NodeShape, NodeSlice, Placement
+from phalanx.core.devices import WHOLE, NodeShape, NodeSlice, Placement
 from phalanx.core.errors import Bug
 from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
+from phalanx.core.policy import EVICTIONS_MAX, Policy
 from phalanx.core.reasons import Reason
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.spec import JobSpec
@@ -24,6 +25,9 @@ ATTEMPTS_KEPT: Final = 100
 CHECKPOINTS_KEPT: Final = 50
 """In an attempt's record, likewise."""
 
+EVICTIONS_KEPT: Final = EVICTIONS_MAX
+"""In a job's record, likewise: as many in a day as a policy may allow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
@@ -32,7 +36,8 @@ class AttemptRecord:
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said. lost: nodes whose
-    part counts as gone though they did not say so, and why.
+    part counts as gone though they did not say so, and why. evicted_for: the job that it was ended for, which may be its own; evicted_why: in one
+    word of the plan.
     """
 
     id: AttemptId
@@ -52,6 +57,8 @@ class AttemptRecord:
     checkpoints: tuple[CheckpointCommitted, ...] = ()
     facts: int = 0
     lost: Mapping[NodeId, str] = field(default_factory=dict)
+    evicted_for: JobId | None = None
+    evicted_why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +68,12 @@ class JobRecord:
 
     attempts: the newest ATTEMPTS_KEPT, older ones are in the log. quick_ends: attempts in a row, the newest among them, that
     ended too soon for the next one to follow at once. interruptions: attempts that use up no restart: those that were stopped with
-    the platform, lost with their node, paused, moved off a drained node, or made before the job was retried. collected_ms: since
-    when what it left is garbage.
+    the platform, lost with their node, paused, moved off a drained node, ended for others, or made before the job was retried.
+    collected_ms: since when what it left is garbage. claim: devices that gangs are ended for to make room for it; of a gang that
+    is ended to start again in another size, what it starts again on.
+    since_ms: when it last began to wait. repair: its last attempt lost a node. evicted_ms: the newest EVICTIONS_KEPT times at
+    which it was ended for others. served_ms: device-milliseconds of its attempts that have ended. array: id of the first job of
+    the array it is of, and its number there.
     """
 
     id: JobId
@@ -82,6 +93,13 @@ class JobRecord:
     finished_ms: int | None = None
     model: str | None = None
     collected_ms: int | None = None
+    claim: Placement | None = None
+    since_ms: int = 0
+    repair: bool = False
+    evicted_ms: tuple[int, ...] = ()
+    served_ms: int = 0
+    array: str = ""
+    array_index: int = 0
 
     @property
     def attempt(self) -> AttemptId | None:
@@ -113,12 +131,42 @@ class ModelRecord:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Of one of a queue's periods, since its beginning at `since_ms` (Unix time): device-milliseconds, and their price in US
+    dollars."""
+
+    since_ms: int
+    device_ms: int = 0
+    money: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueUsage:
+    """What attempts of a queue's own jobs used that have ended. decayed: device-milliseconds as of `at_ms`, by the half-life of the
+    policy of the time. spent: by kind of period, the newest of each."""
+
+    queue: str
+    at_ms: int
+    decayed: float = 0.0
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What `attempts` have of one device: thousandths of it, and bytes of its memory that shares of it hold."""
+
+    milli: int
+    memory_bytes: int
+    attempts: tuple[AttemptId, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything that is true now. `open_jobs` are those not finished; `models` keep their versions in order.
 
     on_nodes: names of the attempts that have not ended and have a part on each node, sorted. seq: of the last event folded in.
-    sequence: number of the last job.
+    sequence: number of the last job. usage: by queue. policy: how the fleet is shared.
     """
 
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
@@ -129,6 +177,8 @@ class World:
     on_nodes: Mapping[NodeId, tuple[AttemptId, ...]] = field(default_factory=dict)
     seq: int = 0
     sequence: int = 0
+    usage: Mapping[str, QueueUsage] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
 
     def holding(self) -> Iterator[tuple[JobRecord, AttemptRecord]]:
         """Jobs that hold devices, with the attempt that does, in order of submission."""
@@ -137,15 +187,17 @@ class World:
                 yield job, self.attempts[job.attempt]
 
     def held(self) -> dict[NodeId, dict[int, AttemptId]]:
-        """Which attempt holds which device of which node. A device held twice is a Bug."""
-        held: dict[NodeId, dict[int, AttemptId]] = {}
+        """Which attempt holds which device of which node; the first of those that share it. A device held twice is a Bug."""
+        return {node: {index: held.attempts[0] for index, held in of_node.items()} for node, of_node in self.holds().items()}
+
+    def holds(self) -> dict[NodeId, dict[int, Held]]:
+        """Who has how much of which device of which node. More of one than there is, is a Bug."""
+        held: dict[NodeId, dict[int, Held]] = {}
         for _, attempt in self.holding():
             for part in attempt.placement.slices:
-                of_node = held.setdefault(part.node, {})
+                of_node, node = held.setdefault(part.node, {}), self.nodes.get(part.node)
                 for index in part.devices:
-                    if index in of_node:
-                        raise Bug(f"device {index} of {part.node} is held by {of_node[index]} and {attempt.id}")
-                    of_node[index] = attempt.id
+                    of_node[index] = add_hold(of_node.get(index), attempt.id, node.shape if node else None, index, part)
         return held
 
     def current(self, attempt: AttemptId, node: NodeId) -> tuple[JobRecord, AttemptRecord] | None:
@@ -157,6 +209,23 @@ class World:
         return (job, record) if slice_of(record.placement, node) else None
 
 
+def add_hold(before: Held | None, attempt: AttemptId, shape: NodeShape | None, index: int, part: NodeSlice) -> Held:
+    """With what the attempt has of the device as well. More than there is, is a Bug."""
+    milli, memory_bytes, attempts = (before.milli, before.memory_bytes, before.attempts) if before else (0, 0, ())
+    attempts = (*attempts, attempt)
+    if milli + part.milli > WHOLE:
+        raise Bug(f"device {index} of {part.node} is held by {' and '.join(attempts)}")
+    return Held(milli + part.milli, memory_bytes + part_bytes(shape, index, part), attempts)
+
+
+def part_bytes(shape: NodeShape | None, index: int, part: NodeSlice) -> int:
+    """Bytes of one device's memory that a slice of a gang holds: what it asked for, or else its part of the device."""
+    if part.memory_bytes or shape is None or part.milli >= WHOLE:
+        return part.memory_bytes
+    memory_bytes = next((device.memory_bytes for device in shape.devices if device.index == index), 0)
+    return memory_bytes * part.milli // WHOLE
+
+
 def slice_of(placement: Placement, node: NodeId) -> tuple[int, int, NodeSlice] | None:
     """(node rank, first rank, slice) of `node` in the gang, or None when it has no part in it."""
     first_rank = 0
@@ -165,6 +234,20 @@ def slice_of(placement: Placement, node: NodeId) -> tuple[int, int, NodeSlice] |
             return node_rank, first_rank, part
         first_rank += len(part.devices)
     return None
+
+
+class Parts:
+    """Which part of which attempt lies on which node, of attempts that are asked about again and again."""
+
+    def __init__(self, world: World) -> None:
+        self._attempts = world.attempts
+        self._known: dict[AttemptId, dict[NodeId, NodeSlice]] = {}
+
+    def of(self, attempt: AttemptId, node: NodeId) -> NodeSlice:
+        """The attempt must have one there."""
+        if attempt not in self._known:
+            self._known[attempt] = {part.node: part for part in self._attempts[attempt].placement.slices}
+        return self._known[attempt][node]
 
 
 OutboxFor = Callable[[Event, World], Sequence[Mapping[str, Any]]]

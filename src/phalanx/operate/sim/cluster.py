@@ -9,7 +9,8 @@ from typing import Final
 from phalanx.core.errors import Bug
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import Launch
-from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler import Plan, Snapshot, schedule
+from phalanx.decide.scheduler.memory import Memory
 from phalanx.operate.control.controller import Settings
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.sim.agent import SimAgent
@@ -75,7 +76,7 @@ class Cluster:
             timeline=self.timeline,
             faults=self.faults,
             settings=self.settings,
-            decide=schedule,
+            decide=self._decide,
             witness=watcher,
         )
         counts = devices or [self.random.randint(1, 4) for _ in range(self.random.choice((1, 2, 3, 3, 4)))]
@@ -126,6 +127,13 @@ class Cluster:
 
     def close(self) -> None:
         self.database.close()
+
+    def _decide(self, snapshot: Snapshot, memory: Memory) -> Plan:
+        """Now and then it is looked whether what is remembered changes a decision."""
+        plan = schedule(snapshot, memory)
+        if len(snapshot.pending) % 4 == 3 and plan != schedule(snapshot):
+            raise Bug("a scheduler that remembers decides otherwise than one that does not")
+        return plan
 
     # Parts
 

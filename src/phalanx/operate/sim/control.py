@@ -11,8 +11,10 @@ from phalanx.core.errors import LinkDown, StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, NodeId, split_attempt
 from phalanx.core.messages import PROTOCOL, Chunk, ChunkAck, Command, Granted, Hello, Renew, Report, Welcome
 from phalanx.decide.scheduler import Plan, Snapshot
+from phalanx.decide.scheduler.memory import Memory
 from phalanx.operate.control.controller import Controller, Settings
-from phalanx.operate.control.ports import Clock, Decide
+from phalanx.operate.control.ports import Clock
+from phalanx.operate.control.questions import Answerer, Asker
 from phalanx.operate.control.shape import check_shape
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import World
@@ -32,6 +34,9 @@ SLOW_DECIDE_MS: Final = 4_000
 
 Journal = dict[tuple[AttemptId, int], bytearray]
 """The server's durable copy of ranks' records. Like the database it outlives the process."""
+
+Decide = Callable[[Snapshot, Memory], Plan]
+"""The scheduler, with what its process remembers."""
 
 T = TypeVar("T")
 
@@ -104,6 +109,7 @@ class SimServer:
         self._controller: Controller | None = None
         self._backlog: list[Callable[[], object]] = []
         self._due = 0
+        self._asker, self._answerer, self._memory = Asker(), Answerer(), Memory()
         self._ticking = False
         self._woken = False
 
@@ -222,7 +228,8 @@ class SimServer:
         return now_ms - heard_ms
 
     def _carry_out(self, snapshot: Snapshot) -> None:
-        plan: Plan = self._life.decide(snapshot)
+        seen = self._answerer.snapshot(self._asker.question(snapshot))
+        plan = self._life.decide(seen, self._memory)
         try:
             self.controller.carry_out(plan)
         except StoreUnavailable:

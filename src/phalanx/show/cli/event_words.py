@@ -3,17 +3,18 @@
 `told` and the functions below it name every kind; a new kind without words fails the type check and a test.
 """
 
-from collections.abc import Sequence
 from typing import assert_never
 
 from phalanx.core import wire
-from phalanx.core.devices import NodeShape, Placement
+from phalanx.core.devices import NodeShape, Placement, devices_words
 from phalanx.core.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptRunning,
+    DevicesClaimed,
     EventBody,
     JobCollected,
+    JobEvicted,
     JobResumed,
     JobRetried,
     JobSubmitted,
@@ -24,6 +25,7 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PolicySet,
     RankSaid,
     StopRequested,
 )
@@ -37,7 +39,20 @@ _STOPS = {
     "pause": "asked to pause, by {by}",
     "max_duration": "asked to end: max_duration is over",
     "drain": "asked to move: its node is drained, by {by}",
+    "preempt": "asked to make room for another job",
 }
+
+_EVICTED = {
+    "priority": "asked to make room for {claimant}, which is of a higher class",
+    "reclaim": "asked to make room for {claimant}, whose queue wants its quota back",
+    "target": "asked to make room for {claimant}, which has waited longer than its class should",
+    "order": "asked to make room for {claimant}, whose turn it is",
+    "booking": "asked to make room for {claimant}, whose queue has booked its devices",
+    "shrink": "asked to start again on fewer nodes, to make room for {claimant}",
+    "grow": "asked to start again on more nodes, which are free",
+    "spot": "asked to save and leave a node that goes away",
+}
+"""By the cause in the plan."""
 
 
 def words(view: EventView) -> tuple[str, str]:
@@ -54,11 +69,22 @@ def subject(body: EventBody) -> str:
     match body:
         case NodeUp(shape):
             return f"node {shape.node}"
+        case PolicySet():
+            return "policy"
         case NodeAway(node) | NodeDrained(node) | NodeUndrained(node):
             return f"node {node}"
         case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
             return body.attempt
-        case JobSubmitted() | JobWaits() | StopRequested() | JobResumed() | JobRetried() | JobCollected():
+        case (
+            JobSubmitted()
+            | JobWaits()
+            | StopRequested()
+            | JobResumed()
+            | JobRetried()
+            | JobCollected()
+            | DevicesClaimed()
+            | JobEvicted()
+        ):
             return body.job
         case _:
             assert_never(body)
@@ -67,17 +93,30 @@ def subject(body: EventBody) -> str:
 def told(body: EventBody) -> str:
     """What happened."""
     match body:
+        case PolicySet(by=by):
+            return f"set by {by}"
         case NodeUp() | NodeAway() | NodeDrained() | NodeUndrained():
             return _of_node(body)
         case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
             return _of_attempt(body)
-        case JobSubmitted() | JobWaits() | StopRequested() | JobResumed() | JobRetried() | JobCollected():
+        case (
+            JobSubmitted()
+            | JobWaits()
+            | StopRequested()
+            | JobResumed()
+            | JobRetried()
+            | JobCollected()
+            | DevicesClaimed()
+            | JobEvicted()
+        ):
             return _of_job(body)
         case _:
             assert_never(body)
 
 
-def _of_job(body: JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected) -> str:
+def _of_job(
+    body: JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted,
+) -> str:
     match body:
         case JobSubmitted(spec=spec, by=by):
             nodes = f" on each of {spec.num_nodes} nodes" if spec.num_nodes > 1 else ""
@@ -88,6 +127,10 @@ def _of_job(body: JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetr
             return _STOPS[cause].format(by=by)
         case JobResumed(by=by):
             return f"resumed by {by}"
+        case DevicesClaimed(placement=placement):
+            return f"waits for {_where(placement)}, kept for it" if placement else "gave up the devices that were kept for it"
+        case JobEvicted(claimant=claimant, cause=cause):
+            return _EVICTED.get(cause, f"asked to make room for {{claimant}} ({cause})").format(claimant=claimant)
         case JobCollected(by=by):
             return f"its files were collected by {by}"
         case JobRetried(by=by):
@@ -139,11 +182,7 @@ def _offers(shape: NodeShape) -> str:
 
 
 def _where(placement: Placement) -> str:
-    return " and ".join(f"{part.node} ({_devices(part.devices)})" for part in placement.slices)
-
-
-def _devices(indexes: Sequence[int]) -> str:
-    return f"{'device' if len(indexes) == 1 else 'devices'} {', '.join(str(index) for index in indexes)}"
+    return " and ".join(f"{part.node} ({devices_words(part.devices, part.milli)})" for part in placement.slices)
 
 
 def _count(gpus: str) -> str:

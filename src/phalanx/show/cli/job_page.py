@@ -11,7 +11,7 @@ from rich.text import Text
 from phalanx.core.errors import Exit
 from phalanx.core.messages import RankExit
 from phalanx.core.units import show_duration, show_size
-from phalanx.core.views import AttemptView, CheckpointView, JobView, WhyView
+from phalanx.core.views import AttemptView, CheckpointView, JobView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment, moment_cell, pairs, section
 from phalanx.show.cli.pages import mapping_rows
@@ -81,14 +81,6 @@ def _masked(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(env, Mapping):
         return spec
     return {**spec, "env": {name: "(hidden)" if _SECRET.search(name) else value for name, value in env.items()}}
-
-
-def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
-    """`log`: the command that shows why a rank fell, if one did."""
-    sentence = without_echo(view.sentence)
-    yield line(f"{view.job} is {sentence if sentence.startswith(f'{view.state};') else f'{view.state}: {sentence}'}")
-    if log:
-        yield line(f"What it wrote: {log}")
 
 
 def outcome_page(job: JobView) -> Iterator[RenderableType]:
@@ -184,6 +176,8 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     yield "Project", job.project
     yield "Queue", f"{job.queue}, priority {job.priority}"
     yield "Devices", f"{job.devices} on {job.num_nodes} node{'s' if job.num_nodes != 1 else ''} (devices here: {devices_are})"
+    if job.array:
+        yield "Array", f"number {job.array_index} of {job.array}"
     yield "Restarts", job.restarts
     yield "Submitted", f"{moment(job.submitted_ms)} by {job.submitted_by}"
     yield "Started", moment(job.started_ms)

@@ -1,4 +1,4 @@
-"""submit, follow, ls, describe, why, wait, cancel."""
+"""submit, follow, ls, describe, wait, cancel."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finish
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
-    for command in (submit, follow, ls, describe, why, wait, cancel):
+    for command in (submit, follow, ls, describe, wait, cancel):
         app.command(command.__name__, epilog=EXIT_CODES)(command)
 
 
@@ -122,19 +122,6 @@ def describe(job: JobArgument, home: HomeOption = None, output: OutputOption = O
     with connect(home) as client:
         view = client.job(job)
         emit(output, JobView, view, lambda: job_page(view, client.why(job).sentence, client.status().devices_are))
-
-
-def why(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Say in one sentence why a job is where it is."""
-    from phalanx.client import connect
-    from phalanx.core.views import WhyView
-    from phalanx.show.cli.job_page import why_page
-    from phalanx.show.cli.output import emit
-    from phalanx.show.cli.ranklog import log_command
-
-    with connect(home) as client:
-        view = client.why(job)
-        emit(output, WhyView, view, lambda: why_page(view, log_command(client.job(job))))
 
 
 def wait(

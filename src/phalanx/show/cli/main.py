@@ -24,8 +24,12 @@ from phalanx.show.cli import (
     model,
     moves,
     node,
+    plan,
     platform,
+    policy,
+    queue,
     secret,
+    sim,
 )
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
@@ -65,15 +69,18 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, moves, events, logs, ledger, gc, completion):
+    for module in (platform, jobs, plan, moves, events, logs, ledger, gc, completion):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),
+        (queue, "queue", "Queues: who may use how much of the fleet, and does."),
+        (policy, "policy", "How the fleet is shared: queues, quotas, preemption, bookings."),
         (agent, "agent", "Agents of other machines: how they join."),
         (model, "model", "Model versions and where they came from."),
         (data, "data", "Token shards for training."),
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
+        (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),
     ):
         group = _group(text, no_args_is_help=True)
         module.add(group)

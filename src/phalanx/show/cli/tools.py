@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
 
 ProgressSink = Callable[[str, int, int], None]
 """Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
@@ -27,6 +30,8 @@ class Tools:
         returns its name, `name` '' means the one it has.
     serve_node(home, cpu_slots): runs the agent of a home that joined, until SIGTERM or SIGINT; the real one never returns, since
         this process becomes the agent.
+    simulate(asked, progress): replays a trace; progress(jobs over, jobs). Writes the HTML report that `asked` names.
+    what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -37,3 +42,5 @@ class Tools:
     pack_workdir: Callable[[Path], bytes]
     join: Callable[[Path, str, Path | None, str], str]
     serve_node: Callable[[Path, int | None], int]
+    simulate: "Callable[[SimAsked, Callable[[int, int], None]], SimReport]"
+    what_if: "Callable[[str, str], WhatIfView]"

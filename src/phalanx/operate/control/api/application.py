@@ -18,7 +18,9 @@ from phalanx.operate.control.api import (
     logs,
     models,
     nodes,
+    plans,
     secrets,
+    sharing,
     status,
 )
 from phalanx.operate.control.api.access import admin, admin_or_node, node
@@ -31,7 +33,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     for router in (
-        *(part.router for part in (status, jobs, events, nodes, logs, ledger, models, secrets, artifacts, gc)),
+        *(part.router for part in (status, jobs, plans, events, nodes, logs, ledger, models, secrets, artifacts, gc, sharing)),
         agents.for_admin,
     ):
         app.include_router(router, prefix="/api/v1", dependencies=[Depends(admin)])

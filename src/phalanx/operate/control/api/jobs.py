@@ -1,4 +1,4 @@
-"""Jobs: submit, look, ask why, cancel, pause, resume, retry."""
+"""Jobs: submit, look, cancel, pause, resume, retry."""
 
 import asyncio
 from itertools import islice
@@ -12,7 +12,7 @@ from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import parse_spec
 from phalanx.core.states import Pending
-from phalanx.core.views import JobView, Progress, SubmitRequest, WhyView
+from phalanx.core.views import JobView, Progress, SubmitRequest
 from phalanx.operate.control import views, webhook
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.services import Services
@@ -69,12 +69,6 @@ async def list_jobs(
 async def get_job(services: ServicesHere, job: JobHere) -> JobView:
     """One job."""
     return await _view(services, job)
-
-
-@router.get("/jobs/{job}/why")
-async def why(services: ServicesHere, job: JobHere) -> WhyView:
-    """Why it is where it is."""
-    return views.why_view(services.control.world, job, services.control.waiting)
 
 
 @router.post("/jobs/{job}/cancel")

@@ -67,12 +67,13 @@ def cost(by_type: Mapping[str, int], price_per_hour: Callable[[str], float | Non
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """One device of a hold, in the span in which nobody else had it before."""
+    """One device of a hold, or `milli` thousandths of it, in a span in which nobody else had so much of it before."""
 
     hold: Hold
     rank: int
     device: DeviceId
     span: Span
+    milli: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,11 @@ class _Book:
         self._categories: Counter[str] = Counter()
         self._types: Counter[str] = Counter()
 
-    def add(self, category: str, duration_ms: int) -> None:
-        self._categories[category] += duration_ms * MILLI
+    def add(self, category: str, amount: int) -> None:
+        self._categories[category] += amount
 
-    def add_capacity(self, device_type: str, duration_ms: int) -> None:
-        self._types[device_type] += duration_ms * MILLI
+    def add_capacity(self, device_type: str, amount: int) -> None:
+        self._types[device_type] += amount
 
     def close(self) -> Account:
         categories = {name: self._categories[name] for name in CATEGORIES}
@@ -103,16 +104,37 @@ class _Book:
 
 
 def _owned(history: History) -> list[_Owned]:
-    """Holds device by device. A log that gives one device to two attempts is wrong; the first keeps it, so time is booked once."""
-    taken_until: dict[DeviceId, int] = {}
+    """Holds device by device. A log that gives more of a device than there is, is wrong; the first keep it, so time is booked
+    once."""
+    taken: dict[DeviceId, list[_Owned]] = defaultdict(list)
     found = []
     for hold in history.holds:
-        for rank, device in enumerate(hold.devices()):
-            start = max(hold.start, taken_until.get(device, hold.start))
-            if start < hold.end:
-                found.append(_Owned(hold, rank, device, (start, hold.end)))
-                taken_until[device] = hold.end
+        for rank, (device, milli) in enumerate(hold.shares()):
+            before = taken[device] = [one for one in taken[device] if one.span[1] > hold.start]
+            for start, end, used in _levels((hold.start, hold.end), before):
+                left = min(milli, MILLI - used)
+                if left > 0:
+                    one = _Owned(hold, rank, device, (start, end), left)
+                    taken[device].append(one)
+                    found.append(one)
     return found
+
+
+def _levels(span: Span, owned: Iterable[_Owned]) -> list[tuple[int, int, int]]:
+    """`span` in pieces, each with the thousandths that `owned`, all of one device, have of it in all of the piece."""
+    if span[0] >= span[1]:
+        return []
+    changes: Counter[int] = Counter({span[0]: 0, span[1]: 0})
+    for one in owned:
+        start, end = _overlap(one.span, span)
+        if start < end:
+            changes[start] += one.milli
+            changes[end] -= one.milli
+    level, pieces = 0, []
+    for at, following in pairwise(sorted(changes)):
+        level += changes[at]
+        pieces.append((at, following, level))
+    return pieces
 
 
 def _with_steps_before(owned: Iterable[_Owned], steps: Steps) -> Iterator[_Measured]:
@@ -142,34 +164,36 @@ def _book_held(book: _Book, one: _Measured, history: History, window: Span) -> N
         span = _overlap(_overlap((start, end), one.owned.span), window)
         if span[0] < span[1]:
             spans.append(span)
-            book.add_capacity(device_type, span[1] - span[0])
+            book.add_capacity(device_type, (span[1] - span[0]) * one.owned.milli)
     if not spans:
         return
     for start, end, category in spend(one.owned.hold, one.steps, one.done):
         for span in spans:
             common = _overlap((start, end), span)
             if common[0] < common[1]:
-                book.add(category, common[1] - common[0])
+                book.add(category, (common[1] - common[0]) * one.owned.milli)
 
 
 def _book_free(book: _Book, history: History, owned: Iterable[_Owned], window: Span) -> None:
     """Free time: unhealthy where the node was away; reserved where somebody had drained it, since no job could have had it, and
     nothing says that it is broken; else by what the line was waiting for."""
-    held: dict[DeviceId, list[Span]] = defaultdict(list)
+    held: dict[DeviceId, list[_Owned]] = defaultdict(list)
     for one in owned:
-        held[one.device].append(one.span)
-    changes: Counter[int] = Counter()  # time -> devices that became free and usable then, less those that ceased to be
+        held[one.device].append(one)
+    changes: Counter[int] = Counter()  # time -> thousandths that became free and usable then, less those that ceased to be
     for device, spans in history.present.items():
         for start, end, device_type in spans:
-            for free in _without(_overlap((start, end), window), held[device]):
-                book.add_capacity(device_type, free[1] - free[0])
-                there = list(_without(free, history.away.get(device.node, ())))
-                usable = [span for one in there for span in _without(one, history.drained.get(device.node, ()))]
-                book.add(UNHEALTHY, free[1] - free[0] - _length(there))
-                book.add(RESERVED, _length(there) - _length(usable))
-                for at, stop in usable:
-                    changes[at] += 1
-                    changes[stop] -= 1
+            for first, last, used in _levels(_overlap((start, end), window), held[device]):
+                left = MILLI - used
+                if left > 0:
+                    book.add_capacity(device_type, (last - first) * left)
+                    there = list(_without((first, last), history.away.get(device.node, ())))
+                    usable = [span for one in there for span in _without(one, history.drained.get(device.node, ()))]
+                    book.add(UNHEALTHY, (last - first - _length(there)) * left)
+                    book.add(RESERVED, (_length(there) - _length(usable)) * left)
+                    for at, stop in usable:
+                        changes[at] += left
+                        changes[stop] -= left
     _book_idle(book, changes, history.idle_as)
 
 

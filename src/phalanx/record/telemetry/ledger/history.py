@@ -11,6 +11,7 @@ from phalanx.core.events import (
     AttemptPlaced,
     AttemptRunning,
     Event,
+    JobEvicted,
     JobSubmitted,
     JobWaits,
     NodeAway,
@@ -29,12 +30,20 @@ FOREVER: Final = 2**63
 """End of what has not ended: beyond any Unix time in milliseconds."""
 
 _WAITING: Final[Mapping[str, str]] = {
-    "no_quota": IDLE_WAITING_QUOTA,
     "no_room": IDLE_WAITING_GEOMETRY,
     "never_fits": IDLE_WAITING_GEOMETRY,
     "no_nodes": IDLE_WAITING_GEOMETRY,
     "behind": IDLE_WAITING_RESERVATION,
+    "making_room": IDLE_WAITING_RESERVATION,
+    "kept": IDLE_WAITING_RESERVATION,
+    "over_quota": IDLE_WAITING_QUOTA,
+    "over_limit": IDLE_WAITING_QUOTA,
+    "over_budget": IDLE_WAITING_QUOTA,
+    "geometry": IDLE_WAITING_GEOMETRY,
 }
+
+_BY_ITSELF: Final = frozenset({"backoff", "dependencies", "array_full", "outside_window"})
+"""Reasons of jobs on whose account no device is idle: they are put off by what they asked for."""
 
 Span = tuple[int, int]
 """[start, end) in Unix milliseconds."""
@@ -73,7 +82,11 @@ class Hold:
 
     def devices(self) -> list[DeviceId]:
         """In rank order."""
-        return [DeviceId(part.node, index) for part in self.placement.slices for index in part.devices]
+        return [device for device, _ in self.shares()]
+
+    def shares(self) -> list[tuple[DeviceId, int]]:
+        """Likewise, with the thousandths that it has of each."""
+        return [(DeviceId(part.node, index), part.milli) for part in self.placement.slices for index in part.devices]
 
 
 @dataclass(slots=True)
@@ -152,7 +165,7 @@ class _Folding:
             case AttemptEnded(attempt=attempt) if attempt in self._held:
                 hold = self._held.pop(attempt)
                 hold.end = min(now, max(hold.start, event.body.ended_ms)) if event.body.ended_ms else now
-            case StopRequested(job=job):
+            case StopRequested(job=job) | JobEvicted(job=job):
                 for hold in self._held.values():
                     if hold.job == job:
                         hold.stop_ms = min(hold.stop_ms, now)
@@ -196,13 +209,13 @@ class _Line:
             case JobWaits(job=job, reason=reason):
                 self._leave(job)
                 self._wait(job, reason)
-            case AttemptPlaced(job=job) | AttemptEnded(job=job) | StopRequested(job=job):
+            case AttemptPlaced(job=job) | AttemptEnded(job=job) | StopRequested(job=job) | JobEvicted(job=job):
                 self._leave(job)
 
     def _wait(self, job: JobId, reason: Reason) -> None:
         self._leave(job)
-        if reason.kind == "backoff":
-            return  # it is put off by itself: no device is idle on its account
+        if reason.kind in _BY_ITSELF:
+            return
         self._reasons[job] = _WAITING.get(reason.kind, IDLE_WAITING_GEOMETRY)
         insort(self._waiting, self._place(job))
 

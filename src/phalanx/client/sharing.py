@@ -1,0 +1,30 @@
+"""The calls about sharing the fleet: its policy and its queues."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.client.http import Line, decoded
+from phalanx.core import wire
+from phalanx.core.views import PolicyRequest, PolicyView, QueueView
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def policy(line: Line) -> PolicyView:
+    """What is in force."""
+    view: PolicyView = line.read(PolicyView, "/policy")
+    return view
+
+
+def set_policy(line: Line, new: Mapping[str, Any], dry_run: bool, url: str) -> PolicyView:
+    """Puts `new` in the place of the whole policy, or only checks it."""
+    body = wire.dumps(PolicyRequest, PolicyRequest(policy=new, dry_run=dry_run))
+    answer = line.repeat(lambda: line.exchange("PUT", "/policy", content=body, headers=_JSON))
+    view: PolicyView = decoded(PolicyView, answer, url)
+    return view
+
+
+def queues(line: Line) -> tuple[QueueView, ...]:
+    """Every queue that is configured, has jobs or has had devices."""
+    views: tuple[QueueView, ...] = line.read(tuple[QueueView, ...], "/queues")
+    return views

@@ -1,0 +1,139 @@
+"""What a decision has found out already, so that ten thousand waiting jobs cost microseconds each.
+
+Within a decision what is free only shrinks, but for promises that are given up. So what did not fit does not fit again; and until
+anything changes, jobs that are alike hear the same.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Final
+
+from phalanx.core.devices import DeviceRequest
+from phalanx.core.policy import Policy
+from phalanx.core.reasons import Reason
+from phalanx.decide.scheduler.fleet import Fleet, Mask
+from phalanx.decide.scheduler.kept import Kept
+from phalanx.decide.scheduler.snapshot import PendingJob, Shape
+
+Rights = tuple[int, str, int, bool, bool]
+"""Number of the shape, queue, priority, whether it may be preempted, whether it has waited longer than its class should."""
+
+Alike = tuple[Rights, Hashable]
+"""And what decides which devices are kept from it."""
+
+
+_FIELDS: Final = attrgetter(
+    *(f"request.{one.name}" for one in fields(DeviceRequest)), *(one.name for one in fields(Shape) if one.name != "request")
+)
+"""Flat, since nested dataclasses are slow to hash."""
+
+
+@dataclass(slots=True)
+class Shapes:
+    """Numbers of shapes: comparing those is cheaper. It may be kept between decisions, with the shapes that it has seen."""
+
+    numbers: dict[object, int] = field(default_factory=dict)
+    seen: dict[int, tuple[Shape, int]] = field(default_factory=dict)
+
+    def number(self, shape: Shape) -> int:
+        found = self.seen.get(id(shape))
+        if found is not None:
+            return found[1]
+        number = self.numbers.setdefault(_FIELDS(shape), len(self.numbers))
+        self.seen[id(shape)] = (shape, number)
+        return number
+
+    def forget(self, above: int) -> bool:
+        """All, if there are more than so many; whether there were."""
+        is_full = len(self.seen) > above
+        if is_full:
+            self.numbers.clear()
+            self.seen.clear()
+        return is_full
+
+
+class Known:
+    """Shapes stand here by their numbers.
+
+    full: shapes and types that did not fit all that is free. barred: that did not fit
+    what jobs alike may use of it. hopeless: rights and types for which no room could be made. Until anything changes: admitted: the
+    types that a shape may have in a queue, by whether it is preemptible, and why not the others; fitting: shapes and types that fit
+    all that is free; short and why_kept: why a shape has to wait for devices of certain types.
+    """
+
+    def __init__(self, policy: Policy, now_ms: int, shapes: Shapes) -> None:
+        self.full: set[tuple[int, str]] = set()
+        self.hopeless: set[tuple[Rights, tuple[str, ...]]] = set()
+        self.barred: set[tuple[int, str, Hashable]] = set()
+        self.fitting: set[tuple[int, str]] = set()
+        self.why_kept: dict[tuple[int, str, Hashable], Reason] = {}
+        self.admitted: dict[tuple[int, str, bool], tuple[tuple[str, ...], tuple[Reason, ...]]] = {}
+        self.short: dict[tuple[int, tuple[str, ...]], Reason] = {}
+        self._in_vain: dict[Hashable, list[Mask]] = {}
+        self._reasons: dict[Rights | Alike, Reason] = {}
+        self._shapes = shapes
+        self._now_ms = now_ms
+        self._classes = sorted((one.priority, one.wait_target_ms) for one in policy.classes.values())
+        self._targets: dict[int, int | None] = {}
+        self._state: tuple[int, ...] = ()
+        self._grown = 0
+        self._any_kept = False
+
+    def follow(self, fleet: Fleet, *lengths: int) -> bool:
+        """Whether anything has changed since the last call. Then it forgets what may be untrue now. lengths: of whatever else a
+        decision is made from."""
+        state = (fleet.version, *lengths)
+        if state == self._state:
+            return False
+        self._state = state
+        self._reasons.clear()
+        self.admitted.clear()
+        self.short.clear()
+        self.fitting.clear()
+        self.why_kept.clear()
+        if fleet.grown != self._grown:
+            self._grown = fleet.grown
+            self.full.clear()
+            self.hopeless.clear()
+            self.barred.clear()
+            self._in_vain.clear()
+        return True
+
+    def number(self, shape: Shape) -> int:
+        return self._shapes.number(shape)
+
+    def rights(self, job: PendingJob) -> Rights:
+        facts = job.facts
+        return self._shapes.number(facts.shape), facts.queue, facts.priority, facts.preemptible, self._is_late(job)
+
+    def reason(self, rights: Rights, job: PendingJob, kept: Kept) -> Reason | None:
+        """Why jobs like it wait."""
+        found = self._reasons.get(rights)
+        return found if found is not None or not self._any_kept else self._reasons.get((rights, kept.alike(job)))
+
+    def learn(self, rights: Rights, job: PendingJob, reason: Reason, kept: Kept | None) -> None:
+        """All with these rights wait for it; with `kept`, those that have the same devices kept from them."""
+        self._reasons[rights if kept is None else (rights, kept.alike(job))] = reason
+        self._any_kept |= kept is not None
+
+    def is_in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> bool:
+        """Whether a job like it was looked room for when at least these gangs could be ended for it, and there was none."""
+        found = self._in_vain.get(self._sought(job, kind, kept), ())
+        return any(not (allowed & ~mask).any() for mask in found)
+
+    def in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> None:
+        """There is no room for it on the type, whoever of these is ended."""
+        if not job.avoids:
+            self._in_vain.setdefault(self._sought(job, kind, kept), []).append(allowed.copy())
+
+    def _sought(self, job: PendingJob, kind: str, kept: Kept) -> Hashable:
+        return self._shapes.number(job.facts.shape), kind, kept.alike(job)
+
+    def _is_late(self, job: PendingJob) -> bool:
+        priority = job.facts.priority
+        if priority not in self._targets:
+            below = [target for bound, target in self._classes if bound <= priority]
+            self._targets[priority] = below[-1] if below else None
+        target_ms = self._targets[priority]
+        return target_ms is not None and self._now_ms - (job.since_ms or job.facts.submitted_ms) > target_ms

@@ -1,0 +1,83 @@
+"""One decision under way: what every step reads and changes."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from phalanx.core.devices import Placement
+from phalanx.core.ids import JobId
+from phalanx.core.reasons import NeverFits, NoNodes
+from phalanx.decide.scheduler import claims
+from phalanx.decide.scheduler.by_service import ServiceOrder, Turns
+from phalanx.decide.scheduler.explain import never_fits
+from phalanx.decide.scheduler.fleet import Fleet
+from phalanx.decide.scheduler.kept import Kept
+from phalanx.decide.scheduler.known import Known
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.plan import Claim, Evict
+from phalanx.decide.scheduler.share import Tree
+from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.victims import Victims
+
+
+@dataclass(slots=True)
+class Round:
+    """fleet: what is free. tree: who holds how much. kept: for whom what is kept. known: what was found out already. running: gangs
+    by job. no_nodes: why nothing starts at all, if so. promised: what of its claim is held for a job. holders: gangs that hold the
+    rest. waiting: jobs by queue that were put in line. service, turns: where the order shares devices in time."""
+
+    snapshot: Snapshot
+    fleet: Fleet
+    tree: Tree
+    kept: Kept
+    known: Known
+    running: dict[JobId, RunningJob]
+    no_nodes: NoNodes | None
+    promised: dict[JobId, Placement] = field(default_factory=dict)
+    holders: dict[JobId, list[RunningJob]] = field(default_factory=dict)
+    evictions: list[Evict] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    waiting: Counter[str] = field(default_factory=Counter)
+    service: ServiceOrder | None = None
+    turns: Turns = field(default_factory=Turns)
+    _victims: Victims | None = None
+
+    @property
+    def victims(self) -> Victims:
+        """Looked at when somebody is to make room for the first time."""
+        if self._victims is None:
+            self._victims = Victims(self.snapshot, self.fleet, self.tree, self.kept)
+            if self.kept.homes is not None:
+                self._victims.guard(self.kept.homes.guaranteed)
+        return self._victims
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, memory: Memory) -> "Round":
+        fleet = memory.fleet(snapshot)
+        ground = fleet.ground
+        nobody = None if ground.schedulable.any() else NoNodes(len(ground.nodes), sum(node.drained for node in ground.nodes))
+        known = Known(snapshot.policy, snapshot.now_ms, memory.shapes)
+        running = {gang.facts.job: gang for gang in snapshot.running}
+        round_ = cls(snapshot, fleet, Tree(snapshot, ground, memory.holds), Kept(snapshot, fleet), known, running, nobody)
+        round_._hold_claims()
+        return round_
+
+    def _hold_claims(self) -> None:
+        """Before anybody is considered. Claims never overlap; if they did, the job whose name comes first would have it."""
+        self.holders = claims.holders(self.snapshot.pending, self.snapshot.running)
+        for job in sorted((job for job in self.snapshot.pending if job.claim is not None), key=lambda job: job.facts.job):
+            assert job.claim is not None
+            facts = job.facts
+            self.promised[facts.job] = self.fleet.hold(facts.shape, job.claim)
+            self.kept.promised(job, job.claim, self.holders[facts.job])
+            self.tree.use(facts, self.kept.kind_of(job.claim) or "", job.claim.world_size)
+        self.kept.stand()
+
+    def follow(self) -> bool:
+        """Whether anything has changed since the last call: what jobs alike were told may be untrue now, and is forgotten."""
+        return self.known.follow(self.fleet, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
+
+    def never_fits(self, shape: Shape) -> NeverFits | None:
+        number, known = self.known.number(shape), self.fleet.ground.seen.impossible
+        if number not in known:
+            known[number] = never_fits(shape, self.fleet)
+        return known[number]

@@ -1,0 +1,130 @@
+"""What would be decided, as people see it: the newest snapshot and a spec in, views out. Pure; takes as long as a decision."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core import wire
+from phalanx.core.devices import CPU_SLOT, WHOLE, Placement
+from phalanx.core.ids import NodeId
+from phalanx.core.policy import ANY, Policy, Queue
+from phalanx.core.reasons import NeverFits, Reason
+from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
+from phalanx.decide.scheduler.dry_run import Trial, dry_run, trial
+from phalanx.decide.scheduler.plan import Eta, Start
+from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, Snapshot
+from phalanx.decide.scheduler.what_if import Change
+from phalanx.fabric.catalogue import lookup
+from phalanx.operate.control.node_rules import known_of
+from phalanx.operate.control.queue_views import chain, queue_views
+
+HOUR_MS: Final = 3_600_000
+
+
+def plan_view(snapshot: Snapshot, facts: JobFacts) -> PlanView:
+    """Of a job as if it were submitted at the time of the snapshot."""
+    tried = dry_run(snapshot, facts)
+    decision = tried.decision
+    nodes = {node.node: node for node in snapshot.nodes}
+    placed = tuple(_placed(snapshot.policy, decision.placement, nodes)) if isinstance(decision, Start) else ()
+    kind = placed[0].type if placed else _kind(snapshot, facts)
+    parts = facts.shape.request.milli / WHOLE
+    per_hour = _per_hour(placed, parts) if placed else _typical(snapshot, kind, facts)
+    reason = None if isinstance(decision, Start) else decision.reason
+    return PlanView(
+        answer="starts" if reason is None else "never" if isinstance(reason, NeverFits) else "waits",
+        sentence=_sentence(tried),
+        type=kind,
+        num_devices=sum(len(part.devices) for part in placed) or facts.shape.num_devices,
+        placed=placed,
+        evicts=tuple(sorted({evict.job for evict in tried.evictions})),
+        reason=None if reason is None else wire.plain(Reason, reason),
+        position=None if isinstance(decision, Start) else decision.position,
+        eta=eta_view(tried.eta),
+        changes=change_views(tried.changes),
+        cost_per_hour=per_hour,
+        cost_of_limit=None if per_hour is None or facts.limit_ms is None else per_hour * facts.limit_ms / HOUR_MS,
+        queues=tuple(_effects(snapshot, facts, kind)),
+        as_of_ms=snapshot.now_ms,
+        notes=() if per_hour is not None else (f"no price is known for {kind or 'these devices'}, so there is no cost",),
+    )
+
+
+def eta_view(eta: Eta | None) -> EtaView | None:
+    return None if eta is None else EtaView(low_ms=eta.low_ms, high_ms=eta.high_ms)
+
+
+def change_views(changes: Sequence[Change]) -> tuple[ChangeView, ...]:
+    return tuple(ChangeView(field=change.field, value=change.value, was=change.was) for change in changes)
+
+
+def _kind(snapshot: Snapshot, facts: JobFacts) -> str:
+    """The type that it would run on: the first it names that there is, else the first there is, GPUs before CPU slots."""
+    there = {kind for node in snapshot.nodes for _, kind in node.devices}
+    wanted = facts.shape.request.types or sorted(there, key=lambda kind: (kind == CPU_SLOT, kind))
+    return next((kind for kind in wanted if kind in there), wanted[0] if wanted else "")
+
+
+def why_waiting(snapshot: Snapshot, view: WhyView) -> WhyView:
+    """The view of a job that waits in the snapshot, with when it is expected to start and what would start it now."""
+    try:
+        tried = trial(snapshot, view.job)
+    except KeyError:
+        return view
+    return replace(view, eta=eta_view(tried.eta), changes=change_views(tried.changes))
+
+
+def _sentence(tried: Trial) -> str:
+    if isinstance(tried.decision, Start):
+        return "would start now"
+    if tried.evictions:
+        victims = sorted({evict.job for evict in tried.evictions})
+        named = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
+        return f"would start once {named} made room for it"
+    return tried.decision.reason.sentence()
+
+
+def _placed(policy: Policy, placement: Placement, nodes: Mapping[NodeId, NodeFacts]) -> Iterator[PlacedView]:
+    for part in placement.slices:
+        node = nodes[part.node]
+        kind = dict(node.devices)[part.devices[0]]
+        yield PlacedView(node=part.node, type=kind, devices=part.devices, price=_price(policy, node.node, kind))
+
+
+def _per_hour(placed: Sequence[PlacedView], parts: float) -> float | None:
+    prices = [None if part.price is None else part.price * len(part.devices) * parts for part in placed]
+    return None if None in prices else sum(price for price in prices if price is not None)
+
+
+def _typical(snapshot: Snapshot, kind: str, facts: JobFacts) -> float | None:
+    """At the price of the first node that has such devices."""
+    node = next((node for node in snapshot.nodes if any(kind == one for _, one in node.devices)), None)
+    price = _price(snapshot.policy, node.node, kind) if node is not None else None
+    return None if price is None else price * facts.shape.num_devices * facts.shape.request.milli / WHOLE
+
+
+def _price(policy: Policy, node: NodeId, kind: str) -> float | None:
+    """US dollars per device and hour: the policy's, which may be 0, else the catalogue's; None where neither has one."""
+    known = known_of(policy, node)
+    return known.price_of(kind) if known.price is not None or lookup(kind) else None
+
+
+def _effects(snapshot: Snapshot, facts: JobFacts, kind: str) -> Iterator[QueueEffectView]:
+    views = {view.name: view for view in queue_views(snapshot)}
+    for name in chain(snapshot.policy, facts.queue):
+        queue, view = snapshot.policy.queues.get(name, Queue()), views.get(name)
+        held = view.held.get(kind, 0) if view is not None else 0
+        budget = queue.budget
+        spent = ""
+        if budget is not None and view is not None:
+            hours = f"{view.spent_hours:.1f} of {budget.gpu_hours:g} GPU-hours" if budget.gpu_hours is not None else ""
+            money = f"{view.spent_usd:.2f} of {budget.money:g} USD" if budget.money is not None else ""
+            spent = f"{' and '.join(part for part in (hours, money) if part)} a {budget.period}"
+        yield QueueEffectView(
+            queue=name,
+            held=held,
+            after=held + facts.shape.num_devices,
+            quota=queue.quota.get(kind, queue.quota.get(ANY)),
+            limit=queue.limit.get(kind, queue.limit.get(ANY)),
+            budget=spent,
+        )

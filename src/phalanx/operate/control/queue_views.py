@@ -1,0 +1,97 @@
+"""Queues as people see them: what each and those below it hold, wait for, are guaranteed and have spent. Pure: a snapshot in."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from phalanx.core import wire
+from phalanx.core.ids import NodeId
+from phalanx.core.policy import Budget, Policy, Queue
+from phalanx.core.units import MILLI
+from phalanx.core.views import QueueView
+from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot, Usage
+
+HOUR_MS = 3_600_000
+ANY = "*"
+
+
+def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
+    """Every queue that is configured, has jobs, or has had devices; by name."""
+    policy = snapshot.policy
+    names = set(policy.queues) | set(snapshot.usage)
+    names |= {job.facts.queue for job in snapshot.running} | {job.facts.queue for job in snapshot.pending}
+    held: dict[str, Counter[str]] = {name: Counter() for name in names}
+    running: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    kinds = {node.node: dict(node.devices) for node in snapshot.nodes}
+    for job in snapshot.running:
+        for name in chain(policy, job.facts.queue):
+            running[name] += 1
+            held[name].update(_held(job, kinds))
+    for pending in snapshot.pending:
+        waiting.update(chain(policy, pending.facts.queue))
+    usage = _usage(snapshot)
+    return tuple(_view(name, policy, held[name], running[name], waiting[name], usage.get(name, Usage())) for name in sorted(names))
+
+
+def chain(policy: Policy, queue: str) -> Iterator[str]:
+    """The queue and those that it is part of, up to the root."""
+    seen: set[str] = set()
+    while queue and queue not in seen:
+        seen.add(queue)
+        yield queue
+        queue = policy.queues.get(queue, Queue()).parent
+
+
+def _held(job: RunningJob, kinds: Mapping[NodeId, Mapping[int, str]]) -> Counter[str]:
+    """Thousandths of devices by type."""
+    found: Counter[str] = Counter()
+    for part in job.placement.slices:
+        types = kinds.get(part.node, {})
+        for index in part.devices:
+            found[types.get(index, "?")] += part.milli
+    return found
+
+
+def _usage(snapshot: Snapshot) -> dict[str, Usage]:
+    """Of each queue and those below it."""
+    total: dict[str, Usage] = {}
+    for queue, own in snapshot.usage.items():
+        for name in chain(snapshot.policy, queue):
+            before = total.get(name, Usage())
+            total[name] = Usage(before.decayed + own.decayed, before.spent_ms + own.spent_ms, before.money + own.money)
+    return total
+
+
+def _view(name: str, policy: Policy, held: Counter[str], running: int, waiting: int, usage: Usage) -> QueueView:
+    queue = policy.queues.get(name, Queue())
+    devices = {kind: _whole(milli) for kind, milli in sorted(held.items())}
+    return QueueView(
+        name=name,
+        parent=queue.parent,
+        weight=queue.weight,
+        running=running,
+        waiting=waiting,
+        held=devices,
+        quota=dict(queue.quota),
+        limit=dict(queue.limit),
+        borrowed=_borrowed(queue.quota, devices),
+        used_hours=usage.decayed / HOUR_MS,
+        spent_hours=usage.spent_ms / HOUR_MS,
+        spent_usd=usage.money,
+        budget=wire.plain(Budget, queue.budget) if queue.budget else {},
+    )
+
+
+def _whole(milli: int) -> int:
+    """Devices, a part of one counts as one."""
+    return -(-milli // MILLI)
+
+
+def _borrowed(quota: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
+    """What is held beyond the quota. A queue without quota borrows nothing: it has nothing that it could exceed."""
+    if not quota:
+        return {}
+    named = {kind: count - quota[kind] for kind, count in held.items() if kind in quota}
+    rest = sum(count for kind, count in held.items() if kind not in quota) - quota.get(ANY, 0)
+    over = {kind: count for kind, count in named.items() if count > 0}
+    return over | ({ANY: rest} if rest > 0 else {})

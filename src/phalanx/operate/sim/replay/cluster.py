@@ -1,0 +1,235 @@
+"""The simulated cluster: from 'H100:8x64', from a YAML file, or as large as a trace needs."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from phalanx.core.devices import CPU_SLOT, parse_devices
+from phalanx.core.errors import NotFound, SpecError
+from phalanx.core.ids import NodeId
+from phalanx.core.policy import TIERS, Policy
+from phalanx.core.units import size_bytes
+from phalanx.core.validation import value_of, what_to_write
+from phalanx.core.yaml_text import read_yaml
+from phalanx.decide.scheduler import NodeFacts
+from phalanx.fabric.catalogue import lookup
+from phalanx.operate.sim.traces.openb import read_nodes
+from phalanx.operate.sim.traces.trace import Trace
+
+NODES_MAX: Final = 200_000
+DEVICES_MAX: Final = 64
+"""Of one node."""
+
+CPUS_A_DEVICE: Final = 32.0
+MEMORY_A_DEVICE: Final = 256 * 2**30
+"""Where nobody says: so much that devices are what is short."""
+
+_GROUP: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9.-]*):)?([0-9]{1,3})x([0-9]{1,7})")
+_STRICT = ConfigDict(extra="forbid")
+_UNKNOWN: Final = ("unexpected_keyword_argument", "extra_forbidden")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Equal nodes of a cluster file.
+
+    count: how many. gpus: of each, such as 'H100:8'. cpus, memory, gpu_memory: of each node, and of each device. labels: of each.
+    tiers: how many of these nodes make one of a tier, such as {rack: 4, block: 32}: numbered in order. spot: may be taken away.
+    price: US dollars per device and hour.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    count: int
+    gpus: str
+    cpus: float | None = None
+    memory: str = ""
+    gpu_memory: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    spot: bool = False
+    price: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """A cluster as YAML. nodes: its groups."""
+
+    __pydantic_config__ = _STRICT
+
+    nodes: tuple[NodeGroup, ...]
+
+
+def cluster_of(text: str, trace: Trace) -> tuple[NodeFacts, ...]:
+    """'TYPE:COUNTxNODES[,...]', a YAML file, a CSV file of openb's nodes, or '' for one that the trace would just fill at its peak.
+    Raises SpecError."""
+    if not text:
+        return _nodes(_sized_to(trace))
+    if Path(text).suffix in (".yaml", ".yml", ".json"):
+        return _nodes(_read(Path(text)))
+    if Path(text).suffix in (".csv", ".gz"):
+        return _of_openb(Path(text))
+    return _nodes([_written(part.strip()) for part in text.split(",")])
+
+
+def with_rules(nodes: Iterable[NodeFacts], policy: Policy) -> tuple[NodeFacts, ...]:
+    """The nodes as the policy's rules describe them; later rules win."""
+    return tuple(_told(node, policy) for node in nodes)
+
+
+def _told(node: NodeFacts, policy: Policy) -> NodeFacts:
+    labels, spot, price = dict(node.labels), node.spot, node.price
+    for rule in policy.nodes:
+        if fnmatchcase(node.node, rule.match):
+            labels |= rule.labels
+            spot = spot if rule.spot is None else rule.spot
+            price = price if rule.price is None else rule.price
+    return replace(node, labels=labels, spot=spot, price=price)
+
+
+def describe(nodes: Sequence[NodeFacts]) -> str:
+    """'H100:8x64, A100-80:4x10', as it would be written."""
+    groups: dict[tuple[str, int], int] = {}
+    for node in nodes:
+        for kind in dict.fromkeys(kind for _, kind in node.devices):
+            key = kind, sum(of == kind for _, of in node.devices)
+            groups[key] = groups.get(key, 0) + 1
+    return ", ".join(f"{kind}:{count}x{num}" for (kind, count), num in groups.items())
+
+
+def _sized_to(trace: Trace) -> list[NodeGroup]:
+    """Nodes of eight: the machine that the trace tells of, else as many as its jobs would hold at their peak if none ever
+    waited."""
+    devices = trace.machine_devices or trace.peak_devices
+    kinds = sorted({kind for job in trace.jobs for kind in job.types})
+    return [NodeGroup(count=max(1, math.ceil(devices / 8)), gpus=f"{kind}:8") for kind in kinds or ["H100"]]
+
+
+def _written(part: str) -> NodeGroup:
+    matched = _GROUP.fullmatch(part)
+    if matched is None:
+        raise SpecError("--cluster", part, "write TYPE:COUNTxNODES such as 'H100:8x64', several with commas, or name a .yaml file")
+    return NodeGroup(count=int(matched[3]), gpus=f"{matched[1] or 'H100'}:{matched[2]}")
+
+
+def _read(file: Path) -> list[NodeGroup]:
+    try:
+        content = read_yaml(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFound("--cluster", str(file), "no such file; name one, or write TYPE:COUNTxNODES such as 'H100:8x64'") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise SpecError("--cluster", str(file), f"cannot be read as YAML: {error}") from None
+    try:
+        read: ClusterFile = TypeAdapter(ClusterFile).validate_python(content)
+    except ValidationError as error:
+        raise _problem(file, error) from None
+    if not read.nodes:
+        raise SpecError(f"{file.name}: nodes", "[]", "name at least one group of nodes")
+    return list(read.nodes)
+
+
+def _problem(file: Path, error: ValidationError) -> SpecError:
+    found: list[Any] = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] in _UNKNOWN), found[0])  # a mistyped key also leaves its field empty
+    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] in _UNKNOWN:
+        known = ", ".join(NodeGroup.__dataclass_fields__ if "." in where else ClusterFile.__dataclass_fields__)
+        return SpecError(f"{file.name}: {where}", value_of(first), f"is no key of a cluster; there are {known}")
+    return SpecError(f"{file.name}: {where}", value_of(first), what_to_write(first))
+
+
+def _nodes(groups: Sequence[NodeGroup]) -> tuple[NodeFacts, ...]:
+    total = sum(group.count for group in groups)
+    if total > NODES_MAX:
+        raise SpecError("--cluster", total, f"has more than {NODES_MAX} nodes; write fewer")
+    nodes: list[NodeFacts] = []
+    for number, group in enumerate(groups):
+        nodes += _group_nodes(number, group, first=len(nodes))
+    return tuple(nodes)
+
+
+def _group_nodes(number: int, group: NodeGroup, first: int) -> list[NodeFacts]:
+    kind, count = _devices(group)
+    model = lookup(kind)
+    unknown_memory = model.memory_bytes if model else 0
+    tiers = _tiers(group)
+    cpus = _positive("cpus", group.cpus, CPUS_A_DEVICE * count)
+    memory = _size("memory", group.memory, MEMORY_A_DEVICE * count)
+    return [
+        NodeFacts(
+            node=NodeId(f"{kind.lower()}-{first + index + 1:05d}"),
+            devices=tuple((device, kind) for device in range(count)),
+            free=tuple(range(count)),
+            cpus=cpus,
+            free_cpus=cpus,
+            memory_bytes=memory,
+            free_memory_bytes=memory,
+            schedulable=True,
+            device_memory_bytes=_size("gpu_memory", group.gpu_memory, unknown_memory),
+            labels={**{tier: f"{tier}-{number}-{index // size}" for tier, size in tiers.items()}, **group.labels},
+            spot=group.spot,
+            price=_positive("price", group.price, model.price_per_hour if model else 0.0),
+        )
+        for index in range(group.count)
+    ]
+
+
+def _devices(group: NodeGroup) -> tuple[str, int]:
+    if not group.count > 0:
+        raise SpecError("nodes.count", group.count, "write 1 or more")
+    try:
+        asked = parse_devices(group.gpus)
+    except ValueError as error:
+        raise SpecError("nodes.gpus", group.gpus, str(error)) from None
+    if asked.is_share or len(asked.types) > 1 or not 0 < asked.count <= DEVICES_MAX:
+        raise SpecError("nodes.gpus", group.gpus, f"write one type and 1 to {DEVICES_MAX} whole devices, such as 'H100:8'")
+    return (asked.types[0] if asked.types else CPU_SLOT), asked.count
+
+
+def _of_openb(file: Path) -> tuple[NodeFacts, ...]:
+    """Nodes with GPUs of the openb trace, which brings its own cluster. Raises TraceError, NotFound."""
+    return tuple(
+        NodeFacts(
+            node=NodeId(node.name),
+            devices=tuple((device, node.model) for device in range(node.num_gpu)),
+            free=tuple(range(node.num_gpu)),
+            cpus=node.cpu_milli / 1000,
+            free_cpus=node.cpu_milli / 1000,
+            memory_bytes=node.memory_mib * 2**20,
+            free_memory_bytes=node.memory_mib * 2**20,
+            schedulable=True,
+        )
+        for node in read_nodes(file)
+        if node.num_gpu
+    )
+
+
+def _tiers(group: NodeGroup) -> dict[str, int]:
+    for name, size in group.tiers.items():
+        if name not in TIERS:
+            raise SpecError("nodes.tiers", name, f"is no tier; write {', '.join(TIERS)}")
+        if size < 1:
+            raise SpecError(f"nodes.tiers.{name}", size, "write 1 or more nodes")
+    return dict(group.tiers)
+
+
+def _positive(name: str, given: float | None, default: float) -> float:
+    if given is None:
+        return default
+    if not 0 <= given < 1e9:
+        raise SpecError(f"nodes.{name}", given, "write a number from 0 to a thousand million")
+    return given
+
+
+def _size(name: str, given: str, default: int) -> int:
+    try:
+        return size_bytes(given) if given else default
+    except ValueError as error:
+        raise SpecError(f"nodes.{name}", given, str(error)) from None

@@ -1,0 +1,211 @@
+"""The report as one HTML page: no script, no network, light and dark. Names come from traces and are escaped."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Final
+
+from phalanx.core.policy import Policy
+from phalanx.core.sim_report import SimReport, Spread
+from phalanx.core.units import device_seconds, show_duration
+from phalanx.operate.sim.replay.outcome import Life, Outcome
+from phalanx.operate.sim.replay.report import SIZES, buckets, class_of, size_of
+from phalanx.operate.sim.replay.svg import Axis, Points, bar_plot, line_plot, stack_bar, up_to
+
+HOUR_MS: Final = 3_600_000
+POINTS: Final = 240
+CDF_POINTS: Final = 200
+TENANTS_SHOWN: Final = 16
+
+_STYLE: Final = """
+:root{color-scheme:light dark;--ink:#1c2430;--soft:#5c6675;--line:#dfe3e9;--ground:#fff;--card:#f7f8fa;
+--c0:#2563c9;--c1:#d9730d;--c2:#0f8a6d;--c3:#a63fb5;--c4:#b58900;--c5:#c23b3b;--c6:#5a7d2a;--c7:#7a8699}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa5b4;--line:#333b47;--ground:#14181e;--card:#1c222b;
+--c0:#6ea8ff;--c1:#f2a154;--c2:#4cc9a4;--c3:#d78be3;--c4:#e0c04d;--c5:#f07f7f;--c6:#a2c96a;--c7:#93a0b3}}
+*{box-sizing:border-box}body{margin:0 auto;max-width:1560px;padding:24px;background:var(--ground);color:var(--ink);
+font:15px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px}h2{font-size:15px;margin:0 0 8px}p{margin:0 0 16px;
+color:var(--soft)}.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;min-width:0}
+section p{font-size:13px;margin:6px 0 0}.wide{grid-column:1/-1}.tiles{display:flex;flex-wrap:wrap;gap:12px;margin:0 0 16px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px;min-width:140px;flex:1}
+.tile b{display:block;font-size:20px}.tile span{color:var(--soft);font-size:13px}svg{width:100%;height:auto;display:block}
+svg text{font:12px system-ui,sans-serif;fill:var(--soft)}svg .axis{fill:var(--ink)}svg .end{text-anchor:end}
+svg .middle{text-anchor:middle}.grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
+.area{opacity:.18}.mark{stroke:var(--ink);stroke-width:2}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;
+margin:8px 0 0;padding:0;font-size:13px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
+table{border-collapse:collapse;width:100%;font-size:13px}.scroll{overflow-x:auto}th,td{padding:4px 10px 4px 0;text-align:right;
+border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}th{color:var(--soft);
+font-weight:500}
+""" + "".join(f".s{n}{{stroke:var(--c{n})}}.f{n}{{fill:var(--c{n})}}.b{n}{{background:var(--c{n})}}" for n in range(8))
+
+_COLOUR: Final[Mapping[str, int]] = {
+    "productive": 2, "running_unmeasured": 2, "startup": 0, "restart": 3, "recompute": 5, "draining": 6, "idle": 7,
+    "idle_waiting_quota": 4, "idle_waiting_geometry": 1, "idle_waiting_reservation": 3, "unhealthy": 5,
+}  # fmt: skip
+"""Of categories: what is productive is green, what is idle grey."""
+
+
+def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
+    """The whole file."""
+    title = f"{found.trace} on {found.cluster}"
+    parts = [
+        _section("Held devices over time", _allocation(outcome, found), "Share of all devices; means over equal spans."),
+        _section("The line over time", _queue(outcome), "Jobs that wait, and the devices that they ask for."),
+        _section("Wait until the first start, by size", _waits(outcome.lives, size_of, [name for _, name in SIZES])),
+        _section(
+            "Wait until the first start, by class",
+            _waits(outcome.lives, lambda life: class_of(life, policy), sorted(found.wait_by_class)),
+        ),
+        _section("Submission to end", _jct(outcome.lives)),
+        _section("Where every device-second went", _ledger(found), "The categories sum to capacity exactly.", wide=True),
+        _section("Waits", _wait_table(found), wide=True),
+    ]
+    if len(found.tenants) > 1:
+        parts.insert(5, _section("Held over fair share, by tenant", _tenants(found), "The mark is a whole weighted fair share."))
+        parts.append(_section("Tenants", _tenant_table(found), wide=True))
+    viewport = "width=device-width,initial-scale=1"
+    head = f"<meta charset='utf-8'><meta name='viewport' content='{viewport}'><title>{escape(title)}</title><style>{_STYLE}</style>"
+    body = f"<h1>{escape(title)}</h1>{_subtitle(found)}{_tiles(found)}<div class='grid2'>{''.join(parts)}</div>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+
+
+def _subtitle(found: SimReport) -> str:
+    source = f" Source: {found.source}." if found.source else ""
+    text = (
+        f"{found.jobs:,} jobs over {found.days:.1f} days, {found.devices:,} devices on {found.nodes:,} nodes. "
+        f"Policy {found.policy} (order: {found.order}, limits: {found.limits}), decided every {found.interval_s:g} s, "
+        f"seed {found.seed}.{source}"
+    )
+    return f"<p>{escape(text)}</p>"
+
+
+def _tiles(found: SimReport) -> str:
+    tiles = [
+        (f"{found.utilisation:.1%}", "productive of all device time"),
+        (f"{found.allocation:.1%}", f"held while jobs came; at most {found.allocation_bound:.1%}"),
+        (_time(found.wait.mean), "mean wait"),
+        (_time(found.wait.p99), "p99 wait"),
+        (_time(found.jct.mean), "mean time from submission to end"),
+        (f"{found.evictions:,}", f"evictions; {found.lost_gpu_hours:,.0f} GPU-hours lost"),
+    ]
+    if found.jain is not None:
+        tiles.append((f"{found.jain:.3f}", "Jain's index over tenants"))
+    if found.eta is not None:
+        tiles.append((f"{found.eta.coverage:.0%}", "of starts inside their 80 % interval"))
+    if found.never_fitting:
+        tiles.append((f"{found.never_fitting:,}", "jobs can never fit"))
+    shown = "".join(f"<div class='tile'><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
+    return f"<div class='tiles'>{shown}</div>"
+
+
+def _section(title: str, inside: str, said: str = "", wide: bool = False) -> str:
+    note = f"<p>{escape(said)}</p>" if said else ""
+    return f"<section{' class=wide' if wide else ''}><h2>{escape(title)}</h2>{inside}{note}</section>"
+
+
+def _allocation(outcome: Outcome, found: SimReport) -> str:
+    series = outcome.series
+    held = _over_time(series.at_ms, series.held_milli, outcome.ended_ms, 1000 * found.devices)
+    stranded = _over_time(series.at_ms, series.blocked_milli, outcome.ended_ms, 1000 * found.devices)
+    lines = {"held": held, "idle, on nodes too full for the first job in line": stranded}
+    return line_plot(_hours(outcome), Axis("share of devices", 0, 1, percent=True), lines, area=True)
+
+
+def _queue(outcome: Outcome) -> str:
+    series = outcome.series
+    jobs = _over_time(series.at_ms, series.waiting, outcome.ended_ms, 1)
+    devices = _over_time(series.at_ms, series.waiting_devices, outcome.ended_ms, 1000)
+    high = up_to(value for _, value in (*jobs, *devices))
+    return line_plot(_hours(outcome), Axis("waiting", 0, high), {"jobs": jobs, "devices": devices}, area=True)
+
+
+def _over_time(times: Sequence[int], values: Sequence[int], until_ms: int, scale: float) -> Points:
+    return [(at_ms / HOUR_MS, value / scale) for at_ms, value in buckets(times, values, until_ms, POINTS)]
+
+
+def _hours(outcome: Outcome) -> Axis:
+    return Axis("hours since the first submission", 0, max(outcome.ended_ms / HOUR_MS, 1e-6))
+
+
+def _waits(lives: Sequence[Life], group: Callable[[Life], str], names: Iterable[str]) -> str:
+    groups = {name: [life.wait_ms for life in lives if life.wait_ms is not None and group(life) == name] for name in names}
+    return _distribution({name: times for name, times in groups.items() if times}, "wait in seconds (from 1)")
+
+
+def _jct(lives: Sequence[Life]) -> str:
+    times = {
+        "submission to end": [life.jct_ms for life in lives if life.jct_ms is not None],
+        "duration alone": [life.job.duration_ms for life in lives if life.ended_ms is not None],
+    }
+    return _distribution(times, "seconds")
+
+
+def _distribution(groups: "dict[str, list[int]]", label: str) -> str:
+    """Cumulative shares over a logarithmic axis."""
+    most = max((max(times) for times in groups.values() if times), default=1000) / 1000
+    x = Axis(label, 1.0, max(10.0, most * 1.05), log=True)
+    return line_plot(x, Axis("share of jobs", 0, 1, percent=True), {name: cdf(times) for name, times in groups.items()})
+
+
+def cdf(times_ms: Sequence[int]) -> Points:
+    """(seconds, share of jobs that took at most that), thinned; from 1 second, where the axis begins."""
+    ordered = sorted(times_ms)
+    count = len(ordered)
+    picked = sorted({min(count - 1, count * number // CDF_POINTS) for number in range(CDF_POINTS + 1)}) if count else []
+    at_once = sum(one <= 1000 for one in ordered)
+    points = [(ordered[index] / 1000, (index + 1) / count) for index in picked if ordered[index] > 1000]
+    return [(1.0, at_once / count), *points] if count else []
+
+
+def _tenants(found: SimReport) -> str:
+    known = [(name, one) for name, one in found.tenants.items() if one.normalised is not None][:TENANTS_SHOWN]
+    rows = [(name, one.normalised or 0.0, f"{one.normalised:.2f} ({one.gpu_hours:,.0f} GPU-hours)") for name, one in known]
+    return bar_plot("held over weighted fair share", rows, {name: 1.0 for name, _, _ in rows})
+
+
+def _ledger(found: SimReport) -> str:
+    parts = sorted(found.ledger.items(), key=lambda item: -item[1])
+    capacity = max(1, found.capacity)
+    told = [
+        (
+            name.replace("_", " "),
+            amount / capacity,
+            f"{amount / capacity:.1%} ({device_seconds(amount) / 3600:,.0f} device-hours)",
+            _COLOUR.get(name, 6),
+        )
+        for name, amount in parts
+    ]
+    return stack_bar(told)
+
+
+def _wait_table(found: SimReport) -> str:
+    rows = [("all", found.wait), *found.wait_by_class.items(), *found.wait_by_size.items()]
+    return _table(("", "jobs", "mean", "p50", "p99", "longest"), [(name, *_spread(one)) for name, one in rows])
+
+
+def _tenant_table(found: SimReport) -> str:
+    head = ("tenant", "jobs", "GPU-hours", "weight", "of fair share", "mean wait", "p50", "p99", "longest")
+    rows = [
+        (
+            name,
+            f"{one.jobs:,}",
+            f"{one.gpu_hours:,.0f}",
+            f"{one.weight:g}",
+            "-" if one.normalised is None else f"{one.normalised:.2f}",
+            *_spread(one.wait)[1:],
+        )
+        for name, one in found.tenants.items()
+    ]
+    return _table(head, rows)
+
+
+def _spread(one: Spread) -> tuple[str, ...]:
+    return (f"{one.count:,}", _time(one.mean), _time(one.p50), _time(one.p99), _time(one.max))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='scroll'><table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{cells}</table></div>"
+
+
+def _time(seconds: float) -> str:
+    return show_duration(round(seconds * 1000))

@@ -1,0 +1,108 @@
+"""What `phalanx sim run` does: reads, sizes, replays, reports."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import SpecError
+from phalanx.core.policy import Policy
+from phalanx.core.policy_parse import load_policy
+from phalanx.core.sim_report import SimAsked, SimReport
+from phalanx.core.units import duration_ms
+from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.operate.sim.replay.cluster import cluster_of, with_rules
+from phalanx.operate.sim.replay.controlled import through_control
+from phalanx.operate.sim.replay.costs import Costs
+from phalanx.operate.sim.replay.engine import Progress, Replay, Setup
+from phalanx.operate.sim.replay.gangs import parse_limits
+from phalanx.operate.sim.replay.outcome import Outcome
+from phalanx.operate.sim.replay.page import page
+from phalanx.operate.sim.replay.report import report
+from phalanx.operate.sim.traces.named import read_trace
+from phalanx.operate.sim.traces.trace import Trace
+
+INTERVAL_MS_MAX: Final = 24 * 3_600_000
+
+
+def simulate(asked: SimAsked, progress: Progress) -> SimReport:
+    """Raises SpecError, NotFound and TraceError for what cannot be simulated; writes the HTML report where one is asked for."""
+    setup = _setup(asked)
+    folder = Path(asked.trace_dir) if asked.trace_dir else None
+    trace = read_trace(asked.trace, folder).first(asked.limit)
+    nodes = with_rules(cluster_of(asked.cluster, trace), setup.policy)
+    out = _writable(asked.report)
+    began_s = time.perf_counter()
+    outcome = _run(trace, nodes, setup, asked.through_control, progress)
+    found = report(
+        outcome,
+        trace,
+        setup.policy,
+        policy_name=asked.policy or "default",
+        limits=asked.limits,
+        seed=asked.seed,
+        wall_s=time.perf_counter() - began_s,
+        through="control" if asked.through_control else "schedule",
+        written=str(out) if out else "",
+    )
+    if out is not None:
+        out.write_text(page(found, outcome, setup.policy), encoding="utf-8")
+    return found
+
+
+def deciding() -> Callable[[Snapshot], Plan]:
+    """`schedule` with a memory of its own, as a control plane calls it."""
+    memory = Memory()
+    return lambda snapshot: schedule(snapshot, memory)
+
+
+def _run(trace: Trace, nodes: tuple[NodeFacts, ...], setup: Setup, control: bool, progress: Progress) -> Outcome:
+    if control:
+        return through_control(trace, nodes, setup, progress)
+    return Replay(trace, nodes, setup, deciding(), progress).run()
+
+
+def _setup(asked: SimAsked) -> Setup:
+    policy = load_policy(Path(asked.policy)) if asked.policy else Policy()
+    if asked.limit is not None and asked.limit < 1:
+        raise SpecError("--limit", asked.limit, "write 1 or more jobs")
+    limits = parse_limits(asked.limits)
+    costs = Costs(
+        start_ms=_time("--startup", asked.startup),
+        restart_ms=_time("--restart", asked.restart),
+        checkpoint_ms=_time("--checkpoint", asked.checkpoint, least_ms=1000),
+        mtbf_ms=_time("--failures", asked.failures, least_ms=60_000) if asked.failures else 0,
+    )
+    interval_ms = _time("--interval", asked.interval)
+    if interval_ms > INTERVAL_MS_MAX:
+        raise SpecError("--interval", asked.interval, "write a day or less")
+    return Setup(
+        policy=policy,
+        costs=costs,
+        limits=limits,
+        interval_ms=max(1, interval_ms),
+        heartbeat_ms=max(5 * 60_000, interval_ms),
+        seed=asked.seed,
+        known=limits.kind == "exact",
+    )
+
+
+def _time(option: str, text: str, least_ms: int = 0) -> int:
+    try:
+        ms = duration_ms(text)
+    except ValueError as error:
+        raise SpecError(option, text, str(error)) from None
+    if ms < least_ms:
+        raise SpecError(option, text, f"write {least_ms // 1000}s or more")
+    return ms
+
+
+def _writable(report_file: str) -> Path | None:
+    """Looked at before the simulation, which may take minutes."""
+    if not report_file:
+        return None
+    out = Path(report_file)
+    if out.is_dir() or not out.parent.is_dir():
+        raise SpecError("--report", report_file, "name a file in a folder that exists, such as report.html")
+    return out

@@ -1,0 +1,145 @@
+"""Plots as SVG text, in colours that the page defines. Every name that comes from outside is escaped."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+WIDTH: Final = 720
+HEIGHT: Final = 260
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 44
+COLOURS: Final = 8
+"""As many as the page names: --c0 to --c7."""
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """label: what it shows, with its unit. log: by powers of ten; its range then begins above 0."""
+
+    label: str
+    low: float
+    high: float
+    log: bool = False
+    percent: bool = False
+
+    def at(self, value: float) -> float:
+        """0 to 1 along it."""
+        if self.log:
+            low, high = math.log10(self.low), math.log10(self.high)
+            return min(1.0, max(0.0, (math.log10(max(value, self.low)) - low) / (high - low)))
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    def ticks(self) -> list[float]:
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            return [10.0**power for power in range(first, last + 1) if self.low <= 10.0**power <= self.high * 1.0001]
+        step = nice((self.high - self.low) / 5)
+        count = math.floor((self.high - self.low) / step + 1e-9)
+        return [self.low + step * number for number in range(count + 1)]
+
+    def show(self, value: float) -> str:
+        if self.percent:
+            return f"{100 * value:.0f} %"
+        return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
+
+
+def nice(step: float) -> float:
+    """1, 2 or 5 times a power of ten, at least `step`."""
+    if step <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(step))
+    return next((power * factor for factor in (1, 2, 5, 10) if power * factor >= step * 0.999), power * 10)
+
+
+def up_to(values: Iterable[float], least: float = 1.0) -> float:
+    """The end of an axis from 0 that holds all of them."""
+    most = max((value for value in values if math.isfinite(value)), default=least)
+    step = nice(max(most, least) / 5)
+    return step * math.ceil(max(most, least) / step - 1e-9)
+
+
+def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False) -> str:
+    """One line a name, in the page's colours, with a legend where there are several."""
+    parts = [_frame(x, y)]
+    for number, (name, points) in enumerate(lines.items()):
+        if not points:
+            continue
+        path = " ".join(f"{'M' if index == 0 else 'L'}{_x(x, a):.1f},{_y(y, b):.1f}" for index, (a, b) in enumerate(points))
+        if area and number == 0:
+            floor, start, end = _y(y, y.low), _x(x, points[0][0]), _x(x, points[-1][0])
+            parts.append(f'<path class="area f{number % COLOURS}" d="{path} L{end:.1f},{floor:.1f} L{start:.1f},{floor:.1f} Z"/>')
+        parts.append(f'<path class="line s{number % COLOURS}" d="{path}"><title>{escape(name)}</title></path>')
+    return _svg("".join(parts), f"{y.label} over {x.label}") + (legend(list(lines)) if len(lines) > 1 else "")
+
+
+def bar_plot(label: str, rows: Sequence[tuple[str, float, str]], marks: Mapping[str, float] | None = None) -> str:
+    """Horizontal bars of (name, value, what is written behind it). marks: a line across a bar, by name."""
+    high = up_to([*(value for _, value, _ in rows), *(marks or {}).values()], least=1e-9)
+    height, left, room = 22, 170, WIDTH - 170 - 170
+    parts = []
+    for number, (name, value, said) in enumerate(rows):
+        top = TOP + height * number
+        width = max(1.0, room * value / high) if value > 0 else 0.0
+        shown = name if len(name) <= 24 else name[:23] + "…"
+        parts.append(f'<text x="{left - 8}" y="{top + 14}" class="end">{escape(shown)}<title>{escape(name)}</title></text>')
+        parts.append(f'<rect class="f0" x="{left}" y="{top + 3}" width="{width:.1f}" height="{height - 7}" rx="2"/>')
+        parts.append(f'<text x="{left + room + 12}" y="{top + 14}">{escape(said)}</text>')
+        if marks and name in marks:
+            at = left + room * marks[name] / high
+            parts.append(f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{top + height - 1}"/>')
+    parts.append(f'<text x="{left}" y="{TOP + height * len(rows) + 18}" class="axis">{escape(label)}</text>')
+    return _svg("".join(parts), label, TOP + height * len(rows) + 28)
+
+
+def stack_bar(parts: Sequence[tuple[str, float, str, int]]) -> str:
+    """One bar of (name, share of it, what is written of it, number of its colour), with a legend."""
+    shapes, at = [], 0.0
+    for name, share, said, number in parts:
+        width = WIDTH * share
+        shapes.append(
+            f'<rect class="f{number % COLOURS}" x="{at:.2f}" y="4" width="{max(0.0, width):.2f}" height="36">'
+            f"<title>{escape(name)}: {escape(said)}</title></rect>"
+        )
+        at += width
+    return _svg("".join(shapes), "Where every device-second went", 44) + legend(
+        [f"{name} {said}" for name, _, said, _ in parts], [number for *_, number in parts]
+    )
+
+
+def legend(names: Sequence[str], colours: Sequence[int] | None = None) -> str:
+    """Names with the colours of their lines."""
+    numbered = zip(colours or range(len(names)), names, strict=True)
+    items = "".join(f'<li><i class="b{number % COLOURS}"></i>{escape(name)}</li>' for number, name in numbered)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _frame(x: Axis, y: Axis) -> str:
+    parts = []
+    for value in y.ticks():
+        at = _y(y, value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="end" x="{LEFT - 6}" y="{at + 4:.1f}">{escape(y.show(value))}</text>')
+    for value in x.ticks():
+        at = _x(x, value)
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text class="middle" x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(x.show(value))}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis middle" x="{middle:.0f}" y="{HEIGHT - 8}">{escape(x.label)}</text>')
+    centre = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(f'<text class="axis middle" transform="translate(14 {centre:.0f}) rotate(-90)">{escape(y.label)}</text>')
+    return "".join(parts)
+
+
+def _x(axis: Axis, value: float) -> float:
+    return LEFT + axis.at(value) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(axis: Axis, value: float) -> float:
+    return HEIGHT - BOTTOM - axis.at(value) * (HEIGHT - TOP - BOTTOM)
+
+
+def _svg(inside: str, label: str, height: float = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'

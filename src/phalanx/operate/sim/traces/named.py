@@ -1,0 +1,71 @@
+"""Traces by name, below a folder, or by file: which reader reads what."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from phalanx.core.errors import NotFound
+from phalanx.operate.sim.traces import itp, muri, openb, philly, plain, swf
+from phalanx.operate.sim.traces.errors import TraceError
+from phalanx.operate.sim.traces.rows import opened
+from phalanx.operate.sim.traces.trace import Trace
+
+Reader = Callable[[Path], Trace]
+
+_BY_HEAD: Final[Sequence[tuple[Sequence[str], Reader]]] = (
+    (philly.COLUMNS, philly.read),
+    (itp.COLUMNS, itp.read),
+    (muri.COLUMNS, muri.read),
+    (openb.TIMED_COLUMNS, openb.read),
+    (muri.COLUMNS, muri.read),
+    (openb.POD_COLUMNS, openb.read),
+    (plain.COLUMNS, plain.read),
+)
+_FOLDERS: Final[Mapping[str, str]] = MappingProxyType({"philly": "philly/jobs", "openb": "openb/pods_default"})
+"""Short names to the file they mean."""
+
+
+def read_trace(name: str, folder: Path | None) -> Trace:
+    """'philly', 'itp/cluster01', 'muri/trace1', 'openb', 'openb/gpushare40' below `folder`, or a file of any known format. Raises
+    NotFound and TraceError."""
+    return read_file(file_of(name, folder))
+
+
+def file_of(name: str, folder: Path | None) -> Path:
+    """Where a trace is. Raises NotFound."""
+    file = Path(name)
+    return file if file.suffix or file.exists() else _below(name, folder)
+
+
+def read_file(file: Path) -> Trace:
+    """By its ending, or by the columns that its first line names."""
+    if ".swf" in file.suffixes:
+        return swf.read(file)
+    with opened(file) as text:
+        head = text.readline(10_000).strip().split(",")
+    for columns, read in _BY_HEAD:
+        if set(columns) <= set(head):
+            return read(file)
+    known = "; ".join(",".join(columns) for columns, _ in _BY_HEAD)
+    raise TraceError.at(file, 1, ",".join(head)[:120], f"names the columns of no known format; write {known}, or name a .swf file")
+
+
+def _below(name: str, folder: Path | None) -> Path:
+    if folder is None:
+        raise NotFound("trace", name, "is no file; say with --trace-dir where the named traces are, or name a file")
+    first, _, rest = name.partition("/")
+    pods = f"openb/pods_{rest}" if first == "openb" and rest else ""
+    stem = _FOLDERS.get(name) or pods or name
+    found = [path for ending in (".csv.gz", ".csv", ".swf.gz", ".swf") if (path := folder / f"{stem}{ending}").is_file()]
+    if not found:
+        raise NotFound("trace", name, f"is not in {folder}; there {_there(folder)}")
+    return found[0]
+
+
+def _there(folder: Path) -> str:
+    """What people may have meant."""
+    if not folder.is_dir():
+        return "is no such folder"
+    names = sorted(f"{path.parent.name}/{path.name.partition('.')[0]}" for path in folder.glob("*/*.csv*"))
+    return f"are {', '.join(names[:20])}" if names else "is no trace"

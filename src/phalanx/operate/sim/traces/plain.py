@@ -1,0 +1,43 @@
+"""The format to write when no other one fits: a CSV file with the columns submit_s, duration_s, devices, and where they are known
+name, tenant, limit_s, priority (0 to 100), types (as in 'H100|A100-80') and milli (thousandths of one device)."""
+
+from pathlib import Path
+from typing import Final
+
+from phalanx.operate.sim.traces.rows import Row, rows
+from phalanx.operate.sim.traces.trace import Trace, TraceJob
+
+COLUMNS: Final = ("submit_s", "duration_s", "devices")
+
+
+def read(file: Path) -> Trace:
+    """Raises TraceError for a row that is no job, by its line."""
+    return Trace.of(file.name.partition(".")[0], (_job(row) for row in rows(file, COLUMNS))).must_have_jobs(file)
+
+
+def _job(row: Row) -> TraceJob:
+    def given(column: str) -> str:
+        return row.cells.get(column, "")
+
+    milli = row.whole("milli", least=1) if given("milli") else 1000
+    devices = row.whole("devices", least=1)
+    if milli > 1000 or (milli < 1000 and devices > 1):
+        raise row.error("milli", "write 1 to 1000, and less than 1000 only for one device")
+    return TraceJob(
+        name=given("name") or f"job-{row.line}",
+        submit_ms=row.whole("submit_s", scale=1000),
+        duration_ms=row.whole("duration_s", least=1, scale=1000),
+        devices=devices,
+        tenant=given("tenant") or "default",
+        limit_ms=row.whole("limit_s", least=1, scale=1000) if given("limit_s") else None,
+        priority=_priority(row) if given("priority") else 50,
+        types=tuple(part.strip() for part in given("types").split("|") if part.strip()),
+        milli=milli,
+    )
+
+
+def _priority(row: Row) -> int:
+    priority = row.whole("priority")
+    if priority > 100:
+        raise row.error("priority", "write 0 to 100")
+    return priority

@@ -1,0 +1,108 @@
+"""Rows of a trace's file, plain or gzip, each with its line; and its numbers, checked."""
+
+import csv
+import gzip
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Final
+
+from phalanx.core.errors import NotFound
+from phalanx.operate.sim.traces.errors import TraceError
+
+NUMBER_MAX: Final = 10**15
+"""Nothing in a trace is larger: 31,000 years in milliseconds."""
+
+LINE_CHARS_MAX: Final = 100_000
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[IO[str]]:
+    """As text, unpacked where its name ends in .gz. Raises NotFound, and TraceError for what is no such file."""
+    try:
+        raw = gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # noqa: SIM115 (closed with `text` below)
+    except FileNotFoundError:
+        raise NotFound("trace", str(file), "no such file; name one, or say with --trace-dir where the traces are") from None
+    except OSError as error:
+        raise TraceError(file.name, None, f"cannot be read: {error.strerror or error}") from None
+    try:
+        with TextIOWrapper(raw, encoding="utf-8", newline="") as text:
+            yield text
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise TraceError(file.name, None, "is not a whole gzip file; copy it again") from None
+    except UnicodeDecodeError:
+        raise TraceError(file.name, None, "is not UTF-8 text; name a text file, or one packed with gzip") from None
+    except OSError as error:
+        raise TraceError(file.name, None, f"cannot be read: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a CSV file with a head."""
+
+    file: Path
+    line: int
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        return self.cells[column]
+
+    def whole(self, column: str, least: int = 0, scale: int = 1) -> int:
+        """A number times `scale`, rounded. Raises TraceError unless it is `least` or more after that."""
+        return whole(self.file, self.line, column, self.cells[column], least, scale)
+
+    def error(self, column: str, fix: str) -> TraceError:
+        return TraceError.at(self.file, self.line, self.cells[column], f"{column}: {fix}")
+
+
+def whole(file: Path, line: int, column: str, text: str, least: int, scale: int = 1) -> int:
+    """A cell as a whole number. Raises TraceError that names file, line and column."""
+    try:
+        number = int(text) * scale if text.isdecimal() else round(float(text) * scale)
+    except (ValueError, OverflowError):  # not a number; infinity
+        number = None
+    if number is None or (not text.isdecimal() and not math.isfinite(float(text))):
+        raise TraceError.at(file, line, text, f"{column}: write a number")
+    if number < least:
+        raise TraceError.at(file, line, text, f"{column}: write {_bound(least, scale)}")
+    if number > NUMBER_MAX:
+        raise TraceError.at(file, line, text, f"{column}: is absurdly large; write {NUMBER_MAX // scale} or less")
+    return number
+
+
+def _bound(least: int, scale: int) -> str:
+    return "a number above 0" if 0 < least < scale else f"{least // scale} or more"
+
+
+def rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Every row, with at least these columns. Raises TraceError for a head without them, and a row of another length."""
+    with opened(file) as text:
+        reader = csv.reader(text)
+        line = 1
+        try:
+            head = next(reader, [])
+            _check_head(file, head, columns)
+            line = reader.line_num + 1
+            for cells in reader:
+                if cells:
+                    yield _row(file, line, head, cells)
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise TraceError.at(file, line, None, f"is not a row of CSV: {error}") from None
+
+
+def _check_head(file: Path, head: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in head]
+    if missing:
+        fix = f"the head lacks {', '.join(missing)}; the first line names the columns {', '.join(columns)}"
+        raise TraceError.at(file, 1, ",".join(head), fix)
+
+
+def _row(file: Path, line: int, head: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) != len(head):
+        raise TraceError.at(file, line, ",".join(cells), f"has {len(cells)} columns; the head has {len(head)}")
+    return Row(file, line, dict(zip(head, cells, strict=True)))

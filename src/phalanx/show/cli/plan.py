@@ -1,0 +1,79 @@
+"""why, plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.core.errors import SetupError
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption
+
+
+def add(app: typer.Typer) -> None:
+    """Add this subject's commands."""
+    for command in (why, plan):
+        app.command(command.__name__, epilog=EXIT_CODES)(command)
+
+
+def why(
+    job: JobArgument,
+    changes: Annotated[
+        bool, typer.Option("--changes/--no-changes", help="Of a waiting job also its expected start, and what would start it now.")
+    ] = True,
+    save_snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-snapshot", metavar="FILE", help="Also save what was decided from, for `phalanx sim replay`.", show_default=False
+        ),
+    ] = None,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say in one sentence why a job is where it is.
+
+    Of a job that waits also when it is expected to start, and the smallest changes that would start it now.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import WhyView
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.plan_page import why_page
+    from phalanx.show.cli.ranklog import log_command
+
+    with connect(home) as client:
+        view = client.why(job, changes)
+        if save_snapshot is not None:
+            _save(save_snapshot, client.snapshot())
+        emit(output, WhyView, view, lambda: why_page(view, log_command(client.job(job))))
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job spec, in YAML: see docs/job-spec.md.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, e.g. num_nodes=2; VALUE is read as YAML. Repeatable."),
+    ] = None,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say what would happen to a job if it were submitted now. Nothing is submitted.
+
+    Where it would start, what it costs, what its queue would hold; or why it would wait, until when, and what would start it now.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import PlanView
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.overrides import spec_from
+    from phalanx.show.cli.plan_page import plan_page
+
+    spec = spec_from(file, changes or (), Path.cwd())
+    with connect(home) as client:
+        view = client.plan(spec)
+    emit(output, PlanView, view, lambda: plan_page(spec.name, view))
+
+
+def _save(file: Path, text: bytes) -> None:
+    """Raises SetupError. What stands there is replaced."""
+    try:
+        file.write_bytes(text)
+    except OSError as error:
+        raise SetupError("--save-snapshot", str(file), f"cannot be written ({error.strerror}); name another file") from error

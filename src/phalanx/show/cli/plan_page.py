@@ -1,0 +1,97 @@
+"""What people see of decisions: why a job is where it is, and what would be decided."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+
+from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
+from phalanx.show.cli.grid import Grid
+from phalanx.show.cli.job_page import without_echo
+from phalanx.show.cli.output import line, moment, pairs, section
+from phalanx.show.cli.pages import device_word
+
+NODES_SHOWN = 20
+"""Of a placement; -o json has all."""
+
+
+def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
+    """`log`: the command that shows why a rank fell, if one did."""
+    sentence = without_echo(view.sentence)
+    yield line(f"{view.job} is {sentence if sentence.startswith(f'{view.state};') else f'{view.state}: {sentence}'}")
+    if view.eta is not None:
+        yield line(eta_text(view.eta))
+    if view.changes is not None and (view.reason or {}).get("kind") != "never_fits":
+        yield from _changes(view.changes)
+    if log:
+        yield line(f"What it wrote: {log}")
+
+
+def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
+    """A dry run, from what would happen down to what it costs."""
+    place = f"; position {view.position} in its queue" if view.position else ""
+    yield line(f"{name}: {view.sentence}{place}. Nothing was submitted.")
+    if view.eta is not None:
+        yield line(eta_text(view.eta))
+    if view.placed:
+        yield from section("Placement", _placement(view.placed))
+    elif view.answer == "waits":
+        yield from _changes(view.changes)
+    if view.answer == "never":
+        return
+    yield from section("Cost", pairs(_cost(view)))
+    if view.queues:
+        yield from section("Queue", _queues(view))
+    for note in view.notes:
+        yield line(f"({note})", style="dim")
+
+
+def eta_text(eta: EtaView) -> str:
+    """'Expected to start between 14:05 and 15:20 UTC (80 %).' with days where they differ."""
+    low, high = moment(eta.low_ms).removesuffix(" UTC")[:-3], moment(eta.high_ms).removesuffix(" UTC")[:-3]
+    if low == high:
+        return f"Expected to start about {low} UTC (80 %)."
+    until = high[11:] if high[:10] == low[:10] else high
+    return f"Expected to start between {low} and {until} UTC (80 %)."
+
+
+def _changes(changes: Sequence[ChangeView]) -> Iterator[RenderableType]:
+    if not changes:
+        yield line("No single change of its spec would start it now.")
+        return
+    yield line("It would start now with one of these:")
+    for change in changes:
+        yield line(f"  {_change_text(change)}")
+
+
+def _change_text(change: ChangeView) -> str:
+    if not change.value:
+        return f"{change.field} left out (it is {change.was})"
+    return f"{change.field}: {change.value}" + (f" instead of {change.was}" if change.was else "")
+
+
+def _placement(placed: Sequence[PlacedView]) -> RenderableType:
+    rows: list[tuple[str, str, str]] = [
+        (one.node, device_word(one.type), ", ".join(map(str, one.devices))) for one in placed[:NODES_SHOWN]
+    ]
+    if len(placed) > NODES_SHOWN:
+        rows.append((f"and {len(placed) - NODES_SHOWN} more nodes", "", ""))
+    return Grid(("NODE", "TYPE", "DEVICES"), rows)
+
+
+def _cost(view: PlanView) -> Iterator[tuple[str, object]]:
+    yield "Devices", f"{view.num_devices} x {device_word(view.type)}" if view.type else view.num_devices
+    yield "An hour", "-" if view.cost_per_hour is None else f"{view.cost_per_hour:,.2f} {view.currency}"
+    if view.cost_of_limit is not None:
+        yield "To max_duration", f"{view.cost_of_limit:,.2f} {view.currency}"
+    if view.evicts:
+        yield "Ends for it", ", ".join(view.evicts)
+
+
+def _queues(view: PlanView) -> RenderableType:
+    head = ("QUEUE", "HOLDS", "WITH IT", "QUOTA", "LIMIT", "BUDGET SPENT")
+    return Grid(head, (_queue_row(one) for one in view.queues), right=("HOLDS", "WITH IT", "QUOTA", "LIMIT"))
+
+
+def _queue_row(one: QueueEffectView) -> tuple[object, ...]:
+    quota, limit = ("-" if bound is None else bound for bound in (one.quota, one.limit))
+    return one.queue, one.held, one.after, quota, limit, one.budget or "-"

@@ -1,0 +1,99 @@
+"""What the policy keeps: devices booked for a queue, and spare nodes for repairs."""
+
+from dataclasses import replace
+
+from phalanx.core.policy import Booking, Policy, Preemption, Queue
+from phalanx.core.reasons import Kept
+from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler.plan import Start
+from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
+from tests.decide.scheduler.closed_loop import ALL, HOUR, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
+from tests.decide.scheduler.test_kept import decided, limited, reason, runs, where
+
+UTC_NOW = "1970-01-05T04:00Z"  # NOW
+AT_6 = "1970-01-05T06:00Z"
+AT_8 = "1970-01-05T08:00Z"
+
+
+def booked(start: str, end: str, devices: int = 16) -> Policy:
+    one = Booking(queue="vip", devices=f"H100:{devices}", start=start, end=end)
+    return Policy(bookings={"launch": one}, queues={"vip": Queue(), "vip-child": Queue(parent="vip")})
+
+
+def test_booked_devices_are_their_queues_and_before_only_for_what_ends_in_time() -> None:
+    nodes = fleet(3)
+    for limit_ms, starts in ((2 * HOUR, True), (2 * HOUR + 1, False), (None, False)):
+        plan = decided(nodes, [], limited("next", limit_ms, 8, 2), policy=booked(AT_6, AT_8))
+        assert (where(plan, "next") is not None) is starts
+        if not starts:
+            said = reason(plan, "next")
+            assert isinstance(said, Kept) and said.what == "the booking 'launch'" and said.until_ms == NOW + 4 * HOUR
+    assert where(decided(nodes, [], facts("next", 8), policy=booked(AT_6, AT_8)), "next") == ["n02"], "one is not booked"
+    now = booked(UTC_NOW, AT_8)
+    assert where(decided(nodes, [], limited("next", MINUTE, 8, 2), policy=now), "next") is None
+    for queue in ("vip", "vip-child"):
+        assert where(decided(nodes, [], facts("theirs", 8, 2, queue=queue), policy=now), "theirs") is not None
+    assert where(decided(nodes, [], facts("next", 8, 3), policy=booked("1970-01-05T02:00Z", "1970-01-05T03:59Z")), "next")
+
+
+def test_what_the_queue_holds_of_its_booking_is_not_kept_twice() -> None:
+    running = [gang("theirs", (0, ALL), (1, ALL), priority=STANDARD, queue="vip-child")]
+    plan = decided(fleet(3, held=running), running, facts("next", 8), policy=booked(UTC_NOW, AT_8))
+    assert where(plan, "next") == ["n02"]
+    assert plan.reservations == ()
+
+
+def test_a_booking_far_away_keeps_nothing_from_what_may_be_ended_then() -> None:
+    policy = booked("1970-01-09T04:00Z", "1970-01-10T04:00Z", 24)
+    assert where(decided(fleet(3), [], facts("next", 8), policy=policy), "next") is not None
+    stays = replace(facts("stays", 8), preemptible=False)
+    assert isinstance(reason(decided(fleet(3), [], stays, policy=policy), "stays"), Kept)
+
+
+def test_when_a_booking_begins_others_are_ended_for_its_queue() -> None:
+    running = [gang("other", (0, ALL), (1, ALL), priority=STANDARD), gang("theirs", (2, ALL), priority=STANDARD, queue="vip")]
+    nodes = fleet(3, held=running)
+    plan = decided(nodes, running, facts("launch", 8, queue="vip"), policy=booked(UTC_NOW, AT_8))
+    assert [(evicted.job, evicted.cause) for evicted in plan.evictions] == [("other", "booking")]
+    assert decided(nodes, running, facts("launch", 8, 2, queue="vip"), policy=booked(UTC_NOW, AT_8)).evictions == (), "8 are left"
+    assert decided(nodes, running, facts("launch", 8, queue="vip"), policy=booked(AT_6, AT_8)).evictions == (), "not yet"
+
+
+def test_no_more_is_ended_for_a_booking_than_is_booked() -> None:
+    """Of two jobs that ask at once, and of one that asks while the other waits for what it was promised."""
+    policy = replace(booked("1970-01-05T00:00Z", AT_8, 8), preemption=Preemption(reclaim=False))
+    for at_once in (True, False):
+        loop = Loop(fleet(2), policy, stops_ms=lambda _: 5 * MINUTE)
+        loop.running = [runs(f"b-{node}", node) for node in range(2)]
+        loop.submit(facts("a-1", queue="a"))
+        if not at_once:
+            loop.step()
+        loop.submit(facts("a-2", queue="a"))
+        loop.steps(20)
+        assert [cause for _, _, cause in loop.evicted] == ["booking"]
+        assert loop.where("a-1") and not loop.where("a-2")
+
+
+def test_a_booking_of_more_than_there_is_or_of_another_type_breaks_nothing() -> None:
+    assert where(decided(fleet(2), [], facts("next", 8), policy=booked(AT_6, AT_8, 4_000)), "next") is None
+    elsewhere = Policy(bookings={"b": Booking(queue="vip", devices="B200:8", start=AT_6, end=AT_8)})
+    assert where(decided(fleet(2), [], facts("next", 8), policy=elsewhere), "next") is not None
+
+
+def test_spare_nodes_are_for_repairs() -> None:
+    policy = Policy(spares={"H100": 1, "B200": 2})
+    plan = decided(fleet(2), [], facts("next", 8, 2), policy=policy)
+    said = reason(plan, "next")
+    assert isinstance(said, Kept) and said.what.startswith("repairs")
+    (kept,) = plan.reservations
+    assert (kept.job, kept.what, len(kept.placement.slices)) == (None, said.what, 1)
+    repair = PendingJob(facts("next", 8, 2), repair=True)
+    (decision,) = schedule(Snapshot(NOW, fleet(2), (), (repair,), policy)).decisions
+    assert isinstance(decision, Start)
+
+
+def test_spares_come_together_again() -> None:
+    """The one node that is not spare is busy, and the spare was used: what comes free first becomes it."""
+    running = [gang("r", (0, range(6)), priority=STANDARD), gang("s", (1, range(2)), priority=STANDARD)]
+    plan = decided(fleet(2, held=running), running, facts("one", 1), policy=Policy(spares={"H100": 1}))
+    assert where(plan, "one") == ["n00"]

@@ -1,0 +1,195 @@
+"""Predicted starts: what counting says, what is learnt of how far it is off, and that 80 % of starts fall inside."""
+
+import math
+import random
+from dataclasses import replace
+
+from phalanx.core import wire
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.reasons import Backoff, Dependencies, NeverFits, NoRoom, OverLimit, Reason
+from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait, history
+from phalanx.decide.scheduler.eta import predict
+from phalanx.decide.scheduler.history import CLASSES_MAX, History
+from phalanx.decide.scheduler.lessons import Lessons
+from phalanx.decide.scheduler.turnover import likely_waits
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+NOW = 1_000 * HOUR
+
+
+def node(count: int = 8, free: int = 0) -> NodeFacts:
+    return NodeFacts(NodeId("a"), tuple((index, "H100") for index in range(count)), tuple(range(free)), 64, 64, 2**40, 2**40, True)
+
+
+def facts(name: str, count: int = 1, expected_ms: int | None = None, limit_ms: int | None = None, queue: str = "q") -> JobFacts:
+    shape = Shape(DeviceRequest((), count))
+    return JobFacts(JobId(name), shape, queue=queue, submitted_ms=NOW, expected_ms=expected_ms, limit_ms=limit_ms)
+
+
+def gang(name: str, devices: tuple[int, ...], placed_ms: int, **known: int | None) -> RunningJob:
+    job = facts(name, len(devices), known.get("expected_ms"), known.get("limit_ms"))
+    return RunningJob(job, AttemptId(f"{name}.1"), Placement((NodeSlice(NodeId("a"), devices),)), placed_ms)
+
+
+def waits(*jobs: JobFacts) -> Plan:
+    return Plan(tuple(Wait(job.job, NoRoom(1, 0, 8), number + 1) for number, job in enumerate(jobs)))
+
+
+def snapshot(running: tuple[RunningJob, ...], *pending: JobFacts, told: History | None = None, free: int = 0) -> Snapshot:
+    return Snapshot(NOW, (node(free=free),), running, tuple(PendingJob(job) for job in pending), history=told or History())
+
+
+def after_all(found: Snapshot, plan: Plan) -> dict[str, float]:
+    return {job: waits[0] / HOUR for job, waits in likely_waits(found, plan).items()}
+
+
+def test_known_ends_say_when_each_of_the_line_starts() -> None:
+    """Two gangs of four end in one and in three hours; the first of the line takes the first hole, the next the other one."""
+    running = (gang("r-1", (0, 1, 2, 3), NOW - HOUR, expected_ms=2 * HOUR), gang("r-2", (4, 5, 6, 7), NOW, expected_ms=3 * HOUR))
+    line = [facts(f"j-{number}", 4, expected_ms=10 * HOUR) for number in range(3)]
+    at = after_all(snapshot(running, *line), waits(*line))
+    assert 0.7 < at["j-0"] < 1.4
+    assert 2.2 < at["j-1"] < 4.0
+    assert 10 < at["j-2"] < 16, "it follows the first, which runs for ten hours"
+
+
+def test_a_gang_is_over_at_its_limit() -> None:
+    told = History()
+    for _ in range(50):
+        told = history.ran(told, "q", 8, 100 * HOUR, None)
+    job = facts("j-1", 8)
+    unlimited = after_all(snapshot((gang("r-1", tuple(range(8)), NOW),), job, told=told), waits(job))["j-1"]
+    limited = after_all(snapshot((gang("r-1", tuple(range(8)), NOW, limit_ms=HOUR),), job, told=told), waits(job))["j-1"]
+    assert limited <= 1.4 < 20 < unlimited
+
+
+def test_smaller_jobs_may_pass_larger_ones() -> None:
+    running = tuple(gang(f"r-{index}", (index,), NOW, expected_ms=(index + 1) * HOUR) for index in range(8))
+    big, small = facts("big", 8, expected_ms=50 * HOUR), facts("small", 1, expected_ms=HOUR)
+    in_line, passing = likely_waits(snapshot(running, big, small), waits(big, small))[JobId("small")]
+    assert passing < 2 * HOUR < 8 * HOUR < in_line
+
+
+def test_who_waits_for_its_queue_waits_for_its_queues_gangs() -> None:
+    others = gang("r-1", (0, 1, 2, 3), NOW - HOUR, expected_ms=90 * HOUR)
+    own = replace(gang("r-2", (4,), NOW, expected_ms=HOUR), facts=facts("r-2", 1, expected_ms=HOUR, queue="small"))
+    job = facts("j-1", 1, queue="small")
+    plan = Plan((Wait(job.job, OverLimit("small", "*", 1, 1, 1), 1),))
+    assert after_all(snapshot((others, own), job), plan)["j-1"] < 1.4
+
+
+def test_nothing_is_said_of_jobs_that_wait_for_no_devices() -> None:
+    jobs = [facts(f"j-{number}") for number in range(3)]
+    reasons: tuple[Reason, ...] = (NeverFits("x", "1", "0", "y"), Dependencies((JobId("z"),)), Backoff(90_000, 1, 1, ""))
+    plan = Plan(tuple(Wait(job.job, reason, None) for job, reason in zip(jobs, reasons, strict=True)))
+    etas = predict(snapshot((), *jobs), plan)
+    assert set(etas) == {"j-2"}
+    assert etas[JobId("j-2")].likely_ms >= NOW
+    assert etas[JobId("j-2")].low_ms <= NOW + 90_000 <= etas[JobId("j-2")].high_ms
+
+
+def test_an_interval_begins_now_at_the_earliest_and_only_those_asked_for_get_one() -> None:
+    line = [facts(f"j-{number}", 4) for number in range(5)]
+    found, plan = snapshot((gang("r-1", tuple(range(8)), NOW - HOUR),), *line), waits(*line)
+    etas = predict(found, plan)
+    assert all(NOW <= eta.low_ms <= eta.high_ms for eta in etas.values())
+    assert predict(found, plan, {JobId("j-3")}) == {JobId("j-3"): etas[JobId("j-3")]}
+
+
+def test_a_history_travels_as_json_and_stays_small() -> None:
+    told = History()
+    for number in range(2 * CLASSES_MAX):
+        told = history.ran(told, f"queue-{number}", 1, HOUR, 2 * HOUR)
+    assert len(told.runs) == len(told.ratios) == CLASSES_MAX
+    assert wire.loads(History, wire.dumps(History, told)) == told
+    assert f"queue-{2 * CLASSES_MAX - 1}/s" in told.runs, "the newest is kept"
+
+
+def test_bins_hold_what_belongs_there() -> None:
+    assert history.run_bin(0) == history.run_bin(1_000) == 0
+    assert history.run_bin(10**15) == history.RUN_BINS - 1
+    assert history.ratio_bin(1.0) == history.ratio_bin(7.0) == history.RATIO_BINS - 1
+    assert history.ratio_bin(0.0) == 0
+    assert history.miss_bin(5_000, 5_000) == history.MISS_BINS // 2
+    assert history.miss_bin(0, 10**15) == history.MISS_BINS - 1
+
+
+def test_a_job_is_judged_by_what_was_shown_first_and_one_that_starts_at_once_by_nothing() -> None:
+    lessons = Lessons()
+    job = facts("j-1", 8)
+    running = (gang("r-1", tuple(range(8)), NOW - HOUR, expected_ms=2 * HOUR),)
+    first = snapshot(running, job)
+    lessons.decided(first, waits(job))
+    shown = lessons.history
+    lessons.decided(replace(first, now_ms=NOW + MINUTE), waits(job))
+    assert lessons.history == shown, "shown again is not shown first"
+    outcome = lessons.started(JobId("j-1"), NOW + HOUR)
+    assert outcome is not None
+    assert outcome.shown.at_ms == NOW
+    assert outcome.is_inside
+    assert (lessons.history.scored, lessons.history.covered) == (1, 1)
+    assert lessons.started(JobId("never-shown"), NOW) is None
+
+
+def test_who_has_not_started_by_the_end_of_its_interval_is_missed_at_once_and_only_once() -> None:
+    lessons, job = Lessons(), facts("j-1", 8)
+    found = snapshot((gang("r-1", tuple(range(8)), NOW - HOUR, expected_ms=2 * HOUR),), job)
+    lessons.decided(found, waits(job))
+    before = lessons.history.level
+    lessons.decided(replace(found, now_ms=NOW + 5_000 * HOUR), waits(job))
+    assert (lessons.history.scored, lessons.history.covered) == (1, 0)
+    assert lessons.history.level > before, "those to come are wider"
+    outcome = lessons.started(JobId("j-1"), NOW + 5_001 * HOUR)
+    assert outcome is not None
+    assert not outcome.is_inside
+    assert lessons.history.scored == 1
+
+
+def test_a_cancelled_job_teaches_nothing() -> None:
+    lessons, job = Lessons(), facts("j-1", 8)
+    found = snapshot((gang("r-1", tuple(range(8)), NOW),), job)
+    lessons.decided(found, waits(job))
+    lessons.forget(JobId("j-1"))
+    lessons.decided(replace(found, now_ms=NOW + 10**12, pending=()), Plan(()))
+    assert lessons.history.scored == 0
+
+
+def test_eight_of_ten_starts_fall_inside_intervals_that_are_not_endless() -> None:
+    """One machine of eight, a line that comes and goes, run times over four orders of magnitude that nobody is told."""
+    draw, lessons, now_ms = random.Random(7), Lessons(), NOW
+    ends: list[tuple[int, JobFacts, int]] = []
+    line: list[tuple[JobFacts, int]] = []
+    outcomes = []
+    for number in range(900):
+        now_ms += round(draw.expovariate(1 / (7 * MINUTE)))
+        size = draw.choice((1, 1, 1, 2, 4))
+        line.append((facts(f"j-{number}", size), round(math.exp(draw.gauss(math.log(15 * MINUTE), 1.3)))))
+        for end in [one for one in ends if one[0] <= now_ms]:
+            ends.remove(end)
+            lessons.ended(end[1], end[2])
+        free = 8 - sum(job.shape.num_devices for _, job, _ in ends)
+        while line and line[0][0].shape.num_devices <= free:
+            job, ran_ms = line.pop(0)
+            free -= job.shape.num_devices
+            ends.append((now_ms + ran_ms, job, ran_ms))
+            outcomes.append(lessons.started(job.job, now_ms))
+        running = tuple(
+            RunningJob(job, AttemptId("x"), Placement((NodeSlice(NodeId("a"), tuple(range(job.shape.num_devices))),)), end - ran)
+            for end, job, ran in ends
+        )
+        found = replace(snapshot(running, *(job for job, _ in line), told=lessons.history, free=free), now_ms=now_ms)
+        lessons.decided(found, waits(*(job for job, _ in line)))
+    judged = [one for one in outcomes if one is not None]
+    waited = sorted(one.started_ms - one.shown.at_ms for one in judged)
+    widths = sorted(one.width_ms for one in judged)
+    assert len(judged) > 300
+    assert sum(one.is_inside for one in judged) / len(judged) >= 0.80
+    assert widths[len(widths) // 2] < 4 * waited[len(waited) // 2]
+
+
+def test_starts_of_the_same_plan_hold_devices_too() -> None:
+    starting, job = facts("s-1", 8, expected_ms=5 * HOUR), facts("j-1", 8)
+    plan = Plan((Start(starting.job, Placement((NodeSlice(NodeId("a"), tuple(range(8))),))), *waits(job).decisions))
+    assert 4 < after_all(snapshot((), starting, job, free=8), plan)["j-1"] < 7

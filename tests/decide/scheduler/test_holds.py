@@ -1,0 +1,38 @@
+"""What gangs hold is the same, whether counted anew or from what came and went since the last time."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
+from phalanx.core.ids import JobId, NodeId, attempt_id
+from phalanx.decide.scheduler import JobFacts, NodeFacts, RunningJob, Shape
+from phalanx.decide.scheduler.ground import survey
+from phalanx.decide.scheduler.holds import Holds
+
+NODE = NodeFacts(NodeId("n1"), tuple((index, "H100") for index in range(8)), tuple(range(8)), 64.0, 64.0, 2**40, 2**40, True)
+GROUND = survey((NODE,))
+
+
+def gang(number: int, count: int, queue: str) -> RunningJob:
+    job = JobId(f"job-{number}")
+    shape = Shape(DeviceRequest((), count), cpus=2.0)
+    placement = Placement((NodeSlice(NODE.node, tuple(range(count))),))
+    return RunningJob(JobFacts(job, shape, queue), attempt_id(job, 1), placement, 0)
+
+
+def test_amounts_by_queue_and_type() -> None:
+    leaving = replace(gang(3, 4, "b"), stopping=True, evicted_for=JobId("x-1"), keeps=Placement((NodeSlice(NODE.node, (0,)),)))
+    found = Holds().of((gang(1, 2, "a"), gang(2, 1, "a"), leaving), GROUND)
+    assert found == {("a", "", "H100"): (3000, 4000, 0, 0, 2), ("b", "", "H100"): (1000, 500, 0, 3000, 1)}
+
+
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=8))
+def test_what_came_and_went_gives_the_same_as_all_anew(rounds: list[list[int]]) -> None:
+    """Some gangs stay, some go and come again as other objects."""
+    kept = Holds()
+    alive = {number: gang(number, 1 + number % 4, "abc"[number % 3]) for number in range(0, 10, 2)}
+    for numbers in rounds:
+        running = tuple(alive.get(number) or gang(number, 1 + number % 4, "abc"[number % 3]) for number in numbers)
+        assert kept.of(running, GROUND) == Holds().of(running, GROUND)

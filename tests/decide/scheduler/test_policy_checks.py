@@ -1,0 +1,68 @@
+"""What a policy promises, the fleet must have."""
+
+from typing import Any
+
+import pytest
+
+from phalanx.core.policy_parse import parse_policy
+from phalanx.decide.scheduler.policy_checks import problems
+
+FLEET = {"H100": 64, "T4": 8}
+CELLS = {("H100", "node"): 8, ("H100", "rack"): 2}
+BOOKED = {"queue": "a", "start": "2026-12-01T09:00Z", "end": "2026-12-01T12:00Z"}
+LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "found"),
+    [
+        ({}, None),
+        ({"queues": {"a": {"quota": {"H100": 64, "T4": 8}}}}, None),
+        ({"queues": {"a": {"quota": {"*": 72}}}}, None),
+        (
+            {"queues": {"a": {"quota": {"H100": 40}}, "b": {"quota": {"H100": 30}}}},
+            ("queues.a.quota.H100", 40, "70 H100 are guaranteed in all, and the fleet has 64; lower quotas by 6"),
+        ),
+        (
+            {"queues": {"o": {}, "a": {"parent": "o", "quota": {"H100": 40}}, "b": {"parent": "o", "quota": {"H100": 41}}}},
+            ("queues.b.quota.H100", 41, "81 H100 are guaranteed in all, and the fleet has 64; lower quotas by 17"),
+        ),
+        ({"queues": {"o": {"quota": {"H100": 64}}, "a": {"parent": "o", "quota": {"H100": 64}}}}, None),
+        (
+            {"queues": {"a": {"quota": {"*": 40}}, "b": {"quota": {"H100": 40}}}},
+            ("queues.a.quota.*", 40, "80 devices are guaranteed in all, and the fleet has 72; lower quotas by 8"),
+        ),
+        ({"queues": {"a": {"quota": {"B200": 1}}}}, ("queues.a.quota.B200", 1, "the fleet has none; it has H100, T4")),
+        ({"queues": {"a": {"quota": {"B200": 0}, "limit": {"B200": 8}}}}, None),
+        ({"queues": {"a": {"cells": {"type": "H100", "count": 8}}}}, None),
+        (
+            {"queues": {"a": {"cells": {"type": "H100", "count": 5}}, "b": {"cells": {"type": "H100", "count": 4}}}},
+            ("queues.b.cells.count", 4, "9 nodes of H100 are guaranteed by now, and the fleet has 8; lower the count"),
+        ),
+        (
+            {"queues": {"a": {"cells": {"type": "H100", "count": 3, "tier": "rack"}}}},
+            ("queues.a.cells.count", 3, "3 racks of H100 are asked for, and the fleet has 2; lower the count"),
+        ),
+        ({"bookings": {"x": {**BOOKED, "devices": "H100:64"}}}, None),
+        (
+            {"bookings": {"x": {**BOOKED, "devices": "H100:65"}}},
+            ("bookings.x.devices", "H100:65", "the fleet has 64 H100 devices; book fewer"),
+        ),
+        (
+            {"bookings": {"x": {**BOOKED, "devices": "H100:40"}, "y": {**BOOKED, "devices": "H100:40"}}},
+            ("bookings.y.devices", "H100:40", "the fleet has 64 H100 devices besides the 40 booked at the same time; book fewer"),
+        ),
+        (
+            {"bookings": {"x": {**BOOKED, "devices": "H100:40"}, "y": {**LATER, "devices": "H100:40"}}},
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_promises_that_the_fleet_cannot_keep(policy: dict[str, Any], found: tuple[str, object, str] | None) -> None:
+    said = list(problems(parse_policy(policy), FLEET, CELLS))
+    assert said == ([] if found is None else [found])
+
+
+def test_an_empty_fleet_refuses_nothing() -> None:
+    policy = parse_policy({"queues": {"a": {"quota": {"H100": 64}, "parent": ""}, "b": {"cells": {"type": "H100", "count": 5}}}})
+    assert list(problems(policy, {}, {})) == []

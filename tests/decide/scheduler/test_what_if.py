@@ -1,0 +1,147 @@
+"""What would start a waiting job now: each change is tried again on the real scheduler, and harms nobody."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.policy import Policy, Preemption, Queue
+from phalanx.core.reasons import Behind, Geometry, NoRoom, OverLimit
+from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Start, Wait, schedule
+from phalanx.decide.scheduler.dry_run import DRY, dry_run
+from phalanx.decide.scheduler.what_if import Change, changes
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR
+CALM = Policy(preemption=Preemption(enabled=False, reclaim=False))
+
+
+def node(name: str, count: int = 8, kind: str = "H100", free: int = 8, **labels: str) -> NodeFacts:
+    devices = tuple((index, kind) for index in range(count))
+    left = tuple(range(count - free, count))
+    return NodeFacts(NodeId(name), devices, left, 64, 64, 2**40, 2**40, True, labels=labels)
+
+
+def job(name: str, sequence: int, count: int = 8, num_nodes: int = 1, limit_ms: int | None = None, **shape: object) -> PendingJob:
+    wanted = replace(Shape(DeviceRequest(("H100",), count), num_nodes), **shape)  # type: ignore[arg-type]
+    return PendingJob(JobFacts(JobId(name), wanted, submitted_ms=NOW - 1000 + sequence, sequence=sequence, limit_ms=limit_ms))
+
+
+def gang(name: str, held: dict[str, int], limit_ms: int | None = None) -> RunningJob:
+    slices = tuple(NodeSlice(NodeId(node), tuple(range(count))) for node, count in held.items())
+    count = next(iter(held.values()))
+    facts = JobFacts(JobId(name), Shape(DeviceRequest(("H100",), count), len(held)), limit_ms=limit_ms)
+    return RunningJob(facts, AttemptId(f"{name}.1"), Placement(slices), NOW - HOUR // 2)
+
+
+def tried(snapshot: Snapshot, name: str) -> dict[str, Change]:
+    """By field. Each one, written into the job, makes the real scheduler start it, and all others that start do so all the same."""
+    found = changes(snapshot, JobId(name))
+    before = {one.job: one for one in schedule(snapshot).decisions}
+    for change in found:
+        pending = tuple(change.job if one.facts.job == name else one for one in snapshot.pending)
+        after = {one.job: one for one in schedule(replace(snapshot, pending=pending)).decisions}
+        assert isinstance(after[JobId(name)], Start), change
+        assert all(isinstance(after[other], Start) for other, one in before.items() if isinstance(one, Start))
+    return {change.field: change for change in found}
+
+
+def values(found: dict[str, Change]) -> list[tuple[str, str, str]]:
+    return [(change.field, change.value, change.was) for change in found.values()]
+
+
+def test_fewer_nodes_is_the_most_that_fit_and_comes_before_fewer_devices() -> None:
+    fleet = (node("a"), node("b"), node("c", free=4), node("d", free=4))
+    snapshot = Snapshot(NOW, fleet, (gang("r", {"c": 4, "d": 4}),), (job("j-1", 1, 8, 4),), CALM)
+    assert values(tried(snapshot, "j-1")) == [("num_nodes", "2", "4"), ("resources.gpus", "H100:4", "H100:8")]
+
+
+def test_another_type_counts_as_less_of_a_change_than_fewer_nodes() -> None:
+    fleet = (node("a", free=0), node("t-1", kind="A100-80"), node("t-2", kind="A100-80"))
+    snapshot = Snapshot(NOW, fleet, (gang("r", {"a": 8}),), (job("j-1", 1, 8),), CALM)
+    assert values(tried(snapshot, "j-1")) == [("resources.gpus", "A100-80:8", "H100:8")]
+
+
+def test_a_shorter_limit_lets_it_end_before_the_head_starts() -> None:
+    """The head waits for both nodes, which it has when the gang reaches its limit in half an hour."""
+    fleet = (node("a", free=0), node("b"))
+    head, behind = job("head-1", 1, 8, 2, HOUR), job("j-2", 2, 8, limit_ms=2 * HOUR)
+    snapshot = Snapshot(NOW, fleet, (gang("r", {"a": 8}, HOUR),), (head, behind), CALM)
+    decided = {one.job: one for one in schedule(snapshot).decisions}
+    wait = decided[JobId("j-2")]
+    assert isinstance(wait, Wait)
+    assert isinstance(wait.reason, Behind)
+    change = tried(snapshot, "j-2")["max_duration"]
+    assert change.was == "2h"
+    assert change.value.endswith("m")
+    assert 25 <= int(change.value[:-1]) <= 30
+
+
+def test_another_queue_with_room_in_it() -> None:
+    policy = replace(CALM, queues={"full": Queue(limit={"H100": 8}), "open": Queue(), "tiny": Queue(limit={"H100": 1})})
+    running = replace(gang("r", {"a": 8}), facts=replace(gang("r", {"a": 8}).facts, queue="full"))
+    asked = job("j-1", 1, 8)
+    asked = replace(asked, facts=replace(asked.facts, queue="full"))
+    snapshot = Snapshot(NOW, (node("a", free=0), node("b")), (running,), (asked,), policy)
+    (wait,) = schedule(snapshot).decisions
+    assert isinstance(wait, Wait)
+    assert isinstance(wait.reason, OverLimit)
+    assert values(tried(snapshot, "j-1")) == [("queue", "open", "full")]
+
+
+def test_where_it_may_lie() -> None:
+    """Two racks of two nodes; one node of each is free. So nothing in one rack, and nothing in the zone."""
+    fleet = (
+        node("a", free=0, rack="1", block="x"), node("b", rack="1", block="x"),
+        node("c", free=0, rack="2", block="x"), replace(node("d", rack="2", block="x"), spot=False),
+    )  # fmt: skip
+    running = (gang("r", {"a": 8}), gang("s", {"c": 8}))
+    snapshot = Snapshot(NOW, fleet, running, (job("j-1", 1, 8, 2, within="rack"),), CALM)
+    (wait,) = schedule(snapshot).decisions
+    assert isinstance(wait, Wait)
+    assert wait.reason == Geometry(asked=16, free=16, largest=8, tier="rack", each=8)
+    assert wait.reason.sentence() == (
+        "waits for devices that lie together: 16 are free, but of the 16 asked for at once only 8 in one rack"
+    )
+    assert values(tried(snapshot, "j-1"))[0] == ("placing.within", "block", "rack")
+    on_spot = tuple(replace(one, spot=one.node == "b") for one in fleet)
+    snapshot = Snapshot(NOW, on_spot, running, (job("j-1", 1, 8, 2),), CALM)
+    assert values(tried(snapshot, "j-1"))[0] == ("placing.spot", "allow", "never")
+    labelled = tuple(replace(one, labels={**one.labels, "zone": "eu" if one.node == "b" else "us"}) for one in fleet)
+    snapshot = Snapshot(NOW, labelled, running, (job("j-1", 1, 8, 2, where=(("zone", "us"),)),), CALM)
+    assert values(tried(snapshot, "j-1"))[0] == ("placing.where.zone", "", "us")
+
+
+def test_a_smaller_share_of_a_device() -> None:
+    held = replace(node("a", 1, free=0), shares=(), device_memory_bytes=80 * 2**30)
+    asked = job("j-1", 1, 1)
+    asked = replace(asked, facts=replace(asked.facts, shape=Shape(DeviceRequest(("H100",), 1, 600))))
+    from phalanx.decide.scheduler.snapshot import Share
+
+    part = replace(held, shares=(Share(0, 500, 40 * 2**30),))
+    snapshot = Snapshot(NOW, (part,), (), (asked,), CALM)
+    assert values(tried(snapshot, "j-1")) == [("resources.gpus", "H100:0.5", "H100:0.6")]
+
+
+def test_nothing_is_said_where_nothing_helps_or_nothing_is_wrong() -> None:
+    full = Snapshot(NOW, (node("a", free=0),), (gang("r", {"a": 8}),), (job("j-1", 1, 8),), CALM)
+    assert changes(full, JobId("j-1")) == ()
+    assert changes(replace(full, nodes=(node("a"),), running=()), JobId("j-1")) == (), "it starts as it is"
+    closed = replace(full.pending[0], unmet=(JobId("other-1"),))
+    assert changes(replace(full, pending=(closed,)), JobId("j-1")) == (), "it waits for another job"
+    with pytest.raises(KeyError):
+        changes(full, JobId("nobody-7"))
+
+
+def test_a_dry_run_is_decided_behind_all_that_wait_and_submits_nothing() -> None:
+    snapshot = Snapshot(NOW, (node("a"),), (), (job("j-1", 1, 8),), CALM)
+    late = dry_run(snapshot, job("mine", 1, 4).facts)
+    assert isinstance(late.decision, Wait)
+    assert late.decision.job == DRY
+    assert isinstance(late.decision.reason, NoRoom)
+    assert late.eta is not None
+    alone = dry_run(replace(snapshot, pending=()), job("mine", 1, 4).facts)
+    assert isinstance(alone.decision, Start)
+    assert alone.decision.placement.world_size == 4
+    assert len(snapshot.pending) == 1

@@ -1,0 +1,106 @@
+"""The figures of a replay, against hand-made histories; and the page, which no name of a trace can break out of."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.policy import Policy
+from phalanx.core.sim_report import SimReport
+from phalanx.operate.sim.replay.account import fair_shares
+from phalanx.operate.sim.replay.cluster import cluster_of
+from phalanx.operate.sim.replay.costs import FREE
+from phalanx.operate.sim.replay.engine import Replay, Setup
+from phalanx.operate.sim.replay.outcome import Outcome
+from phalanx.operate.sim.replay.page import cdf, page
+from phalanx.operate.sim.replay.report import bound, buckets, report, spread
+from phalanx.operate.sim.replay.simulated import deciding
+from phalanx.operate.sim.traces.trace import Trace, TraceJob
+
+MINUTE = 60_000
+
+
+def test_the_figures_of_two_jobs_of_which_one_waits() -> None:
+    found, _ = reported([TraceJob("a", 0, 10 * MINUTE, 8, "x"), TraceJob("b", 4 * MINUTE, 20 * MINUTE, 8, "y")])
+    assert (found.jobs, found.finished, found.devices, found.nodes) == (2, 2, 8, 1)
+    assert found.utilisation == found.allocation == found.allocation_bound == 1.0
+    assert (found.wait.mean, found.wait.p50, found.wait.p99, found.wait.max) == (180.0, 0.0, 360.0, 360.0)
+    assert found.jct.mean == (600 + 26 * 60) / 2
+    assert list(found.wait_by_size) == ["2-8 devices"]
+    assert list(found.wait_by_class) == ["standard"]
+    assert found.tenants["y"].wait.max == 360.0
+    assert found.tenants["x"].gpu_hours == pytest.approx(8 / 6)
+    assert sum(found.ledger.values()) == found.capacity == 8000 * 30 * MINUTE
+
+
+def test_idle_devices_of_nodes_that_the_first_in_line_cannot_use_are_fragments() -> None:
+    """Three of four devices of each node are held, and a job of two waits for one of them."""
+    jobs = [TraceJob(f"a{number}", 0, 10 * MINUTE, 3) for number in range(2)] + [TraceJob("b", MINUTE, MINUTE, 2)]
+    found, _ = reported(jobs, "H100:4x2")
+    assert found.fragmentation_waiting == 1.0
+    assert found.blocked_by.keys() <= {"geometry", "no_room"}
+
+
+def test_no_scheduler_can_hold_more_than_the_bound() -> None:
+    """Two jobs of ten minutes in the first minute, each of the whole fleet, and a last one after twenty: all of that time can be
+    filled, but not a minute before the first, and not by what comes last."""
+    jobs = [TraceJob("a", 0, 10 * MINUTE, 8), TraceJob("b", MINUTE, 4 * MINUTE, 8), TraceJob("c", 20 * MINUTE, MINUTE, 8)]
+    assert bound(Trace.of("t", jobs), 8, 20 * MINUTE) == pytest.approx(14 / 20)
+    assert bound(Trace.of("t", jobs), 16, 20 * MINUTE) == pytest.approx(7 / 20)
+    assert bound(Trace.of("t", jobs), 4, 20 * MINUTE) == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60), st.integers(1, 16)), min_size=2, max_size=25), st.integers(1, 3))
+def test_held_devices_never_exceed_the_bound(rows: list[tuple[int, int, int]], nodes: int) -> None:
+    jobs = [TraceJob(str(at), at * MINUTE, ms * MINUTE, min(devices, 8 * nodes)) for at, ms, devices in rows]
+    even = [replace(job, devices=job.devices if job.devices <= 8 else 16) for job in jobs if nodes > 1 or job.devices <= 8]
+    found, _ = reported(even, f"H100:8x{nodes}")
+    assert found.allocation <= found.allocation_bound + 1e-9
+
+
+def test_percentiles_are_by_nearest_rank() -> None:
+    found = spread(range(1000, 101_000, 1000))
+    assert (found.count, found.mean, found.p50, found.p99, found.max) == (100, 50.5, 50.0, 99.0, 100.0)
+    assert spread([None]).count == 0
+
+
+def test_weighted_max_min_gives_what_one_leaves_to_the_others() -> None:
+    shares = fair_shares({"a": 1, "b": 10, "c": 10}, {"a": 1, "b": 1, "c": 3}, 10)
+    assert shares == {"a": 1, "b": pytest.approx(9 / 4), "c": pytest.approx(27 / 4)}
+
+
+@given(st.lists(st.integers(0, 100_000), min_size=1, max_size=500))
+def test_a_distribution_only_rises_and_ends_at_all(times: list[int]) -> None:
+    points = cdf(times)
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(points))
+    assert points[-1][1] == 1.0
+
+
+def test_means_over_spans_keep_the_integral() -> None:
+    points = buckets([0, 10, 95], [4, 0, 8], 100, 10)
+    assert sum(value for _, value in points) * 10 == pytest.approx(4 * 10 + 8 * 5)
+
+
+def test_the_page_is_one_file_without_scripts_or_network_and_escapes_names() -> None:
+    hostile = "<script>alert(1)</script>"
+    found, outcome = reported([TraceJob(hostile, 0, MINUTE, 8, hostile), TraceJob("b", 0, MINUTE, 8, "b")], name=hostile)
+    text = page(found, outcome, Policy())
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", text)
+    assert text.count("<svg") == text.count("</svg>") == 7
+    for title in ("Held devices over time", "The line over time", "Submission to end", "Where every device-second went", "Tenants"):
+        assert title in text
+    for label in ("share of devices", "hours since the first submission", "share of jobs"):
+        assert label in text
+    assert "prefers-color-scheme:dark" in text
+
+
+def reported(jobs: list[TraceJob], cluster: str = "H100:8x1", name: str = "t") -> tuple[SimReport, Outcome]:
+    trace = Trace.of(name, jobs)
+    outcome = Replay(trace, cluster_of(cluster, trace), Setup(costs=FREE, interval_ms=1), deciding()).run()
+    found = report(outcome, trace, Policy(), policy_name="default", limits="trace", seed=0, wall_s=0.0)
+    return found, outcome

@@ -1,0 +1,82 @@
+"""What `phalanx sim run` does, from its options to the report's file, on the example that people are given."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import NotFound, SpecError
+from phalanx.core.policy_parse import load_policy
+from phalanx.core.sim_report import SimAsked
+from phalanx.decide.scheduler import schedule
+from phalanx.operate.sim.replay.cluster import cluster_of
+from phalanx.operate.sim.replay.costs import Costs
+from phalanx.operate.sim.replay.engine import Replay, Setup
+from phalanx.operate.sim.replay.simulated import deciding, simulate
+from phalanx.operate.sim.traces.named import read_file
+
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "simulate"
+ASKED = SimAsked(trace=str(EXAMPLE / "jobs.csv"), cluster=str(EXAMPLE / "cluster.yaml"), interval="5m", limit=60)
+
+
+def test_the_example_runs_under_its_policy_and_writes_its_page(tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    asked = replace(
+        ASKED, policy=str(EXAMPLE / "policy.yaml"), report=str(tmp_path / "r.html"), limits="estimate", failures="20d", seed=3
+    )
+    found = simulate(asked, lambda over, jobs: done.append((over, jobs)))
+    assert (found.jobs, found.finished, found.never_fitting) == (60, 60, 0)
+    assert (found.devices, found.nodes, found.cluster) == (72, 9, "V100:8x9")
+    assert (found.limits, found.seed, found.interval_s, found.through) == ("estimate", 3, 300.0, "schedule")
+    assert sum(found.ledger.values()) == found.capacity
+    assert found.allocation <= found.allocation_bound
+    assert found.tenants["11cb48"].weight == 2
+    assert done[-1] == (60, 60)
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_same_again_is_the_same() -> None:
+    first, again = (simulate(replace(ASKED, limit=40, failures="5d"), lambda over, jobs: None) for _ in range(2))
+    assert replace(first, wall_s=0, decide_ms=0) == replace(again, wall_s=0, decide_ms=0)
+
+
+def test_through_the_control_plane(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.csv"
+    trace.write_text("submit_s,duration_s,devices,tenant\n0,60,8,a\n10,60,16,b\n20,60,1,a\n")
+    found = simulate(SimAsked(trace=str(trace), cluster="H100:8x2", through_control=True), lambda over, jobs: None)
+    assert (found.through, found.finished) == ("control", 3)
+    assert sum(found.ledger.values()) == found.capacity
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"limit": 0}, "--limit"),
+        ({"interval": "soon"}, "--interval"),
+        ({"interval": "2d"}, "--interval"),
+        ({"checkpoint": "0s"}, "--checkpoint"),
+        ({"failures": "1s"}, "--failures"),
+        ({"startup": "-5"}, "--startup"),
+        ({"limits": "some"}, "--limits"),
+        ({"cluster": "lots"}, "--cluster"),
+        ({"report": "/"}, "--report"),
+        ({"report": "absent/r.html"}, "--report"),
+        ({"policy": "absent.yaml"}, "policy file"),
+    ],
+)
+def test_what_cannot_be_is_named(changes: dict[str, object], field: str) -> None:
+    with pytest.raises((SpecError, NotFound)) as caught:
+        simulate(replace(ASKED, **changes), lambda over, jobs: None)  # type: ignore[arg-type]  # a test's shorthand
+    assert caught.value.field == field
+
+
+def test_what_the_scheduler_remembers_changes_no_decision_of_a_whole_replay() -> None:
+    """With evictions, failures, two queues and quotas: every start at the same time as when each decision is the first one."""
+    trace = read_file(EXAMPLE / "jobs.csv").first(50)
+    policy = load_policy(EXAMPLE / "policy.yaml")
+    setup = Setup(policy=policy, costs=Costs(mtbf_ms=5 * 86_400_000), interval_ms=300_000, seed=5)
+    nodes = cluster_of("V100:8x5", trace)
+    remembering, anew = (Replay(trace, nodes, setup, decide).run() for decide in (deciding(), schedule))
+    assert remembering.starts == anew.starts
+    assert remembering.evictions == anew.evictions
+    assert remembering.ledger == anew.ledger

@@ -1,0 +1,138 @@
+"""Traces of every format become jobs from time 0, and whatever is wrong in a file is named by its line."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import NotFound
+from phalanx.operate.sim.traces import itp, philly, plain, swf
+from phalanx.operate.sim.traces.errors import TraceError
+from phalanx.operate.sim.traces.named import read_file, read_trace
+from phalanx.operate.sim.traces.trace import Trace, TraceJob
+
+PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
+2017-10-09 07:01:55,66.0,1,66.0,11cb48
+2017-10-09 06:13:03,2951.5,8,23612.0,6214e9
+"""
+ITP = "job_id,submission_time,duration,num_gpu\na,120,60,64\nb,100,30,1\n"
+SWF = """; Computer: a made-up machine
+; MaxProcs: 128
+;
+  1     0   10   300   4  -1 -1   4   600 -1 1  7  2 -1 1 -1 -1 -1
+  2    60   -1    -1   8  -1 -1   8   600 -1 5  7  2 -1 1 -1 -1 -1
+  3    90    0   120  -1  -1 -1  16    -1 -1 1  9 -1 -1 1 -1 -1 -1
+"""
+
+
+def test_philly_times_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
+    trace = philly.read(written(tmp_path / "jobs.csv", PHILLY))
+    assert [(job.name, job.submit_ms, job.duration_ms, job.devices, job.tenant) for job in trace.jobs] == [
+        ("philly-3", 0, 2_951_500, 8, "6214e9"),
+        ("philly-2", 2_932_000, 66_000, 1, "11cb48"),
+    ]
+
+
+def test_itp_in_a_gzip_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster09.csv.gz"
+    file.write_bytes(gzip.compress(ITP.encode()))
+    trace = itp.read(file)
+    assert trace.name == "itp/cluster09"
+    assert [(job.name, job.submit_ms, job.duration_ms, job.devices) for job in trace.jobs] == [
+        ("b", 0, 30_000, 1),
+        ("a", 20_000, 60_000, 64),
+    ]
+
+
+def test_swf_jobs_that_never_ran_are_counted_and_unknown_numbers_are_left_out(tmp_path: Path) -> None:
+    trace = swf.read(written(tmp_path / "machine.swf", SWF))
+    assert trace.skipped == 1
+    assert trace.machine_devices == 128
+    assert trace.source == "a made-up machine"
+    first, second = trace.jobs
+    assert (first.name, first.devices, first.duration_ms, first.limit_ms, first.tenant) == ("swf-1", 4, 300_000, 600_000, "group-2")
+    assert (second.name, second.devices, second.submit_ms, second.limit_ms, second.tenant) == ("swf-3", 16, 90_000, None, "user-9")
+
+
+def test_plain_rows_have_everything_that_is_told(tmp_path: Path) -> None:
+    text = "submit_s,duration_s,devices,tenant,limit_s,priority,types,milli\n0,10,1,a,20,75,H100|A100-80,250\n5,1.5,8,,,,,\n"
+    first, second = plain.read(written(tmp_path / "mine.csv", text)).jobs
+    assert (first.tenant, first.limit_ms, first.priority, first.types, first.milli) == ("a", 20_000, 75, ("H100", "A100-80"), 250)
+    assert (second.tenant, second.limit_ms, second.priority, second.types, second.milli) == ("default", None, 50, (), 1000)
+    assert (second.submit_ms, second.duration_ms) == (5_000, 1_500)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "field", "fix"),
+    [
+        ("a.csv", PHILLY + "2017-10-09,ten,1,1,x\n", "a.csv:4", "duration: write a number"),
+        ("a.csv", PHILLY + "2017-10-09,-5,1,1,x\n", "a.csv:4", "duration: write a number above 0"),
+        ("a.csv", PHILLY + "2017-10-09,0,1,1,x\n", "a.csv:4", "duration: write a number above 0"),
+        ("a.csv", PHILLY + "2017-10-09,nan,1,1,x\n", "a.csv:4", "duration: write a number"),
+        ("a.csv", PHILLY + "2017-10-09,inf,1,1,x\n", "a.csv:4", "duration: write a number"),
+        ("a.csv", PHILLY + "2017-10-09,1e300,1,1,x\n", "a.csv:4", "duration: is absurdly large; write 1000000000000 or less"),
+        ("a.csv", PHILLY + "2017-10-09,5,0,1,x\n", "a.csv:4", "num_gpus: write 1 or more"),
+        ("a.csv", PHILLY + "yesterday,5,1,1,x\n", "a.csv:4", "timestamp: write a time such as 2017-10-09 07:01:55"),
+        ("a.csv", PHILLY + "2017-10-09,5,1\n", "a.csv:4", "has 3 columns; the head has 5"),
+        ("a.csv", PHILLY.splitlines()[0] + "\n", "a.csv", "has no job that ran; name a trace with at least one"),
+        ("a.csv", ITP + "c,-1,5,1\n", "a.csv:4", "submission_time: write 0 or more"),
+        ("a.swf", SWF + "4 1 2 3\n", "a.swf:7", "has 4 numbers; a job has 18, -1 for unknown"),
+        ("a.swf", SWF + SWF.splitlines()[3].replace("300", "x"), "a.swf:7", "run time: write a number"),
+        ("a.swf", SWF + SWF.splitlines()[3].replace("300", "-7"), "a.swf:7", "run time: write -1 or more"),
+        ("a.swf", "; nothing\n", "a.swf", "has no job that ran; name a trace with at least one"),
+        (
+            "a.csv",
+            "submit_s,duration_s,devices,milli\n0,1,2,500\n",
+            "a.csv:2",
+            "milli: write 1 to 1000, and less than 1000 only for one",
+        ),
+        ("a.csv", "submit_s,duration_s,devices,priority\n0,1,2,101\n", "a.csv:2", "priority: write 0 to 100"),
+        ("a.csv", "when,what\n1,2\n", "a.csv:1", "names the columns of no known format"),
+        ("a.csv", "", "a.csv:1", "names the columns of no known format"),
+    ],
+)
+def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, file: str, text: str, field: str, fix: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_file(written(tmp_path / file, text))
+    assert caught.value.field == field
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("a.csv.gz", b"not gzip", "is not a whole gzip file"),
+        ("a.csv.gz", gzip.compress((PHILLY + PHILLY.splitlines()[1] + "\n").encode())[:-20], "is not a whole gzip file"),
+        ("a.csv", b"\xff\xfe\x00", "is not UTF-8 text"),
+    ],
+)
+def test_files_that_cannot_be_read_say_so(tmp_path: Path, name: str, content: bytes, fix: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=fix):
+        read_file(tmp_path / name)
+
+
+def test_traces_are_found_by_name_and_what_there_is_is_said(tmp_path: Path) -> None:
+    for folder in ("philly", "itp"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "philly" / "jobs.csv.gz").write_bytes(gzip.compress(PHILLY.encode()))
+    written(tmp_path / "itp" / "cluster09.csv", ITP)
+    assert read_trace("philly", tmp_path).name == "philly"
+    assert read_trace("itp/cluster09", tmp_path).name == "itp/cluster09"
+    assert read_trace(str(tmp_path / "itp" / "cluster09.csv"), None).name == "itp/cluster09"
+    with pytest.raises(NotFound, match=r"there are itp/cluster09, philly/jobs"):
+        read_trace("itp/cluster08", tmp_path)
+    with pytest.raises(NotFound, match="--trace-dir"):
+        read_trace("philly", None)
+    with pytest.raises(NotFound, match="no such file"):
+        read_trace(str(tmp_path / "absent.csv"), None)
+
+
+def test_the_peak_counts_what_overlaps() -> None:
+    jobs = [TraceJob("a", 0, 100, 4), TraceJob("b", 50, 100, 8), TraceJob("c", 100, 10, 2)]
+    assert Trace.of("t", jobs).peak_devices == 12
+
+
+def written(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file

@@ -1,0 +1,62 @@
+"""`phalanx sim run` and `sim replay`: what is handed on, what people and programs see."""
+
+import json
+
+import pytest
+
+from phalanx.show.cli.main import run
+from tests.show.cli.phalanx_under_test import SIM_REPORT, TOOLS
+
+
+def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TOOLS, ["sim", "run", "--trace", "philly", "--trace-dir", "traces", "--report", "r.html"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b[31m" not in out
+    for text in (
+        "philly: 4 jobs over 1.5 days, 3 ended, 1 can never fit",
+        "16 devices on 2 nodes",
+        "62.5% productive of all device time",
+        "70.0% held until the last submission; no scheduler could exceed 75.0%",
+        "2 (priority 2); 0.5 GPU-hours went into stopping, starting again and doing again",
+        "Jain's index 0.990, least to most 0.900",
+        "62.50%",
+        "never fits: asks for 32",
+        "The report is in r.html.",
+    ):
+        assert text in out
+    assert [line.split() for line in out.splitlines() if line.strip().startswith("vision")] == [
+        ["vision", "2", "12", "1.00", "1m", "30s", "1m", "00s", "3m", "00s"]
+    ]
+
+
+def test_programs_get_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TOOLS, ["sim", "run", "--trace", "a.csv", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["trace"] == "a.csv"
+    assert told["ledger"] == {"productive": 5000, "idle": 3000}
+    assert sum(told["ledger"].values()) == told["capacity"]
+    assert told["wait"] == {"count": 3, "mean": 90.0, "p50": 60.0, "p99": 180.0, "max": 180.0}
+    assert told["tenants"]["speech"]["normalised"] is None
+    assert set(told) == set(SIM_REPORT.__dataclass_fields__)
+
+
+def test_both_policies_stand_side_by_side_with_whom_it_touches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TOOLS, ["sim", "replay", "now.json", "--policy", "other.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "ITS OWN POLICY" in out
+    assert "OTHER.YAML" in out
+    assert "now.json, of 2026-09-21 14:13:20 UTC" in out
+    (line,) = [line for line in out.splitlines() if "a-1" in line]
+    assert line.split()[:4] == ["loses", "a-1", "vision", "8"]
+    assert line.endswith("waits for quota")
+
+
+def test_the_other_policy_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TOOLS, ["sim", "replay", "now.json"]) == 2
+    assert "--policy" in capsys.readouterr().err
+
+
+def test_a_trace_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TOOLS, ["sim", "run"]) == 2
+    assert "--trace" in capsys.readouterr().err
