@@ -1,8 +1,8 @@
 """How full a cluster of shared GPUs gets: Alibaba's trace of 2023, pods placed one by one, none ever leaving.
 
-Usage: python benchmarks/openb.py --trace-dir DIR [--mix M ...] [--seeds N] [--only ID] [--quick]. Without --mix all five mixes are
-run; another one is read from DIR/openb/pods_M.csv.gz. --quick: QUICK_SEEDS streams of each. The last line is one JSON object; the
-exit code is 1 when a claim does not hold.
+Usage: python benchmarks/openb.py --trace-dir DIR [--mix M ...] [--seeds N] [--only ID] [--quick] [--through schedule [--every N]].
+Without --mix all five mixes are run; another one is read from DIR/openb/pods_M.csv.gz. --quick: QUICK_SEEDS streams of each. The
+last line is one JSON object; the exit code is 1 when a claim does not hold.
 
 A stream is every pod of the mix, and pods drawn from it with replacement until 130 % of the cluster's GPUs are asked for, shuffled;
 both by the stream's seed. `alloc_100` and `alloc_130`: percent of all GPU-milli that are allocated when 100 % and 130 % were asked
@@ -19,6 +19,14 @@ with other fixed streams than those that it runs with.
 Ours must allocate as much as the issue asks, and reject no more pods of 8 GPUs, of 810 milli, and in all than FGD does: allocation
 can also be gained by turning away what leaves gaps. `seed_s`: CPU time of our policy for one stream, the longest.
 With several mixes the ids end in `@mix`.
+
+`--through schedule` places the pods of one stream, seed 0, by the live scheduler instead, on every 4th node with every 4th pod of
+the mix (`--every 1`: all of them, which takes minutes). Each is a job that waits alone in a snapshot with those before it running,
+decided by `schedule()` under the policy `packing: expected_idle` with a memory. The mix is the history's. `through_schedule`:
+percent of all GPU-milli that it allocates when 130 % were asked for; the peer is the packer on the same stream, and `same`: the
+part of pods that both put on the same GPUs. A job prefers the types that it names in their order, here by name, and so does the
+peer; `any_order`: the packer where pods have no such wish, as above. A pod without a GPU is no job of ours: the packer puts it
+somewhere, and it holds CPUs and memory there.
 """
 
 import argparse
@@ -35,10 +43,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.errors import PhalanxError, UserError
-from phalanx.decide.scheduler.columns import Columns, Node, Pod, popular
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.policy import Policy
+from phalanx.decide.scheduler import JobFacts, PendingJob, RunningJob, Snapshot, Start, schedule
+from phalanx.decide.scheduler.columns import Columns, Node, Pod, Popular, Spot, popular
 from phalanx.decide.scheduler.expected_idle import ExpectedIdle
+from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
+from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
 from phalanx.operate.sim.traces.openb import read_nodes, read_pods
 
 MIXES: Final = ("default", "gpushare40", "gpushare100", "multigpu20", "gpuspec33")
@@ -56,6 +72,9 @@ LEAST_130: Final[Mapping[str, float]] = {"default": 96.1, "gpushare100": 88.2, "
 
 REPRODUCED_WITHIN: Final = 0.5
 SEED_S_MAX: Final = 60.0
+EVERY: Final = 4
+"""Node and pod, through the scheduler: a decision costs milliseconds, and there are ten thousand."""
+
 SEEDS: Final = 10
 QUICK_SEEDS: Final = 2
 ASKED: Final = 1.3
@@ -135,9 +154,9 @@ def measured(make: Make, nodes: Sequence[Node], pods: Sequence[Pod], seed: int) 
 class Trial:
     """One mix. Each policy runs once on each stream, when it is first asked for."""
 
-    def __init__(self, mix: str, folder: Path, seeds: int) -> None:
+    def __init__(self, mix: str, folder: Path, seeds: int, every: int = 1) -> None:
         self.mix, self._seeds = mix, seeds
-        nodes, pods = read_nodes(file_of(folder, "nodes_gpu")), read_pods(file_of(folder, f"pods_{mix}"))
+        nodes, pods = read_nodes(file_of(folder, "nodes_gpu"))[::every], read_pods(file_of(folder, f"pods_{mix}"))[::every]
         if not any(node.num_gpu for node in nodes):
             raise UserError("nodes_gpu", None, "has no node with a GPU; name at least one")
         self._nodes = [Node(node.name, node.cpu_milli, node.memory_mib, node.num_gpu, node.model) for node in nodes]
@@ -157,6 +176,30 @@ class Trial:
             self._tell(policy, count, mean)
         return mean
 
+    def through_schedule(self) -> dict[str, Any]:
+        """The live scheduler beside the packer on one stream."""
+        mix = popular(self._pods)
+        live, in_order, freely = (
+            Live(self._nodes, mix),
+            ExpectedIdle(Columns(self._nodes), mix),
+            ExpectedIdle(Columns(self._nodes), mix),
+        )
+        capacity_milli = int(freely.columns.capacity.gpu_milli.sum())
+        coming = stream(self._pods, capacity_milli, 0)
+        begin_s, same, given = time.process_time(), 0, [0, 0, 0]
+        for pod in coming:
+            ours = live.placed(pod) if pod.num_gpu else live.held(pod)
+            peer, other = taken(in_order, pod, in_order_of_types(in_order, pod)), taken(freely, pod, freely.choose(pod))
+            same += ours == peer
+            for number, found in enumerate((ours, peer, other)):
+                given[number] += pod.total_milli * (found is not None)
+        took_s = time.process_time() - begin_s
+        percent, theirs, any_order = (100 * milli / capacity_milli for milli in given)
+        told = f"the packer {theirs:.2f}, and {any_order:.2f} without an order of types; {took_s:.0f} s for all"
+        print(f"{self.mix:<13}{'schedule()':<14}{1:>7}{'':>8}{percent:>8.2f}  {told}", flush=True)
+        more = {"same": round(same / len(coming), 4), "any_order": round(any_order, 3), "pods": len(coming)}
+        return {**claim("through_schedule", percent, theirs, "% of GPUs", "ours >=", theirs), **more}
+
     def _tell(self, policy: str, count: int, mean: Figures) -> None:
         published = self.published(policy)
         shown = f"{published[0]:>10.2f}{published[1]:>8.2f}" if published else f"{'':>18}"
@@ -166,6 +209,74 @@ class Trial:
 
     def published(self, policy: str) -> tuple[float, float] | None:
         return PUBLISHED.get(self.mix, {}).get(policy)
+
+
+class Live:
+    """Pods as jobs of the live scheduler, one after the other; none ever ends."""
+
+    def __init__(self, nodes: Sequence[Node], mix: Sequence[Popular]) -> None:
+        self._nodes = {NodeId(node.name): _facts(node) for node in sorted(nodes, key=lambda node: node.name)}
+        self._fleet = Fleet.of(self._nodes.values())
+        self._running = list[RunningJob]()
+        self._memory, self._history = Memory(), History(mix=tuple(mix))
+        self._shapes = dict[Pod, Shape]()
+        self._packer = ExpectedIdle(Columns(nodes), mix)  # where pods without a GPU go
+        self._policy = Policy(packing="expected_idle")
+
+    def placed(self, pod: Pod) -> tuple[str, tuple[int, ...]] | None:
+        """Where `schedule()` starts it."""
+        number = len(self._running) + 1
+        shape = self._shapes.setdefault(pod, _shape(pod))
+        facts = JobFacts(JobId(f"pod-{number}"), shape, sequence=number)
+        running, nodes = tuple(self._running), tuple(self._nodes.values())
+        snapshot = Snapshot(0, nodes, running, (PendingJob(facts),), self._policy, history=self._history)
+        (decision,) = schedule(snapshot, self._memory).decisions
+        if not isinstance(decision, Start):
+            return None
+        (part,) = decision.placement.slices
+        self._running.append(RunningJob(facts, AttemptId(f"{facts.job}.1"), decision.placement, 0))
+        self._took(shape, decision.placement)
+        self._packer.take(Spot(self._fleet.ground.row[part.node], part.devices), pod)
+        return part.node, part.devices
+
+    def held(self, pod: Pod) -> tuple[str, tuple[int, ...]] | None:
+        """Where the packer puts it."""
+        found = taken(self._packer, pod, self._packer.choose(pod))
+        if found is not None:
+            self._took(_shape(pod), Placement((NodeSlice(NodeId(found[0]), ()),)))
+        return found
+
+    def _took(self, shape: Shape, placement: Placement) -> None:
+        self._fleet.hold(shape, placement)
+        for part in placement.slices:
+            self._nodes[part.node] = self._fleet.node(self._fleet.ground.row[part.node])
+
+
+def in_order_of_types(packer: Packer, pod: Pod) -> Spot | None:
+    """The best place on the first type that has one."""
+    known = packer.columns.models
+    if not pod.models:
+        return packer.choose(pod)
+    on_types = (packer.columns.free.model == known.index(model) for model in sorted(pod.models) if model in known)
+    return next((spot for among in on_types if (spot := packer.choose(pod, among)) is not None), None)
+
+
+def taken(packer: Packer, pod: Pod, spot: Spot | None) -> tuple[str, tuple[int, ...]] | None:
+    if spot is None:
+        return None
+    packer.take(spot, pod)
+    return packer.columns.names[spot.node], spot.gpus
+
+
+def _shape(pod: Pod) -> Shape:
+    request = DeviceRequest(tuple(sorted(pod.models)), pod.num_gpu, pod.gpu_milli)
+    return Shape(request, cpus=pod.cpu_milli / 1000, memory_bytes=pod.memory_mib * 2**20)
+
+
+def _facts(node: Node) -> NodeFacts:
+    devices = tuple((index, node.model) for index in range(node.num_gpu))
+    cpus, memory = node.cpu_milli / 1000, node.memory_mib * 2**20
+    return NodeFacts(NodeId(node.name), devices, tuple(range(node.num_gpu)), cpus, cpus, memory, memory, schedulable=True)
 
 
 def file_of(folder: Path, stem: str) -> Path:
@@ -235,11 +346,12 @@ def claim(name: str, ours: float, theirs: float | None, unit: str, sense: str, b
     }  # fmt: skip
 
 
-def claims_of(mixes: Sequence[str], folder: Path, seeds: int, only: str | None) -> Iterator[dict[str, Any]]:
+def claims_of(mixes: Sequence[str], folder: Path, seeds: int, only: str | None, every: int | None) -> Iterator[dict[str, Any]]:
     for mix in mixes:
-        trial = Trial(mix, folder, seeds)
-        for identity, measure in CLAIMS.items():
-            if only in (None, identity):
+        trial = Trial(mix, folder, seeds, every or 1)
+        found = {"through_schedule": Trial.through_schedule} if every else CLAIMS
+        for identity, measure in found.items():
+            if every or only in (None, identity):
                 yield {**measure(trial), "id": identity if len(mixes) == 1 else f"{identity}@{mix}", "mix": mix}
 
 
@@ -262,20 +374,23 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help=f"how many streams of each mix, {SEEDS} unless told")
     parser.add_argument("--only", choices=list(CLAIMS), help="run one claim")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} streams of each mix, unless --seeds is given")
+    parser.add_argument("--through", choices=("packer", "schedule"), default="packer", help="who places the pods")
+    parser.add_argument("--every", type=int, default=EVERY, help=f"of nodes and pods through the scheduler, {EVERY} unless told")
     options = parser.parse_args()
     count = (QUICK_SEEDS if options.quick else SEEDS) if options.seeds is None else options.seeds
-    if count < 1:
-        parser.error(f"--seeds is {count}: write 1 or more")
+    if count < 1 or options.every < 1:
+        parser.error(f"--seeds is {count}, --every {options.every}: write 1 or more")
+    every = options.every if options.through == "schedule" else None
     if options.trace_dir is None:
         parser.error(
             "say with --trace-dir where the traces are: a folder with openb/nodes_gpu.csv.gz and openb/pods_default.csv.gz"
         )
-    around = conditions(count)
+    around = conditions(count if every is None else 1)
     head = f"{'streams':>7}{'at 100':>8}{'at 130':>8}{'published':>18}{'8-GPU':>8}{'810':>8}{'rejected':>9}{'CPU s':>7}"
     print(f"{'mix':<13}{'policy':<14}{head}")
     try:
         mixes = MIXES if not options.mix or "all" in options.mix else tuple(dict.fromkeys(options.mix))
-        claims = list(claims_of(mixes, options.trace_dir, count, options.only))
+        claims = list(claims_of(mixes, options.trace_dir, count, options.only, every))
     except PhalanxError as error:
         print(error.sentence(), file=sys.stderr)
         return int(error.exit_code)

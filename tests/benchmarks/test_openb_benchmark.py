@@ -47,6 +47,22 @@ def test_a_gang_finds_its_node_whole(tmp_path: Path) -> None:
     assert claim["holds"] == (done.returncode == 0) == (claim["ours"] <= claim["peer"])
 
 
+def test_the_live_scheduler_puts_pods_where_the_packer_does(tmp_path: Path) -> None:
+    """Shares, whole GPUs, a gang, and pods without GPUs."""
+    pods = "".join(
+        f"a-{number},3000,4096,1,810\nb-{number},1000,1024,1,190\nc-{number},2000,1024,0,0\nd-{number},2000,1024,1,1000\n"
+        for number in range(6)
+    )
+    folder = written(tmp_path, pods + "gang,8000,8192,4,1000\n")
+    done = ran(folder, "--mix", "tiny", "--through", "schedule", "--every", "1")
+    assert done.returncode == 0, done.stderr
+    (claim,) = json.loads(done.stdout.splitlines()[-1])["claims"]
+    assert claim["id"] == "through_schedule"
+    assert (claim["ours"], claim["same"]) == (claim["peer"], 1.0)
+    assert claim["pods"] == 25
+    assert 90 < claim["ours"] <= 100
+
+
 def test_a_bad_row_and_a_missing_folder_are_sentences(tmp_path: Path) -> None:
     done = ran(written(tmp_path, "p-0,1000,1024,1,500\np-1,1000,1024,1,5000\n"), "--mix", "tiny")
     assert done.returncode == 2

@@ -32,6 +32,7 @@ windows:
   nights: {hours: '20:00-06:00'}
   off: [{days: 'sat,sun'}, {days: mon-fri, hours: '18:00-08:00'}]
 spares: {H100: 1}
+packing: expected_idle
 nodes:
   - {match: 'gpu-0*', labels: {rack: 7, domain: a}, price: 2.5}
   - {match: 'spot-*', spot: true}
@@ -150,13 +151,31 @@ def org(parent: dict[str, Any], *quotas: dict[str, int]) -> dict[str, Any]:
             "o, which it is part of, has a quota",
         ),
         ({"half_life": "7 days"}, "half_life", "'30m'"),
-        ({"half_life": 7}, "half_life", "text"),
+        ({"half_life": 7}, "half_life", "'90s'"),
+        ({"preemption": {"min_runtime": 2}}, "preemption.min_runtime", "write a duration such as '90s'"),
+        ({"classes": {"x": {"priority": 1, "wait_target": 5}}}, "classes.x.wait_target", "'90s'"),
+        (queue(quota=2), "queues.a.quota", "{'*': 2}"),
+        ({"spares": 1}, "spares", "{'H100': 1}"),
+        ({"preemption": {"enabled": "on"}}, "preemption.enabled", "true or false"),
+        (queue(borrow="no"), "queues.a.borrow", "true or false"),
+        ({"backfill": 1}, "backfill", "true or false"),
+        (queue(quota={"*": "2"}), "queues.a.quota.*", "a number, without quotes"),
+        (queue(weight="2"), "queues.a.weight", "a number, without quotes"),
+        (queue(weight=True), "queues.a.weight", "true and false are none"),
+        ({"nodes": [{"match": "*"}, {"match": "*", "spot": "yes"}]}, "nodes.1.spot", "true or false"),
+        ({"queues": {"b": {}}, "bookings": {"x": {"queue": "a", "devices": "1", "start": "2026-12-01T09:00Z",
+          "end": "2026-12-02T09:00Z"}}}, "bookings.x.queue", "is no queue"),
         ({"half_life": "0s"}, "half_life", "above 0s"),
         ({"half_life": "999999d"}, "half_life", "at most 3650d"),
         ({"spot_fallback": "soon"}, "spot_fallback", "'30m'"),
+        ({"packing": "loose"}, "packing", "'tight' or 'expected_idle'"),
         ({"preemption": {"min_runtime": "-1m"}}, "preemption.min_runtime", "'30m'"),
         ({"preemption": {"max_victims": 0}}, "preemption.max_victims", "1 to"),
         ({"preemption": {"max_evictions": -1}}, "preemption.max_evictions", "0 to"),
+        ({"preemption": {"max_evictions": 65}}, "preemption.max_evictions", "0 to 64"),
+        ({"queues": {f"q{n}": {} for n in range(1_001)}}, "queues", "at most 1000"),
+        ({"nodes": [{"match": "*"}] * 5_001}, "nodes", "at most 5000"),
+        ({"queues": {"q0": {}, **{f"q{n}": {"parent": f"q{n - 1}"} for n in range(1, 1_000)}}}, "queues.q16.parent", "too deep"),
         ({"classes": {"x": {}}}, "classes.x.priority", "required"),
         ({"classes": {"x": {"priority": 101}}}, "classes.x.priority", "0 to 100"),
         ({"classes": {"x": {"priority": 1, "wait_target": "5"}}}, "classes.x.wait_target", "'30m'"),

@@ -49,6 +49,7 @@ def test_spec_survives_the_wire() -> None:
         ({**PLAIN, "resources": {"gpus": "H100:0"}}, "resources.gpus", "TYPE:COUNT"),
         ({**PLAIN, "resources": {"memory": "16 gigs"}}, "resources.memory", "'16GiB'"),
         ({**PLAIN, "max_duration": "2 hours"}, "max_duration", "'2h'"),
+        ({**PLAIN, "max_duration": "0s"}, "max_duration", "write a longer time"),
         ({**PLAIN, "env": {"A B": "1"}}, "env.A B", "letters"),
         ({**PLAIN, "secrets": ["A B"]}, "secrets", "letters"),
         ({**PLAIN, "secrets": ["PHALANX_X"]}, "secrets", "belong to the platform"),

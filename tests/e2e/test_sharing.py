@@ -9,6 +9,7 @@ from live_platform import Platform, until
 
 from phalanx.core.views import JobView
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sharing"
 STEPS = 120
 EVERY = 10
 WAITS = (
@@ -92,6 +93,15 @@ def test_a_gang_that_made_room_goes_on_and_ends_as_if_undisturbed(platform: Plat
     assert sum(ledger.categories.values()) == ledger.capacity
 
 
+def test_the_example_shares_this_very_fleet(platform: Platform) -> None:
+    policy = str(EXAMPLE / "policy.yaml")
+    assert platform.run("policy", "check", policy).stdout == "The policy is acceptable.\n"
+    platform.run("policy", "set", policy)
+    assert "nightly: would start now. Nothing was submitted." in platform.run("plan", str(EXAMPLE / "job.yaml")).stdout
+    assert "speech" in platform.run("queue", "ls").stdout
+    at_once(platform)
+
+
 def test_two_jobs_share_a_device_and_a_third_waits(platform: Platform, tmp_path: Path) -> None:
     whole, shares = tmp_path / "whole", tmp_path / "shares"
     first = platform.submit(waiting(tmp_path, whole, resources={"gpus": 1}))
@@ -124,6 +134,8 @@ def test_an_array_is_so_many_jobs_that_know_their_number(platform: Platform, tmp
     for index, name in enumerate(names):
         platform.finished(name)
         assert f"INDEX {index} " in platform.run("logs", name, "--rank", "0").stdout
+    over = platform.run("cancel", "--array", first, check=False)
+    assert (over.returncode, f"every job of its array {first} has already finished" in over.stderr) == (2, True)
     after = platform.submit(waiting(tmp_path, release, name="after", resources={"gpus": 1}, after=names))
     platform.finished(after)
     refused = platform.run("submit", "--set", "after=[none-9]", str(_file(tmp_path, spec)), check=False)

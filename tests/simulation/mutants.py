@@ -1,7 +1,6 @@
 """Faults planted on purpose: each must turn the simulation red, or it proves nothing. Patched in from here; the code under test has
 no switch for them."""
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
 from phalanx.core.messages import AttemptReport, StartRanks
 from phalanx.core.records import ModelSaved
 from phalanx.core.spec import JobSpec
-from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.fleet import Rows
+from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.plan import Plan
 from phalanx.decide.scheduler.snapshot import Shape, Share
 from phalanx.operate.control import controller, effects, facts, leases, names, observed, planned, rows, snapshots, tables, verdict
@@ -78,11 +76,9 @@ def _forget_lost(hold_against: Callable[..., None]) -> Callable[..., None]:
     return forgetting
 
 
-def _partial_gang(fit: Callable[..., Rows | None]) -> Callable[..., Rows | None]:
-    def partial(shape: Shape, *rest: Any) -> Rows | None:
-        found = fit(shape, *rest)
-        smaller = replace(shape, num_nodes=max(1, shape.num_nodes - 1), min_nodes=0)
-        return found if found is not None else fit(smaller, *rest)
+def _partial_gang(take: Callable[..., Placement]) -> Callable[..., Placement]:
+    def partial(fleet: Fleet, shape: Shape, kind: str, rows: Sequence[int]) -> Placement:
+        return take(fleet, shape, kind, rows[:-1] if len(rows) > 1 else rows)
 
     return partial
 
@@ -222,9 +218,7 @@ def _has_room(_: Any) -> Callable[..., bool]:
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "forget_lost": Mutant("a gang that its node lost is forgotten", "converges", observed, "_hold_against", _forget_lost, 15),
-    "partial_gang": Mutant(
-        "a gang is started though a part is missing", "whole_gang", sys.modules[schedule.__module__], "fit", _partial_gang
-    ),
+    "partial_gang": Mutant("a gang is started though a part is missing", "whole_gang", Fleet, "take", _partial_gang),
     "zombie_gpu": Mutant(
         "devices are given away on which ranks of a lost gang live", "one_attempt_per_device", controller, "fences", _no_fences, 8
     ),

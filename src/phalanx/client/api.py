@@ -131,9 +131,9 @@ class Client:
         """All that the newest decision was made from, as JSON for `phalanx sim replay`."""
         return self._line.repeat(lambda: self._line.exchange("GET", "/snapshot")).content
 
-    def cancel(self, job: str) -> JobView:
-        """Raises Conflict when the job has finished already."""
-        return self._post(f"/jobs/{_job(job)}/cancel", "", may_repeat=False)
+    def cancel(self, job: str, array: bool = False) -> JobView:
+        """With `array` all jobs of its array. Raises Conflict when there is nothing left to cancel."""
+        return self._post(f"/jobs/{_job(job)}/cancel{'?array=true' if array else ''}", "", may_repeat=False)
 
     def pause(self, job: str) -> JobView:
         """The job lets go of its devices until it is resumed; twice is once. Raises Conflict when it has finished or ends."""

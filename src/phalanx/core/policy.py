@@ -14,6 +14,7 @@ from phalanx.core import week
 from phalanx.core.units import duration_ms
 
 Order = Literal["fair", "fifo", "shortest", "blind"]
+PackingRule = Literal["tight", "expected_idle"]
 Tier = Literal["domain", "rack", "block"]
 TIERS: Final[tuple[Tier, ...]] = ("domain", "rack", "block")
 """From the nearest to the widest: an NVLink domain, a rack (one leaf of each rail), a block (one spine)."""
@@ -24,6 +25,9 @@ EVICTIONS_MAX: Final = 64
 
 ANY: Final = "*"
 """In a quota or limit: every device type that it does not name."""
+
+DEFAULT_QUEUE: Final = "default"
+"""Of a job that names none; it need not be in the policy."""
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -105,7 +109,8 @@ DEFAULT_CLASSES: Final[Mapping[str, JobClass]] = {
 class Preemption:
     """When running gangs make room.
 
-    enabled: for higher classes. reclaim: for queues that ask for their quota back. max_victims: gangs ended for one job.
+    enabled: for higher classes, and in the orders shortest and blind for whose turn it is. reclaim: for queues of the policy
+        that have less than their quota, or, where they have none, than their share. max_victims: gangs ended for one job.
     min_runtime: an attempt younger than this is not ended, so that nothing is started only to be stopped.
     max_evictions: times one job is evicted in a day before it is left alone.
     """
@@ -175,6 +180,7 @@ class Policy:
     half_life: after which used device time counts half in the fair share. backfill: jobs behind the head may start where that does
     not delay it. heads: reservations per device type. spares: nodes by device type that are kept free for repairs.
     spot_fallback: how long a job that prefers spot waits for it. windows: by name, for jobs that ask for one.
+    packing: where a job on one node lies: tight (on the fullest that holds it), expected_idle (where least will be idle at last).
     """
 
     __pydantic_config__ = _STRICT
@@ -190,7 +196,13 @@ class Policy:
     windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
     spares: Mapping[str, int] = field(default_factory=dict)
     spot_fallback: str = "10m"
+    packing: PackingRule = "tight"
     nodes: tuple[NodeRule, ...] = ()
+
+    @property
+    def shares_in_time(self) -> bool:
+        """Whether the order gives devices now to one job and now to another, by the service that each has had or still takes."""
+        return self.order in ("shortest", "blind")
 
     @property
     def half_life_ms(self) -> int:

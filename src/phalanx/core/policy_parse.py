@@ -14,14 +14,16 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.core.errors import SpecError
-from phalanx.core.policy import Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
+from phalanx.core.policy import ANY, Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_rules import problems
 from phalanx.core.validation import value_of, what_to_write
 from phalanx.core.yaml_text import read_yaml
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 _MAPPING: Final = "write a mapping of fields, such as queues: {...}"
-_YES_OR_NO: Final = frozenset({"backfill", "borrow", "lend", "enabled", "reclaim", "spot"})
+_DURATIONS: Final = frozenset({"half_life", "spot_fallback", "min_runtime", "wait_target"})
+_COUNTS: Final = {"quota": ANY, "limit": ANY, "spares": "H100"}
+"""Fields that are mappings of device types to numbers, and such a type."""
 _NAMED: Final = {"queues": Queue, "classes": JobClass, "bookings": Booking, "windows": Window}
 """Fields that are mappings of names to these."""
 
@@ -52,13 +54,13 @@ def parse_policy(data: object) -> Policy:
     for name, key, _ in _entries(data, ""):
         if not isinstance(key, str):
             raise SpecError(name, key, "write keys as text; put numbers, true and false in quotes")
+    normal = _normal(data)
     try:
-        policy: Policy = _ADAPTER.validate_python(_normal(data))
+        policy: Policy = _ADAPTER.validate_python(normal)
     except ValidationError as error:
         raise _spec_error(error) from error
-    for name, key, value in _entries(data, ""):
-        if isinstance(value, bool) and key not in _YES_OR_NO:  # which Pydantic reads as a number
-            raise SpecError(name, value, "write a number; true and false are none")
+    for name, value, fix in _misread(normal, policy, ""):
+        raise SpecError(name, value, fix)
     return checked(policy)
 
 
@@ -105,6 +107,24 @@ def _entries(data: object, at: str) -> Iterator[tuple[str, object, object]]:
             yield from _entries(value, f"{at}.{number}")
 
 
+def _misread(data: object, read: object, at: str) -> Iterator[tuple[str, object, str]]:
+    """(field, value, what to write) where Pydantic took a word for a number or for true and false, or these for each other."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            part = read[key] if isinstance(read, Mapping) else getattr(read, key)
+            yield from _misread(value, part, f"{at}.{key}" if at else key)
+    elif isinstance(data, list | tuple) and isinstance(read, tuple):
+        for number, (value, part) in enumerate(zip(data, read, strict=True)):
+            yield from _misread(value, part, f"{at}.{number}")
+    elif isinstance(read, bool):
+        if not isinstance(data, bool):
+            yield at, data, "write true or false"
+    elif isinstance(read, int | float) and isinstance(data, bool):
+        yield at, data, "write a number; true and false are none"
+    elif isinstance(read, int | float) and not isinstance(data, int | float):
+        yield at, data, "write a number, without quotes"
+
+
 def _normal(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """YAML has lists, and reads times and labels as other things than text."""
     normal = dict(data)
@@ -144,7 +164,17 @@ def _spec_error(error: ValidationError) -> SpecError:
     name = ".".join(where) or "policy"
     if first["type"] == "unexpected_keyword_argument":
         return SpecError(name, first["input"], _nearest(where[-1], _keys_beside(where)))
-    return SpecError(name, value_of(first), what_to_write(first))
+    return SpecError(name, value_of(first), _form(where, first) or what_to_write(first))
+
+
+def _form(where: list[str], problem: Mapping[str, Any]) -> str:
+    """What to write where a number stands for a text or a mapping that has its own form; '' elsewhere."""
+    value = problem["input"]
+    if type(value) not in (int, float):
+        return ""
+    if where[-1] in _DURATIONS:
+        return "write a duration such as '90s', '30m', '2h' or '1d'"
+    return f"write devices by type, such as {{{_COUNTS[where[-1]]!r}: {value}}}" if where[-1] in _COUNTS else ""
 
 
 def _keys_beside(where: list[str]) -> list[str]:

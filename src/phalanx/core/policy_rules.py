@@ -7,7 +7,7 @@ from typing import Final
 
 from phalanx.core.devices import parse_devices
 from phalanx.core.ids import NAME
-from phalanx.core.policy import ANY, EVICTIONS_MAX, Booking, Budget, Cells, JobClass, NodeRule, Policy, Queue, Window
+from phalanx.core.policy import ANY, DEFAULT_QUEUE, EVICTIONS_MAX, Booking, Budget, Cells, JobClass, NodeRule, Policy, Queue, Window
 from phalanx.core.units import duration_ms, utc_ms
 
 Problem = tuple[str, object, str]
@@ -34,7 +34,7 @@ def problems(policy: Policy) -> Iterator[Problem]:
         yield from _queue(name, queue, policy)
     yield from _tree(policy)
     for name, booking in policy.bookings.items():
-        yield from _booking(name, booking)
+        yield from _booking(name, booking, policy)
     for name, windows in policy.windows.items():
         yield from _windows(name, windows)
     for number, rule in enumerate(policy.nodes):
@@ -133,14 +133,10 @@ def _budget(at: str, budget: Budget) -> Iterator[Problem]:
 
 def _tree(policy: Policy) -> Iterator[Problem]:
     """Parents in a circle; then guarantees that a parent's quota or limit cannot hold."""
-    for name in policy.queues:
-        circle = _circle(policy, name)
-        if circle:
-            yield f"queues.{name}.parent", policy.queues[name].parent, f"goes in a circle: {' -> '.join(circle)}; cut it"
-            return
-        if sum(1 for _ in _above(name, policy)) >= DEPTH_MAX:
-            yield f"queues.{name}.parent", policy.queues[name].parent, f"is too deep; nest queues at most {DEPTH_MAX} deep"
-            return
+    bad = next(_nested(policy), None)
+    if bad is not None:
+        yield bad
+        return
     yield from _periods(policy)
     for name, queue in policy.queues.items():
         below: dict[str, int] = {}
@@ -154,6 +150,15 @@ def _tree(policy: Policy) -> Iterator[Problem]:
                 if asked > count:
                     fix = f"is less than the {asked} guaranteed to the queues below it; raise it, or lower theirs"
                     yield f"queues.{name}.{field}.{kind}", count, fix
+
+
+def _nested(policy: Policy) -> Iterator[Problem]:
+    for name, queue in policy.queues.items():
+        circle = _circle(policy, name)
+        if circle:
+            yield f"queues.{name}.parent", queue.parent, f"goes in a circle: {' -> '.join(circle)}; cut it"
+        elif sum(1 for _ in _above(name, policy)) >= DEPTH_MAX:
+            yield f"queues.{name}.parent", queue.parent, f"is too deep; nest queues at most {DEPTH_MAX} deep"
 
 
 def _periods(policy: Policy) -> Iterator[Problem]:
@@ -183,11 +188,13 @@ def _circle(policy: Policy, name: str) -> list[str]:
     return []
 
 
-def _booking(name: str, booking: Booking) -> Iterator[Problem]:
+def _booking(name: str, booking: Booking, policy: Policy) -> Iterator[Problem]:
     at = f"bookings.{name}"
     yield from _name("bookings", name)
     if NAME.fullmatch(booking.queue) is None:
         yield f"{at}.queue", booking.queue, _LABEL
+    elif policy.queues and booking.queue not in (*policy.queues, DEFAULT_QUEUE):
+        yield f"{at}.queue", booking.queue, f"is no queue; name one of the policy ({', '.join(policy.queues)})"
     try:
         request = parse_devices(booking.devices)
     except ValueError:

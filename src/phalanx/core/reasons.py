@@ -1,12 +1,16 @@
 """Why a job waits: one dominant typed reason with numbers, decided by the scheduler, shown to people."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from phalanx.core.ids import JobId
 from phalanx.core.units import utc_day, utc_minute
+
+_PLURAL: Final = re.compile(r"\b(device|slot|node|cpu)s\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class NeverFits:
     def sentence(self) -> str:
         if self.largest == "none":
             return f"never fits: no node can do what {self.resource} asks for; {self.change}"
-        return f"never fits: asks for {self.asked} of {self.resource}, the largest possible is {self.largest}; {self.change}"
+        asks = f"asks for {_counted(self.asked, self.resource)}"
+        return f"never fits: {asks}, the largest possible is {self.largest}; {self.change}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class Backoff:
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Enough devices are free, but not where the gang can use them. `largest`: devices of the largest gang of its parts that would
-    fit now. tier: the one that it must lie in, or ''. each: devices of a part, on one node. short: what else the nodes lack."""
+    fit now. tier: the one that it must lie in, or ''. each: devices of a part, on one node. short: what else the nodes lack. most:
+    devices free on one node, where no node has `each`."""
 
     asked: int
     free: int
@@ -101,6 +107,7 @@ class Geometry:
     tier: str = ""
     each: int = 1
     short: Literal["", "cpus", "memory"] = ""
+    most: int = 0
     kind: Literal["geometry"] = field(default="geometry", kw_only=True)
 
     def sentence(self) -> str:
@@ -108,6 +115,9 @@ class Geometry:
         if self.short:
             what = "CPU cores" if self.short == "cpus" else "host memory"
             return f"waits for {what}: {self.free} devices are free, but {only} are on nodes with enough {what} left"
+        if 0 < self.most < self.each:
+            none = f"no node has {self.each} free; the most on one is {self.most}"
+            return f"waits for devices that lie together: {self.free} are free, but {none}"
         if self.tier:
             return f"waits for devices that lie together: {self.free} are free, but {only} in one {self.tier}"
         parts = f" lie {self.each} on a node" if self.each > 1 else " can be used"
@@ -180,8 +190,9 @@ class Dependencies:
 
     def sentence(self) -> str:
         if self.failed:
-            return f"never starts: {', '.join(self.failed)}, which must succeed before it, did not; retry that one, or cancel this"
-        return f"waits for {', '.join(self.unmet)} to succeed"
+            retry = "that one" if len(self.failed) == 1 else "them"
+            return f"never starts: {named(self.failed)}, which must succeed before it, did not; retry {retry}, or cancel this"
+        return f"waits for {named(self.unmet)} to succeed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +216,7 @@ class ArrayFull:
     kind: Literal["array_full"] = field(default="array_full", kw_only=True)
 
     def sentence(self) -> str:
-        return f"waits for its array: {self.parallel} of {self.array} run at once, and that many do"
+        return f"waits for its array: {self.array} may have {self.parallel} running at once, and has"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +242,10 @@ class MakingRoom:
     kind: Literal["making_room"] = field(default="making_room", kw_only=True)
 
     def sentence(self) -> str:
-        named = ", ".join(self.victims[:3]) + (f" and {len(self.victims) - 3} more" if len(self.victims) > 3 else "")
-        return f"starts as soon as {named or 'its devices are'} let go of {_many(self.devices)} kept for it"
+        if not self.victims:
+            return f"starts as soon as {_many(self.devices)} kept for it {'comes' if self.devices == 1 else 'come'} free"
+        let = "lets" if len(self.victims) == 1 else "let"
+        return f"starts as soon as {named(self.victims)} {let} go of {_many(self.devices)} kept for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +260,18 @@ class Kept:
     def sentence(self) -> str:
         until = "" if self.until_ms is None else f" until {utc_minute(self.until_ms)}"
         return f"would fit, but the devices are kept for {self.what}{until}"
+
+
+def _counted(asked: str, resource: str) -> str:
+    """'8 H100 devices on a node', '1 node with H100:8', '3.0 GiB of memory on a node'."""
+    if resource.startswith("memory"):
+        return f"{asked} of {resource}"
+    return f"{asked} {resource if asked != '1' else _PLURAL.sub(lambda word: word[1], resource, count=1)}"
+
+
+def named(jobs: Sequence[JobId]) -> str:
+    """The first three, and how many more."""
+    return ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
 
 
 def _many(count: int, kind: str = "*") -> str:

@@ -78,7 +78,7 @@ class SimReport:
     typical job, and fragmentation_waiting: for the first job in line. jct: submission to end. wait: submission to first start.
     lost_gpu_hours: held while stopping, starting again and doing again. jain: of tenants' normalised shares; max_min: the smallest
     over the largest. ledger: thousandths of devices times milliseconds by category; it sums to `capacity`. blocked_by: of the
-    waiting jobs looked at, how many waited for which kind of reason.
+    waiting jobs looked at, how many waited for which kind of reason. notes: what to know before the figures are believed.
     """
 
     trace: str
@@ -122,6 +122,7 @@ class SimReport:
     decisions: int
     decide_ms: float
     wall_s: float
+    notes: tuple[str, ...] = ()
     report: str = ""
 
 

@@ -193,6 +193,7 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
     yield parsed("resources.gpus", spec.resources.gpus, lambda: parse_devices(spec.resources.gpus))
     yield parsed("resources.memory", spec.resources.memory, lambda: spec.resources.memory_bytes)
     yield parsed("max_duration", spec.max_duration, lambda: spec.max_duration_ms)
+    yield "max_duration", spec.max_duration, spec.max_duration_ms != 0, "write a longer time, or leave it out for no limit"
     for key, number in spec.hyperparameters.items():
         yield f"hyperparameters.{key}", number, not isinstance(number, float) or math.isfinite(number), "write a finite number"
     for key, value in spec.env.items():

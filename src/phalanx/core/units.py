@@ -72,6 +72,11 @@ def show_duration(ms: int) -> str:
     return f"{hours}h {minute:02d}m" if days == 0 else f"{days}d {hour:02d}h"
 
 
+def count_of(count: int, thing: str) -> str:
+    """'1 job', '1,200 jobs'."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def utc_day(ms: int) -> str:
     """'2026-11-28' of Unix milliseconds."""
     from datetime import UTC, datetime  # 2 ms, which most commands can do without
@@ -84,6 +89,13 @@ def utc_minute(ms: int) -> str:
     from datetime import UTC, datetime  # 2 ms, which most commands can do without
 
     return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def utc_second(ms: int) -> str:
+    """'2026-11-28 09:00:59 UTC' of Unix milliseconds, upwards: from then on it has been."""
+    from datetime import UTC, datetime  # 2 ms, which most commands can do without
+
+    return datetime.fromtimestamp(-(-ms // 1000), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def show_size(num_bytes: int) -> str:

@@ -63,7 +63,8 @@ class CheckpointView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
-    its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number there."""
+    its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number
+    there."""
 
     id: JobId
     name: str
@@ -96,10 +97,12 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaView:
-    """The job is expected to start from `low_ms` to `high_ms` (Unix time) with a probability of 80 %."""
+    """The job is expected to start from `low_ms` to `high_ms` (Unix time) with a probability of 80 %. vague: that
+    is too wide to be of use."""
 
     low_ms: int
     high_ms: int
+    vague: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +264,12 @@ class PlacedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEffectView:
-    """What a queue, or one that it is part of, would hold of the job's type. None where it has no quota or limit of it."""
+    """What a queue, or one that it is part of, would hold of the job's type, `after` with the whole job; a share of a device is a
+    fraction. None where it has no quota or limit of it."""
 
     queue: str
-    held: int
-    after: int
+    held: float
+    after: float
     quota: int | None
     limit: int | None
     budget: str = ""
@@ -277,13 +281,14 @@ class PlanView:
 
     answer: starts, waits, or never (it fits no fleet of these nodes). placed: where it would start. evicts: running jobs that would
     end for it. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its `max_duration`; None where
-    a price or a limit is not known. queues: its own and those that it is part of.
+    a price or a limit is not known. queues: its own and those that it is part of. num_devices: a share of one is a fraction.
+    jobs: so many are in the array; all the rest is of one of them.
     """
 
     answer: str
     sentence: str
     type: str
-    num_devices: int
+    num_devices: float
     placed: tuple[PlacedView, ...]
     evicts: tuple[JobId, ...]
     reason: Mapping[str, Any] | None
@@ -296,6 +301,7 @@ class PlanView:
     as_of_ms: int
     currency: str = "USD"
     notes: tuple[str, ...] = ()
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +323,8 @@ class PolicyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """One queue, with those below it. By device type: `held`, `quota` guaranteed, `limit`, and what of `held` is `borrowed`.
+    """One queue, with those below it. By device type: `held`, `quota` guaranteed, `limit`, and what of `held` is `borrowed`; a
+    share of a device is a fraction.
 
     used_hours: device-hours that count in its fair share, older ones less. spent_hours, spent_usd: in the period of its budget.
     """
@@ -327,10 +334,10 @@ class QueueView:
     weight: float
     running: int
     waiting: int
-    held: Mapping[str, int]
+    held: Mapping[str, float]
     quota: Mapping[str, int]
     limit: Mapping[str, int]
-    borrowed: Mapping[str, int]
+    borrowed: Mapping[str, float]
     used_hours: float
     spent_hours: float
     spent_usd: float

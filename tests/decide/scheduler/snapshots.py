@@ -169,6 +169,7 @@ POLICIES = st.builds(
             {},
             {"a": Queue(quota={"H100": 8}), "b": Queue(weight=2.0), "b-1": Queue(parent="b", limit={"*": 6})},
             {"a": Queue(quota={"*": 4}, borrow=False), "b": Queue(quota={"H100": 4, "T4": 4}), "b-1": Queue(parent="b")},
+            {"a": Queue(limit={"H100": 6}), "b": Queue(quota={"*": 4}, limit={"*": 5}), "b-1": Queue(parent="b")},
         ]
     ),
     preemption=st.builds(Preemption, enabled=st.booleans(), reclaim=st.booleans(), max_victims=st.sampled_from([1, 64])),

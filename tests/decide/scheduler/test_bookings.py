@@ -65,10 +65,10 @@ def test_no_more_is_ended_for_a_booking_than_is_booked() -> None:
     for at_once in (True, False):
         loop = Loop(fleet(2), policy, stops_ms=lambda _: 5 * MINUTE)
         loop.running = [runs(f"b-{node}", node) for node in range(2)]
-        loop.submit(facts("a-1", queue="a"))
+        loop.submit(facts("a-1", queue="vip"))
         if not at_once:
             loop.step()
-        loop.submit(facts("a-2", queue="a"))
+        loop.submit(facts("a-2", queue="vip"))
         loop.steps(20)
         assert [cause for _, _, cause in loop.evicted] == ["booking"]
         assert loop.where("a-1") and not loop.where("a-2")

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import MakingRoom
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Claim, Plan, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot
-from tests.decide.scheduler.closed_loop import ALL, HIGH, NOW, STANDARD, Loop, facts, fleet, gang, name_of
+from tests.decide.scheduler.closed_loop import ALL, HIGH, LOW, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang, name_of
 
 
 def whole(*nodes: int) -> Placement:
@@ -159,3 +159,22 @@ def test_a_claim_of_a_job_that_may_not_start_is_given_up() -> None:
     outside: JobFacts = replace(facts("claimant", 8, 1), window="night")
     plan = decided(fleet(1), [], PendingJob(outside, claim=whole(0)), PendingJob(facts("next", 8)))
     assert Claim(JobId("claimant"), None) in plan.claims
+
+
+def test_the_other_half_of_a_device_that_is_promised_whole_is_nobodys() -> None:
+    """A share of it is ended for a gang that needs the device whole: the half beside it goes to no other share, now or later."""
+    half = DeviceRequest(("H100",), 1, 500)
+    low = gang("low", (0, [0]), priority=LOW)
+    low = replace(
+        low,
+        facts=replace(low.facts, shape=replace(low.facts.shape, request=half)),
+        placement=Placement((NodeSlice(NodeId("n00"), (0,), 500),)),
+    )
+    loop = Loop(fleet(1, 1), stops_ms=lambda _: 5 * MINUTE)
+    loop.running = [low]
+    share = facts("share", 1)
+    loop.submit(facts("whole", 1, priority=HIGH), replace(share, shape=replace(share.shape, request=half)))
+    loop.steps(10)
+    assert [job for _, job, _ in loop.evicted] == ["low"]
+    assert [one.facts.job for one in loop.running] == ["whole"]
+    assert "share" not in loop.started

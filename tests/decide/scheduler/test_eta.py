@@ -7,7 +7,18 @@ from dataclasses import replace
 from phalanx.core import wire
 from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.reasons import Backoff, Dependencies, NeverFits, NoRoom, OverLimit, Reason
+from phalanx.core.reasons import (
+    Backoff,
+    Dependencies,
+    Kept,
+    MakingRoom,
+    NeverFits,
+    NoRoom,
+    OutsideWindow,
+    OverBudget,
+    OverLimit,
+    Reason,
+)
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait, history
 from phalanx.decide.scheduler.eta import predict
 from phalanx.decide.scheduler.history import CLASSES_MAX, History
@@ -90,6 +101,24 @@ def test_nothing_is_said_of_jobs_that_wait_for_no_devices() -> None:
     assert etas[JobId("j-2")].low_ms <= NOW + 90_000 <= etas[JobId("j-2")].high_ms
 
 
+def test_nothing_is_expected_before_the_time_that_its_reason_names() -> None:
+    first_ms = NOW + 7 * HOUR
+    reasons: tuple[Reason, ...] = (
+        OutsideWindow("nights", first_ms), OverBudget("q", "USD", 5.0, 5.0, first_ms), Kept("the booking 'demo'", first_ms),
+        Backoff(7 * HOUR, 3, 1, ""),
+    )  # fmt: skip
+    jobs = [facts(f"j-{number}") for number in range(len(reasons))]
+    plan = Plan(tuple(Wait(job.job, reason, 1) for job, reason in zip(jobs, reasons, strict=True)))
+    found = predict(snapshot((), *jobs, free=8), plan)
+    assert len(found) == len(reasons)
+    assert all(first_ms <= eta.low_ms <= eta.high_ms for eta in found.values())
+
+
+def test_no_time_is_named_for_a_job_that_starts_as_soon_as_gangs_let_go() -> None:
+    job = facts("j-1")
+    assert predict(snapshot((), job), Plan((Wait(job.job, MakingRoom((JobId("r-1"),), 1), None),))) == {}
+
+
 def test_an_interval_begins_now_at_the_earliest_and_only_those_asked_for_get_one() -> None:
     line = [facts(f"j-{number}", 4) for number in range(5)]
     found, plan = snapshot((gang("r-1", tuple(range(8)), NOW - HOUR),), *line), waits(*line)
@@ -145,6 +174,17 @@ def test_who_has_not_started_by_the_end_of_its_interval_is_missed_at_once_and_on
     assert outcome is not None
     assert not outcome.is_inside
     assert lessons.history.scored == 1
+
+
+def test_what_is_watched_does_not_grow_with_jobs_that_come_and_go() -> None:
+    lessons = Lessons()
+    stays = facts("stays")
+    for number in range(4_000):
+        job = facts(f"j-{number}")
+        lessons.decided(snapshot((), stays, job), waits(stays, job))
+        lessons.forget(job.job)
+    assert len(lessons._due) < 1_100
+    assert lessons.started(stays.job, NOW) is not None, "it is watched all the while"
 
 
 def test_a_cancelled_job_teaches_nothing() -> None:

@@ -105,13 +105,13 @@ def test_S16_more_than_the_queue_may_ever_have() -> None:
     limited = decided(Policy(queues={"q": Queue(limit={"H100": 12})}), fleet, shape(8, 2))
     assert isinstance(limited, NeverFits)
     assert limited.sentence() == (
-        "never fits: asks for 16 of H100 devices at once in queue q, the largest possible is 12; "
+        "never fits: asks for 16 H100 devices at once in queue q, the largest possible is 12; "
         "set num_nodes: 1, or use another queue, or raise the limit of q in the policy"
     )
     closed = decided(Policy(queues={"q": Queue(quota={"*": 4}, borrow=False)}), fleet, shape(8))
     assert isinstance(closed, NeverFits)
     assert closed.sentence() == (
-        "never fits: asks for 8 of devices at once in queue q, the largest possible is 4; "
+        "never fits: asks for 8 devices at once in queue q, the largest possible is 4; "
         "set resources.gpus: 4, or use another queue, or raise the quota of q in the policy"
     )
 
@@ -128,10 +128,8 @@ def test_what_a_queue_may_have_later_is_no_never() -> None:
 def test_enough_that_does_not_lie_right_is_told_from_too_little() -> None:
     scattered = Fleet.of([node("a", free=4), node("b", free=6)])
     found = no_room(shape(8), ("H100",), scattered)
-    assert found == Geometry(asked=8, free=10, largest=0, each=8)
-    assert found.sentence() == (
-        "waits for devices that lie together: 10 are free, but of the 8 asked for at once only 0 lie 8 on a node"
-    )
+    assert found == Geometry(asked=8, free=10, largest=0, each=8, most=6)
+    assert found.sentence() == ("waits for devices that lie together: 10 are free, but no node has 8 free; the most on one is 6")
     assert no_room(shape(8, 2), ("H100",), scattered) == NoRoom(asked=16, free=10, held=6)
     two_of_three = no_room(shape(4, 3), ("H100",), Fleet.of([node("a", free=4), node("b", free=7), node("c", free=3)]))
     assert two_of_three == Geometry(asked=12, free=14, largest=8, each=4)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from phalanx.core.devices import DeviceRequest
@@ -9,6 +10,7 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Behind, NoRoom, Reason
 from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler.hold import CLOSED, Hold
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot
 from tests.decide.scheduler.closed_loop import ALL, HOUR, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
@@ -245,6 +247,16 @@ def test_the_head_lies_in_one_domain() -> None:
         (kept,) = decided(nodes, running, tight).reservations
         assert kept.start_ms == NOW + 2 * HOUR
         assert [part.node for part in kept.placement.slices] == ["n00", "n01"]
+
+
+def test_where_too_few_cores_are_to_spare_not_even_a_share_of_a_broken_device_is() -> None:
+    spare = np.array([4, 4], np.int32)
+    hold = Hold("H100", 0, np.zeros(2, np.int32), spare, spare_cpus=np.array([1.0, 8.0]), spare_memory=np.array([64, 64]))
+    share = Shape(DeviceRequest((), 1, 500), cpus=2.0, memory_bytes=64)
+    free = np.array([2, 2], np.int32)
+    assert hold.cut(share, "H100", free).tolist() == [CLOSED, 2]
+    assert hold.cut(replace(share, cpus=0.0, memory_bytes=65), "H100", free).tolist() == [CLOSED, CLOSED]
+    assert hold.cut(replace(share, request=DeviceRequest()), "H100", free).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from phalanx.core.policy_parse import parse_policy
-from phalanx.decide.scheduler.policy_checks import problems
+from phalanx.core.units import utc_ms
+from phalanx.decide.scheduler.policy_checks import doubts, problems
 
 FLEET = {"H100": 64, "T4": 8}
+HOSTS = {"H100": 8, "T4": 1}
 CELLS = {("H100", "node"): 8, ("H100", "rack"): 2}
 BOOKED = {"queue": "a", "start": "2026-12-01T09:00Z", "end": "2026-12-01T12:00Z"}
 LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
@@ -50,19 +52,31 @@ LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
         ),
         (
             {"bookings": {"x": {**BOOKED, "devices": "H100:40"}, "y": {**BOOKED, "devices": "H100:40"}}},
-            ("bookings.y.devices", "H100:40", "the fleet has 64 H100 devices besides the 40 booked at the same time; book fewer"),
+            ("bookings.y.devices", "H100:40", "the fleet has 64 H100 devices, and 40 are booked at the same time; book fewer"),
         ),
         (
             {"bookings": {"x": {**BOOKED, "devices": "H100:40"}, "y": {**LATER, "devices": "H100:40"}}},
             None,
         ),
+        ({"spares": {"H100": 7}}, None),
+        ({"spares": {"H100": 8}}, ("spares.H100", 8, "the fleet has 8 nodes of H100, and jobs need one at least; keep fewer free")),
+        ({"spares": {"B200": 1}}, ("spares.B200", 1, "the fleet has none; it has H100, T4")),
     ],
 )  # fmt: skip
 def test_promises_that_the_fleet_cannot_keep(policy: dict[str, Any], found: tuple[str, object, str] | None) -> None:
-    said = list(problems(parse_policy(policy), FLEET, CELLS))
+    said = list(problems(parse_policy(policy), FLEET, CELLS, HOSTS))
     assert said == ([] if found is None else [found])
 
 
 def test_an_empty_fleet_refuses_nothing() -> None:
     policy = parse_policy({"queues": {"a": {"quota": {"H100": 64}, "parent": ""}, "b": {"cells": {"type": "H100", "count": 5}}}})
     assert list(problems(policy, {}, {})) == []
+
+
+def test_what_may_be_a_mistake() -> None:
+    policy = parse_policy({"queues": {"a": {"limit": {"B200": 8, "*": 4, "T4": 1}}}, "bookings": {"x": {**BOOKED, "devices": "1"}}})
+    limit = ("queues.a.limit.B200", 8, "the fleet has none; it has H100, T4")
+    assert list(doubts(policy, FLEET, utc_ms("2026-12-01T11:59Z"))) == [limit]
+    past = ("bookings.x.end", BOOKED["end"], "is past, so it keeps nothing; leave the booking out")
+    assert list(doubts(policy, FLEET, utc_ms("2026-12-01T12:00Z"))) == [past, limit]
+    assert list(doubts(policy, {}, 0)) == [], "of an empty fleet nothing is known"

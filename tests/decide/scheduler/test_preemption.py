@@ -230,6 +230,25 @@ def test_S02_S03_reclaiming_ends() -> None:
     assert len(loop.where("p2")) == 1
 
 
+def test_jobs_that_reclaim_share_what_one_large_gang_lets_go_of() -> None:
+    """The wide queue comes first by its share of both types, and has too much of one. What one of its gangs leaves beside the claim
+    is not given back to it, to be ended again for the next."""
+    policy = Policy(queues={"wide": Queue(), "small": Queue()})
+    nodes = (*fleet(16), *fleet(20, kind="A100")[16:])
+    loop = Loop(nodes, policy)
+    loop.running = [
+        gang(f"w-{number}", *((4 * number + part, ALL) for part in range(4)), priority=STANDARD, queue="wide")
+        for number in range(4)
+    ]
+    held = gang("a100", *((node, ALL) for node in range(16, 20)), priority=STANDARD, queue="small")
+    asks = replace(held.facts.shape, request=replace(held.facts.shape.request, types=("A100",)))
+    loop.running.append(replace(held, facts=replace(held.facts, shape=asks)))
+    loop.submit(*(facts(f"s-{number}", queue="small") for number in range(8)))
+    loop.steps(120, 5 * MINUTE)
+    assert [cause for _, _, cause in loop.evicted] == ["reclaim"] * 2
+    assert all(loop.where(f"s-{number}") for number in range(8))
+
+
 def test_S03_the_owner_gets_the_room_and_there_is_no_cycle() -> None:
     """Q1 deserves 3 and runs one job of 4; Q2 deserves 5 and uses 1, four wait: they need what Q1 has too much."""
     policy = Policy(queues={"q1": Queue(quota={"H100": 3}), "q2": Queue(quota={"H100": 5})})

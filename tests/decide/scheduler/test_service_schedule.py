@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId
 from phalanx.core.policy import Order, Policy, Preemption, Queue
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
 from phalanx.decide.scheduler.attained import ServiceHistory, learned
 from phalanx.decide.scheduler.lessons import Lessons
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape
 from tests.decide.scheduler import test_properties, test_room_properties
-from tests.decide.scheduler.closed_loop import HIGH, HOUR, MINUTE, NOW, Loop, facts, fleet, gang
+from tests.decide.scheduler.closed_loop import HIGH, HOUR, MINUTE, NOW, Loop, facts, fleet, gang, name_of
 from tests.decide.scheduler.snapshots import snapshots
 from tests.decide.scheduler.test_room_properties import crowded
 
@@ -225,6 +226,40 @@ def test_nothing_stands_idle_behind_one_that_waits_for_its_turn() -> None:
     plan = loop.step()
     assert [one.job for one in plan.decisions if one.kind == "start"] == ["later"]
     assert not plan.evictions
+
+
+def test_a_device_that_another_share_still_holds_is_not_taken() -> None:
+    """Of two shares of one device one is ending; who wants the whole device has to wait for the other one too."""
+    halves = [gang(name, (0, [0])) for name in ("ends", "stays")]
+    half = DeviceRequest(("H100",), 1, 500)
+    running = [
+        replace(
+            one,
+            facts=replace(one.facts, shape=Shape(half), preemptible=False),
+            placement=Placement((NodeSlice(name_of(0), (0,), 500),)),
+            stopping=one.facts.job == "ends",
+        )
+        for one in halves
+    ]
+    loop = held(*running, long_gang("long", (0, range(1, 8))))
+    loop.stopping["ends"] = NOW + 10 * MINUTE
+    loop.arrive("short", 30)
+    plan = loop.step()
+    assert not plan.claims and not plan.evictions
+
+
+def test_cores_that_another_one_has_yet_to_let_go_of_are_not_used() -> None:
+    """Four devices are free; the cores are those of a gang that is ending, and come free with its devices."""
+    ending = long_gang("ends", (0, range(4)), stopping=True)
+    ending = replace(ending, facts=replace(ending.facts, shape=replace(ending.facts.shape, cpus=60.0)))
+    loop = held(ending)
+    loop.stopping["ends"] = NOW + 10 * MINUTE
+    loop.arrive("short", 30, count=4)
+    first = loop.pending[0]
+    loop.pending = [replace(first, facts=replace(first.facts, shape=replace(first.facts.shape, cpus=8.0)))]
+    plan = loop.step()
+    assert not any(one.kind == "start" for one in plan.decisions)
+    loop.until(lambda: bool(loop.where("short")), 11)
 
 
 def test_labels_and_tiers_say_where_it_may_take_a_place() -> None:

@@ -10,6 +10,7 @@ from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
 from tests.decide.scheduler.sharing import HOUR, NOW, deserts_of, evicted, facts, gang, job, reasons, settled, world
 
 AT_ONCE = {"preemption": {"min_runtime": "0s"}}
+NAMED: dict[str, Any] = AT_ONCE | {"queues": {name: {} for name in ("a", "b", "proj-1", "proj-2")}}
 
 
 def fair(policy: dict[str, Any], running: list[RunningJob], pending: list[PendingJob], **more: Any) -> dict[str, float]:
@@ -48,13 +49,13 @@ def test_S02_a_gang_takes_its_fair_share_from_a_project_that_has_all_and_no_more
     """proj-1 runs four gangs of 2 on 8 devices; proj-2 asks for a gang of 4, or of 3."""
     running = [gang(f"p1-{number}", "proj-1", 2) for number in range(4)]
     for count in (4, 3):
-        snapshot = world(AT_ONCE, running, [job("p2-5", "proj-2", count)])
+        snapshot = world(NAMED, running, [job("p2-5", "proj-2", count)])
         last, plans = settled(snapshot)
         assert sum(len(plan.evictions) for plan in plans) == 2, "as many as are needed, once"
         assert {one.facts.queue for one in last.running} == {"proj-1", "proj-2"}
         assert sum(one.facts.shape.num_devices for one in last.running if one.facts.queue == "proj-1") == 4
         assert {plan_evict.cause for plan in plans for plan_evict in plan.evictions} == {"reclaim"}
-    more = world(AT_ONCE, running, [job("p2-5", "proj-2", 5)])
+    more = world(NAMED, running, [job("p2-5", "proj-2", 5)])
     assert evicted(schedule(more)) == [], "five of eight are more than its share"
 
 
@@ -70,8 +71,20 @@ def test_S03_a_queue_gets_what_it_deserves_and_the_other_does_not_take_it_back()
 
 def test_shares_take_nothing_from_gangs_of_higher_priority() -> None:
     running = [gang(f"a-{number}", "a", 2, priority=60) for number in range(4)]
-    assert evicted(schedule(world(AT_ONCE, running, [job("b-5", "b", 2, priority=50)]))) == []
-    assert len(evicted(schedule(world(AT_ONCE, running, [job("b-5", "b", 2, priority=60)])))) == 1
+    assert evicted(schedule(world(NAMED, running, [job("b-5", "b", 2, priority=50)]))) == []
+    assert len(evicted(schedule(world(NAMED, running, [job("b-5", "b", 2, priority=60)])))) == 1
+
+
+def test_a_queue_that_the_policy_does_not_name_ends_nobody_for_its_share() -> None:
+    """Else any name made up at submit would be a claim on a part of the fleet."""
+    running = [gang(f"a-{number}", "a", 2) for number in range(4)]
+    without: tuple[dict[str, Any], ...] = ({}, {"a": {}})
+    for queues in without:
+        last, plans = settled(world(AT_ONCE | {"queues": queues}, running, [job("b-5", "b", 2)]))
+        assert not any(plan.evictions for plan in plans)
+        assert [one.facts.job for one in last.pending] == ["b-5"]
+    (taken,) = schedule(world(AT_ONCE | {"queues": {"b": {}}}, running, [job("b-5", "b", 2)])).evictions
+    assert taken.cause == "reclaim", "one that it names takes from whoever has too much"
 
 
 def test_users_of_a_queue_take_nothing_from_each_other() -> None:
@@ -88,7 +101,7 @@ def test_whose_gangs_are_too_much() -> None:
         gang("a-3", "a", 2, placed_ms=NOW - 2 * HOUR, priority=50),
         gang("b-4", "b", 2),
     ]
-    snapshot = world({}, running, [job("b-5", "b", 2)])
+    snapshot = world({"queues": {"b": {}}}, running, [job("b-5", "b", 2)])
     mask = deserts_of(snapshot).reclaimable(facts("b-5", "b", priority=70), "H100", 2)
     names = sorted(one.facts.job for one in running)
     assert [name for name, taken in zip(names, mask, strict=True) if taken] == ["a-3"]

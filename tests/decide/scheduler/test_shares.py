@@ -133,7 +133,7 @@ def test_what_is_held_of_a_claim_is_what_was_free_of_it() -> None:
     fleet = Fleet.of([in_part(node("a", 3, free=2, memory_mib=1000), (1, 300, 300))])
     both = Placement((NodeSlice(NodeId("a"), (1, 2), 500, 500 * MIB),))
     assert fleet.hold(share(500), both) == Placement((NodeSlice(NodeId("a"), (2,), 500, 500 * MIB),))
-    assert fleet.shares.left(0, 1) == (300, 300 * MIB)
+    assert fleet.shares.left(0, 1) == (0, 0), "what is left of the device is promised with the rest of it"
     assert fleet.shares.left(0, 2) == (500, 500 * MIB)
 
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Kept
 from phalanx.core.spec import SpotUse
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, RunningJob, Shape, Share, Snapshot
 from tests.decide.scheduler.closed_loop import ALL, HIGH, HOUR, MINUTE, NOW, STANDARD, Loop, elastic, facts, fleet, gang
 
 
@@ -90,6 +91,25 @@ def test_nothing_is_started_on_a_node_that_goes_away() -> None:
     assert where(decided(closing(NOW + HOUR, 0, 1), PendingJob(facts("job", 8, 3)))) == []
     plan = decided(closing(NOW + HOUR, 0, 1, 2, 3), PendingJob(facts("job", 8)))
     assert where(plan) == [] and plan.reservations == ()
+
+
+def test_nor_a_share_of_a_device_that_is_held_in_part() -> None:
+    """Where no whole device may be used, nothing of one held in part may be: on nodes that go away, or while spot is awaited."""
+    half = replace(facts("job", 1), shape=Shape(DeviceRequest(("H100",), 1, 500)))
+
+    def broken(node: NodeFacts) -> NodeFacts:
+        return replace(node, free=node.free[1:], shares=(Share(node.free[0], 500, 0),))
+
+    away = tuple(broken(node) if node.closing_ms else node for node in closing(NOW + HOUR, 0, 1))
+    assert where(decided(away, PendingJob(half))) == ["n02"]
+    awaits = PendingJob(replace(half, shape=replace(half.shape, spot="prefer"), submitted_ms=NOW))
+    on_demand = tuple(broken(node) if not node.spot else node for node in nodes())
+    assert where(decided(on_demand, awaits)) == ["n02"]
+    only_demand = tuple(replace(node, free=()) if node.spot else node for node in on_demand)
+    assert where(decided(only_demand, awaits)) == []
+    cheap = tuple(broken(node) if not node.spot else node for node in nodes(spot_price=1.0, price=3.0))
+    allows = PendingJob(replace(half, shape=replace(half.shape, spot="allow")))
+    assert where(decided(cheap, allows)) == ["n02"], "spot comes first where it costs no more"
 
 
 def test_gangs_leave_before_the_node_goes() -> None:

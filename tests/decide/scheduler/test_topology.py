@@ -121,6 +121,14 @@ def test_each_group_of_nodes_in_rank_order_lies_in_one_domain() -> None:
     assert names(grouped(9, 3), fleet) == [f"d{place}n{number}" for place in (1, 2, 3) for number in (1, 2, 3)]
 
 
+def test_groups_that_may_lie_wider_than_the_whole_gang_do_not() -> None:
+    """Two nodes in one rack, in a group that one block would do for: the first two of the block are in two racks."""
+    fleet = racks(2, 2, busy={"r0n01": 8})
+    shape = replace(gang(2), within="rack", group=2, group_within="block")
+    assert names(shape, fleet) == ["r1n00", "r1n01"]
+    assert shape.group_tier == "rack"
+
+
 def test_groups_and_within_together() -> None:
     fleet = domains("22204444")
     where = names(grouped(8, 4, within="rack"), fleet)

@@ -6,11 +6,11 @@ import pytest
 
 from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.policy import Policy, Preemption, Queue
+from phalanx.core.policy import Policy, Preemption, Queue, Window
 from phalanx.core.reasons import Behind, Geometry, NoRoom, OverLimit
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Start, Wait, schedule
-from phalanx.decide.scheduler.dry_run import DRY, dry_run
-from phalanx.decide.scheduler.what_if import Change, changes
+from phalanx.decide.scheduler.dry_run import DRY, dry_run, trial
+from phalanx.decide.scheduler.what_if import MINUTE_MS, Change, changes
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
@@ -134,6 +134,26 @@ def test_nothing_is_said_where_nothing_helps_or_nothing_is_wrong() -> None:
         changes(full, JobId("nobody-7"))
 
 
+def test_a_window_left_out_and_a_larger_array() -> None:
+    shut = Window(days="mon", hours="00:00-00:01")
+    policy = replace(CALM, windows={"nights": (shut,)})
+    asked = job("j-1", 1, 4)
+    asked = replace(asked, facts=replace(asked.facts, window="nights"))
+    snapshot = Snapshot(NOW, (node("a"),), (), (asked,), policy)
+    assert values(tried(snapshot, "j-1")) == [("window", "", "nights")]
+    full = replace(snapshot, nodes=(node("a", free=0),), running=(gang("r", {"a": 8}),))
+    assert changes(full, JobId("j-1")) == (), "nor is there room"
+    line = [job(f"arr-{number}", number, 2) for number in range(1, 5)]
+    line = [replace(one, facts=replace(one.facts, array="arr-1", array_parallel=1)) for one in line]
+    first = replace(gang("arr-0", {"a": 2}), facts=replace(line[0].facts, job=JobId("arr-0"), sequence=0))
+    now_full = Snapshot(NOW, (node("a", free=6),), (first,), tuple(line), CALM)
+    assert values(tried(now_full, "arr-1")) == [("array.parallel", "2", "1")]
+    assert values(tried(now_full, "arr-3")) == [("array.parallel", "4", "1")]
+    assert changes(now_full, JobId("arr-4")) == (), "there is room for three more"
+    fills_now = replace(now_full, nodes=(node("a"),), running=())
+    assert values(tried(fills_now, "arr-2")) == [("array.parallel", "2", "1")]
+
+
 def test_a_dry_run_is_decided_behind_all_that_wait_and_submits_nothing() -> None:
     snapshot = Snapshot(NOW, (node("a"),), (), (job("j-1", 1, 8),), CALM)
     late = dry_run(snapshot, job("mine", 1, 4).facts)
@@ -145,3 +165,20 @@ def test_a_dry_run_is_decided_behind_all_that_wait_and_submits_nothing() -> None
     assert isinstance(alone.decision, Start)
     assert alone.decision.placement.world_size == 4
     assert len(snapshot.pending) == 1
+
+
+def test_a_job_is_told_from_when_on_a_gang_is_old_enough_to_be_ended_for_it() -> None:
+    """Its class may end the gang, which runs for a minute of the two that it has for sure."""
+    low = gang("low-1", {"a": 8})
+    low = replace(low, facts=replace(low.facts, priority=0), placed_ms=NOW - MINUTE_MS)
+    high = job("high-2", 1, 4)
+    high = replace(high, facts=replace(high.facts, priority=80))
+    snapshot = Snapshot(NOW, (node("a", free=0),), (low,), (high,), Policy())
+    told = trial(snapshot, JobId("high-2"))
+    assert isinstance(told.decision, Wait)
+    assert isinstance(told.decision.reason, NoRoom)
+    assert (told.young, told.young_ms) == (("low-1",), NOW + MINUTE_MS)
+    equal = replace(snapshot, running=(replace(low, facts=replace(low.facts, priority=80)),))
+    assert trial(equal, JobId("high-2")).young == (), "nobody would be ended for it at any age"
+    later = trial(replace(snapshot, now_ms=NOW + MINUTE_MS), JobId("high-2"))
+    assert ([evict.job for evict in later.evictions], later.young) == (["low-1"], ())

@@ -16,6 +16,7 @@ from phalanx.core.events import (
     JobEvicted,
     JobResumed,
     JobSubmitted,
+    JobWaits,
     NodeAway,
     NodeDrained,
     NodeUndrained,
@@ -23,9 +24,10 @@ from phalanx.core.events import (
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.reasons import NoRoom
 from phalanx.core.spec import Resources
 from phalanx.core.states import Holding, Paused, Pending, Running, Starting
-from phalanx.decide.scheduler import Claim, Evict, Plan, Start
+from phalanx.decide.scheduler import Claim, Evict, Plan, Start, Wait
 from phalanx.operate.control.fences import Fence
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.observed import Sightings
@@ -104,11 +106,11 @@ def test_whatever_a_plan_says(history: list[tuple[Plan, JobId, int, bool]]) -> N
     seen = Sightings({node: (shape(node, 2), "x") for node in NODES})
     carry(draft, seen, {}, Plan(tuple(on(node, job, device) for job, node, device in FIRST)), 1, 2)
     for plan, job, what, fenced in history:
-        before = len(draft.events)
+        draft = Draft(draft.world)
         fences = {NODES[0]: Fence(devices=frozenset({0}))} if fenced else {}
         world = draft.world
         carry(draft, seen, fences, plan, 1, 5)
-        check(world, [event.body for event in draft.events[before:]], draft.world)
+        check(world, [event.body for event in draft.events], draft.world)
         body = step_of(draft.world, job, what)
         if body is not None:
             draft.add(body, 6)
@@ -135,3 +137,12 @@ def check(before: World, bodies: list[EventBody], world: World) -> None:
         if isinstance(body, AttemptPlaced):
             for part in body.placement.slices:
                 assert all(kept[part.node, index] + part.milli <= WHOLE for index in part.devices)
+
+
+def test_a_wait_is_told_again_when_the_ledger_books_it_otherwise_and_not_for_its_numbers() -> None:
+    draft = Draft(World())
+    draft.add(JobSubmitted(JOBS[0], a_spec(), "", "c", "ada"), 1)
+    for at_ms, free in ((2, 2), (3, 1), (4, 4), (5, 5)):  # of the four asked for
+        carry(draft, Sightings({}), {}, Plan((Wait(JOBS[0], NoRoom(4, free, 0), 1),)), 1, at_ms)
+    told = [(event.at_ms, event.body.reason) for event in draft.events if isinstance(event.body, JobWaits)]
+    assert told == [(2, NoRoom(4, 2, 0)), (4, NoRoom(4, 4, 0))]

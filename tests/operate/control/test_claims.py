@@ -293,6 +293,29 @@ def test_why_names_for_whom_it_makes_room(bench: Bench) -> None:
     assert said.endswith(f"position 1 in queue default; its last attempt made room for {job}")
 
 
+def test_a_gang_on_a_node_that_goes_away_says_so(bench: Bench) -> None:
+    """It makes room for nobody, and not for itself either."""
+    [gang] = running(bench, on(A, 0))
+    stubborn(bench)
+    leaves = Evict(gang, AttemptId(f"{gang}.1"), gang, "spot", 7, None)
+    bench.tick(decide=plan(evictions=(leaves,)))
+    assert "stops since one of its nodes goes away" in why_view(bench.world, bench.job(gang), bench.control.waiting).sentence
+    bench.agents["a"].end(AttemptId(f"{gang}.1"), -15)
+    bench.tick(decide=IDLE)
+    assert bench.world.attempts[AttemptId(f"{gang}.1")].detail == "moved off a node that goes away"
+    assert (bench.state(gang), bench.job(gang).evicted_ms) == ("pending", ())
+
+
+def test_a_gang_that_is_named_twice_is_ended_once(bench: Bench) -> None:
+    [victim] = running(bench, on(A, 0, 1))
+    stubborn(bench)
+    one, two = high(bench, "one"), high(bench, "two")
+    evictions = (evict(victim, one), evict(victim, one), evict(victim, two))
+    bench.tick(decide=plan(evictions=evictions, claims=(Claim(one, on(A, 0)), Claim(two, on(A, 1)))))
+    assert bench.log(JobEvicted) == [JobEvicted(victim, AttemptId(f"{victim}.1"), one, "priority", 7)]
+    assert (bench.job(one).claim, bench.job(two).claim) == (on(A, 0), on(A, 1))
+
+
 def test_what_ends_or_is_over_claims_nothing(bench: Bench) -> None:
     [victim] = running(bench, on(A, 0))
     bench.control.cancel(victim, "ada")

@@ -33,6 +33,19 @@ def test_runs_that_ended_by_themselves_are_learnt_and_again_after_a_restart(benc
     assert bench.control.observe().history.runs[CLASS] == counts
 
 
+def test_kinds_of_jobs_are_learnt_when_they_are_submitted_and_again_after_a_restart(bench: Bench) -> None:
+    """Whether or not they ever run."""
+    bench.add("a")
+    bench.submit(a_spec(gpus="1"))
+    bench.submit(a_spec(gpus="L4:8"))
+    (one, other) = bench.control.observe().history.mix
+    assert {(kind.pod.num_gpu, kind.pod.models, kind.seen) for kind in (one, other)} == {
+        (1, frozenset(), 1), (8, frozenset({"L4"}), 1),
+    }  # fmt: skip
+    bench.restart()
+    assert bench.control.observe().history.mix == (one, other)
+
+
 def test_what_was_stopped_teaches_nothing(bench: Bench) -> None:
     bench.add("a")
     bench.tick()

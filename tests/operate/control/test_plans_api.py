@@ -62,6 +62,12 @@ def test_a_plan_places_prices_and_submits_nothing(server: LiveServer, waiting: s
     assert [one["id"] for one in server.get("/jobs")] == [one["id"] for one in before]
 
 
+def test_a_plan_of_shares_and_of_an_array_counts_them(server: LiveServer, waiting: str) -> None:
+    view = planned(server, priority=90, resources={"gpus": "0.25"}, array={"count": 3})
+    assert (view.jobs, view.num_devices) == (3, 0.25)
+    assert [(one.held, one.after) for one in view.queues] == [(1, 1.25)]
+
+
 def test_a_plan_of_what_starts_at_once_names_the_node(server: LiveServer, waiting: str) -> None:
     view = planned(server, priority=90)
     assert (view.answer, view.sentence, view.reason) == ("starts", "would start now", None)
@@ -76,10 +82,11 @@ def test_a_plan_of_what_never_fits_says_so(server: LiveServer, waiting: str) -> 
 
 
 def test_a_plan_is_checked_like_a_submit(server: LiveServer, waiting: str) -> None:
-    with server.http() as http:
-        answer = http.post("/plan", json={"spec": {"name": "mine", "entrypoint": "true", "num_nodes": 0}})
-    assert answer.status_code == 422
-    assert answer.json()["field"] == "num_nodes"
+    for field, value in (("num_nodes", 0), ("window", "nights"), ("after", ["nobody-9"])):
+        with server.http() as http:
+            answer = http.post("/plan", json={"spec": {"name": "mine", "entrypoint": "true", field: value}})
+        assert answer.status_code == 422
+        assert answer.json()["field"] == field
 
 
 def test_the_snapshot_is_what_was_decided_from(server: LiveServer, waiting: str) -> None:

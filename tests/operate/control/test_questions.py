@@ -1,5 +1,6 @@
 """What the scheduler's process is asked: only what is new, and whatever comes, the snapshot at the other end is the same."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,13 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy, Queue
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Usage
 from phalanx.decide.scheduler.attained import ServiceHistory, learned
+from phalanx.decide.scheduler.columns import Pod, Popular
 from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.round import Round
 from phalanx.operate.control.questions import Answerer, Asker, Question
 from phalanx.operate.control.scheduler_process import Mind
+
+MIXED = History(mix=(Popular(Pod(1_500, 64, 1, 250, frozenset({"L4", "T4"})), 3), Popular(Pod(0, 0, 8, 1_000), 1)))
 
 
 def node(name: str, free: int = 2) -> NodeFacts:
@@ -66,7 +71,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         tuple(pending(name, draw(small)) for name in jobs[cut:] if draw(st.booleans())),
         policy=draw(st.sampled_from([Policy(), Policy(queues={"left": Queue(weight=2.0)})])),
         usage=draw(st.sampled_from([{}, {"left": Usage(1.0, 2, 3.0)}])),
-        history=draw(st.sampled_from([History(), History(scored=3)])),
+        history=draw(st.sampled_from([History(), History(scored=3), MIXED])),
         service=draw(st.sampled_from([ServiceHistory(), learned(ServiceHistory(), 8, 3, 60_000)])),
     )
 
@@ -104,3 +109,18 @@ def test_a_process_that_does_not_know_the_one_before_says_so() -> None:
     answer = Mind().answer(wire.dumps(Question, follows).encode())
     assert answer.plan is None
     assert "follows one" in answer.error
+
+
+def test_a_decision_leaves_nothing_behind_once_it_is_told() -> None:
+    """What is alive while rubbish is collected is never looked at again: for days, a decision's worth of a fleet each time."""
+    asker, mind = Asker(), Mind()
+    gc.disable()
+    try:
+        for number in range(6):
+            jobs = tuple(pending(f"j-{job}") for job in range(4 + number % 2))
+            one = Snapshot(number, (node("n0"), node("n1", free=1)), (), jobs)
+            assert mind.answer(wire.dumps(Question, asker.question(one)).encode()).plan is not None
+            gc.collect(0)
+        assert [one for one in gc.get_objects() if isinstance(one, Round)] == []
+    finally:
+        gc.enable()

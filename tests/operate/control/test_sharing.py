@@ -12,9 +12,12 @@ from phalanx.core.devices import Device, NodeSlice, Placement
 from phalanx.core.errors import Conflict, SpecError
 from phalanx.core.events import JobSubmitted, PolicySet
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.policy import Cells, NodeRule, Policy, Queue
+from phalanx.core.policy import Booking, Cells, NodeRule, Policy, Queue, Window
 from phalanx.core.spec import Array, JobSpec, Resources
-from phalanx.decide.scheduler import Plan, Start
+from phalanx.decide.scheduler import PendingJob, Plan, Start
+from phalanx.operate.control.dry_views import plan_view
+from phalanx.operate.control.queue_views import queue_views
+from phalanx.operate.control.snapshots import job_facts
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.wanted import Terms, launch
 from tests.operate.control.control_bench import Bench, a_spec
@@ -62,6 +65,27 @@ def test_a_rule_for_nobody_is_doubtful_and_labels_of_the_new_policy_make_cells(b
         bench.control.check_policy(replace(policy, nodes=()))
 
 
+def test_a_limit_on_devices_that_the_fleet_lacks_and_a_booking_that_is_over_are_doubtful(bench: Bench) -> None:
+    bench.add("a")
+    bench.tick()
+    over = Booking(queue="left", devices="1", start="1969-01-01T00:00Z", end="1969-01-02T00:00Z")
+    policy = Policy(queues={"left": Queue(limit={"B200": 8})}, bookings={"old": over})
+    assert list(bench.control.set_policy(policy, "ada")) == [
+        "bookings.old.end: '1969-01-02T00:00Z': is past, so it keeps nothing; leave the booking out",
+        "queues.left.limit.B200: 8: the fleet has none; it has cpu",
+    ]
+
+
+def test_a_price_of_nothing_is_a_price(bench: Bench) -> None:
+    """Such as of devices that are paid for anyway: the catalogue's does not come back."""
+    bench.add("a")
+    bench.tick()
+    facts = job_facts(JobId("mine"), a_spec(), bench.clock.now_ms(), 0)
+    assert plan_view(bench.control.observe(), facts).cost_per_hour == pytest.approx(0.10)
+    bench.control.set_policy(Policy(nodes=(NodeRule(match="*", price=0.0),)), "ada")
+    assert plan_view(bench.control.observe(), facts).cost_per_hour == 0.0
+
+
 def test_an_array_is_accepted_whole_and_answered_by_its_first_job(bench: Bench) -> None:
     bench.add("a")
     bench.tick()
@@ -85,6 +109,16 @@ def test_a_large_array_is_one_transaction(bench: Bench) -> None:
     assert bench.world.sequence == 2_000
 
 
+def test_an_array_of_large_specs_is_refused(bench: Bench) -> None:
+    """The log keeps the spec of each of its jobs."""
+    large = replace(a_spec(), env={"BLOB": "x" * 500_000})
+    bench.control.submit(replace(large, array=Array(count=10)), "", "", "ada")
+    with pytest.raises(SpecError, match="shorten the spec") as refused:
+        bench.control.submit(replace(large, array=Array(count=1_000)), "", "", "ada")
+    assert refused.value.field == "array.count"
+    assert len(bench.world.jobs) == 10
+
+
 def test_a_job_waits_only_for_jobs_that_are_known(bench: Bench) -> None:
     with pytest.raises(SpecError, match="no such job") as refused:
         bench.submit(replace(a_spec(), after=("tiny-1",)))
@@ -94,6 +128,72 @@ def test_a_job_waits_only_for_jobs_that_are_known(bench: Bench) -> None:
     assert [job.unmet for job in bench.control.observe().pending] == [(), (first,)]
     bench.control.cancel(first, "ada")
     assert [(job.facts.job, job.failed) for job in bench.control.observe().pending] == [(second, (first,))]
+
+
+def test_a_queue_or_a_window_that_the_policy_does_not_have_is_refused(bench: Bench) -> None:
+    """It may be mistyped: it would count for nothing, or wait for ever."""
+    bench.add("a")
+    bench.tick()
+    bench.submit(replace(a_spec(), queue="any"))
+    with pytest.raises(SpecError, match="it has no windows"):
+        bench.submit(replace(a_spec(), window="night"))
+    windows = {"night": (Window(hours="20:00-06:00"),)}
+    bench.control.set_policy(Policy(queues={"vision": Queue(), "speech": Queue()}, windows=windows), "ada")
+    bench.submit(replace(a_spec(), window="night", queue="vision"))
+    bench.submit(a_spec())
+    for wrong, field, fix in (
+        (replace(a_spec(), queue="visoin"), "queue", "did you mean 'vision'?"),
+        (replace(a_spec(), queue="visoin", array=Array(count=2)), "queue", "did you mean 'vision'?"),
+        (replace(a_spec(), queue="zzz"), "queue", "it has speech, vision"),
+        (replace(a_spec(), window="nights"), "window", "did you mean 'night'?"),
+    ):
+        with pytest.raises(SpecError) as refused:
+            bench.submit(wrong)
+        assert (refused.value.field, refused.value.fix) == (field, f"is not in the policy; {fix}")
+    assert len(bench.world.jobs) == 3
+
+
+def test_who_comes_after_an_array_waits_for_all_of_it(bench: Bench) -> None:
+    bench.add("a", count=4)
+    bench.tick(decide=lambda _: Plan(()))
+    first = bench.control.submit(replace(a_spec(gpus="1"), array=Array(count=3)), "", "", "ada")
+    last = bench.submit(replace(a_spec(), after=(first,)))
+    members = [JobId(f"tiny-{number}") for number in (1, 2, 3)]
+
+    def seen() -> PendingJob:
+        return next(job for job in bench.control.observe().pending if job.facts.job == last)
+
+    assert (seen().unmet, seen().failed) == (tuple(members), ())
+    bench.tick(decide=lambda _: Plan((Start(members[0], Placement((NodeSlice(A, (0,)),))),)))
+    bench.agents["a"].run(AttemptId("tiny-1.1"))
+    bench.agents["a"].end(AttemptId("tiny-1.1"))
+    assert seen().unmet == (members[1], members[2]), "the first alone does not do"
+    bench.control.cancel(members[1], "ada")
+    assert (seen().unmet, seen().failed) == ((members[2],), (members[1],))
+    bench.control.retry(members[1], "ada")
+    assert (seen().unmet, seen().failed) == ((members[1], members[2]), ())
+    only_one = bench.submit(replace(a_spec(), after=(members[2],)))
+    found = next(job for job in bench.control.observe().pending if job.facts.job == only_one)
+    assert found.unmet == (members[2],), "any other of them stands for itself"
+
+
+def test_an_array_is_cancelled_whole(bench: Bench) -> None:
+    bench.add("a", count=4)
+    bench.tick(decide=lambda _: Plan(()))
+    first = bench.control.submit(replace(a_spec(gpus="1"), array=Array(count=3)), "", "", "ada")
+    other = bench.submit(a_spec())
+    bench.tick(decide=lambda _: Plan((Start(JobId("tiny-2"), Placement((NodeSlice(A, (0,)),))),)))
+    bench.agents["a"].run(AttemptId("tiny-2.1"))
+    bench.control.cancel(first, "ada")
+    bench.control.cancel(JobId("tiny-3"), "ada", array=True)
+    for _ in range(2):
+        bench.tick(decide=lambda _: Plan(()))
+    assert [bench.state(JobId(f"tiny-{number}")) for number in (1, 2, 3)] == ["finished"] * 3
+    assert bench.state(other) == "pending"
+    with pytest.raises(Conflict, match="every job of its array tiny-1 has already finished"):
+        bench.control.cancel(first, "ada", array=True)
+    with pytest.raises(Conflict, match="of no array"):
+        bench.control.cancel(other, "ada", array=True)
 
 
 def test_a_deadline_lies_ahead(bench: Bench) -> None:
@@ -111,11 +211,26 @@ def test_shares_of_a_device_are_held_together_and_not_beyond_it(bench: Bench) ->
     half = Placement((NodeSlice(A, (0,), 500),))
     bench.tick(decide=lambda _: Plan(tuple(Start(job, half) for job in jobs)))
     assert [bench.state(job) for job in jobs] == ["starting", "starting", "pending"]
-    [seen] = bench.control.observe().nodes
-    assert (seen.free, seen.shares) == ((), ())
+    seen = bench.control.observe()
+    assert (seen.nodes[0].free, seen.nodes[0].shares) == ((), ())
+    [queue] = queue_views(seen)
+    assert queue.held == {"cpu": 1.0}
     bench.agents["a"].end(AttemptId(f"{jobs[0]}.1"))
     bench.tick(decide=lambda _: Plan((Start(jobs[2], half),)))
     assert [bench.state(job) for job in jobs] == ["finished", "starting", "starting"]
+
+
+def test_queues_hold_and_borrow_shares_as_they_are(bench: Bench) -> None:
+    bench.add("a", count=2)
+    bench.tick()
+    job = bench.submit(replace(a_spec(), queue="left", resources=Resources(gpus="0.3")))
+    other = bench.submit(replace(a_spec(), queue="left", resources=Resources(gpus="1")))
+    places = (Placement((NodeSlice(A, (0,), 300),)), Placement((NodeSlice(A, (1,)),)))
+    bench.control.set_policy(Policy(queues={"left": Queue(quota={"cpu": 1}, parent="all"), "all": Queue()}), "ada")
+    bench.tick(decide=lambda _: Plan((Start(job, places[0]), Start(other, places[1]))))
+    above, left = queue_views(bench.control.observe())
+    assert (left.held, left.borrowed) == ({"cpu": 1.3}, {"cpu": 0.3})
+    assert (above.name, above.held, above.borrowed) == ("all", {"cpu": 1.3}, {})
 
 
 def test_memory_bounds_of_shares_are_held_against_the_device(bench: Bench) -> None:

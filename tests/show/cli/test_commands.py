@@ -11,6 +11,7 @@ import yaml
 
 from phalanx.core import wire
 from phalanx.core.views import JobView, LedgerView, LogPage, ModelView, Progress, StatusView, SubmitRequest, WhyView
+from phalanx.show.cli.job_page import gang_devices
 from phalanx.show.cli.main import run
 from tests.recorded import (
     JOB,
@@ -240,6 +241,51 @@ def test_cancel_shows_the_state_and_a_finished_job_is_a_conflict(phalanx: Termin
     assert "is stopping" in phalanx("cancel", JOB).out
     again = phalanx("cancel", JOB)
     assert (again.code, again.err) == (2, f"Error: job is '{JOB}': has finished\n")
+
+
+def test_several_jobs_are_cancelled_and_each_has_its_answer(phalanx: Terminal) -> None:
+    phalanx.server.on("POST", "/jobs/tiny-lm-8/cancel", refusal(409, "job", "tiny-lm-8", "has finished"))
+    phalanx.server.on("POST", f"/jobs/{JOB}/cancel", said(JobView, job_view(state="stopping")))
+    shown = phalanx("cancel", "tiny-lm-8", JOB, JOB)
+    assert (shown.code, shown.err) == (2, "Error: job is 'tiny-lm-8': has finished\n")
+    assert shown.out.startswith(f"{JOB} is stopping")
+    assert phalanx.server.paths("POST") == ["/jobs/tiny-lm-8/cancel", f"/jobs/{JOB}/cancel"]
+    assert [view["id"] for view in json.loads(phalanx("cancel", JOB, "-o", "json").out)] == [JOB]
+
+
+def test_submit_of_an_array_names_its_first_and_last_job(phalanx: Terminal, tmp_path: Path) -> None:
+    array = job_view(state="pending", why="waits for nodes", id="arr-9", array="arr-9", spec={"array": {"count": 3, "parallel": 0}})
+    phalanx.server.on("POST", "/jobs", said(JobView, array))
+    first, second = phalanx("submit", job_file(tmp_path / "code")).out.splitlines()
+    assert first == "Submitted arr-9 to arr-11 (array of 3): waits for nodes."
+    assert "`phalanx cancel --array arr-9`" in second
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"devices": "H100|A100-80:8", "num_nodes": 4, "state": "pending"}, "H100|A100-80:32"),
+        ({"devices": "2", "num_nodes": 3, "state": "finished"}, "6"),
+        ({"devices": "L4:0.25", "num_nodes": 2, "state": "paused"}, "L4:0.5"),
+        ({"devices": "0.25", "state": "pending"}, "0.25"),
+        ({"devices": "2", "num_nodes": 4, "state": "running", "attempts": (killed_attempt(),)}, "2"),
+        ({"devices": "some of a newer kind", "num_nodes": 2}, "some of a newer kind"),
+    ],
+)
+def test_ls_counts_the_devices_of_the_whole_gang(fields: dict[str, Any], shown: str) -> None:
+    """Those that it holds, which of an elastic one may be fewer, else those that it asks for."""
+    assert gang_devices(job_view(**fields)) == shown
+
+
+def test_an_array_is_cancelled_by_any_of_its_jobs_and_describe_names_it(phalanx: Terminal) -> None:
+    view = job_view(state="stopping", array="tiny-lm-5", array_index=2)
+    phalanx.server.on("POST", f"/jobs/{JOB}/cancel", said(JobView, view))
+    shown = phalanx("cancel", "--array", JOB)
+    assert shown.out == "Every job of the array tiny-lm-5 that had not finished was asked to end.\n"
+    assert phalanx.server.asked[-1].query == {"array": "true"}
+    phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+    phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view())
+    assert "number 2 of tiny-lm-5" in phalanx("describe", JOB).out
 
 
 def test_logs_are_raw_in_a_pipe(phalanx: Terminal) -> None:

@@ -1,7 +1,7 @@
 """What happened, in words: every kind of event has a sentence, and no two kinds read alike."""
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -11,8 +11,10 @@ from phalanx.core.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptRunning,
+    DevicesClaimed,
     EventBody,
     JobCollected,
+    JobEvicted,
     JobResumed,
     JobRetried,
     JobSubmitted,
@@ -23,22 +25,27 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PolicySet,
     RankSaid,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
+from phalanx.core.policy import Policy
 from phalanx.core.reasons import NoRoom
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resumed
 from phalanx.core.spec import JobSpec, Resources
 from phalanx.core.states import StopCause
 from phalanx.core.views import EventView
+from phalanx.decide.scheduler import Evict
 from phalanx.show.cli.event_lines import event_line
 from phalanx.show.cli.event_words import words
 
 KINDS = get_args(get_args(EventBody)[0])
 NODE, JOB, ATTEMPT = NodeId("node-a"), JobId("tiny-lm-7"), AttemptId("tiny-lm-7.2")
 SHAPE = NodeShape(NODE, "10.0.0.7", tuple(Device(i, "H100", "H100") for i in range(8)), 8.0, 2**30, (20_001, 20_064))
+BIG = JobId("big-9")
+QUARTER = Placement((NodeSlice(NODE, (3,), 250),))
 PLACEMENT = Placement((NodeSlice(NODE, (0, 1)), NodeSlice(NodeId("node-b"), (3,))))
 SAVED = ModelSaved(rank=0, step=9, path="/m", weights_digest="3e" * 32, metrics={}, lineage={}, at_ms=1)
 CHECKPOINT = CheckpointCommitted(rank=0, step=20, path="/c", digest="d1" * 32, size_bytes=3 << 20, at_ms=1)
@@ -66,6 +73,9 @@ TOLD: list[tuple[EventBody, str, str]] = [
     (NodeDrained(NODE, "new disk", "ann"), "node node-a", "drained by ann: new disk"),
     (NodeUndrained(NODE, "ann"), "node node-a", "undrained by ann"),
     (ModelRegistered("tiny-lm", 3, JOB, ATTEMPT, SAVED, {}), ATTEMPT, "registered model tiny-lm:3"),
+    (PolicySet(Policy(), "ann"), "policy", "set by ann"),
+    (DevicesClaimed(JOB, PLACEMENT), JOB, "waits for node-a (devices 0, 1) and node-b (device 3), kept for it"),
+    (JobEvicted(JOB, ATTEMPT, BIG, "priority", 7), JOB, "asked to make room for big-9, which is of a higher class"),
 ]
 
 
@@ -105,6 +115,21 @@ def test_the_facts_above_are_all_there_are() -> None:
 def test_every_cause_to_stop_has_words_of_its_own(cause: StopCause) -> None:
     others = {words(seen(StopRequested(JOB, one, "ann")))[1] for one in get_args(StopCause) if one != cause}
     assert words(seen(StopRequested(JOB, cause, "ann")))[1] not in others
+
+
+def test_every_cause_of_an_eviction_has_words_of_its_own() -> None:
+    causes = get_args(get_type_hints(Evict)["cause"])
+    said = {words(seen(JobEvicted(JOB, ATTEMPT, BIG, cause, 7)))[1] for cause in causes}
+    assert len(said) == len(causes) > 5
+    assert "asked to make room for big-9" not in said
+    assert words(seen(JobEvicted(JOB, ATTEMPT, BIG, "of-a-newer-server", 7)))[1] == "asked to make room for big-9"
+
+
+def test_a_share_is_named_with_its_part_of_the_device() -> None:
+    shared = dataclasses.replace(SPEC, num_nodes=1, resources=Resources(gpus="0.25"))
+    assert "asks for 0.25 of a device, queue default" in words(seen(JobSubmitted(JOB, shared, "", "c0", "ann")))[1]
+    assert words(seen(AttemptPlaced(JOB, ATTEMPT, QUARTER, 20_001, 3)))[1] == "placed on node-a (0.25 of device 3)"
+    assert words(seen(DevicesClaimed(JOB, None)))[1] == "gave up the devices that were kept for it"
 
 
 def test_how_an_attempt_ended_is_told_apart() -> None:

@@ -52,7 +52,7 @@ def test_why_gives_the_interval_and_the_changes(terminal: Terminal) -> None:
     )
     assert terminal.server.asked[0].query == {"changes": "true"}
     shown = json.loads(terminal("why", JOB, "-o", "json").out)
-    assert shown["eta"] == {"low_ms": ETA.low_ms, "high_ms": ETA.high_ms}
+    assert shown["eta"] == {"low_ms": ETA.low_ms, "high_ms": ETA.high_ms, "vague": False}
     assert shown["changes"][1] == {"field": "num_nodes", "value": "2", "was": "4"}
 
 
@@ -63,13 +63,21 @@ def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Te
     assert terminal.server.asked[0].query == {}
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices", changes=()))
     assert terminal("why", JOB).out.endswith("No single change of its spec would start it now.\n")
+    vague = why_view(state="pending", sentence="waits for devices", eta=EtaView(low_ms=DAY, high_ms=2 * DAY, vague=True))
+    terminal.server.view(f"/jobs/{JOB}/why", WhyView, vague)
+    assert terminal("why", JOB).out.endswith("No useful estimate of its start yet.\n")
+    after = why_view(state="pending", sentence="waits for a-1 to succeed", reason={"kind": "dependencies"}, changes=())
+    terminal.server.view(f"/jobs/{JOB}/why", WhyView, after)
+    assert terminal("why", JOB).out == f"{JOB} is pending: waits for a-1 to succeed\n"
 
 
 def test_why_saves_the_snapshot(terminal: Terminal, tmp_path: Path) -> None:
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view())
     terminal.server.view(f"/jobs/{JOB}", JobView, job_view())
     terminal.server.on("GET", "/snapshot", Said(200, '{"now_ms": 1}'))
-    assert terminal("why", JOB, "--save-snapshot", str(tmp_path / "snap.json")).code == 0
+    shown = terminal("why", JOB, "--save-snapshot", str(tmp_path / "snap.json"), "-o", "json")
+    assert (shown.code, json.loads(shown.out)["job"]) == (0, JOB)
+    assert shown.err.startswith(f"Saved in {tmp_path}/snap.json")
     assert (tmp_path / "snap.json").read_text() == '{"now_ms": 1}'
     refused = terminal("why", JOB, "--save-snapshot", str(tmp_path / "no" / "snap.json"))
     assert refused.code == 2
@@ -84,6 +92,19 @@ def test_plan_shows_placement_cost_and_queue(terminal: Terminal, spec: str) -> N
         assert text in out
     assert json.loads(terminal.server.asked[0].body)["spec"]["num_nodes"] == 2
     assert terminal.server.paths("POST") == ["/plan"]
+
+
+def test_plan_of_an_array_is_of_one_of_its_jobs_and_says_so(terminal: Terminal, spec: str) -> None:
+    half = (QueueEffectView(queue="research", held=0.5, after=1, quota=None, limit=None),)
+    terminal.server.on("POST", "/plan", said(PlanView, plan_view(jobs=3, num_devices=0.5, queues=half)))
+    out = terminal("plan", spec).out
+    for text in (
+        "mine (the first of an array of 3): would start now.",
+        "0.5 x H100, for each of 3 jobs",
+        "80.00 USD, for each of 3 jobs, 240.00 USD for all",
+        "research    0.5        1",
+    ):
+        assert text in out
 
 
 def test_plan_of_a_job_that_waits(terminal: Terminal, spec: str) -> None:

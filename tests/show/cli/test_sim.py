@@ -1,11 +1,16 @@
 """`phalanx sim run` and `sim replay`: what is handed on, what people and programs see."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from phalanx.core.sim_report import SimReport, WhatIfView
 from phalanx.show.cli.main import run
-from tests.show.cli.phalanx_under_test import SIM_REPORT, TOOLS
+from phalanx.show.cli.options import Output
+from phalanx.show.cli.output import emit
+from phalanx.show.cli.sim_page import report_page, what_if_page
+from tests.show.cli.phalanx_under_test import SIM_REPORT, TOOLS, WHAT_IF
 
 
 def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +33,20 @@ def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixtur
     assert [line.split() for line in out.splitlines() if line.strip().startswith("vision")] == [
         ["vision", "2", "12", "1.00", "1m", "30s", "1m", "00s", "3m", "00s"]
     ]
+
+
+def test_one_is_one_and_what_to_know_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    view = replace(SIM_REPORT, jobs=1, devices=1, nodes=1, decisions=1, skipped=1, notes=("Nobody knows FOO.",))
+    emit(Output.TABLE, SimReport, view, lambda: report_page(view))
+    out = capsys.readouterr().out
+    for text in (": 1 job over", "1 row of the trace", "1 device on 1 node", "1 time through schedule", "Nobody knows FOO."):
+        assert text in out
+    side = replace(WHAT_IF.own, starts=1, started_devices=1)
+    both = replace(WHAT_IF, devices=1, nodes=1, running=1, pending=1, own=side, other=side)
+    emit(Output.TABLE, WhatIfView, both, lambda: what_if_page(both))
+    out = capsys.readouterr().out
+    assert "1 device on 1 node; 1 gang runs, 1 job waits" in out
+    assert out.count("1 job, 1 device") == 2
 
 
 def test_programs_get_every_figure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,9 @@ from phalanx.decide.scheduler.rotation import Nodes
 from phalanx.decide.scheduler.service_order import Floats, ServiceJobs, favoured, shortest
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
 
-ORDERS: Final = ("shortest", "blind")
-
 MARGINS: Final[Mapping[str, float]] = {"shortest": 0.1, "blind": attained.MARGIN}
-"""By how much a waiting job must be better than one that runs: ending a gang costs it a restart."""
+"""By how much a waiting job must be better than one that runs: ending a gang costs it a restart. On the first 300 jobs of Muri's
+trace 1, `shortest` with 0 averages 0.6 % less, with 17 % more evictions."""
 
 LAST: Final = 1e300
 """The key of a job of which nothing says how long it runs, where that is what counts."""

@@ -94,7 +94,7 @@ def _in_place(job: PendingJob, kind: str, fleet: Fleet, free: Counts, good: list
         rows = fit(anywhere, kind, fleet, left, job.avoids)
         return [] if rows is None else [int(row) for row in rows]
     found: list[int] = []
-    number = ground.tier(shape.group_within)
+    number = ground.tier(shape.group_tier)
     for rank in missing:
         first = rank // shape.group * shape.group
         beside = [row for row in good[first : first + shape.group] if row >= 0]

@@ -4,7 +4,7 @@ The kinds of pods that want it, places for them, and nodes as they would be with
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -128,6 +128,16 @@ class Columns:
     def release(self, spot: Spot, pod: Pod) -> None:
         """Raises Bug when that much was not taken there."""
         self._change(spot, pod, 1)
+
+    def put(self, row: int, cpu_milli: int, memory_mib: int, gpu_milli: Sequence[int]) -> None:
+        """So much is free on the node; what is beyond what it has is cut off."""
+        free, whole = self.free, self.capacity
+        cpu, memory = min(cpu_milli, int(whole.cpu_milli[row])), min(memory_mib, int(whole.memory_mib[row]))
+        milli = np.array([*gpu_milli, *(0,) * (free.gpu_milli.shape[1] - len(gpu_milli))], np.int32)
+        if (cpu, memory) == (free.cpu_milli[row], free.memory_mib[row]) and np.array_equal(milli, free.gpu_milli[row]):
+            return
+        free.cpu_milli[row], free.memory_mib[row], free.gpu_milli[row] = cpu, memory, milli
+        self.version[row] += 1
 
     def _change(self, spot: Spot, pod: Pod, sign: int) -> None:
         free, whole, row, gpus = self.free, self.capacity, spot.node, list(spot.gpus)

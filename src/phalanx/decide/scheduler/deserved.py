@@ -43,6 +43,7 @@ class Deserts:
         self._ranked: NDArray[np.intp] | None = None
         self._ways: dict[Line, tuple[list[tuple[Line, ...]], list[tuple[Line, ...]]]] = {}
         self._nobody = np.zeros(len(gangs), np.bool_)
+        self._within: dict[Line, Mask] = {}
         self._fair: dict[str, _Fair] = {}
         self._last: dict[str, Mask] = {}
         self._asked: _Asks | None = None
@@ -69,6 +70,12 @@ class Deserts:
         if key not in self._reclaimable:
             self._reclaimable[key] = self._found_reclaimable(job, mine, kind, amount)
         return self._reclaimable[key]
+
+    def deserves(self, job: JobFacts, kind: str, num_devices: int) -> bool:
+        """Whether the job may take so much from some other queue, had that too much."""
+        mine = self._tree.line(job).path
+        amount = num_devices * job.shape.request.milli
+        return any(self._right(own, kind, amount) for own in set(self._apart(mine)[0]))
 
     def _found_reclaimable(self, job: JobFacts, mine: Sequence[Line], kind: str, amount: int) -> Mask:
         ways, apart = self._apart(mine)
@@ -105,6 +112,13 @@ class Deserts:
         found: Mask = whole[self._line] | (partly[self._line] & ~self._came_last(kind))
         return found
 
+    def within(self, queue: Line) -> Mask:
+        """Gangs of the queue and of those below it."""
+        if queue not in self._within:
+            inside = np.array([queue in one.path for one in self._queues], np.bool_)
+            self._within[queue] = inside[self._line] if self._gangs else self._nobody
+        return self._within[queue]
+
     def _apart(self, mine: Sequence[Line]) -> tuple[list[tuple[Line, ...]], list[tuple[Line, ...]]]:
         """For each queue with gangs, the lines on my way up that are not on its own, and the other way round."""
         if mine[1] not in self._ways:
@@ -122,13 +136,15 @@ class Deserts:
         return self._fair[kind]
 
     def _right(self, own: Sequence[Line], kind: str, amount: int) -> str:
-        """By what the job may take from lines that it is not of: a guarantee, its share, or nothing."""
+        """By what the job may take from lines that it is not of: a guarantee, its share, or nothing. A share is only taken for a
+        queue that the policy names: under the empty policy a new name would be a claim on a part of the fleet."""
         if not own:
             return ""
         if quota.guarantor(tuple(own), kind, amount) is not None:
             return "owner"
         fits = own[-1].used.get(kind, 0) + amount <= self.fair(kind).get(own[-1], 0.0) + _SLACK
-        return "share" if fits and account(own[-1].quota, kind) is None else ""
+        is_named = own[-1].name in self._snapshot.policy.queues
+        return "share" if fits and is_named and account(own[-1].quota, kind) is None else ""
 
     def _has_too_much(self, line: Line, kind: str) -> bool:
         found = self._too_much.get((line, kind))

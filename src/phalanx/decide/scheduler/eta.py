@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from phalanx.core.ids import JobId
-from phalanx.core.reasons import Reason
+from phalanx.core.reasons import Backoff, Kept, MakingRoom, OutsideWindow, OverBudget, Reason
 from phalanx.decide.scheduler.history import MISS_BINS, SOFT_MS, History, Predicted, run_class, size_class
 from phalanx.decide.scheduler.plan import Eta, Plan, Wait
 from phalanx.decide.scheduler.runtimes import usual_wait_ms
@@ -51,7 +51,7 @@ class Forecast:
 
 def predict(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, Eta]:
     """An interval for each job that the plan lets wait, or for those of them in `only`; none for jobs of which nothing can be said:
-    that never fit, or wait for other jobs or for nodes."""
+    that never fit, or wait for other jobs or for nodes; and none for those that start as soon as gangs have let go for them."""
     return {job: forecast.eta for job, forecast in forecasts(snapshot, plan, only).items()}
 
 
@@ -64,7 +64,7 @@ def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = N
     usual: dict[str, float] = {}
     found = {}
     for wait in waits:
-        if wait.job not in likely:
+        if wait.job not in likely or isinstance(wait.reason, MakingRoom):
             continue
         job = facts[wait.job]
         num_devices = job.shape.num_devices
@@ -76,7 +76,7 @@ def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = N
         names = _classes(size, wait.reason, likely_ms)
         if names not in spans:
             spans[names] = _span(snapshot.history, names)
-        eta = _eta(snapshot.now_ms, likely_ms, *spans[names])
+        eta = _not_before(wait.reason, snapshot.now_ms, _eta(snapshot.now_ms, likely_ms, *spans[names]))
         found[wait.job] = Forecast(eta, Predicted(likely_ms, views, runs, size, names))
     return found
 
@@ -99,6 +99,21 @@ def _eta(now_ms: int, likely_ms: float, low: float, high: float) -> Eta:
     """`low` and `high` are factors of the likely wait, as `history.miss_bin` compares waits."""
     low_ms = max(0, round((likely_ms + SOFT_MS) * low - SOFT_MS))
     return Eta(now_ms + low_ms, now_ms + max(low_ms, round((likely_ms + SOFT_MS) * high - SOFT_MS)), now_ms + round(likely_ms))
+
+
+def _not_before(reason: Reason, now_ms: int, eta: Eta) -> Eta:
+    """A shut window, a spent budget, a booking and a restart that is put off let nothing start before their time, whatever was
+    learnt of waits."""
+    match reason:
+        case OutsideWindow(opens_ms=int(first_ms)) | OverBudget(resets_ms=int(first_ms)) | Kept(until_ms=int(first_ms)):
+            return _from(first_ms, eta)
+        case Backoff(wait_ms=wait_ms):
+            return _from(now_ms + wait_ms, eta)
+    return eta
+
+
+def _from(first_ms: int, eta: Eta) -> Eta:
+    return Eta(max(eta.low_ms, first_ms), max(eta.high_ms, first_ms), max(eta.likely_ms, first_ms))
 
 
 def _span(history: History, names: Sequence[str]) -> tuple[float, float]:

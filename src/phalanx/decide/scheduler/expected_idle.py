@@ -132,6 +132,14 @@ class ExpectedIdle(Packer):
         wanted = np.minimum(1.0, self._lost[pod] @ self._gangs.scarcity().astype(np.float32))
         return np.asarray(score - self._empty_value * wanted**2, np.float64)
 
+    @property
+    def num_kept(self) -> int:
+        return super().num_kept * (1 + len(self._gangs))
+
+    def forget(self) -> None:
+        super().forget()
+        self._lost.clear()
+
     def idle_milli(self, states: States) -> Floats:
         """What is expected to stay idle on each node in the end."""
         if len(self._known) > KNOWN_MAX:

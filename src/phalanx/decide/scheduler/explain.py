@@ -38,10 +38,17 @@ def no_room(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> NoRoom | Geomet
         nodes, kind = max((largest_now(shape, kind, fleet), kind) for kind in kinds)
         largest, each = nodes * shape.request.count, shape.request.count
         if largest < asked:  # else it has to keep off nodes where ranks of its own live that were given up
-            return Geometry(asked, free, largest, shape.within or "", each, _short_of(shape, kind, fleet))
+            most = 0 if largest else _most_on_a_node(shape, kinds, fleet)
+            short = _short_of(shape, kind, fleet)
+            return Geometry(asked, free, largest, shape.within or "", each, short, most if most < each else 0)
     total = sum(one.total for one in found)
     fenced, closed = sum(one.fenced for one in found), sum(one.closed for one in found)
     return NoRoom(asked, free, total - free - fenced, fenced, closed)
+
+
+def _most_on_a_node(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> int:
+    open_ = fleet.able(shape) & fleet.ground.schedulable
+    return max(int(fleet.free[kind][open_].max(initial=0)) for kind in kinds)
 
 
 def _short_of(shape: Shape, kind: str, fleet: Fleet) -> Literal["", "cpus", "memory"]:

@@ -6,6 +6,7 @@ by tomorrow.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId
@@ -20,6 +21,7 @@ Urgency = tuple[int, bool, bool, float]
 _Place = tuple[float, int, int, JobId, PendingJob]
 """When it has to start, when it was submitted, sequence, name, the job: among those of one line, the smallest goes first."""
 
+_WHOSE: Final = attrgetter("facts.queue", "facts.user")
 _NEVER: Final = float("inf")
 _SLACK: Final = 1e-9
 
@@ -84,11 +86,11 @@ class _Parts:
 
     def __init__(self, tree: Tree, jobs: Iterable[PendingJob]) -> None:
         self._tree = tree
-        active = {line for job in jobs for line in tree.line(job.facts).path}
+        active = {line for queue, user in set(map(_WHOSE, jobs)) for line in tree.lines.user(queue, user).path}
         active |= {line for line in tree.lines.all if any(line.used.values())}
         self._part = {tree.lines.root: 1.0}
-        self._known: dict[Line, bool] = {}
-        self._version = tree.version
+        self._known: dict[str, bool] = {}
+        self._moves = tree.moves
         weights: dict[Line, float] = {}
         for line in tree.lines.all:
             if line in active and line.parent is not None:
@@ -99,14 +101,15 @@ class _Parts:
 
     def are_used_up(self, job: JobFacts) -> bool:
         """Of one of the queues that the job is of. What a quota guarantees is never too much."""
-        queue = self._tree.line(job).path[1]
-        if self._version != self._tree.version:
-            self._version = self._tree.version
+        if self._moves != self._tree.moves:
+            self._moves = self._tree.moves
             self._known.clear()
-        if queue not in self._known:
+        found = self._known.get(job.queue)
+        if found is None:
             tree, part = self._tree, self._part
-            self._known[queue] = any(line.has > part[line] + _SLACK and tree.is_over_quota(line) for line in queue.path[:-1])
-        return self._known[queue]
+            path = tree.line(job).path[1:-1]
+            found = self._known[job.queue] = any(line.has > part[line] + _SLACK and tree.is_over_quota(line) for line in path)
+        return found
 
 
 class _Stem:
@@ -134,21 +137,48 @@ def _from_the_root(places: list[_Place], tree: Tree) -> Iterator[_Place]:
     given = tree.given
     _pile(stems)
     while root.heap:
-        way, stem = [], root
+        way, ahead, stem, moves = list[_Stem](), 0, root, tree.moves
         while stem.heap:
+            if ahead == len(way) and _is_ahead(stem.heap):
+                ahead += 1
             way.append(stem)
             stem = stem.heap[0][2]
         yield stem.places.pop()
+        if ahead >= len(way) - 1:
+            rival = _rival(way[-1].heap)
+            while stem.places and tree.moves == moves and (rival is None or stem.places[-1] < rival):
+                yield stem.places.pop()
         if tree.given != given:
             given = tree.given
             _pile(stems)
             continue
-        for above in reversed(way):
-            below = above.heap[0][2]
-            if below.heap or below.places:
-                heapq.heapreplace(above.heap, below.entry())
-            else:
-                heapq.heappop(above.heap)
+        _follow(way, ahead if tree.moves == moves else 0)
+
+
+def _is_ahead(heap: Sequence[tuple[float, _Place, _Stem]]) -> bool:
+    """Whether the first one's share is smaller than all others', whatever stands first in it."""
+    share = heap[0][0]
+    return (len(heap) < 2 or share < heap[1][0]) and (len(heap) < 3 or share < heap[2][0])
+
+
+def _rival(heap: Sequence[tuple[float, _Place, _Stem]]) -> _Place | None:
+    """The place that comes before those of the first one, if others have as small a share."""
+    second = min(heap[1:3], default=None)
+    return second[1] if second is not None and second[0] == heap[0][0] else None
+
+
+def _follow(way: Sequence[_Stem], ahead: int) -> None:
+    """The first place of the last stem is gone. In the heaps of the first `ahead` stems the same one stays first while it has any
+    left, and is brought up to date when that changes."""
+    for number in range(len(way) - 1, -1, -1):
+        heap = way[number].heap
+        below = heap[0][2]
+        if not (below.heap or below.places):
+            heapq.heappop(heap)
+        elif number < ahead:
+            return
+        else:
+            heapq.heapreplace(heap, below.entry())
 
 
 def _grown(places: Iterable[_Place], tree: Tree) -> tuple[list[_Stem], _Stem]:

@@ -32,7 +32,8 @@ class Totals:
 
 class Fleet:
     """free: whole devices of each type per node that may be given away now, none on nodes that are not schedulable. shares: what is
-    left of devices that are held in part. version: changes whenever what is free does; grown: when there is more of it."""
+    left of devices that are held in part. version: changes whenever what is free does; grown: when there is more of it.
+    touched: rows where it did, since this was made."""
 
     def __init__(
         self, ground: Ground, free: dict[str, Counts], free_cpus: NDArray[np.float64], free_memory: Amounts, shares: Shares
@@ -44,6 +45,7 @@ class Fleet:
         self.shares = shares
         self.version = 0
         self.grown = 0
+        self.touched: list[int] = []
         self._devices: dict[int, tuple[int, ...]] = {}
         self._totals: dict[str, dict[int, Totals]] = {}
         self._room: dict[str, tuple[int, list[Rows]]] = {}
@@ -203,11 +205,12 @@ class Fleet:
 
     def take(self, shape: Shape, kind: str, rows: Sequence[int]) -> Placement:
         """Gives the gang its part of each of `rows`; ranks run along the order of `rows`."""
-        placement = Placement(tuple(self._slice(shape.request, kind, row) for row in rows))
+        placement = Placement(tuple(self.slice_of(shape.request, kind, row) for row in rows))
         self.hold(shape, placement)
         return placement
 
-    def _slice(self, request: DeviceRequest, kind: str, row: int) -> NodeSlice:
+    def slice_of(self, request: DeviceRequest, kind: str, row: int) -> NodeSlice:
+        """What a part of a gang would get of a node that has room for it."""
         node = self.ground.nodes[row]
         if not request.is_share:
             return NodeSlice(node.node, tuple(self.devices(row, kind)[: request.count]))
@@ -222,6 +225,7 @@ class Fleet:
 
     def _held(self, shape: Shape, part: NodeSlice) -> NodeSlice:
         row = self.ground.row[part.node]
+        self.touched.append(row)
         self.free_cpus[row] -= shape.cpus
         self.free_memory_bytes[row] -= shape.memory_bytes
         left, own = self._left(row), (part.milli, part.memory_bytes)
@@ -230,7 +234,16 @@ class Fleet:
         else:
             taken = tuple(index for index in part.devices if index in left)
             self._leave(row, tuple(index for index in left if index not in taken), taken, -1)
-        return part if taken == part.devices else replace(part, devices=taken)
+        if taken == part.devices:
+            return part
+        self._withdraw(row, set(part.devices).difference(taken))
+        return replace(part, devices=taken)
+
+    def _withdraw(self, row: int, devices: Iterable[int]) -> None:
+        """They are promised once shares of them end: what is left of them beside those is nobody else's either."""
+        for index in devices:
+            if self.shares.left(row, index) is not None:
+                self.shares.put(row, index, self.ground.kind_number[self.ground.types[row][index]], (0, 0))
 
     def give_back(self, shape: Shape, placement: Placement) -> None:
         """As if the gang had let go of it."""
@@ -240,6 +253,7 @@ class Fleet:
             row = self.ground.row.get(part.node)
             if row is None:
                 continue
+            self.touched.append(row)
             self.free_cpus[row] += shape.cpus
             self.free_memory_bytes[row] += shape.memory_bytes
             left, types = self._left(row), self.ground.types[row]

@@ -76,9 +76,11 @@ class Packer(ABC):
         """Of every node, -inf where the pod does not fit."""
         return self.weigh(pod, self._scored(pod).score)
 
-    def choose(self, pod: Pod) -> Spot | None:
-        """The best place now; None when there is none. Takes nothing."""
+    def choose(self, pod: Pod, among: Bools | None = None) -> Spot | None:
+        """The best place now, of the nodes that may be used; None when there is none. Takes nothing."""
         score = self.score(pod)
+        if among is not None:
+            score = np.where(among, score, -np.inf)
         row = int(np.argmax(score)) if len(score) else 0
         if not len(score) or score[row] == -np.inf:
             return None
@@ -89,6 +91,15 @@ class Packer(ABC):
 
     def release(self, spot: Spot, pod: Pod) -> None:
         self.columns.release(spot, pod)
+
+    @property
+    def num_kept(self) -> int:
+        """Numbers that are kept for kinds of pods, by node."""
+        return len(self._scores) * len(self.columns)
+
+    def forget(self) -> None:
+        """Scores are found again when they are asked for."""
+        self._scores.clear()
 
     def allowed(self, pod: Pod) -> Bools:
         """By model."""

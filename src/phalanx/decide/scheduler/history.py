@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from phalanx.decide.scheduler.columns import Popular
+
 RUN_BINS: Final = 44
 """Of half a power of two each, from 1 s up: the last one begins at 34 days."""
 
@@ -55,7 +57,8 @@ class History:
     """runs: how long attempts ran, ratios: over their limit, by class ('queue/size'), in bins. waits: how long such jobs waited.
     misses: realised over predicted wait by class of prediction. views: how far off each way to predict is, by size. level: the part
     of `misses` that an interval spans now; it moves until COVER of the starts fall inside, and beyond 1 where all that was ever
-    missed does not do. scored, covered: starts that were predicted, and those inside their interval."""
+    missed does not do. scored, covered: starts that were predicted, and those inside their interval.
+    mix: kinds of jobs that were submitted, for the packer."""
 
     runs: Mapping[str, Counts] = field(default_factory=dict)
     ratios: Mapping[str, Counts] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class History:
     level: float = CAREFUL
     scored: int = 0
     covered: int = 0
+    mix: tuple[Popular, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,13 @@ class Hold:
 
     def cut(self, shape: Shape, kind: str, free: Counts) -> Counts:
         """What is left of `free` for a job that has to keep off."""
-        left = np.minimum(free, self.spare) if kind == self.kind else free
+        left, none = (np.minimum(free, self.spare) if kind == self.kind else free), (CLOSED if shape.request.is_share else 0)
         if shape.request.is_share and kind == self.kind:
             left = np.where(self.spare <= 0, CLOSED, left)  # nor a share of a device that comes free as a whole by then
         if self.spare_cpus is not None and shape.cpus > 0:
-            left = np.where(self.spare_cpus + CORES_SLACK >= shape.cpus, left, 0)
+            left = np.where(self.spare_cpus + CORES_SLACK >= shape.cpus, left, none)
         if self.spare_memory is not None and shape.memory_bytes > 0:
-            left = np.where(self.spare_memory >= shape.memory_bytes, left, 0)
+            left = np.where(self.spare_memory >= shape.memory_bytes, left, none)
         return left
 
     def took(self, shape: Shape, kind: str, placement: Placement, fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from phalanx.decide.scheduler import bookings, reservation, spot
 from phalanx.decide.scheduler.ends import SOON_MS, Ends
 from phalanx.decide.scheduler.fit import fit
 from phalanx.decide.scheduler.fleet import Counts, Fleet, Mask
-from phalanx.decide.scheduler.hold import NO_BOUND, Hold
+from phalanx.decide.scheduler.hold import CLOSED, NO_BOUND, Hold
 from phalanx.decide.scheduler.homes import Homes
 from phalanx.decide.scheduler.plan import Reservation
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape, Snapshot
@@ -107,12 +107,13 @@ class Kept:
 
     def _found_free(self, job: PendingJob, kind: str) -> Counts:
         free = self._fleet.free[kind]
+        none = CLOSED if job.facts.shape.request.is_share else 0  # nor a share of a device that others hold in part
         if self._closing is not None:
-            free = np.where(self._closing, 0, free)
+            free = np.where(self._closing, none, free)
         if self._awaits_spot(job):
-            free = spot.only(self._fleet.ground, free)
+            free = np.where(self._fleet.ground.spot, free, none)
         if self.homes is not None and (shut := self.homes.shut(job)) is not None:
-            free = np.where(shut, 0, free)
+            free = np.where(shut, none, free)
         for hold in self._binding(job):
             free = hold.cut(job.facts.shape, kind, free)
         return free
@@ -135,7 +136,8 @@ class Kept:
         free = self.free(job, kind)
         if job.facts.shape.spot == "never" or not self._spot_first(job, kind):
             return (free,)
-        return spot.only(self._fleet.ground, free), free
+        none = CLOSED if job.facts.shape.request.is_share else 0
+        return np.where(self._fleet.ground.spot, free, none), free
 
     def alike(self, job: PendingJob) -> Hashable:
         """Jobs of one shape for which this is equal have the same devices kept from them now, for the same reason."""

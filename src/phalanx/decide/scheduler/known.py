@@ -56,10 +56,10 @@ class Shapes:
 class Known:
     """Shapes stand here by their numbers.
 
-    full: shapes and types that did not fit all that is free. barred: that did not fit
-    what jobs alike may use of it. hopeless: rights and types for which no room could be made. Until anything changes: admitted: the
-    types that a shape may have in a queue, by whether it is preemptible, and why not the others; fitting: shapes and types that fit
-    all that is free; short and why_kept: why a shape has to wait for devices of certain types.
+    full: shapes and types that did not fit all that is free. barred: that did not fit what jobs alike may use of it. hopeless:
+    rights and types for which no room could be made. Until anything changes: admitted: the types that a shape may have in a queue,
+    by whether it is preemptible, and why not the others; fitting: shapes and types that fit all that is free; yielding: gangs that
+    make room for others of their queue; short and why_kept: why a shape has to wait for devices of certain types.
     """
 
     def __init__(self, policy: Policy, now_ms: int, shapes: Shapes) -> None:
@@ -69,6 +69,7 @@ class Known:
         self.fitting: set[tuple[int, str]] = set()
         self.why_kept: dict[tuple[int, str, Hashable], Reason] = {}
         self.admitted: dict[tuple[int, str, bool], tuple[tuple[str, ...], tuple[Reason, ...]]] = {}
+        self.yielding: dict[Hashable, list[int]] = {}
         self.short: dict[tuple[int, tuple[str, ...]], Reason] = {}
         self._in_vain: dict[Hashable, list[Mask]] = {}
         self._reasons: dict[Rights | Alike, Reason] = {}
@@ -90,6 +91,7 @@ class Known:
         self._reasons.clear()
         self.admitted.clear()
         self.short.clear()
+        self.yielding.clear()
         self.fitting.clear()
         self.why_kept.clear()
         if fleet.grown != self._grown:

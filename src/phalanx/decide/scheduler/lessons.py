@@ -6,7 +6,8 @@ its first decision was never predicted.
 """
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.ids import JobId
@@ -15,8 +16,12 @@ from phalanx.decide.scheduler import history as learnt
 from phalanx.decide.scheduler.attained import ServiceHistory
 from phalanx.decide.scheduler.eta import Forecast, forecasts
 from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.mix import Seen
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
+
+DUE_MAX: Final = 1_000
+"""Ends of intervals that are kept for nothing, besides as many as are kept for something."""
 
 SHOWN_MAX: Final = 20_000
 """Waiting jobs that are watched at once; of more nothing is learnt."""
@@ -59,10 +64,19 @@ class Lessons:
         self._shown: dict[JobId, Shown] = {}
         self._due: list[tuple[int, JobId]] = []
         self._late: set[JobId] = set()
+        self._seen = Seen()
+
+    def submitted(self, facts: JobFacts) -> None:
+        """Once for each job."""
+        mix = self._seen.submitted(facts.shape)
+        if mix is not None:
+            self.history = replace(self.history, mix=mix)
 
     def decided(self, snapshot: Snapshot, plan: Plan) -> None:
         """Forecasts the starts of jobs that wait for the first time. Costs next to nothing when there are none."""
         self._look(snapshot.now_ms)
+        if len(self._due) > 2 * len(self._shown) + DUE_MAX:
+            self._tidy({job.facts.job for job in snapshot.pending})
         new = {one.job for one in plan.decisions if isinstance(one, Wait) and one.job not in self._shown}
         if not new or len(self._shown) >= SHOWN_MAX:
             return
@@ -70,6 +84,13 @@ class Lessons:
         for job, forecast in forecasts(snapshot, plan, new).items():
             self._shown[job] = Shown(facts[job], forecast, snapshot.now_ms)
             heapq.heappush(self._due, (forecast.eta.high_ms, job))
+
+    def _tidy(self, waiting: Collection[JobId]) -> None:
+        """Drops what was to be looked at of jobs that wait no more, which may be due only in months."""
+        self._shown = {job: shown for job, shown in self._shown.items() if job in waiting}
+        self._late.intersection_update(self._shown)
+        self._due = [(shown.forecast.eta.high_ms, job) for job, shown in self._shown.items() if job not in self._late]
+        heapq.heapify(self._due)
 
     def started(self, job: JobId, now_ms: int) -> Outcome | None:
         """The job has been placed. None when its start was not forecast."""

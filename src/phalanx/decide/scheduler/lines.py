@@ -70,7 +70,7 @@ class Lines:
         self.root = Line(ROOT, Queue())
         self.all = [self.root]
         self._by_name = {ROOT: self.root}
-        self._users: dict[tuple[str, str], Line] = {}
+        self.users: dict[tuple[str, str], Line] = {}
         for name in sorted({*policy.queues, *queues}):
             self._grow(name)
 
@@ -80,9 +80,9 @@ class Lines:
 
     def user(self, queue: str, user: str) -> Line:
         """Whose jobs in a queue stand in it."""
-        found = self._users.get((queue, user))
+        found = self.users.get((queue, user))
         if found is None:
-            found = self._users[queue, user] = self._add(f"{queue}/{user}", Queue(), self.queue(queue))
+            found = self.users[queue, user] = self._add(f"{queue}/{user}", Queue(), self.queue(queue))
         return found
 
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:

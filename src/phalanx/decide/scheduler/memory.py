@@ -5,6 +5,7 @@ from operator import is_not
 from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.holds import Holds
 from phalanx.decide.scheduler.known import Shapes
+from phalanx.decide.scheduler.packing import Packing
 from phalanx.decide.scheduler.snapshot import NodeFacts, Snapshot
 
 _SHAPES_MAX = 100_000
@@ -12,11 +13,13 @@ _SHAPES_MAX = 100_000
 
 class Memory:
     """Of the last snapshot: the fleet as columns, of which only nodes that are other objects now are read again; and the numbers of
-    shapes. holds: what gangs hold. decided: the last snapshot and its whole decision (a `Round`), for what-if questions."""
+    shapes. holds: what gangs hold. packing: nodes as the packer sees them. decided: the last snapshot and its whole decision (a
+    `Round`), for what-if questions."""
 
     def __init__(self) -> None:
         self.shapes = Shapes()
         self.holds = Holds()
+        self.packing = Packing()
         self.decided: tuple[Snapshot, object] | None = None
         self._nodes: tuple[NodeFacts, ...] = ()
         self._fleet: Fleet | None = None

@@ -11,7 +11,6 @@ from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler import fair_order
 from phalanx.decide.scheduler.by_service import ServiceOrder
-from phalanx.decide.scheduler.lines import Line
 from phalanx.decide.scheduler.saving import Account
 from phalanx.decide.scheduler.share import Tree
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
@@ -39,7 +38,7 @@ def in_order(
         if borrowing.would(job):
             later.append(job)
             saved |= tree.saves_for(job)
-        elif saved and tree.draws_on(job.facts, saved):
+        elif saved and borrowing.draws_on(job, saved):
             later.append(job)
         else:
             yield job
@@ -70,15 +69,24 @@ class _Borrowing:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._version = -1
-        self._would: set[tuple[Line, tuple[str, ...], int]] = set()
-        self._would_not: set[tuple[Line, tuple[str, ...], int]] = set()
+        self._would: set[tuple[str, str, tuple[str, ...], int]] = set()
+        self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
+        self._would_not: set[tuple[str, str, tuple[str, ...], int]] = set()
+
+    def draws_on(self, job: PendingJob, saved: set[Account]) -> bool:
+        """Whether what it would have is saved for others; more and more is."""
+        alike = (job.facts.queue, job.facts.shape.request.types, len(saved))
+        if alike not in self._draws:
+            self._draws[alike] = self._tree.draws_on(job.facts, saved)
+        return self._draws[alike]
 
     def would(self, job: PendingJob) -> bool:
         tree, shape = self._tree, job.facts.shape
         if tree.version != self._version:
             self._version = tree.version
             self._would_not.clear()
-        alike = (tree.line(job.facts), shape.request.types, shape.num_devices * shape.request.milli)
+        request = shape.request
+        alike = (job.facts.queue, job.facts.user, request.types, shape.num_nodes * request.count * request.milli)
         if alike in self._would:
             return True
         if alike in self._would_not:

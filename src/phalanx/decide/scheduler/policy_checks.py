@@ -11,9 +11,11 @@ CellCounts = Mapping[tuple[str, str], int]
 """Whole cells of the fleet, by device type and tier ('node' among them)."""
 
 
-def problems(policy: Policy, capacity: Mapping[str, int], cells: CellCounts | None = None) -> Iterator[Problem]:
+def problems(
+    policy: Policy, capacity: Mapping[str, int], cells: CellCounts | None = None, hosts: Mapping[str, int] | None = None
+) -> Iterator[Problem]:
     """(field, value, what to change). `capacity`: devices of the fleet by type; an empty fleet promises nothing yet, and refuses
-    nothing. cells: None where they are not known."""
+    nothing. cells, and hosts (nodes by the types they have): None where they are not known."""
     if not capacity:
         return
     yield from _unknown_types(policy, capacity)
@@ -21,6 +23,19 @@ def problems(policy: Policy, capacity: Mapping[str, int], cells: CellCounts | No
     if cells is not None:
         yield from _cells(policy, cells)
     yield from _bookings(policy, capacity)
+    if hosts is not None:
+        yield from _spares(policy, hosts)
+
+
+def doubts(policy: Policy, capacity: Mapping[str, int], now_ms: int) -> Iterator[Problem]:
+    """The same of what does no harm, and may be a mistake all the same."""
+    for name, booking in policy.bookings.items():
+        if utc_ms(booking.end) <= now_ms:
+            yield f"bookings.{name}.end", booking.end, "is past, so it keeps nothing; leave the booking out"
+    for name, queue in policy.queues.items():
+        for kind, count in queue.limit.items():
+            if capacity and kind != ANY and kind not in capacity:
+                yield f"queues.{name}.limit.{kind}", count, f"the fleet has none; it has {', '.join(sorted(capacity))}"
 
 
 def _unknown_types(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
@@ -72,6 +87,16 @@ def _cells(policy: Policy, cells: CellCounts) -> Iterator[Problem]:
                 yield f"queues.{name}.cells.count", queue.cells.count, fix
 
 
+def _spares(policy: Policy, hosts: Mapping[str, int]) -> Iterator[Problem]:
+    """Where all nodes of a type are kept for repairs, nothing ever starts there."""
+    for kind, count in policy.spares.items():
+        there = hosts.get(kind, 0)
+        if count and not there:
+            yield f"spares.{kind}", count, f"the fleet has none; it has {', '.join(sorted(hosts))}"
+        elif count >= max(1, there):
+            yield f"spares.{kind}", count, f"the fleet has {there} nodes of {kind}, and jobs need one at least; keep fewer free"
+
+
 def _whole(kind: str, tier: Tier | str) -> str:
     return f"nodes of {kind}" if tier == "node" else f"{tier}s of {kind}"
 
@@ -85,7 +110,7 @@ def _bookings(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
         there = capacity.get(kind, 0) if kind else sum(capacity.values())
         at_once = sum(count for _, other, count, begins, ends in booked if other == kind and begins < end and ends > start)
         if request.count + at_once > there:
-            besides = f" besides the {at_once} booked at the same time" if at_once else ""
+            booked_too = f", and {at_once} are booked at the same time" if at_once else ""
             what = f"{kind} devices" if kind else "devices"
-            yield f"bookings.{name}.devices", booking.devices, f"the fleet has {there} {what}{besides}; book fewer"
+            yield f"bookings.{name}.devices", booking.devices, f"the fleet has {there} {what}{booked_too}; book fewer"
         booked.append((name, kind, request.count, start, end))

@@ -2,6 +2,9 @@
 
 Nodes are bought one after the other, the cheapest first. A gang on several nodes is paid once, so that its price is spread over
 those of its nodes that help. In the end whoever turned out not to be needed is left alone.
+
+Jobs that reclaim share one large gang's devices, where what others have ended it for leaves enough. Else the rest would go back to
+its queue, which comes before them by its share of all types, and a whole gang would be ended again for each of them.
 """
 
 from bisect import bisect_left
@@ -52,17 +55,18 @@ class Offer:
 def _offer(job: PendingJob, kind: str, round_: Round) -> Offer | None:
     victims = round_.victims
     causes = victims.causes(job, kind, job.facts.shape.request.count * job.facts.shape.fewest_nodes)
-    if not causes:
+    reclaims = "reclaim" in causes or victims.deserves(job, kind)
+    if not (causes or reclaims):
         return None
     allowed = np.zeros(len(victims.gangs), np.bool_)
     for mask in causes.values():
         allowed |= mask
     for _ in range(_TRIES_MAX):
-        if not allowed.any():
+        if not (allowed.any() or reclaims):
             return None
         if round_.known.is_in_vain(job, kind, allowed, round_.kept):
             return None
-        search = _Search(job, _as_deserved(job, kind, causes, victims), kind, allowed, round_)
+        search = _Search(job, _as_deserved(job, kind, causes, victims), kind, allowed, round_, reclaims)
         found = search.run()
         if found is None:
             everybody = np.ones_like(allowed)
@@ -72,7 +76,8 @@ def _offer(job: PendingJob, kind: str, round_: Round) -> Offer | None:
         reasons, refused = _reasons(job, kind, numbers, causes, round_)
         if refused is None:
             cost = float(sum(victims.cost[number] for number in numbers))
-            return Offer(kind, cost, reasons, _ending(placement, victims, numbers), placement)
+            ending = ending_on(placement, victims, numbers)
+            return Offer(kind, cost, reasons, ending, placement) if numbers or ending else None
         allowed[refused] = False
     return None
 
@@ -80,7 +85,7 @@ def _offer(job: PendingJob, kind: str, round_: Round) -> Offer | None:
 def _as_deserved(job: PendingJob, kind: str, causes: dict[Cause, Mask], victims: Victims) -> Shape:
     """An elastic job that reclaims takes no more nodes than its queue deserves: else others would reclaim them in their turn."""
     shape = job.facts.shape
-    if "reclaim" not in causes:
+    if causes and "reclaim" not in causes:
         return shape
     more = range(shape.fewest_nodes + 1, shape.num_nodes + 1)
     deserved = bisect_left(more, True, key=lambda num_nodes: not victims.reclaimable(job, kind, num_nodes).any())
@@ -93,20 +98,21 @@ def _reasons(
     """Why each of them may be ended; or the one that may not, since its queue has no more than its own once the others are gone."""
     victims, given, reasons = round_.victims, list[int](), list[tuple[int, Cause]]()
     refused = None
-    for number in numbers:
-        cause = next(cause for cause, mask in causes.items() if mask[number])
-        if victims.stays(job, kind, number, cause):
-            refused = number
-            break
-        reasons.append((number, cause))
-        given.append(number)
-        victims.give(number)
-    for number in given:
-        victims.take_back(number)
+    with round_.tree.trial():
+        for number in numbers:
+            cause = next(cause for cause, mask in causes.items() if mask[number])
+            if victims.stays(job, kind, number, cause):
+                refused = number
+                break
+            reasons.append((number, cause))
+            given.append(number)
+            victims.give(number)
+        for number in given:
+            victims.take_back(number)
     return tuple(reasons), refused
 
 
-def _ending(placement: Placement, victims: Victims, numbers: Sequence[int]) -> tuple[int, ...]:
+def ending_on(placement: Placement, victims: Victims, numbers: Sequence[int]) -> tuple[int, ...]:
     """Gangs that are ending already and hold some of the placement."""
     wanted = {part.node: set(part.devices) for part in placement.slices}
     return tuple(
@@ -144,10 +150,11 @@ class _Prices:
 
 
 class _Search:
-    """One look for the cheapest set, on one type. is_enough: what is ending anyway is; it is kept for the head."""
+    """One look for the cheapest set, on one type. is_enough: what is ending anyway is; it is kept for the head, unless the job
+    reclaims."""
 
-    def __init__(self, job: PendingJob, shape: Shape, kind: str, allowed: Mask, round_: Round) -> None:
-        self._job, self._kind, self._round = job, kind, round_
+    def __init__(self, job: PendingJob, shape: Shape, kind: str, allowed: Mask, round_: Round, reclaims: bool) -> None:
+        self._job, self._kind, self._round, self._reclaims = job, kind, round_, reclaims
         self._shape = shape
         self._victims: Victims = round_.victims
         self._columns: Columns = self._victims.columns(kind)
@@ -169,7 +176,9 @@ class _Search:
             return None
         chosen = self._bought()
         self.is_enough = chosen == []
-        return self._trimmed(chosen, free) if chosen else None
+        if chosen is None or (self.is_enough and not self._reclaims):
+            return None
+        return self._trimmed(chosen, free)
 
     def _holding_rows(self) -> Mask:
         """Where the job may run at all."""
@@ -307,7 +316,7 @@ class _Search:
             else:
                 rows = without
                 needed.remove(number)
-        if not needed:
+        if not needed and not self._reclaims:
             return None
         return tuple(sorted(needed)), trial.take(self._shape, self._kind, [int(row) for row in rows])
 

@@ -72,7 +72,7 @@ def soonest(shape: Shape, ground: Ground, rows: Rows, score: Times, tightness: C
     tightest, so that large holes stay open to others."""
     group, num_nodes = max(1, shape.group), shape.fewest_nodes
     rows = rows[np.lexsort((rows, tightness[rows], score[rows]))]
-    unit = rows.reshape(-1, 1) if group == 1 else _groups(rows, ground.tier(shape.group_within), group)
+    unit = rows.reshape(-1, 1) if group == 1 else _groups(rows, ground.tier(shape.group_tier), group)
     num_units = -(-num_nodes // group)
     unit = unit[np.argsort(score[unit].max(axis=1, initial=0), kind="stable")]
     if shape.within is not None and len(unit):

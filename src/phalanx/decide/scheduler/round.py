@@ -8,11 +8,13 @@ from phalanx.core.ids import JobId
 from phalanx.core.reasons import NeverFits, NoNodes
 from phalanx.decide.scheduler import claims
 from phalanx.decide.scheduler.by_service import ServiceOrder, Turns
+from phalanx.decide.scheduler.eligible import eligible_types
 from phalanx.decide.scheduler.explain import never_fits
 from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.kept import Kept
 from phalanx.decide.scheduler.known import Known
 from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.packing import Packing
 from phalanx.decide.scheduler.plan import Claim, Evict
 from phalanx.decide.scheduler.share import Tree
 from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
@@ -23,7 +25,8 @@ from phalanx.decide.scheduler.victims import Victims
 class Round:
     """fleet: what is free. tree: who holds how much. kept: for whom what is kept. known: what was found out already. running: gangs
     by job. no_nodes: why nothing starts at all, if so. promised: what of its claim is held for a job. holders: gangs that hold the
-    rest. waiting: jobs by queue that were put in line. service, turns: where the order shares devices in time."""
+    rest. waiting: jobs by queue that were put in line. service, turns: where the order shares devices in time. packing: where
+    jobs on one node lie, if the policy says so."""
 
     snapshot: Snapshot
     fleet: Fleet
@@ -39,6 +42,7 @@ class Round:
     waiting: Counter[str] = field(default_factory=Counter)
     service: ServiceOrder | None = None
     turns: Turns = field(default_factory=Turns)
+    packing: Packing | None = None
     _victims: Victims | None = None
 
     @property
@@ -58,6 +62,8 @@ class Round:
         known = Known(snapshot.policy, snapshot.now_ms, memory.shapes)
         running = {gang.facts.job: gang for gang in snapshot.running}
         round_ = cls(snapshot, fleet, Tree(snapshot, ground, memory.holds), Kept(snapshot, fleet), known, running, nobody)
+        if snapshot.policy.packing == "expected_idle":
+            round_.packing = memory.packing.of(snapshot, fleet)
         round_._hold_claims()
         return round_
 
@@ -75,6 +81,13 @@ class Round:
     def follow(self) -> bool:
         """Whether anything has changed since the last call: what jobs alike were told may be untrue now, and is forgotten."""
         return self.known.follow(self.fleet, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
+
+    def eligible(self, shape: Shape) -> tuple[str, ...]:
+        """Types on which it could ever run."""
+        number, known = self.known.number(shape), self.fleet.ground.seen.kinds
+        if number not in known:
+            known[number] = eligible_types(shape, self.fleet)
+        return known[number]
 
     def never_fits(self, shape: Shape) -> NeverFits | None:
         number, known = self.known.number(shape), self.fleet.ground.seen.impossible

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from phalanx.core.devices import Placement
 from phalanx.core.reasons import Behind, MakingRoom, NeverFits, NoNodes, OverBudget, OverLimit, OverQuota, Reason
-from phalanx.decide.scheduler import claims, elastic, preemption
-from phalanx.decide.scheduler.eligible import eligible_types
+from phalanx.decide.scheduler import claims, elastic, handover, preemption
 from phalanx.decide.scheduler.explain import no_room, refused
 from phalanx.decide.scheduler.fit import fit
-from phalanx.decide.scheduler.fleet import Counts
+from phalanx.decide.scheduler.fleet import Counts, Rows
 from phalanx.decide.scheduler.gates import Gates
 from phalanx.decide.scheduler.homes import Homes, homes
 from phalanx.decide.scheduler.known import Rights
@@ -18,6 +18,7 @@ from phalanx.decide.scheduler.leaving import leave
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.moving_in import move_in
 from phalanx.decide.scheduler.order import in_order
+from phalanx.decide.scheduler.packing import packs
 from phalanx.decide.scheduler.plan import Claim, Decision, Plan, Start, Wait
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
@@ -101,7 +102,7 @@ def _considered(job: PendingJob, round_: Round) -> Decision:
     """What is known of jobs like it, or else what is found out now."""
     if round_.kept.homes is not None and (found_there := _at_home(job, round_.kept.homes, round_)) is not None:
         return found_there
-    if (taken := take_turn(job, round_)) is not None:
+    if round_.turns.of and (taken := take_turn(job, round_)) is not None:
         return taken if isinstance(taken, Start) else _making_room(job, taken, round_)
     round_.follow()
     known = round_.known
@@ -174,10 +175,7 @@ def _admitted(job: PendingJob, number: int, round_: Round) -> tuple[tuple[str, .
     key, shape = (number, job.facts.queue, job.facts.preemptible), job.facts.shape
     found = round_.known.admitted.get(key)
     if found is None:
-        known = round_.fleet.ground.seen.kinds
-        if number not in known:
-            known[number] = eligible_types(shape, round_.fleet)
-        asked = {kind: round_.tree.admit(job.facts, kind, shape.num_devices) for kind in known[number]}
+        asked = {kind: round_.tree.admit(job.facts, kind, shape.num_devices) for kind in round_.eligible(shape)}
         found = round_.known.admitted[key] = (
             tuple(kind for kind, admission in asked.items() if admission.ok),
             tuple(admission.reason for admission in asked.values() if admission.reason is not None),
@@ -187,25 +185,39 @@ def _admitted(job: PendingJob, number: int, round_: Round) -> tuple[tuple[str, .
 
 def _started(job: PendingJob, number: int, kinds: Sequence[str], round_: Round, kept: list[str]) -> Start | None:
     """On the first type that holds the whole gang now. Into `kept` go the types that would, were they not kept for others."""
-    shape, fleet, known = job.facts.shape, round_.fleet, round_.known
+    known = round_.known
     alike = None if job.avoids or all((number, kind) in known.full for kind in kinds) else round_.kept.alike(job)
     for kind in kinds:
         if (number, kind) in known.full:
             continue
         is_barred = (number, kind, alike) in known.barred
         for free in () if is_barred else _views(job, kind, round_):
-            former = claims.on_former(job, kind, fleet, free)
-            rows = fit(shape, kind, fleet, free, job.avoids) if former is None else former
-            if rows is not None:
-                placement = fleet.take(shape, kind, [int(row) for row in rows])
-                round_.tree.use(job.facts, kind, placement.world_size)
-                round_.kept.started(job, kind, placement)
+            found = _placed(job, kind, kinds, free, round_)
+            if found is not None:
+                of_kind, placement = found
+                round_.tree.use(job.facts, of_kind, placement.world_size)
+                round_.kept.started(job, of_kind, placement)
                 return Start(job.facts.job, placement)
         if _fits_all(job, number, kind, round_):
             kept.append(kind)
             if alike is not None:
                 known.barred.add((number, kind, alike))
     return None
+
+
+def _placed(job: PendingJob, kind: str, kinds: Sequence[str], free: Counts, round_: Round) -> tuple[str, Placement] | None:
+    """Takes devices of the type for it; of any of `kinds`, where they are all the same to the job and the policy packs."""
+    shape, fleet = job.facts.shape, round_.fleet
+    rows: Sequence[int] | Rows | None = claims.on_former(job, kind, fleet, free)
+    if rows is None and round_.packing is not None and packs(shape):
+        others = () if shape.request.types or shape.spot == "prefer" else kinds
+        found = round_.packing.place(shape, {**{other: round_.kept.free(job, other) for other in others}, kind: free}, job.avoids)
+        if found is not None:
+            fleet.hold(shape, found[1])
+            return found
+    if rows is None:
+        rows = fit(shape, kind, fleet, free, job.avoids)
+    return None if rows is None else (kind, fleet.take(shape, kind, [int(row) for row in rows]))
 
 
 def _views(job: PendingJob, kind: str, round_: Round) -> Sequence[Counts]:
@@ -230,11 +242,14 @@ def _fits_all(job: PendingJob, number: int, kind: str, round_: Round) -> bool:
 
 
 def _room_made(job: PendingJob, rights: Rights, kinds: tuple[str, ...], round_: Round) -> Claim | None:
-    """By smaller or fewer gangs."""
+    """By smaller or fewer gangs; of its own queue where that may have no more."""
     hopeless = round_.known.hopeless
     if (rights, kinds) in hopeless:
         return None
-    claim = elastic.shrink_others(job, kinds, round_) or preemption.make_room(job, kinds, round_)
+    if kinds:
+        claim = elastic.shrink_others(job, kinds, round_) or preemption.make_room(job, kinds, round_)
+    else:
+        claim = handover.hand_over(job, round_)
     if claim is None and not (job.avoids or job.repair):
         hopeless.add((rights, kinds))
     return claim

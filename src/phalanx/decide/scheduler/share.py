@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,6 @@ from phalanx.core.ids import JobId
 from phalanx.core.policy import ANY
 from phalanx.core.reasons import OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler import budgets, cells, quota, saving
-from phalanx.decide.scheduler.by_service import ORDERS
 from phalanx.decide.scheduler.ground import Ground
 from phalanx.decide.scheduler.holds import Amounts, Holds, Key, host, kind_of
 from phalanx.decide.scheduler.lines import Line, Lines, account, devices, under
@@ -38,8 +38,8 @@ _BORROWING: Final = Admission(True, borrows=True)
 class Tree:
     """Mutable within one decision: `use` and `give` follow starts, claims and evictions.
 
-    capacity: thousandths of devices of the fleet by type. has_quotas: whether anything is guaranteed to anybody. version: how often
-    something changed; moves: how often what is used did; given: how often something was let go of.
+    capacity: thousandths of devices of the fleet by type. has_quotas: whether anything is guaranteed to anybody. version, moves,
+    given: stamps of when anything changed, what is used did, something was let go of.
     """
 
     def __init__(self, snapshot: Snapshot, ground: Ground, holds: Holds | None = None) -> None:
@@ -56,6 +56,7 @@ class Tree:
         self._has_limits = any(line.limit for line in self.lines.all)
         self._has_budgets = any(line.budget for line in self.lines.all)
         self.version = self.given = self.moves = 0
+        self._ticks = 0
         self._refusals: dict[tuple[Line, str, bool], list[tuple[int, Admission]]] = {}
         whole = sum(self.capacity.values()) / WHOLE
         self.lines.had(snapshot.usage, max(1.0, whole) * snapshot.policy.half_life_ms / math.log(2))
@@ -69,7 +70,7 @@ class Tree:
                     quota.keep(line.path, entry)
         self._owners: dict[tuple[str, tuple[str, ...], int], tuple[Line | None, str]] = {}
         self._owners_at = -1
-        self._may_save = (self.has_quotas or self._has_limits) and snapshot.policy.order not in ORDERS
+        self._may_save = (self.has_quotas or self._has_limits) and not snapshot.policy.shares_in_time
         self._saved: dict[saving.Account, JobId] = {}
         self._short: dict[tuple[Line, tuple[str, ...], int], frozenset[saving.Account]] = {}
         self._short_at = -1
@@ -77,7 +78,7 @@ class Tree:
 
     def line(self, job: JobFacts) -> Line:
         """Where its jobs stand."""
-        return self.lines.user(job.queue, job.user)
+        return self.lines.users.get((job.queue, job.user)) or self.lines.user(job.queue, job.user)
 
     def kind(self, placement: Placement) -> str:
         """Of its devices; a gang runs on one type."""
@@ -89,16 +90,26 @@ class Tree:
         line, amount = self.line(job), num_devices * job.shape.request.milli
         if not (self.has_quotas or self._has_limits or self._has_budgets):
             return _FREELY
-        path = line.path
-        refused: Reason | None = _over_limit(path, kind, amount) if self._has_limits else None
-        refused = refused or (budgets.stops(path, self._now_ms) if self._has_budgets else None)
-        refused = refused or saving.refusal(path, kind, amount, self._saved)
-        found = Admission(False, reason=refused) if refused else self._within_quota(path, kind, amount, job.preemptible)
+        found = self._asked(line.path, kind, amount, job.preemptible)
         if not found.ok:
             self._refusals.setdefault((line, kind, job.preemptible), []).append((amount, found))
             return found
         earlier = self._refusals.get((line, kind, job.preemptible), ())
         return next((refusal for least, refusal in earlier if least <= amount), found)
+
+    def refusal(self, job: JobFacts, kind: str, num_devices: int) -> Reason | None:
+        """Why it may not take so many as things are now, whatever was refused before."""
+        return self._asked(self.line(job).path, kind, num_devices * job.shape.request.milli, job.preemptible).reason
+
+    def is_saved(self, job: JobFacts, kind: str) -> bool:
+        """Whether what it would have is saved for one that came before it, whoever lets go of something."""
+        return saving.refusal(self.line(job).path, kind, 0, self._saved) is not None
+
+    def _asked(self, path: tuple[Line, ...], kind: str, amount: int, preemptible: bool) -> Admission:
+        refused: Reason | None = _over_limit(path, kind, amount) if self._has_limits else None
+        refused = refused or (budgets.stops(path, self._now_ms) if self._has_budgets else None)
+        refused = refused or saving.refusal(path, kind, amount, self._saved)
+        return Admission(False, reason=refused) if refused else self._within_quota(path, kind, amount, preemptible)
 
     def borrows_for(self, job: JobFacts) -> bool:
         """Whether the job would borrow on some type that it accepts, were it to start now."""
@@ -129,10 +140,11 @@ class Tree:
 
     def save(self, job: PendingJob, reason: Reason) -> None:
         """It has to wait for what its queue may have, or borrows."""
-        new = self.saves_for(job) - self._saved.keys()
+        found = self.saves_for(job)
+        new = found - self._saved.keys() if found else found
         if new and (isinstance(reason, OverQuota | OverLimit) or self.borrows_for(job.facts)):
             self._saved.update(dict.fromkeys(new, job.facts.job))
-            self.version += 1
+            self.version = self._stamp()
 
     def is_over_quota(self, line: Line) -> bool:
         """Whether it holds devices that it has no quota for."""
@@ -146,7 +158,19 @@ class Tree:
     def give(self, job: JobFacts, kind: str, num_devices: int) -> None:
         """The gang is asked to let go of them; until it has, they count for limits."""
         self._change(job, kind, -num_devices * job.shape.request.milli)
-        self.given += 1
+        self.given = self.version
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is changed within is undone before its end: to whoever looks then, nothing has changed."""
+        before = self.version, self.moves, self.given
+        yield
+        self.version, self.moves, self.given = before
+
+    def _stamp(self) -> int:
+        """None is given twice."""
+        self._ticks += 1
+        return self._ticks
 
     def take_back(self, job: JobFacts, kind: str, num_devices: int) -> None:
         """The gang is not asked to let go after all."""
@@ -174,7 +198,7 @@ class Tree:
         if owner is not None:
             owner.waiting[entry] = owner.waiting.get(entry, 0) + amount
             if quota.keep(owner.path, entry):
-                self.version += 1
+                self.version = self._stamp()
 
     def _owner(self, job: JobFacts, amount: int) -> tuple[Line | None, str]:
         """Within whose guarantee the job asks for so much, and under what of it."""
@@ -242,8 +266,7 @@ class Tree:
         self._put(self.line(job), kind, amount, *host(job, amount))
 
     def _put(self, line: Line, kind: str, amount: int, cores: int, memory: int) -> None:
-        self.version += 1
-        self.moves += 1
+        self.version = self.moves = self._stamp()
         _add(line, kind, amount, cores, memory)
         for one in line.path:
             self._weigh(one)

@@ -1,6 +1,6 @@
 """Devices held in part: what is left of each, as columns, so that thousands of them are searched at once."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import numpy as np
@@ -53,6 +53,13 @@ class Shares:
         """What is left of a device that is held in part."""
         at = self._at.get((row, index))
         return None if at is None else (int(self._columns[3, at]), int(self._columns[4, at]))
+
+    def freed(self, row: int, devices: Collection[int], milli: int) -> float:
+        """Whole devices that are when so much of each of `devices` is let go of. One that others hold some of counts in part."""
+        if milli == WHOLE:
+            return len(devices)
+        held = (WHOLE - left[0] if (left := self.left(row, index)) else WHOLE for index in devices)
+        return sum(min(1.0, milli / max(1, of)) for of in held)
 
     def put(self, row: int, index: int, kind_number: int, left: Part) -> None:
         """From now on so much is left of the device."""

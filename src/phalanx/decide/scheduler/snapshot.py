@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from phalanx.core.devices import DeviceRequest, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.policy import Policy, Tier
+from phalanx.core.policy import TIERS, Policy, Tier
 from phalanx.core.spec import SpotUse
 from phalanx.decide.scheduler.attained import ServiceHistory
 from phalanx.decide.scheduler.history import History
@@ -88,6 +88,11 @@ class Shape:
     def num_devices(self) -> int:
         """Of the whole gang; a share counts as one."""
         return self.request.count * self.num_nodes
+
+    @property
+    def group_tier(self) -> Tier:
+        """Where each group lies: in nothing wider than the whole gang."""
+        return min(self.group_within, self.within or self.group_within, key=TIERS.index)
 
     @property
     def fewest_nodes(self) -> int:

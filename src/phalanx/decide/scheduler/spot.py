@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from phalanx.decide.scheduler.fleet import Counts, Ground, Mask
+from phalanx.decide.scheduler.fleet import Ground, Mask
 from phalanx.decide.scheduler.snapshot import PendingJob
 
 LEAVES_MS: Final = 600_000
@@ -39,8 +39,3 @@ def _costs_no_more(kind: str, ground: Ground) -> bool:
     has = ground.total[kind] > 0
     spot, demand = prices[has & ground.spot], prices[has & ~ground.spot]
     return not len(demand) or not len(spot) or bool(spot.mean() <= demand.mean())
-
-
-def only(ground: Ground, free: Counts) -> Counts:
-    """Devices on spot nodes alone."""
-    return np.where(ground.spot, free, 0)

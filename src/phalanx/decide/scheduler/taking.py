@@ -1,7 +1,7 @@
 """Exact devices for a gang on nodes that were chosen for it: those that are free, then those that are being let go of, then those
 of gangs that are ended for it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.decide.scheduler.ground import CORES_SLACK
@@ -33,42 +33,37 @@ class Taking:
 
     def _slice(self, part: NodeSlice) -> NodeSlice | None:
         row = self._round.fleet.ground.row[part.node]
-        is_share = self._shape.request.is_share
         gangs = iter(self._ends(part))
         while True:
-            free = self._coming_free(part, row)
-            whole = tuple(free[: len(part.devices)])
-            found = whole if not is_share else part.devices if set(part.devices) <= set(free) else ()
-            if len(found) == len(part.devices) and self._has_host(part, row):
-                self._note_ending(part, found)
-                return NodeSlice(part.node, found, part.milli, part.memory_bytes)
+            for found in self._choices(part, row):
+                if self._has_host(part, row, found):
+                    self._note_ending(part, found)
+                    return NodeSlice(part.node, found, part.milli, part.memory_bytes)
             number = next(gangs, None)
             if number is None:
                 return None
             self.send_away([number])
 
-    def _coming_free(self, part: NodeSlice, row: int) -> list[int]:
+    def _choices(self, part: NodeSlice, row: int) -> Iterator[tuple[int, ...]]:
+        """Devices of the node that are free, before those that will be; or the other way round, since cores and memory come free
+        with these. One that shares hold is free once the last of them has gone."""
         fleet, victims = self._round.fleet, self._round.victims
+        trial = fleet.copy()
+        for number in self._leaving(part):
+            trial.give_back(victims.gangs[number].facts.shape, victims.releasable(number))
         if self._shape.request.is_share:
-            trial = fleet.copy()
-            for number in self._leaving(part):
-                trial.give_back(victims.gangs[number].facts.shape, victims.releasable(number))
-            return list(part.devices) if trial.is_free(Placement((part,))) else []
+            if trial.is_free(Placement((part,))):
+                yield part.devices
+            return
         free = fleet.devices(row, self._kind)
-        types = fleet.ground.types[row]
-        more = [
-            index
-            for number in self._leaving(part)
-            for other in victims.releasable(number).slices
-            if other.node == part.node
-            for index in other.devices
-            if types.get(index) == self._kind and index not in free
-        ]
-        return [*free, *dict.fromkeys(more)]
+        more = [index for index in trial.devices(row, self._kind) if index not in free]
+        if len(free) + len(more) >= len(part.devices):
+            yield tuple([*free, *more][: len(part.devices)])
+            yield tuple([*more, *free][: len(part.devices)])
 
-    def _has_host(self, part: NodeSlice, row: int) -> bool:
-        """Cores and memory."""
-        shapes = [self._round.victims.gangs[number].facts.shape for number in self._leaving(part)]
+    def _has_host(self, part: NodeSlice, row: int, found: Iterable[int]) -> bool:
+        """Cores and memory: what is free, and what comes free with the devices."""
+        shapes = [self._round.victims.gangs[number].facts.shape for number in self._touched(part, found)]
         cpus = self._round.fleet.free_cpus[row] + sum(shape.cpus for shape in shapes)
         memory = self._round.fleet.free_memory_bytes[row] + sum(shape.memory_bytes for shape in shapes)
         return bool(cpus + CORES_SLACK >= self._shape.cpus and memory >= self._shape.memory_bytes)
@@ -81,9 +76,13 @@ class Taking:
         ]
 
     def _note_ending(self, part: NodeSlice, found: Iterable[int]) -> None:
-        wanted = set(found)
-        for number in self._leaving(part):
-            gang = self._round.victims.gangs[number]
-            touches = any(other.node == part.node and wanted & set(other.devices) for other in gang.placement.slices)
-            if number not in self.victims and touches:
-                self._ending.append(number)
+        self._ending.extend(number for number in self._touched(part, found) if number not in self.victims)
+
+    def _touched(self, part: NodeSlice, found: Iterable[int]) -> list[int]:
+        """Those that leave and hold some of these devices."""
+        wanted, gangs = set(found), self._round.victims.gangs
+        return [
+            number
+            for number in self._leaving(part)
+            if any(other.node == part.node and wanted & set(other.devices) for other in gangs[number].placement.slices)
+        ]

@@ -81,8 +81,8 @@ def _units(shape: Shape, terrain: Terrain, rows: Numbers, wish: Numbers, room: S
     size, tiers = 1, terrain.numbers
     lines = rows[:, None]
     if shape.group > 1 and shape.num_nodes > 1:
-        size, tiers = min(shape.group, shape.num_nodes), terrain.outward(shape.group_within)
-        lines, wish = _groups(size, terrain, shape.group_within, rows, wish)
+        size, tiers = min(shape.group, shape.num_nodes), terrain.outward(shape.group_tier)
+        lines, wish = _groups(size, terrain, shape.group_tier, rows, wish)
     firsts = lines[:, 0]
     inside = tuple(number[firsts] for number in tiers)
     known = () if room is None else room[len(room) - len(tiers) :]

@@ -14,7 +14,7 @@ import numpy as np
 from phalanx.core.devices import WHOLE, NodeSlice
 from phalanx.core.ids import NodeId
 from phalanx.decide.scheduler import preemption
-from phalanx.decide.scheduler.by_service import ORDERS, ServiceOrder, Turn, Turns
+from phalanx.decide.scheduler.by_service import ServiceOrder, Turn, Turns
 from phalanx.decide.scheduler.eligible import eligible_types
 from phalanx.decide.scheduler.fleet import Mask
 from phalanx.decide.scheduler.gates import Gates
@@ -36,7 +36,7 @@ Cells = tuple[frozenset[NodeId], ...]
 def share_in_time(round_: Round) -> None:
     """Whose turn it is, before anybody is considered and once it is known which devices are promised to somebody. Nothing to do in
     other orders."""
-    if round_.snapshot.policy.order in ORDERS:
+    if round_.snapshot.policy.shares_in_time:
         round_.service = ServiceOrder(round_.snapshot, sum(round_.tree.capacity.values()) // WHOLE)
         round_.turns = _turns(round_.service, round_)
 

@@ -14,8 +14,9 @@ from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.deserved import Deserts
 from phalanx.decide.scheduler.fleet import Fleet, Mask, Rows
 from phalanx.decide.scheduler.kept import Kept
+from phalanx.decide.scheduler.lines import Line
 from phalanx.decide.scheduler.share import Tree
-from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
 
 Cause = Literal["priority", "reclaim", "target", "booking", "order"]
 
@@ -91,6 +92,7 @@ class Victims:
         self._known_usable: dict[str, Mask] = {}
         self._causes: dict[Hashable, dict[Cause, Mask]] = {}
         self._elastic: dict[Hashable, tuple[int, ...]] = {}
+        self._lowest: dict[tuple[Line, str, int], tuple[int, ...]] = {}
         self._moves = tree.moves
         self._guarded = np.zeros(len(self.gangs), np.bool_)
         self._on_node: dict[NodeId, list[int]] = {}
@@ -169,12 +171,28 @@ class Victims:
             if self._kept.is_due(booked, facts, kind, num_devices):
                 found["booking"] = usable & ~np.isin(self._queue, sorted(booked.queues))
         if policy.enabled:
-            lower = usable & ~self._spared & (self._class < self.class_of(facts.priority))
+            lower = usable & self._lower(facts)
             by_priority: Cause = "target" if self._is_late(job) else "priority"
             found[by_priority] = lower & ~self._deserts.protected(facts, kind)
         if policy.reclaim:
             found["reclaim"] = usable & self._deserts.reclaimable(facts, kind, num_devices)
         return {cause: mask for cause, mask in found.items() if mask.any()}
+
+    def lower(self, job: PendingJob, kind: str, queue: Line) -> tuple[int, ...]:
+        """Gangs in the queue of lower classes that may be ended, whoever is guaranteed what they hold; the lowest first, then those
+        that lose least."""
+        if not self._policy.preemption.enabled:
+            return ()
+        key = (queue, kind, self.class_of(job.facts.priority))
+        if key not in self._lowest:
+            found = np.flatnonzero(self._usable(kind) & self._lower(job.facts) & self._deserts.within(queue)).tolist()
+            found.sort(key=lambda number: (self.gangs[number].facts.priority, self.cost[number], number))
+            self._lowest[key] = tuple(found)
+        return self._lowest[key]
+
+    def _lower(self, job: JobFacts) -> Mask:
+        found: Mask = ~self._spared & (self._class < self.class_of(job.priority))
+        return found
 
     def within_guarantee(self, job: PendingJob, kind: str) -> Mask:
         """Gangs that stay, whoever goes before them."""
@@ -190,6 +208,7 @@ class Victims:
     def _forget(self) -> None:
         """What was found out before other gangs could be ended."""
         self._known_usable.clear()
+        self._lowest.clear()
         self._causes.clear()
         self._elastic.clear()
 
@@ -203,6 +222,12 @@ class Victims:
         """Gangs that the job may have ended to get so much of what it deserves, with what was let go of meanwhile."""
         return self._deserts.reclaimable(job.facts, kind, job.facts.shape.request.count * num_nodes)
 
+    def deserves(self, job: PendingJob, kind: str) -> bool:
+        """Whether its queue may take so much from others: then it may claim what those that are ending let go of."""
+        shape = job.facts.shape
+        is_asked = self._policy.preemption.reclaim and bool(self.ending.any())
+        return is_asked and self._deserts.deserves(job.facts, kind, shape.request.count * shape.fewest_nodes)
+
     def stays(self, job: PendingJob, kind: str, number: int, cause: Cause) -> bool:
         """Whether the gang may not be ended for it any more, with what was let go of meanwhile: its queue has no more than its own,
         and would get it back at once."""
@@ -214,6 +239,16 @@ class Victims:
         """Counts as let go of."""
         gang = self.gangs[number]
         self._tree.give(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
+
+    def drop(self, number: int) -> None:
+        """Counts as gone."""
+        gang = self.gangs[number]
+        self._tree.drop(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
+
+    def undrop(self, number: int) -> None:
+        """After all it is not gone."""
+        gang = self.gangs[number]
+        self._tree.use(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
 
     def take_back(self, number: int) -> None:
         """After all it does not let go."""
@@ -233,7 +268,8 @@ class Victims:
                     row = self._fleet.ground.row.get(part.node)
                     if row is not None:
                         parts.append(part)
-                        table.append((number, row, len(part.devices) * part.milli / WHOLE, shape.cpus, float(shape.memory_bytes)))
+                        freed = self._fleet.shares.freed(row, part.devices, part.milli)
+                        table.append((number, row, freed, shape.cpus, float(shape.memory_bytes)))
             found = np.array(table, np.float64).reshape(-1, 5).T
             whole = found[:2].astype(np.int64)
             self._columns[kind] = Columns(whole[0], whole[1], found[2].copy(), found[3], found[4], parts)
@@ -246,8 +282,8 @@ class Victims:
             at = np.flatnonzero(np.isin(columns.slice_row, rows) & self.ending[columns.slice_gang])
             for one in at:
                 part = columns.parts[one]
-                left = sum((part.node, index) not in self._claimed for index in part.devices)
-                columns.slice_devices[one] = left * part.milli / WHOLE
+                left = [index for index in part.devices if (part.node, index) not in self._claimed]
+                columns.slice_devices[one] = self._fleet.shares.freed(int(columns.slice_row[one]), left, part.milli)
 
     def releasable(self, number: int) -> Placement:
         """What the gang lets go of, besides what is claimed already: only one that is ending has such."""

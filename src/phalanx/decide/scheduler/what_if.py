@@ -1,9 +1,9 @@
 """The smallest changes that would start a waiting job now, each tried on the decision as it stands at its end: all others are
 decided, so that nobody waits longer for it. The decision is made once for any number of questions (`memory.Memory.decided`).
 
-Changes are ordered by how little of the job they touch: where it may lie, its queue, its time limit, the type of its devices, the
-number of its nodes, and last the devices on each. Of each kind the least one is found by halving, since a smaller gang, or a
-shorter one, fits wherever a larger fits.
+Changes are ordered by how little of the job they touch: when it may start, where it may lie, its queue, its time limit, the type of
+its devices, the number of its nodes, and last the devices on each. Of each kind the least one is found by halving, since a smaller
+gang, or a shorter one, fits wherever a larger fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,12 +13,14 @@ from typing import Final
 from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import JobId
 from phalanx.core.policy import TIERS
+from phalanx.core.reasons import ArrayFull, OutsideWindow
 from phalanx.decide.scheduler.eligible import eligible_types
 from phalanx.decide.scheduler.fit import fit
 from phalanx.decide.scheduler.gates import Gates
 from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.round import Round
-from phalanx.decide.scheduler.schedule import decided
+from phalanx.decide.scheduler.schedule import decided, schedule
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
 
 MINUTE_MS: Final = 60_000
@@ -45,16 +47,25 @@ def changes(snapshot: Snapshot, job: JobId, memory: Memory | None = None) -> tup
     waiting = next((one for one in snapshot.pending if one.facts.job == job), None)
     if waiting is None:
         raise KeyError(job)
-    if waiting.claim is not None or Gates(snapshot).why(waiting) is not None:
+    closed = Gates(snapshot).why(waiting)
+    if waiting.claim is not None or not isinstance(closed, OutsideWindow | ArrayFull | None):
         return ()
-    return smallest(waiting, decided(snapshot, memory or Memory()))
+    end = decided(snapshot, memory or Memory())
+    if isinstance(closed, OutsideWindow):
+        return _found(_of_window(waiting, end))
+    return _found(_of_array(waiting, snapshot)) if isinstance(closed, ArrayFull) else smallest(waiting, end)
 
 
 def smallest(job: PendingJob, end: Round) -> tuple[Change, ...]:
-    """The same, of a decision at its end."""
+    """The same, of a decision at its end, of a job that no gate stops at its beginning. One for which there is room was stopped by
+    its array, which became full meanwhile."""
     if starts(job, end):
-        return ()
-    return tuple(change for change in _tried(job, end) if change is not None)
+        return _found(_of_array(job, end.snapshot))
+    return _found(*_tried(job, end))
+
+
+def _found(*tried: Change | None) -> tuple[Change, ...]:
+    return tuple(change for change in tried if change is not None)
 
 
 def starts(job: PendingJob, end: Round) -> bool:
@@ -74,6 +85,32 @@ def _tried(job: PendingJob, end: Round) -> Iterator[Change | None]:
     yield _of_type(job, end)
     yield _of_nodes(job, end)
     yield _of_devices(job, end)
+
+
+def _of_window(job: PendingJob, end: Round) -> Change | None:
+    """At any time."""
+    always = replace(job, facts=replace(job.facts, window=""))
+    return _if_starts("window", "", job.facts.window, always, end) if Gates(end.snapshot).why(always) is None else None
+
+
+def _of_array(job: PendingJob, snapshot: Snapshot) -> Change | None:
+    """As many at once that the job's turn comes. Those of the array before it start too, so all of it is decided once more."""
+    facts = job.facts
+    if not facts.array_parallel:
+        return None
+    others = [one for one in snapshot.pending if one.facts.array == facts.array]
+    holding = [one for one in snapshot.running if one.facts.array == facts.array] + [one for one in others if one.claim is not None]
+    before = [one for one in others if one.claim is None and one.facts.sequence < facts.sequence]
+    most = len(holding) + len(before) + 1
+
+    def wider(one: PendingJob) -> PendingJob:
+        same = one.facts.array == facts.array
+        return replace(one, facts=replace(one.facts, array_parallel=most)) if same else one
+
+    plan = schedule(replace(snapshot, pending=tuple(map(wider, snapshot.pending))))
+    if not any(isinstance(one, Start) and one.job == facts.job for one in plan.decisions):
+        return None
+    return Change("array.parallel", str(most), str(facts.array_parallel), wider(job))
 
 
 def _elsewhere(job: PendingJob, end: Round) -> Iterator[Change | None]:

@@ -1,10 +1,10 @@
 """What people ask for, as the events that follow from it; or why it cannot be. Pure: a world in, events or an error out."""
 
+import difflib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -21,7 +21,7 @@ from phalanx.core.events import (
     StopRequested,
 )
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.policy import Policy
+from phalanx.core.policy import DEFAULT_QUEUE, Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Paused, Running, Starting, Stopping
 from phalanx.core.units import utc_day
@@ -32,11 +32,17 @@ from phalanx.decide.scheduler.ground import survey
 from phalanx.decide.scheduler.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
 from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
-from phalanx.operate.control.snapshots import shape, snapshot
+from phalanx.operate.control.snapshots import node_facts, shape
 from phalanx.operate.control.world import JobRecord, NodeRecord, World
 
 KEY_CHARS_MAX: Final = 255
 REASON_CHARS_MAX: Final = 500
+
+KNOWN_NAMED: Final = 10
+"""Of the queues or windows that there are, where none is like the one that was written."""
+
+ARRAY_CHARS_MAX: Final = 64 * 1024 * 1024
+"""Of the specs of an array, each of whose jobs has its own in the log."""
 
 _ENDS: Final = "it is already on its way to its end; `phalanx retry` opens it again afterwards"
 
@@ -49,6 +55,17 @@ def cancel(world: World, job: JobId, by: str) -> list[EventBody]:
     if isinstance(record.state, Stopping) and record.state.cause == "cancel":
         return []
     return [StopRequested(job, "cancel", by)]
+
+
+def cancel_array(world: World, job: JobId, by: str) -> list[EventBody]:
+    """All jobs of the array that it is of and that have not finished."""
+    array = job_of(world, job).array
+    if not array:
+        raise Conflict("job", job, "it is of no array; cancel it alone")
+    left = [record.id for record in world.open_jobs.values() if record.array == array]
+    if not left:
+        raise Conflict("job", job, f"every job of its array {array} has already finished")
+    return [event for one in left for event in cancel(world, one, by)]
 
 
 def pause(world: World, seen: Sightings, job: JobId, by: str) -> list[EventBody]:
@@ -153,29 +170,48 @@ def submit(jobs: Sequence[JobId], spec: JobSpec, code: str, by: str) -> list[Eve
 
 
 def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
-    """Raises SpecError for a deadline that is past, or a job that must have succeeded before and that nobody knows."""
+    """Raises SpecError for a deadline that is past, a job that must have succeeded before and that nobody knows, or a queue or a
+    window that the policy does not have. Where it configures no queue, any name goes."""
     deadline_ms = spec.deadline_ms(now_ms)
     if deadline_ms is not None and deadline_ms <= now_ms:
         raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
     for name in spec.after:
         if JobId(name) not in world.jobs:
             raise SpecError("after", name, "no such job; `phalanx ls` shows them all")
+    policy = world.policy
+    if policy.queues and spec.queue != DEFAULT_QUEUE:
+        _refuse_unnamed("queue", spec.queue, policy.queues)
+    if spec.window:
+        _refuse_unnamed("window", spec.window, policy.windows)
+
+
+def _refuse_unnamed(field: str, name: str, known: Collection[str]) -> None:
+    """Raises SpecError for what is not in the policy: it may be mistyped, and would count for nothing, or wait for ever."""
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    has = f"it has {', '.join(sorted(known)[:KNOWN_NAMED])}" if known else f"it has no {field}s"
+    raise SpecError(field, name, f"is not in the policy; {f'did you mean {near[0]!r}?' if near else has}")
 
 
 def policy_doubts(world: World, policy: Policy, now_ms: int) -> list[str]:
-    """What may be a mistake: rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet cannot
-    keep, as the policy itself describes its nodes."""
-    described = snapshot(replace(world, policy=policy), frozenset(), now_ms, {}).nodes
-    nodes = [node for node in described if not node.gone]
+    """What may be a mistake, such as rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet
+    cannot keep, as the policy itself describes its nodes."""
+    nodes = [node for node in node_facts(world, now_ms, policy) if not node.gone]
     capacity = Counter(kind for node in nodes for _, kind in node.devices)
-    for name, value, fix in policy_checks.problems(policy, capacity, cells.counts(survey(nodes))):
+    hosts = Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
+    for name, value, fix in policy_checks.problems(policy, capacity, cells.counts(survey(nodes)), hosts):
         raise SpecError(name, value, fix)
     rules = [
         (number, rule.match)
         for number, rule in enumerate(policy.nodes)
         if not any(fnmatchcase(node, rule.match) for node in world.nodes)
     ]
-    return [f"nodes.{number}.match: {match!r} matches none of the known nodes" for number, match in rules]
+    doubts = policy_checks.doubts(policy, capacity, now_ms)
+    return [
+        *(f"{name}: {value!r}: {fix}" for name, value, fix in doubts),
+        *(f"nodes.{number}.match: {match!r} matches none of the known nodes" for number, match in rules),
+    ]
 
 
 def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> JobId:
@@ -190,8 +226,7 @@ def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> Jo
 def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
     """Raises SpecError when no fleet of the known nodes could hold the job, however idle. Nodes that have been away for long do not
     count, unless all have: then they have yet to come."""
-    nodes = snapshot(world, frozenset(), now_ms, {}).nodes
-    reason = never_fits(shape(spec), Fleet.of(node for node in nodes if not node.gone))
+    reason = never_fits(shape(spec), Fleet.of(node for node in node_facts(world, now_ms) if not node.gone))
     if reason is None:
         return
     fields = {
@@ -222,11 +257,15 @@ def refuse_unwritable(spec: JobSpec, key: str) -> None:
     if len(key) > KEY_CHARS_MAX:
         raise SpecError("key", f"{len(key)} characters", f"write at most {KEY_CHARS_MAX}")
     try:
-        same = wire.loads(JobSpec, wire.dumps(JobSpec, spec)) == spec
+        text = wire.dumps(JobSpec, spec)
+        same = wire.loads(JobSpec, text) == spec
     except ValueError:
         same = False
     if not same:
         raise SpecError("job", spec.name, "use finite numbers and valid Unicode text only")
+    if spec.array is not None and len(text) * spec.array.count > ARRAY_CHARS_MAX:
+        fix = f"shorten the spec, which has {len(text)} characters, or write at most {ARRAY_CHARS_MAX // len(text)}"
+        raise SpecError("array.count", spec.array.count, fix)
 
 
 def config_hash(spec: JobSpec) -> str:

@@ -105,13 +105,14 @@ class Controller:
         self._commit_all(asked.submit(jobs, spec, code, by), key=(key, jobs[0]) if key else None)
         return jobs[0]
 
-    def cancel(self, job: JobId, by: str) -> None:
-        """Asks the job to end: at once when it waits, else once its ranks are gone. Asking twice is asking once.
+    def cancel(self, job: JobId, by: str, array: bool = False) -> None:
+        """Asks the job to end: at once when it waits, else once its ranks are gone. Asking twice is asking once. `array`: it and
+        all jobs of its array that have not finished.
 
         Raises NotFound, Conflict when it is finished, StoreUnavailable.
         """
         self._committed.find_out()
-        self._commit_all(asked.cancel(self.world, job, by))
+        self._commit_all((asked.cancel_array if array else asked.cancel)(self.world, job, by))
 
     def pause(self, job: JobId, by: str) -> None:
         """Asks the job to let go of its devices until it is resumed; what its last checkpoint holds stays. Twice is once.

@@ -8,7 +8,8 @@ from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, WHOLE, Placement
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import ANY, Policy, Queue
-from phalanx.core.reasons import NeverFits, Reason
+from phalanx.core.reasons import NeverFits, Reason, named
+from phalanx.core.units import utc_second
 from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
 from phalanx.decide.scheduler.dry_run import Trial, dry_run, trial
 from phalanx.decide.scheduler.plan import Eta, Start
@@ -20,9 +21,13 @@ from phalanx.operate.control.queue_views import chain, queue_views
 
 HOUR_MS: Final = 3_600_000
 
+VAGUE_MS: Final = 7 * 24 * HOUR_MS
+VAGUE_TIMES: Final = 50
+"""An interval wider than this, and so many times as wide as it is away, tells nobody anything."""
 
-def plan_view(snapshot: Snapshot, facts: JobFacts) -> PlanView:
-    """Of a job as if it were submitted at the time of the snapshot."""
+
+def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
+    """Of a job as if it were submitted at the time of the snapshot; one of so many `jobs` of an array."""
     tried = dry_run(snapshot, facts)
     decision = tried.decision
     nodes = {node.node: node for node in snapshot.nodes}
@@ -35,23 +40,27 @@ def plan_view(snapshot: Snapshot, facts: JobFacts) -> PlanView:
         answer="starts" if reason is None else "never" if isinstance(reason, NeverFits) else "waits",
         sentence=_sentence(tried),
         type=kind,
-        num_devices=sum(len(part.devices) for part in placed) or facts.shape.num_devices,
+        num_devices=(sum(len(part.devices) for part in placed) or facts.shape.num_devices) * parts,
         placed=placed,
         evicts=tuple(sorted({evict.job for evict in tried.evictions})),
         reason=None if reason is None else wire.plain(Reason, reason),
         position=None if isinstance(decision, Start) else decision.position,
-        eta=eta_view(tried.eta),
+        eta=eta_view(tried.eta, snapshot.now_ms),
         changes=change_views(tried.changes),
         cost_per_hour=per_hour,
         cost_of_limit=None if per_hour is None or facts.limit_ms is None else per_hour * facts.limit_ms / HOUR_MS,
         queues=tuple(_effects(snapshot, facts, kind)),
         as_of_ms=snapshot.now_ms,
         notes=() if per_hour is not None else (f"no price is known for {kind or 'these devices'}, so there is no cost",),
+        jobs=jobs,
     )
 
 
-def eta_view(eta: Eta | None) -> EtaView | None:
-    return None if eta is None else EtaView(low_ms=eta.low_ms, high_ms=eta.high_ms)
+def eta_view(eta: Eta | None, now_ms: int) -> EtaView | None:
+    if eta is None:
+        return None
+    bound_ms = max(VAGUE_MS, VAGUE_TIMES * (eta.low_ms - now_ms))
+    return EtaView(low_ms=eta.low_ms, high_ms=eta.high_ms, vague=eta.high_ms - eta.low_ms > bound_ms)
 
 
 def change_views(changes: Sequence[Change]) -> tuple[ChangeView, ...]:
@@ -71,7 +80,8 @@ def why_waiting(snapshot: Snapshot, view: WhyView) -> WhyView:
         tried = trial(snapshot, view.job)
     except KeyError:
         return view
-    return replace(view, eta=eta_view(tried.eta), changes=change_views(tried.changes))
+    sentence = f"{view.sentence}{_young(tried)}"
+    return replace(view, sentence=sentence, eta=eta_view(tried.eta, snapshot.now_ms), changes=change_views(tried.changes))
 
 
 def _sentence(tried: Trial) -> str:
@@ -79,9 +89,12 @@ def _sentence(tried: Trial) -> str:
         return "would start now"
     if tried.evictions:
         victims = sorted({evict.job for evict in tried.evictions})
-        named = ", ".join(victims[:3]) + (f" and {len(victims) - 3} more" if len(victims) > 3 else "")
-        return f"would start once {named} made room for it"
-    return tried.decision.reason.sentence()
+        return f"would start once {named(victims)} made room for it"
+    return f"{tried.decision.reason.sentence()}{_young(tried)}"
+
+
+def _young(tried: Trial) -> str:
+    return f"; {named(tried.young)} can be ended for it from {utc_second(tried.young_ms)}" if tried.young else ""
 
 
 def _placed(policy: Policy, placement: Placement, nodes: Mapping[NodeId, NodeFacts]) -> Iterator[PlacedView]:
@@ -123,7 +136,7 @@ def _effects(snapshot: Snapshot, facts: JobFacts, kind: str) -> Iterator[QueueEf
         yield QueueEffectView(
             queue=name,
             held=held,
-            after=held + facts.shape.num_devices,
+            after=round(held + facts.shape.num_devices * facts.shape.request.milli / WHOLE, 3),
             quota=queue.quota.get(kind, queue.quota.get(ANY)),
             limit=queue.limit.get(kind, queue.limit.get(ANY)),
             budget=spent,

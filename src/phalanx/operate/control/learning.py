@@ -4,7 +4,7 @@ again from what the world still knows, waits from new ones."""
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from phalanx.core.events import AttemptEnded, AttemptPlaced, Event, StopRequested
+from phalanx.core.events import AttemptEnded, AttemptPlaced, Event, JobSubmitted, StopRequested
 from phalanx.core.states import Finished
 from phalanx.decide.scheduler.attained import ServiceHistory
 from phalanx.decide.scheduler.history import History
@@ -14,7 +14,7 @@ from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 
 RUNS_MAX: Final = 2_000
-"""Of the newest that ended well, learnt again at a start."""
+"""Of the newest that ended well, and of the newest jobs, learnt again at a start."""
 
 FactsOf = Callable[[JobRecord], JobFacts]
 
@@ -25,6 +25,8 @@ class Learning:
     def __init__(self, world: World, facts_of: FactsOf) -> None:
         self._lessons = Lessons()
         self._facts_of = facts_of
+        for job in sorted(world.jobs.values(), key=lambda one: one.sequence)[-RUNS_MAX:]:
+            self._lessons.submitted(facts_of(job))
         well = [attempt for attempt in world.attempts.values() if attempt.ok and attempt.ended_ms is not None]
         for attempt in sorted(well, key=lambda one: (one.ended_ms, one.id))[-RUNS_MAX:]:
             self._ran(world.jobs[attempt.job], attempt)
@@ -46,6 +48,8 @@ class Learning:
         """`world` has them all in it."""
         for event in events:
             match event.body:
+                case JobSubmitted(job=job):
+                    self._lessons.submitted(self._facts_of(world.jobs[job]))
                 case AttemptPlaced(job=job):
                     self._lessons.started(job, event.at_ms)
                 case StopRequested(job=job):

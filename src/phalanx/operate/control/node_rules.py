@@ -1,12 +1,16 @@
 """What the policy says of nodes by their names: labels, spot, price. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import Policy
 from phalanx.fabric.catalogue import lookup
+
+_SIGN: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,13 @@ def known_of(policy: Policy, node: NodeId) -> Known:
     labels: dict[str, str] = {}
     spot, price = False, None
     for rule in policy.nodes:
-        if fnmatchcase(node, rule.match):
+        if node.startswith(_literal(rule.match)) and fnmatchcase(node, rule.match):
             labels.update(rule.labels)
             spot = spot if rule.spot is None else rule.spot
             price = price if rule.price is None else rule.price
     return Known(labels, spot, price)
+
+
+def _literal(match: str) -> str:
+    """What a glob begins with before its first sign: of thousands of rules, one a rack, it tells most apart from a node's name."""
+    return _SIGN.split(match, 1)[0]

@@ -15,6 +15,7 @@ from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.taken import Taken, still_holds
 from phalanx.operate.control.world import World
+from phalanx.record.telemetry.ledger.waiting import waits_as
 
 
 def carry(draft: Draft, seen: Sightings, fenced: Fences, plan: Plan, epoch: int, at_ms: int) -> None:
@@ -47,11 +48,12 @@ def waiting(world: World, plan: Plan, before: Mapping[JobId, Wait]) -> dict[JobI
 
 
 def _wait(draft: Draft, job: JobId, reason: Reason, at_ms: int) -> None:
-    """Only a change of kind is worth a line in the log; the numbers move with every tick."""
+    """Only a change of kind is worth a line in the log, or of what the ledger makes of it; the numbers move with every tick."""
     record = draft.world.open_jobs.get(job)
     if record is None or not isinstance(record.state, Pending):
         return
-    if record.reason is None or record.reason.kind != reason.kind:
+    told = record.reason
+    if told is None or told.kind != reason.kind or waits_as(told) != waits_as(reason):
         draft.add(JobWaits(job, reason), at_ms)
 
 
@@ -98,7 +100,7 @@ def _make(draft: Draft, taken: Taken, seen: Sightings, ready: frozenset[NodeId],
         if world.jobs[job].claim != placement:
             draft.add(DevicesClaimed(job, placement), at_ms)
     for eviction in room.evictions:
-        if not _ends_anyway(world, seen, eviction):
+        if not _ends_anyway(draft.world, seen, eviction):
             body = JobEvicted(eviction.job, eviction.attempt, eviction.claimant, eviction.cause, eviction.lost_ms)
             draft.add(body, at_ms)
 

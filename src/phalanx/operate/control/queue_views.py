@@ -64,17 +64,16 @@ def _usage(snapshot: Snapshot) -> dict[str, Usage]:
 
 def _view(name: str, policy: Policy, held: Counter[str], running: int, waiting: int, usage: Usage) -> QueueView:
     queue = policy.queues.get(name, Queue())
-    devices = {kind: _whole(milli) for kind, milli in sorted(held.items())}
     return QueueView(
         name=name,
         parent=queue.parent,
         weight=queue.weight,
         running=running,
         waiting=waiting,
-        held=devices,
+        held=_devices(dict(sorted(held.items()))),
         quota=dict(queue.quota),
         limit=dict(queue.limit),
-        borrowed=_borrowed(queue.quota, devices),
+        borrowed=_devices(_borrowed(queue.quota, held)),
         used_hours=usage.decayed / HOUR_MS,
         spent_hours=usage.spent_ms / HOUR_MS,
         spent_usd=usage.money,
@@ -82,16 +81,15 @@ def _view(name: str, policy: Policy, held: Counter[str], running: int, waiting: 
     )
 
 
-def _whole(milli: int) -> int:
-    """Devices, a part of one counts as one."""
-    return -(-milli // MILLI)
+def _devices(milli: Mapping[str, int]) -> dict[str, float]:
+    return {kind: count / MILLI for kind, count in milli.items()}
 
 
 def _borrowed(quota: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
-    """What is held beyond the quota. A queue without quota borrows nothing: it has nothing that it could exceed."""
+    """Thousandths that are held beyond the quota. A queue without quota borrows nothing: it has nothing that it could exceed."""
     if not quota:
         return {}
-    named = {kind: count - quota[kind] for kind, count in held.items() if kind in quota}
-    rest = sum(count for kind, count in held.items() if kind not in quota) - quota.get(ANY, 0)
+    named = {kind: count - quota[kind] * MILLI for kind, count in sorted(held.items()) if kind in quota}
+    rest = sum(count for kind, count in held.items() if kind not in quota) - quota.get(ANY, 0) * MILLI
     over = {kind: count for kind, count in named.items() if count > 0}
     return over | ({ANY: rest} if rest > 0 else {})

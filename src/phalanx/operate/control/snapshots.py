@@ -2,7 +2,7 @@
 scheduler with a memory, and the line to its process, look at others only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core import features
@@ -10,7 +10,7 @@ from phalanx.core.devices import WHOLE, Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import Finished, Pending, Stopping
+from phalanx.core.states import Pending, Stopping
 from phalanx.decide.scheduler.attained import ServiceHistory
 from phalanx.decide.scheduler.history import History
 from phalanx.decide.scheduler.snapshot import (
@@ -25,6 +25,7 @@ from phalanx.decide.scheduler.snapshot import (
 )
 from phalanx.operate.control.fences import Fence, Fences
 from phalanx.operate.control.node_rules import Known, known_of
+from phalanx.operate.control.outcomes import Outcomes
 from phalanx.operate.control.usage import Rate, usage
 from phalanx.operate.control.world import AttemptRecord, Held, JobRecord, NodeRecord, Parts, World, add_hold
 
@@ -82,6 +83,11 @@ def snapshot(world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences
     return Snapshots().take(world, ready, now_ms, fences)
 
 
+def node_facts(world: World, now_ms: int, policy: Policy | None = None) -> tuple[NodeFacts, ...]:
+    """The nodes alone, as `policy`, or that of the world, describes them: what could ever be had of them."""
+    return Snapshots().nodes(replace(world, policy=policy) if policy is not None else world, frozenset(), now_ms, {})
+
+
 @dataclass(frozen=True, slots=True)
 class _There:
     """All that a node's facts are made of, besides the policy. promised: thousandths of its devices."""
@@ -120,17 +126,14 @@ class Snapshots:
         service: ServiceHistory | None = None,
     ) -> Snapshot:
         """The whole fleet, of which only `ready` nodes may be given work, and of those what is neither held nor fenced."""
-        if world.policy != self._policy:
-            self._rules, self._nodes, self._rates = {}, {}, {}
-        self._policy = world.policy
+        nodes = self.nodes(world, ready, now_ms, fences)
         self._jobs = {job: known for job in world.open_jobs if (known := self._jobs.get(job)) is not None}
-        nodes = self._facts_of_nodes(world, ready, now_ms, fences)
         self._running = {job.id: (job, attempt, self._runs(job, attempt, now_ms)) for job, attempt in world.holding()}
         going = {attempt.id for _, attempt, _ in self._running.values()}
         self._rates = {attempt: rate for attempt, rate in self._rates.items() if attempt in going}
-        avoided = _avoided(fences)
+        avoided, outcomes = _avoided(fences), Outcomes(world)
         self._pending = {
-            job.id: (job, self._waits(world, job, job.state, frozenset(avoided.get(job.id, ())), now_ms))
+            job.id: (job, self._waits(world, job, job.state, frozenset(avoided.get(job.id, ())), outcomes, now_ms))
             for job in world.open_jobs.values()
             if isinstance(job.state, Pending)
         }
@@ -147,7 +150,11 @@ class Snapshots:
 
     # Nodes
 
-    def _facts_of_nodes(self, world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences) -> tuple[NodeFacts, ...]:
+    def nodes(self, world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences) -> tuple[NodeFacts, ...]:
+        """The part of a snapshot that is of nodes."""
+        if world.policy != self._policy:
+            self._rules, self._nodes, self._rates = {}, {}, {}
+        self._policy = world.policy
         parts, promised = Parts(world), _promised(world)
         if len(self._nodes) > len(world.nodes):
             self._nodes = {node: known for node, known in self._nodes.items() if node in world.nodes}
@@ -227,8 +234,10 @@ class Snapshots:
         )
         return known[2] if known is not None and known[2] == now else now
 
-    def _waits(self, world: World, job: JobRecord, state: Pending, avoids: frozenset[NodeId], now_ms: int) -> PendingJob:
-        unmet, failed = _dependencies(world, job)
+    def _waits(
+        self, world: World, job: JobRecord, state: Pending, avoids: frozenset[NodeId], outcomes: Outcomes, now_ms: int
+    ) -> PendingJob:
+        unmet, failed = outcomes.of(job) if job.spec.after else ((), ())
         evictions = _evictions(job, now_ms)
         known = self._pending.get(job.id)
         if known is not None and known[0] is job:
@@ -324,16 +333,6 @@ def _put_off(world: World, job: JobRecord, not_before_ms: int) -> PutOff | None:
     quick = [world.attempts[attempt] for attempt in job.attempts[-job.quick_ends :]]
     within_ms = max((one.ended_ms or one.placed_ms) - one.placed_ms for one in quick)
     return PutOff(not_before_ms, job.quick_ends, max(0, within_ms), quick[-1].detail)
-
-
-def _dependencies(world: World, job: JobRecord) -> tuple[tuple[JobId, ...], tuple[JobId, ...]]:
-    """Those of `after` that may still succeed, and those that did not. A failed one that is retried may again."""
-    if not job.spec.after:
-        return (), ()
-    states = [(JobId(name), world.jobs[JobId(name)].state) for name in job.spec.after if name in world.jobs]
-    unmet = tuple(name for name, state in states if not isinstance(state, Finished))
-    failed = tuple(name for name, state in states if isinstance(state, Finished) and state.outcome != "succeeded")
-    return unmet, failed
 
 
 def _evictions(job: JobRecord, now_ms: int) -> int:

@@ -189,7 +189,7 @@ def _makes_room(world: World, job: JobRecord) -> str:
     if claimant not in (None, job.id):
         return f"it makes room for {claimant}"
     leaves = job.attempt is not None and world.attempts[job.attempt].evicted_why == "spot"
-    return "a node of its goes away" if leaves else "it starts again in another size"
+    return "one of its nodes goes away" if leaves else "it starts again in another size"
 
 
 def _made_room(world: World, job: JobRecord) -> str:

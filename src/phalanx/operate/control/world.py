@@ -36,8 +36,8 @@ class AttemptRecord:
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said. lost: nodes whose
-    part counts as gone though they did not say so, and why. evicted_for: the job that it was ended for, which may be its own; evicted_why: in one
-    word of the plan.
+    part counts as gone though they did not say so, and why. evicted_for: the job that it was ended for, which may be its own.
+    evicted_why: in one word of the plan.
     """
 
     id: AttemptId

@@ -44,8 +44,8 @@ _STOPS = {
 
 _EVICTED = {
     "priority": "asked to make room for {claimant}, which is of a higher class",
-    "reclaim": "asked to make room for {claimant}, whose queue wants its quota back",
-    "target": "asked to make room for {claimant}, which has waited longer than its class should",
+    "reclaim": "asked to make room for {claimant}, whose queue has less than its share",
+    "target": "asked to make room for {claimant}, which has waited longer than it should",
     "order": "asked to make room for {claimant}, whose turn it is",
     "booking": "asked to make room for {claimant}, whose queue has booked its devices",
     "shrink": "asked to start again on fewer nodes, to make room for {claimant}",
@@ -130,7 +130,7 @@ def _of_job(
         case DevicesClaimed(placement=placement):
             return f"waits for {_where(placement)}, kept for it" if placement else "gave up the devices that were kept for it"
         case JobEvicted(claimant=claimant, cause=cause):
-            return _EVICTED.get(cause, f"asked to make room for {{claimant}} ({cause})").format(claimant=claimant)
+            return _EVICTED.get(cause, "asked to make room for {claimant}").format(claimant=claimant)
         case JobCollected(by=by):
             return f"its files were collected by {by}"
         case JobRetried(by=by):
@@ -186,7 +186,9 @@ def _where(placement: Placement) -> str:
 
 
 def _count(gpus: str) -> str:
-    return _many(int(gpus), "device") if gpus.isascii() and gpus.isdecimal() else gpus
+    if gpus.isascii() and gpus.isdecimal():
+        return _many(int(gpus), "device")
+    return f"{gpus} of a device" if gpus.startswith("0.") else gpus
 
 
 def _many(count: int, what: str) -> str:

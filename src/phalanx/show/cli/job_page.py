@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from phalanx.core.devices import WHOLE, parse_devices
 from phalanx.core.errors import Exit
 from phalanx.core.messages import RankExit
 from phalanx.core.units import show_duration, show_size
@@ -16,11 +17,21 @@ from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment, moment_cell, pairs, section
 from phalanx.show.cli.pages import mapping_rows
 from phalanx.show.cli.ranklog import log_command
+from phalanx.show.cli.text import number
 
 _SECRET: Final = re.compile("TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 
 
 def submitted_page(job: JobView, follow: bool) -> Iterator[RenderableType]:
+    """Of an array `job` is the first."""
+    array = job.spec.get("array")
+    if job.array and isinstance(array, Mapping):
+        name, _, first = job.id.rpartition("-")
+        last = f"{name}-{int(first) + int(array['count']) - 1}"
+        yield line(f"Submitted {job.id} to {last} (array of {array['count']}){'.' if follow else f': {job.why or job.state}.'}")
+        if not follow:
+            yield line(f"Look at each as at `phalanx describe {job.id}`; `phalanx cancel --array {job.id}` ends all of them.")
+        return
     yield line(f"Submitted {job.id}." if follow else f"Submitted {job.id}: {job.why or job.state}.")
     if not follow:
         yield line(f"Look at it with `phalanx follow {job.id}`, `phalanx describe {job.id}` or `phalanx logs -f {job.id}`.")
@@ -110,6 +121,11 @@ def moved_text(job: JobView) -> str:
             return f"{job.id} is {state}"
 
 
+def array_text(job: JobView) -> str:
+    """One sentence on the array that was cancelled with a job of it."""
+    return f"Every job of the array {job.array} that had not finished was asked to end."
+
+
 def paused_text(job: JobView) -> str:
     """What a person who looks at a paused job needs to know."""
     return f"{job.id} is paused: it holds no devices, and `phalanx resume {job.id}` lets it go on from its last checkpoint"
@@ -151,13 +167,24 @@ def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
         job.id,
         state,
         step,
-        job.devices,
+        gang_devices(job),
         job.queue,
         job.priority,
         job.restarts,
         show_duration(max(0, now_ms - job.submitted_ms)),
         why,
     )
+
+
+def gang_devices(job: JobView) -> str:
+    """Of the whole gang: those it holds now, else those it asks for. 'H100:16', '2', or '0.25' of one."""
+    try:
+        asked = parse_devices(job.devices)
+    except ValueError:  # a form that this version does not know
+        return job.devices
+    holds = bool(job.attempts) and job.state in ("starting", "running", "stopping")
+    count = len(job.attempts[-1].ranks) if holds else asked.count * job.num_nodes
+    return f"{'|'.join(asked.types)}{':' if asked.types else ''}{number(count * asked.milli / WHOLE)}"
 
 
 def _style(job: JobView) -> str:

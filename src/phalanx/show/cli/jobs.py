@@ -1,4 +1,4 @@
-"""submit, follow, ls, describe, wait, cancel."""
+"""submit, follow, ls, describe, wait."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finish
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
-    for command in (submit, follow, ls, describe, wait, cancel):
+    for command in (submit, follow, ls, describe, wait):
         app.command(command.__name__, epilog=EXIT_CODES)(command)
 
 
@@ -151,18 +151,3 @@ def wait(
         leave(Exit.DETACHED)
     emit(output, JobView, view, lambda: outcome_page(view))
     leave(outcome_exit(view))
-
-
-def cancel(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Stop a job for good.
-
-    Its ranks get SIGTERM, and SIGKILL after a grace. A job that has finished is a conflict (exit code 2).
-    """
-    from phalanx.client import connect
-    from phalanx.core.views import JobView
-    from phalanx.show.cli.job_page import outcome_page
-    from phalanx.show.cli.output import emit
-
-    with connect(home) as client:
-        view = client.cancel(job)
-    emit(output, JobView, view, lambda: outcome_page(view))

@@ -7,6 +7,7 @@ import typer
 
 from phalanx.core.errors import SetupError
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption
+from phalanx.show.cli.text import note
 
 
 def add(app: typer.Typer) -> None:
@@ -77,3 +78,4 @@ def _save(file: Path, text: bytes) -> None:
         file.write_bytes(text)
     except OSError as error:
         raise SetupError("--save-snapshot", str(file), f"cannot be written ({error.strerror}); name another file") from error
+    note(f"Saved in {file} what the newest decision was made from; `phalanx sim replay {file}` decides it again.")

@@ -1,6 +1,7 @@
 """What people see of decisions: why a job is where it is, and what would be decided."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -9,9 +10,13 @@ from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.job_page import without_echo
 from phalanx.show.cli.output import line, moment, pairs, section
 from phalanx.show.cli.pages import device_word
+from phalanx.show.cli.text import number
 
 NODES_SHOWN = 20
 """Of a placement; -o json has all."""
+
+_SAID = ("dependencies", "dependency_cycle", "backoff", "making_room", "no_nodes")
+"""Reasons that say what the job waits for, which is no matter of its spec."""
 
 
 def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
@@ -20,8 +25,8 @@ def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
     yield line(f"{view.job} is {sentence if sentence.startswith(f'{view.state};') else f'{view.state}: {sentence}'}")
     if view.eta is not None:
         yield line(eta_text(view.eta))
-    if view.changes is not None and (view.reason or {}).get("kind") != "never_fits":
-        yield from _changes(view.changes)
+    if view.changes is not None:
+        yield from _changes(view.changes, view.reason)
     if log:
         yield line(f"What it wrote: {log}")
 
@@ -29,13 +34,14 @@ def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
 def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
     """A dry run, from what would happen down to what it costs."""
     place = f"; position {view.position} in its queue" if view.position else ""
-    yield line(f"{name}: {view.sentence}{place}. Nothing was submitted.")
+    of = f" (the first of an array of {view.jobs})" if view.jobs > 1 else ""
+    yield line(f"{name}{of}: {view.sentence}{place}. Nothing was submitted.")
     if view.eta is not None:
         yield line(eta_text(view.eta))
     if view.placed:
         yield from section("Placement", _placement(view.placed))
     elif view.answer == "waits":
-        yield from _changes(view.changes)
+        yield from _changes(view.changes, view.reason)
     if view.answer == "never":
         return
     yield from section("Cost", pairs(_cost(view)))
@@ -47,6 +53,8 @@ def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
 
 def eta_text(eta: EtaView) -> str:
     """'Expected to start between 14:05 and 15:20 UTC (80 %).' with days where they differ."""
+    if eta.vague:
+        return "No useful estimate of its start yet."
     low, high = moment(eta.low_ms).removesuffix(" UTC")[:-3], moment(eta.high_ms).removesuffix(" UTC")[:-3]
     if low == high:
         return f"Expected to start about {low} UTC (80 %)."
@@ -54,7 +62,10 @@ def eta_text(eta: EtaView) -> str:
     return f"Expected to start between {low} and {until} UTC (80 %)."
 
 
-def _changes(changes: Sequence[ChangeView]) -> Iterator[RenderableType]:
+def _changes(changes: Sequence[ChangeView], reason: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+    kind = (reason or {}).get("kind")
+    if kind == "never_fits" or (kind in _SAID and not changes):
+        return
     if not changes:
         yield line("No single change of its spec would start it now.")
         return
@@ -79,10 +90,12 @@ def _placement(placed: Sequence[PlacedView]) -> RenderableType:
 
 
 def _cost(view: PlanView) -> Iterator[tuple[str, object]]:
-    yield "Devices", f"{view.num_devices} x {device_word(view.type)}" if view.type else view.num_devices
-    yield "An hour", "-" if view.cost_per_hour is None else f"{view.cost_per_hour:,.2f} {view.currency}"
+    devices, of_each = number(view.num_devices), f", for each of {view.jobs} jobs" if view.jobs > 1 else ""
+    yield "Devices", (f"{devices} x {device_word(view.type)}" if view.type else devices) + of_each
+    yield "An hour", "-" if view.cost_per_hour is None else f"{view.cost_per_hour:,.2f} {view.currency}{of_each}"
     if view.cost_of_limit is not None:
-        yield "To max_duration", f"{view.cost_of_limit:,.2f} {view.currency}"
+        of_all = f", {view.cost_of_limit * view.jobs:,.2f} {view.currency} for all" if view.jobs > 1 else ""
+        yield "To max_duration", f"{view.cost_of_limit:,.2f} {view.currency}{of_each}{of_all}"
     if view.evicts:
         yield "Ends for it", ", ".join(view.evicts)
 
@@ -94,4 +107,4 @@ def _queues(view: PlanView) -> RenderableType:
 
 def _queue_row(one: QueueEffectView) -> tuple[object, ...]:
     quota, limit = ("-" if bound is None else bound for bound in (one.quota, one.limit))
-    return one.queue, one.held, one.after, quota, limit, one.budget or "-"
+    return one.queue, number(one.held), number(one.after), quota, limit, one.budget or "-"

@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from phalanx.core.views import QueueView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line
+from phalanx.show.cli.text import number
 
 
 def queues_page(queues: Sequence[QueueView]) -> Iterator[RenderableType]:
@@ -34,8 +35,8 @@ def _row(queue: QueueView, depth: int) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _counts(devices: Mapping[str, int]) -> str:
-    return ", ".join(f"{kind}:{count}" for kind, count in devices.items() if count) or "-"
+def _counts(devices: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind}:{number(count)}" for kind, count in devices.items() if count) or "-"
 
 
 def _budget(queue: QueueView) -> str:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from phalanx.core.sim_report import SideView, SimReport, Spread, WhatIfView
-from phalanx.core.units import device_seconds, show_duration
+from phalanx.core.units import count_of, device_seconds, show_duration
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.ledger_page import bar_of, share_of
 from phalanx.show.cli.output import line, moment, pairs, section
@@ -40,9 +40,9 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
 
 def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     never = f", {view.never_fitting} can never fit" if view.never_fitting else ""
-    skipped = f", {view.skipped} rows of the trace ran nothing" if view.skipped else ""
-    yield "Trace", f"{view.trace}: {view.jobs} jobs over {view.days:.1f} days, {view.finished} ended{never}{skipped}"
-    yield "Cluster", f"{view.cluster}: {view.devices} devices on {view.nodes} nodes"
+    skipped = f", {count_of(view.skipped, 'row')} of the trace ran nothing" if view.skipped else ""
+    yield "Trace", f"{view.trace}: {count_of(view.jobs, 'job')} over {view.days:.1f} days, {view.finished} ended{never}{skipped}"
+    yield "Cluster", f"{view.cluster}: {count_of(view.devices, 'device')} on {count_of(view.nodes, 'node')}"
     yield "Policy", f"{view.policy} (order: {view.order}, limits: {view.limits}, seed {view.seed})"
     yield "Utilisation", f"{view.utilisation:.1%} productive of all device time"
     yield (
@@ -69,7 +69,12 @@ def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
             f"{view.eta.coverage:.1%} of {view.eta.predicted} inside their 80 % interval, half of them at most "
             f"{show_duration(round(view.eta.width_s * 1000))} wide",
         )
-    yield "Decided", f"{view.decisions} times through {view.through}, {view.decide_ms:.2f} ms each; {view.wall_s:.1f} s in all"
+    yield (
+        "Decided",
+        f"{count_of(view.decisions, 'time')} through {view.through}, {view.decide_ms:.2f} ms each; {view.wall_s:.1f} s in all",
+    )
+    for note in view.notes:
+        yield "Note", note
 
 
 def _spreads(first: str, rows: Mapping[str, Spread]) -> Grid:
@@ -120,7 +125,7 @@ def what_if_page(view: WhatIfView) -> Iterator[RenderableType]:
     yield pairs(
         (
             ("Snapshot", f"{view.snapshot}, of {moment(view.at_ms)}"),
-            ("Fleet", f"{view.devices} devices on {view.nodes} nodes; {view.running} gangs run, {view.pending} jobs wait"),
+            ("Fleet", _fleet(view)),
         )
     )
     yield from section("Decided", Grid(("", "ITS OWN POLICY", view.other.policy.upper()), list(_sides(view.own, view.other))))
@@ -135,8 +140,18 @@ def what_if_page(view: WhatIfView) -> Iterator[RenderableType]:
         yield line(f"and {len(view.moves) - MOVES_SHOWN} more; -o json has all")
 
 
+def _fleet(view: WhatIfView) -> str:
+    runs, waits = "runs" if view.running == 1 else "run", "waits" if view.pending == 1 else "wait"
+    there = f"{count_of(view.devices, 'device')} on {count_of(view.nodes, 'node')}"
+    return f"{there}; {count_of(view.running, 'gang')} {runs}, {count_of(view.pending, 'job')} {waits}"
+
+
+def _starts(side: SideView) -> str:
+    return f"{count_of(side.starts, 'job')}, {count_of(side.started_devices, 'device')}"
+
+
 def _sides(own: SideView, other: SideView) -> Iterator[tuple[str, object, object]]:
-    yield "starts", f"{own.starts} jobs, {own.started_devices} devices", f"{other.starts} jobs, {other.started_devices} devices"
+    yield "starts", _starts(own), _starts(other)
     yield "waits", own.waits, other.waits
     yield "evictions", own.evictions, other.evictions
     yield "GPU-hours lost", f"{own.lost_gpu_hours:.1f}", f"{other.lost_gpu_hours:.1f}"

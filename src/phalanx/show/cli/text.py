@@ -43,6 +43,11 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def number(count: float) -> str:
+    """'8', or '0.25' where it is not whole: at most three decimals."""
+    return f"{count:.3f}".rstrip("0").rstrip(".")
+
+
 def _escaped(one: str) -> str:
     code = ord(one)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -52,13 +52,15 @@ def test_the_policys_rules_describe_the_nodes_too() -> None:
     [
         ("nodes: [{count: 1, gpus: 'H100:8', gpu: 8}]", "nodes.0.gpu", "is no key of a cluster; there are count, gpus"),
         ("node: []", "node", "is no key of a cluster; there are nodes"),
-        ("nodes: [{count: 0, gpus: 'H100:8'}]", "nodes.count", "write 1 or more"),
+        ("nodes: [{count: 0, gpus: 'H100:8'}]", "c.yaml: nodes.0.count", "write 1 or more"),
         ("nodes: [{count: many, gpus: 'H100:8'}]", "nodes.0.count", "write a whole number"),
-        ("nodes: [{count: 1, gpus: 'H100:0.5'}]", "nodes.gpus", "write one type and 1 to 64 whole devices"),
-        ("nodes: [{count: 1, gpus: 'H100:8', tiers: {row: 2}}]", "nodes.tiers", "is no tier; write domain, rack, block"),
-        ("nodes: [{count: 1, gpus: 'H100:8', tiers: {rack: 0}}]", "nodes.tiers.rack", "write 1 or more nodes"),
-        ("nodes: [{count: 1, gpus: 'H100:8', memory: lots}]", "nodes.memory", "write a size"),
-        ("nodes: [{count: 1, gpus: 'H100:8', cpus: -1}]", "nodes.cpus", "write a number from 0"),
+        ("nodes: [{count: 1, gpus: 'H100:0.5'}]", "c.yaml: nodes.0.gpus", "write one type and 1 to 64 whole devices"),
+        ("nodes: [{count: 1, gpus: 'H100:8', tiers: {row: 2}}]", "c.yaml: nodes.0.tiers", "is no tier; write domain, rack, block"),
+        ("nodes: [{count: 1, gpus: 'H100:8', tiers: {rack: 0}}]", "c.yaml: nodes.0.tiers.rack", "write 1 or more nodes"),
+        ("nodes: [{count: 1, gpus: 'H100:8', memory: lots}]", "c.yaml: nodes.0.memory", "write a size"),
+        ("nodes: [{count: 1, gpus: 'H100:8', cpus: -1}]", "c.yaml: nodes.0.cpus", "write a number from 0"),
+        ("nodes: [{count: 1, gpus: 'H100:8'}, {count: 1, gpus: 'h100:8'}]", "c.yaml: nodes.1.gpus", "write 'H100:8'"),
+        ("nodes: [{count: 200001, gpus: 'H100:8'}]", "c.yaml: nodes", "are more than 200000 nodes"),
         ("nodes: []", "nodes", "name at least one group of nodes"),
         ("nodes: [", "--cluster", "cannot be read as YAML"),
         ("[]", "the file", ""),
@@ -73,10 +75,28 @@ def test_what_is_wrong_in_a_cluster_file_is_named(tmp_path: Path, content: str, 
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize("text", ["H100", "H100:8", "H100:8x", "H100:0x4", "H100:8x0", "8xH100", "H100:8x2,", "H100:8x9999999"])
-def test_what_is_wrong_in_a_line_is_named(text: str) -> None:
-    with pytest.raises(SpecError):
+@pytest.mark.parametrize(
+    ("text", "value", "fix"),
+    [
+        ("H100", "H100", "write TYPE:COUNTxNODES"),
+        ("H100:8", "H100:8", "write TYPE:COUNTxNODES"),
+        ("H100:8x", "H100:8x", "write TYPE:COUNTxNODES"),
+        ("8xH100", "8xH100", "write TYPE:COUNTxNODES"),
+        ("8x4", "8x4", "write the devices' type too, such as 'H100:8x4'"),
+        ("H100:0x4", "H100:0x4", "write 1 to 64 devices of a node"),
+        ("H100:65x4", "H100:65x4", "write 1 to 64 devices of a node"),
+        ("A100:8x1,H100:8x0", "H100:8x0", "write 1 to 200000 nodes"),
+        ("H100:8x999999999", "H100:8x999999999", "write 1 to 200000 nodes"),
+        ("H100:8x2,", "H100:8x2,", "has nothing between or after its commas"),
+        ("h100:8x2", "h100:8x2", "write 'H100:8x2'"),
+        ("H100:1x150000,L4:1x150000", 300000, "are more than 200000 nodes in all"),
+    ],
+)
+def test_what_is_wrong_in_a_line_is_named(text: str, value: object, fix: str) -> None:
+    with pytest.raises(SpecError) as caught:
         cluster_of(text, TRACE)
+    assert (caught.value.field, caught.value.value) == ("--cluster", value)
+    assert fix in caught.value.fix
 
 
 def test_an_absent_file_is_named() -> None:

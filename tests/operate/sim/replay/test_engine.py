@@ -40,8 +40,24 @@ def test_jobs_wait_for_devices_and_idle_time_is_booked_under_why() -> None:
     assert outcome.ledger == {
         "productive": 1000 * MINUTE * (6 * 10 + 8 * 5),
         "idle": 2000 * 2 * MINUTE,
-        "idle_waiting_geometry": 2000 * 8 * MINUTE,
+        "idle_waiting_reservation": 2000 * 8 * MINUTE,
     }
+
+
+def test_enough_free_devices_in_the_wrong_shapes_are_geometry() -> None:
+    """Each node has three of eight free: six in all, and the gang of four needs them on one."""
+    outcome = replayed([job("a", 0, 10, 5), job("b", 0, 10, 5), job("c", 2, 5, 4)], "H100:8x2")
+    assert outcome.ledger["idle_waiting_geometry"] == 6000 * 8 * MINUTE
+    assert "idle_waiting_reservation" not in outcome.ledger
+
+
+def test_what_a_quota_leaves_free_is_quota() -> None:
+    """Its queue may have four of the eight, and borrows none."""
+    policy = Policy(queues={"a": Queue(quota={"H100": 4}, borrow=False)})
+    jobs = [job("a", 0, 10, 4, tenant="a"), job("b", 2, 5, 4, tenant="a")]
+    outcome = replayed(jobs, "H100:8x1", replace(EXACT, policy=policy))
+    assert outcome.ledger["idle_waiting_quota"] == 4000 * 8 * MINUTE
+    assert not {"idle_waiting_geometry", "idle_waiting_reservation"} & set(outcome.ledger)
 
 
 def test_decisions_are_made_on_the_grid_of_the_interval() -> None:

@@ -99,6 +99,18 @@ def test_the_page_is_one_file_without_scripts_or_network_and_escapes_names() -> 
     assert "prefers-color-scheme:dark" in text
 
 
+def test_the_page_tells_what_jobs_waited_for_and_why_gangs_were_ended() -> None:
+    found, outcome = reported([TraceJob("a", 0, MINUTE, 8)])
+    assert "Evictions by cause" not in page(found, outcome, Policy())
+    found = replace(found, evictions=1, evicted_for={"priority": 1}, blocked_by={"no_room": 3, "behind": 1}, notes=("Of <FOO>.",))
+    text = page(found, outcome, Policy())
+    for told in ("What waiting jobs waited for", "no room", "75.0%", "Evictions by cause", "priority", ">1</b><span>eviction;"):
+        assert told in text
+    assert "1 job over" in text
+    assert "8 devices on 1 node." in text
+    assert "<p>Of &lt;FOO&gt;.</p>" in text
+
+
 def reported(jobs: list[TraceJob], cluster: str = "H100:8x1", name: str = "t") -> tuple[SimReport, Outcome]:
     trace = Trace.of(name, jobs)
     outcome = Replay(trace, cluster_of(cluster, trace), Setup(costs=FREE, interval_ms=1), deciding()).run()

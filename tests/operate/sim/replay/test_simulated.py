@@ -1,5 +1,7 @@
 """What `phalanx sim run` does, from its options to the report's file, on the example that people are given."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +33,8 @@ def test_the_example_runs_under_its_policy_and_writes_its_page(tmp_path: Path) -
     assert sum(found.ledger.values()) == found.capacity
     assert found.allocation <= found.allocation_bound
     assert found.tenants["11cb48"].weight == 2
-    assert done[-1] == (60, 60)
+    assert done == [(over, 60) for over in range(1, 61)]
+    assert found.notes == ()
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 
@@ -68,6 +71,29 @@ def test_what_cannot_be_is_named(changes: dict[str, object], field: str) -> None
     with pytest.raises((SpecError, NotFound)) as caught:
         simulate(replace(ASKED, **changes), lambda over, jobs: None)  # type: ignore[arg-type]  # a test's shorthand
     assert caught.value.field == field
+
+
+def test_what_the_cluster_cannot_keep_or_nobody_knows_of_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("queues: {a: {quota: {FOO: 32}}}\n")
+    policy = str(tmp_path / "p.yaml")
+    unknown, quota = simulate(replace(ASKED, limit=5, cluster="FOO:8x2", policy=policy), lambda over, jobs: None).notes
+    assert unknown == "The catalogue does not have FOO: no device memory or price is known of it."
+    assert quota.startswith(
+        "The policy promises what this cluster cannot keep: queues.a.quota.FOO is 32: 32 FOO are guaranteed in all"
+    )
+
+
+def test_a_wrong_cluster_is_told_before_the_trace_is_read() -> None:
+    with pytest.raises(SpecError, match="--cluster"):
+        simulate(replace(ASKED, trace="absent.csv", cluster="H100:0x3"), lambda over, jobs: None)
+
+
+def test_a_replay_does_without_the_control_plane_and_its_database() -> None:
+    code = (
+        "import sys, phalanx.operate.sim.replay.simulated; print([one for one in sys.modules if one in ('sqlalchemy', 'alembic')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
 
 
 def test_what_the_scheduler_remembers_changes_no_decision_of_a_whole_replay() -> None:

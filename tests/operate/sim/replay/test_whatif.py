@@ -61,8 +61,10 @@ def test_what_is_no_snapshot_or_no_policy_is_named(tmp_path: Path) -> None:
     policy = written(tmp_path / "p.yaml", "{}")
     with pytest.raises(DataError, match=r"absent\.json.*cannot be read"):
         what_if(str(tmp_path / "absent.json"), str(policy))
-    with pytest.raises(DataError, match="is no saved snapshot"):
-        what_if(str(written(tmp_path / "s.json", '{"now_ms": "soon"}')), str(policy))
+    for content in ('{"now_ms": "soon"}', "{}", "no JSON"):
+        with pytest.raises(DataError) as caught:
+            what_if(str(written(tmp_path / "s.json", content)), str(policy))
+        assert caught.value.fix == "is no saved snapshot of this version; `phalanx why JOB --save-snapshot FILE` saves one"
     with pytest.raises(SpecError, match="queue"):
         what_if(str(saved(tmp_path)), str(written(tmp_path / "bad.yaml", "queue: {}")))
 

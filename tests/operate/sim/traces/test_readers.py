@@ -112,6 +112,17 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path, name: str, content: by
         read_file(tmp_path / name)
 
 
+def test_a_head_that_nobody_knows_and_a_folder_are_told_shortly(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_file(written(tmp_path / "a.csv", ",".join(f"column{number}" for number in range(99))))
+    assert len(caught.value.sentence()) < 250
+    assert "submit_s,duration_s,devices" in caught.value.fix
+    with pytest.raises(TraceError) as caught:
+        read_trace(str(tmp_path), None)
+    assert (caught.value.field, caught.value.value) == ("trace", str(tmp_path))
+    assert caught.value.fix.startswith("is a folder; name a file in it")
+
+
 def test_traces_are_found_by_name_and_what_there_is_is_said(tmp_path: Path) -> None:
     for folder in ("philly", "itp"):
         (tmp_path / folder).mkdir()

@@ -72,9 +72,9 @@ async def get_job(services: ServicesHere, job: JobHere) -> JobView:
 
 
 @router.post("/jobs/{job}/cancel")
-async def cancel(services: ServicesHere, job: JobHere) -> JobView:
-    """Asks it to end; its ranks get SIGTERM, and SIGKILL later."""
-    await services.control.change(lambda controller: controller.cancel(job.id, BY))
+async def cancel(services: ServicesHere, job: JobHere, array: Annotated[bool, Query()] = False) -> JobView:
+    """Asks it to end; its ranks get SIGTERM, and SIGKILL later. `array`: with it all jobs of its array."""
+    await services.control.change(lambda controller: controller.cancel(job.id, BY, array))
     return await _view(services, services.control.world.jobs[job.id])
 
 

@@ -12,27 +12,8 @@ from phalanx.operate.sim.replay.outcome import TenantShare
 from phalanx.record.telemetry.ledger.categories import (
     CATEGORIES,
     IDLE,
-    IDLE_WAITING_GEOMETRY,
-    IDLE_WAITING_QUOTA,
-    IDLE_WAITING_RESERVATION,
     UNHEALTHY,
 )
-
-_BLOCKED: Final[Mapping[str, str]] = {
-    "over_quota": IDLE_WAITING_QUOTA,
-    "over_limit": IDLE_WAITING_QUOTA,
-    "over_budget": IDLE_WAITING_QUOTA,
-    "behind": IDLE_WAITING_RESERVATION,
-    "kept": IDLE_WAITING_RESERVATION,
-    "making_room": IDLE_WAITING_RESERVATION,
-}
-"""Kind of the first waiting job's reason to where idle time goes; any other is geometry."""
-
-
-def idle_category(reason: str | None) -> str:
-    """Of the reason of the first job in line; None when nobody waits."""
-    return IDLE if reason is None else _BLOCKED.get(reason, IDLE_WAITING_GEOMETRY)
-
 
 SAMPLED_MS_MAX: Final = 20 * 60_000
 """What is seen in a sample counts for no longer than this: nobody may have waited for most of the time before it."""

@@ -31,7 +31,8 @@ CPUS_A_DEVICE: Final = 32.0
 MEMORY_A_DEVICE: Final = 256 * 2**30
 """Where nobody says: so much that devices are what is short."""
 
-_GROUP: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9.-]*):)?([0-9]{1,3})x([0-9]{1,7})")
+_GROUP: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9.-]*):)?([0-9]{1,12})x([0-9]{1,12})")
+_FORM: Final = "write TYPE:COUNTxNODES such as 'H100:8x64', several with commas, or name a .yaml file"
 _STRICT = ConfigDict(extra="forbid")
 _UNKNOWN: Final = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -68,15 +69,18 @@ class ClusterFile:
 
 
 def cluster_of(text: str, trace: Trace) -> tuple[NodeFacts, ...]:
-    """'TYPE:COUNTxNODES[,...]', a YAML file, a CSV file of openb's nodes, or '' for one that the trace would just fill at its peak.
-    Raises SpecError."""
-    if not text:
-        return _nodes(_sized_to(trace))
-    if Path(text).suffix in (".yaml", ".yml", ".json"):
-        return _nodes(_read(Path(text)))
-    if Path(text).suffix in (".csv", ".gz"):
-        return _of_openb(Path(text))
-    return _nodes([_written(part.strip()) for part in text.split(",")])
+    """As `written_cluster`, or for '' one that the trace would just fill at its peak. Raises SpecError."""
+    return written_cluster(text) if text else _nodes(_sized_to(trace), "--cluster")
+
+
+def written_cluster(text: str) -> tuple[NodeFacts, ...]:
+    """'TYPE:COUNTxNODES[,...]', a YAML file, or a CSV file of openb's nodes. Raises SpecError, NotFound, TraceError."""
+    file = Path(text)
+    if file.suffix in (".yaml", ".yml", ".json"):
+        return _nodes(_read(file), f"{file.name}: nodes")
+    if file.suffix in (".csv", ".gz"):
+        return _of_openb(file)
+    return _nodes([_written(part.strip(), text) for part in text.split(",")], "--cluster")
 
 
 def with_rules(nodes: Iterable[NodeFacts], policy: Policy) -> tuple[NodeFacts, ...]:
@@ -112,11 +116,26 @@ def _sized_to(trace: Trace) -> list[NodeGroup]:
     return [NodeGroup(count=max(1, math.ceil(devices / 8)), gpus=f"{kind}:8") for kind in kinds or ["H100"]]
 
 
-def _written(part: str) -> NodeGroup:
+def _written(part: str, whole: str) -> NodeGroup:
     matched = _GROUP.fullmatch(part)
     if matched is None:
-        raise SpecError("--cluster", part, "write TYPE:COUNTxNODES such as 'H100:8x64', several with commas, or name a .yaml file")
-    return NodeGroup(count=int(matched[3]), gpus=f"{matched[1] or 'H100'}:{matched[2]}")
+        raise SpecError("--cluster", whole, _FORM if part else f"has nothing between or after its commas; {_FORM}")
+    kind, devices, nodes = matched[1], int(matched[2]), int(matched[3])
+    if not kind:
+        raise SpecError("--cluster", part, f"write the devices' type too, such as 'H100:{part}'")
+    if not 0 < devices <= DEVICES_MAX:
+        raise SpecError("--cluster", part, f"write 1 to {DEVICES_MAX} devices of a node, as 8 is in 'H100:8x64'")
+    if not 0 < nodes <= NODES_MAX:
+        raise SpecError("--cluster", part, f"write 1 to {NODES_MAX} nodes, as 64 is in 'H100:8x64'")
+    if kind != (known := _as_known(kind)):
+        raise SpecError("--cluster", part, f"write '{known}:{devices}x{nodes}': types are told apart by case")
+    return NodeGroup(count=nodes, gpus=f"{kind}:{devices}")
+
+
+def _as_known(kind: str) -> str:
+    """A type as the catalogue writes it; itself where it is not in there."""
+    model = lookup(kind)
+    return model.type if model is not None and model.type.lower() == kind.lower() else kind
 
 
 def _read(file: Path) -> list[NodeGroup]:
@@ -145,23 +164,25 @@ def _problem(file: Path, error: ValidationError) -> SpecError:
     return SpecError(f"{file.name}: {where}", value_of(first), what_to_write(first))
 
 
-def _nodes(groups: Sequence[NodeGroup]) -> tuple[NodeFacts, ...]:
+def _nodes(groups: Sequence[NodeGroup], field: str) -> tuple[NodeFacts, ...]:
+    """field: where the groups are written."""
     total = sum(group.count for group in groups)
     if total > NODES_MAX:
-        raise SpecError("--cluster", total, f"has more than {NODES_MAX} nodes; write fewer")
+        raise SpecError(field, total, f"are more than {NODES_MAX} nodes in all; write fewer")
     nodes: list[NodeFacts] = []
     for number, group in enumerate(groups):
-        nodes += _group_nodes(number, group, first=len(nodes))
+        nodes += _group_nodes(number, group, f"{field}.{number}", first=len(nodes))
     return tuple(nodes)
 
 
-def _group_nodes(number: int, group: NodeGroup, first: int) -> list[NodeFacts]:
-    kind, count = _devices(group)
+def _group_nodes(number: int, group: NodeGroup, field: str, first: int) -> list[NodeFacts]:
+    kind, count = _devices(group, field)
     model = lookup(kind)
-    unknown_memory = model.memory_bytes if model else 0
-    tiers = _tiers(group)
-    cpus = _positive("cpus", group.cpus, CPUS_A_DEVICE * count)
-    memory = _size("memory", group.memory, MEMORY_A_DEVICE * count)
+    device_memory = _size(f"{field}.gpu_memory", group.gpu_memory, model.memory_bytes if model else 0)
+    tiers = _tiers(group, field)
+    cpus = _positive(f"{field}.cpus", group.cpus, CPUS_A_DEVICE * count)
+    memory = _size(f"{field}.memory", group.memory, MEMORY_A_DEVICE * count)
+    price = _positive(f"{field}.price", group.price, model.price_per_hour if model else 0.0)
     return [
         NodeFacts(
             node=NodeId(f"{kind.lower()}-{first + index + 1:05d}"),
@@ -172,25 +193,28 @@ def _group_nodes(number: int, group: NodeGroup, first: int) -> list[NodeFacts]:
             memory_bytes=memory,
             free_memory_bytes=memory,
             schedulable=True,
-            device_memory_bytes=_size("gpu_memory", group.gpu_memory, unknown_memory),
+            device_memory_bytes=device_memory,
             labels={**{tier: f"{tier}-{number}-{index // size}" for tier, size in tiers.items()}, **group.labels},
             spot=group.spot,
-            price=_positive("price", group.price, model.price_per_hour if model else 0.0),
+            price=price,
         )
         for index in range(group.count)
     ]
 
 
-def _devices(group: NodeGroup) -> tuple[str, int]:
+def _devices(group: NodeGroup, field: str) -> tuple[str, int]:
     if not group.count > 0:
-        raise SpecError("nodes.count", group.count, "write 1 or more")
+        raise SpecError(f"{field}.count", group.count, "write 1 or more")
     try:
         asked = parse_devices(group.gpus)
     except ValueError as error:
-        raise SpecError("nodes.gpus", group.gpus, str(error)) from None
+        raise SpecError(f"{field}.gpus", group.gpus, str(error)) from None
     if asked.is_share or len(asked.types) > 1 or not 0 < asked.count <= DEVICES_MAX:
-        raise SpecError("nodes.gpus", group.gpus, f"write one type and 1 to {DEVICES_MAX} whole devices, such as 'H100:8'")
-    return (asked.types[0] if asked.types else CPU_SLOT), asked.count
+        raise SpecError(f"{field}.gpus", group.gpus, f"write one type and 1 to {DEVICES_MAX} whole devices, such as 'H100:8'")
+    kind = asked.types[0] if asked.types else CPU_SLOT
+    if kind != (known := _as_known(kind)):
+        raise SpecError(f"{field}.gpus", group.gpus, f"write '{known}:{asked.count}': types are told apart by case")
+    return kind, asked.count
 
 
 def _of_openb(file: Path) -> tuple[NodeFacts, ...]:
@@ -211,25 +235,25 @@ def _of_openb(file: Path) -> tuple[NodeFacts, ...]:
     )
 
 
-def _tiers(group: NodeGroup) -> dict[str, int]:
+def _tiers(group: NodeGroup, field: str) -> dict[str, int]:
     for name, size in group.tiers.items():
         if name not in TIERS:
-            raise SpecError("nodes.tiers", name, f"is no tier; write {', '.join(TIERS)}")
+            raise SpecError(f"{field}.tiers", name, f"is no tier; write {', '.join(TIERS)}")
         if size < 1:
-            raise SpecError(f"nodes.tiers.{name}", size, "write 1 or more nodes")
+            raise SpecError(f"{field}.tiers.{name}", size, "write 1 or more nodes")
     return dict(group.tiers)
 
 
-def _positive(name: str, given: float | None, default: float) -> float:
+def _positive(field: str, given: float | None, default: float) -> float:
     if given is None:
         return default
     if not 0 <= given < 1e9:
-        raise SpecError(f"nodes.{name}", given, "write a number from 0 to a thousand million")
+        raise SpecError(field, given, "write a number from 0 to a thousand million")
     return given
 
 
-def _size(name: str, given: str, default: int) -> int:
+def _size(field: str, given: str, default: int) -> int:
     try:
         return size_bytes(given) if given else default
     except ValueError as error:
-        raise SpecError(f"nodes.{name}", given, str(error)) from None
+        raise SpecError(field, given, str(error)) from None

@@ -18,8 +18,7 @@ from typing import Final, Literal
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler import Evict, NodeFacts, PendingJob, Plan, RunningJob, Snapshot, Start, Wait
-from phalanx.decide.scheduler.by_service import ORDERS
-from phalanx.operate.sim.replay.account import Ledger, Tenants, idle_category
+from phalanx.operate.sim.replay.account import Ledger, Tenants
 from phalanx.operate.sim.replay.costs import HOUR_MS, Costs
 from phalanx.operate.sim.replay.fleet import SimFleet
 from phalanx.operate.sim.replay.forecast import Forecasts
@@ -29,6 +28,8 @@ from phalanx.operate.sim.replay.notes import Notes
 from phalanx.operate.sim.replay.outcome import Life, Outcome
 from phalanx.operate.sim.timeline import UNIX_START_MS
 from phalanx.operate.sim.traces.trace import Trace
+from phalanx.record.telemetry.ledger.categories import IDLE
+from phalanx.record.telemetry.ledger.waiting import waits_as
 
 Decide = Callable[[Snapshot], Plan]
 Progress = Callable[[int, int], None]
@@ -93,7 +94,8 @@ class Replay:
         self._decide_s = 0.0
         self._evictions: Counter[str] = Counter()
         self._failures = 0
-        self._shares_in_time = setup.policy.order in ORDERS
+        self._told_every = max(1, len(trace.jobs) // 500)
+        self._shares_in_time = setup.policy.shares_in_time
         self._tracks_saves = len({job.priority for job in trace.jobs}) > 1 or bool(setup.policy.queues)
 
     def run(self) -> Outcome:
@@ -192,6 +194,7 @@ class Replay:
         shape = self._shapes.shape(life.job)
         limit = limit_ms(life.job, setup.limits, self._estimates, setup.costs.restart_ms)
         facts = job_facts(index, life.job, shape, limit, UNIX_START_MS, setup.known)
+        self._forecasts.submitted(facts)
         milli = shape.num_devices * shape.request.milli
         total = life.job.duration_ms - min(setup.costs.start_ms, life.job.duration_ms)
         gang = self._gangs[facts.job] = Gang(index, facts, life, milli, total)
@@ -228,7 +231,7 @@ class Replay:
 
     def _finished(self) -> None:
         self._over += 1
-        if self._progress is not None and (self._over % 500 == 0 or self._over == len(self._lives)):
+        if self._progress is not None and (self._over % self._told_every == 0 or self._over == len(self._lives)):
             self._progress(self._over, len(self._lives))
 
     def _let_go(self, gang: Gang, failed: bool) -> None:
@@ -319,7 +322,7 @@ class Replay:
                 self._start(decision)  # (the comparison of classes is three times as quick as a match)
             elif decision.reason.kind == "never_fits":  # type: ignore[union-attr]
                 never.append(decision)  # type: ignore[arg-type]
-            elif first is None and decision.position is not None:  # type: ignore[union-attr]
+            elif first is None and waits_as(decision.reason) is not None:  # type: ignore[union-attr]
                 first = decision  # type: ignore[assignment]
         for wait in never:
             self._never(self._gangs[wait.job], wait.reason.sentence())
@@ -374,8 +377,8 @@ class Replay:
     # What is written down
 
     def _note(self, first: Wait | None) -> None:
-        """The fleet as it is after a decision; `first` is the first waiting job's."""
-        self._ledger.idle = idle_category(first.reason.kind if first is not None else None)
+        """The fleet as it is after a decision; `first` is of the first job that waits for devices."""
+        self._ledger.idle = (waits_as(first.reason) if first is not None else None) or IDLE
         needs = self._gangs[first.job].facts.shape.request.count if first is not None else 0
         self._notes.fleet(self._now_ms, self._fleet, needs, len(self._pending), self._waiting_milli)
 

@@ -39,6 +39,10 @@ class Forecasts:
         eta = told.shown.forecast.eta
         return eta.low_ms - from_ms, eta.high_ms - from_ms
 
+    def submitted(self, facts: JobFacts) -> None:
+        """Whether or not anything is predicted: the packer goes by it."""
+        self._lessons.submitted(facts)
+
     def ended(self, facts: JobFacts, ran_ms: int) -> None:
         """An attempt ended by itself."""
         if self._active:

@@ -6,7 +6,7 @@ from typing import Final
 
 from phalanx.core.policy import Policy
 from phalanx.core.sim_report import SimReport, Spread
-from phalanx.core.units import device_seconds, show_duration
+from phalanx.core.units import count_of, device_seconds, show_duration
 from phalanx.operate.sim.replay.outcome import Life, Outcome
 from phalanx.operate.sim.replay.report import SIZES, buckets, class_of, size_of
 from phalanx.operate.sim.replay.svg import Axis, Points, bar_plot, line_plot, stack_bar, up_to
@@ -25,8 +25,9 @@ _STYLE: Final = """
 font:15px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px}h2{font-size:15px;margin:0 0 8px}p{margin:0 0 16px;
 color:var(--soft)}.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
 section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;min-width:0}
-section p{font-size:13px;margin:6px 0 0}.wide{grid-column:1/-1}.tiles{display:flex;flex-wrap:wrap;gap:12px;margin:0 0 16px}
-.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px;min-width:140px;flex:1}
+section p{font-size:13px;margin:6px 0 0}.wide{grid-column:1/-1}.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;
+margin:0 0 16px}@media(max-width:720px){.tiles{grid-template-columns:repeat(2,1fr)}}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px;min-width:0}
 .tile b{display:block;font-size:20px}.tile span{color:var(--soft);font-size:13px}svg{width:100%;height:auto;display:block}
 svg text{font:12px system-ui,sans-serif;fill:var(--soft)}svg .axis{fill:var(--ink)}svg .end{text-anchor:end}
 svg .middle{text-anchor:middle}.grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
@@ -57,6 +58,7 @@ def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
         ),
         _section("Submission to end", _jct(outcome.lives)),
         _section("Where every device-second went", _ledger(found), "The categories sum to capacity exactly.", wide=True),
+        *_counts(found),
         _section("Waits", _wait_table(found), wide=True),
     ]
     if len(found.tenants) > 1:
@@ -71,11 +73,12 @@ def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
 def _subtitle(found: SimReport) -> str:
     source = f" Source: {found.source}." if found.source else ""
     text = (
-        f"{found.jobs:,} jobs over {found.days:.1f} days, {found.devices:,} devices on {found.nodes:,} nodes. "
+        f"{count_of(found.jobs, 'job')} over {found.days:.1f} days, {count_of(found.devices, 'device')} on "
+        f"{count_of(found.nodes, 'node')}. "
         f"Policy {found.policy} (order: {found.order}, limits: {found.limits}), decided every {found.interval_s:g} s, "
         f"seed {found.seed}.{source}"
     )
-    return f"<p>{escape(text)}</p>"
+    return "".join(f"<p>{escape(one)}</p>" for one in (text, *found.notes))
 
 
 def _tiles(found: SimReport) -> str:
@@ -85,14 +88,17 @@ def _tiles(found: SimReport) -> str:
         (_time(found.wait.mean), "mean wait"),
         (_time(found.wait.p99), "p99 wait"),
         (_time(found.jct.mean), "mean time from submission to end"),
-        (f"{found.evictions:,}", f"evictions; {found.lost_gpu_hours:,.0f} GPU-hours lost"),
+        (
+            f"{found.evictions:,}",
+            f"{'eviction' if found.evictions == 1 else 'evictions'}; {found.lost_gpu_hours:,.0f} GPU-hours lost",
+        ),
     ]
     if found.jain is not None:
         tiles.append((f"{found.jain:.3f}", "Jain's index over tenants"))
     if found.eta is not None:
         tiles.append((f"{found.eta.coverage:.0%}", "of starts inside their 80 % interval"))
     if found.never_fitting:
-        tiles.append((f"{found.never_fitting:,}", "jobs can never fit"))
+        tiles.append((f"{found.never_fitting:,}", "job can never fit" if found.never_fitting == 1 else "jobs can never fit"))
     shown = "".join(f"<div class='tile'><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
     return f"<div class='tiles'>{shown}</div>"
 
@@ -175,6 +181,25 @@ def _ledger(found: SimReport) -> str:
         for name, amount in parts
     ]
     return stack_bar(told)
+
+
+def _counts(found: SimReport) -> list[str]:
+    """Side by side where there are both."""
+    shown = [
+        ("What waiting jobs waited for", "share of the waiting jobs looked at", found.blocked_by, True),
+        ("Evictions by cause", "gangs that were ended for others", found.evicted_for, False),
+    ]
+    there = [one for one in shown if one[2]]
+    return [_section(title, _bars(label, counts, shares), wide=len(there) == 1) for title, label, counts, shares in there]
+
+
+def _bars(label: str, counts: Mapping[str, int], shares: bool) -> str:
+    total = sum(counts.values())
+    rows = [
+        (kind.replace("_", " "), count / total if shares else float(count), f"{count / total:.1%}" if shares else f"{count:,}")
+        for kind, count in sorted(counts.items(), key=lambda item: -item[1])
+    ]
+    return bar_plot(label, rows)
 
 
 def _wait_table(found: SimReport) -> str:

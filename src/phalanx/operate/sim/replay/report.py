@@ -33,6 +33,7 @@ def report(
     seed: int,
     wall_s: float,
     through: Literal["schedule", "control"] = "schedule",
+    notes: Sequence[str] = (),
     written: str = "",
 ) -> SimReport:
     """Everything that `phalanx sim run` says."""
@@ -88,6 +89,7 @@ def report(
         decisions=outcome.decisions,
         decide_ms=1000 * outcome.decide_s / max(1, outcome.decisions),
         wall_s=wall_s,
+        notes=tuple(notes),
         report=written,
     )
 

@@ -1,7 +1,8 @@
 """What `phalanx sim run` does: reads, sizes, replays, reports."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,9 @@ from phalanx.core.sim_report import SimAsked, SimReport
 from phalanx.core.units import duration_ms
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.operate.sim.replay.cluster import cluster_of, with_rules
-from phalanx.operate.sim.replay.controlled import through_control
+from phalanx.decide.scheduler.policy_checks import problems
+from phalanx.fabric.catalogue import lookup
+from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_cluster
 from phalanx.operate.sim.replay.costs import Costs
 from phalanx.operate.sim.replay.engine import Progress, Replay, Setup
 from phalanx.operate.sim.replay.gangs import parse_limits
@@ -29,10 +31,11 @@ INTERVAL_MS_MAX: Final = 24 * 3_600_000
 def simulate(asked: SimAsked, progress: Progress) -> SimReport:
     """Raises SpecError, NotFound and TraceError for what cannot be simulated; writes the HTML report where one is asked for."""
     setup = _setup(asked)
+    out = _writable(asked.report)
+    written = written_cluster(asked.cluster) if asked.cluster else None  # before the trace, which may take a while
     folder = Path(asked.trace_dir) if asked.trace_dir else None
     trace = read_trace(asked.trace, folder).first(asked.limit)
-    nodes = with_rules(cluster_of(asked.cluster, trace), setup.policy)
-    out = _writable(asked.report)
+    nodes = with_rules(cluster_of("", trace) if written is None else written, setup.policy)
     began_s = time.perf_counter()
     outcome = _run(trace, nodes, setup, asked.through_control, progress)
     found = report(
@@ -44,11 +47,25 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
         seed=asked.seed,
         wall_s=time.perf_counter() - began_s,
         through="control" if asked.through_control else "schedule",
+        notes=notes(nodes, setup.policy),
         written=str(out) if out else "",
     )
     if out is not None:
         out.write_text(page(found, outcome, setup.policy), encoding="utf-8")
     return found
+
+
+def notes(nodes: Sequence[NodeFacts], policy: Policy) -> tuple[str, ...]:
+    """What of the cluster and the policy makes the figures say less than they seem to."""
+    kinds = Counter(kind for node in nodes for _, kind in node.devices)
+    unknown = sorted({kind for node in nodes for _, kind in node.devices if lookup(kind) is None and not node.device_memory_bytes})
+    told = [f"The catalogue does not have {', '.join(unknown)}: no device memory or price is known of it."] if unknown else []
+    cannot = (f"{field} is {value!r}: {fix}" for field, value, fix in problems(policy, kinds, hosts=_hosts(nodes)))
+    return (*told, *(f"The policy promises what this cluster cannot keep: {one}." for one in cannot))
+
+
+def _hosts(nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
+    return Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
 
 
 def deciding() -> Callable[[Snapshot], Plan]:
@@ -59,6 +76,8 @@ def deciding() -> Callable[[Snapshot], Plan]:
 
 def _run(trace: Trace, nodes: tuple[NodeFacts, ...], setup: Setup, control: bool, progress: Progress) -> Outcome:
     if control:
+        from phalanx.operate.sim.replay.controlled import through_control  # the control plane and its database: most of the start
+
         return through_control(trace, nodes, setup, progress)
     return Replay(trace, nodes, setup, deciding(), progress).run()
 

@@ -12,7 +12,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import load_policy
 from phalanx.core.sim_report import MoveView, SideView, WhatIfView
-from phalanx.core.units import show_duration
+from phalanx.core.units import count_of, show_duration
 from phalanx.decide.scheduler import Evict, Plan, Snapshot, Start, Wait, schedule
 from phalanx.decide.scheduler.snapshot import JobFacts
 from phalanx.operate.sim.replay.cluster import with_rules
@@ -21,6 +21,8 @@ Verdict = Literal["gains", "loses", "changes"]
 
 BYTES_MAX: Final = 2**30
 HOUR_MS: Final = 3_600_000
+
+_SAVES: Final = "`phalanx why JOB --save-snapshot FILE` saves one"
 
 
 def what_if(snapshot_file: str, policy_file: str) -> WhatIfView:
@@ -46,12 +48,12 @@ def read_snapshot(file: Path) -> Snapshot:
     """As the control plane saves it. Raises DataError."""
     try:
         if file.stat().st_size > BYTES_MAX:
-            raise DataError("snapshot", str(file), f"is larger than {BYTES_MAX // 2**20} MiB; name a saved snapshot")
+            raise DataError("snapshot", str(file), f"is larger than {BYTES_MAX // 2**20} MiB; {_SAVES}")
         snapshot: Snapshot = wire.loads(Snapshot, file.read_bytes())
     except OSError as error:
-        raise DataError("snapshot", str(file), f"cannot be read ({error.strerror}); name a saved snapshot") from None
-    except ValueError as error:
-        raise DataError("snapshot", str(file), f"is no saved snapshot: {error}") from None
+        raise DataError("snapshot", str(file), f"cannot be read ({error.strerror}); {_SAVES}") from None
+    except ValueError:
+        raise DataError("snapshot", str(file), f"is no saved snapshot of this version; {_SAVES}") from None
     return snapshot
 
 
@@ -87,7 +89,7 @@ class _Side:
 
     def sentence(self, job: JobId, now_ms: int) -> str:
         if (start := self.starts.get(job)) is not None:
-            return f"starts now on {start.placement.world_size} devices"
+            return f"starts now on {count_of(start.placement.world_size, 'device')}"
         if (evicted := self.evictions.get(job)) is not None:
             return f"is ended for {evicted.claimant} ({evicted.cause}), {evicted.lost_ms / HOUR_MS:.1f} GPU-hours lost"
         wait = self.waits.get(job)

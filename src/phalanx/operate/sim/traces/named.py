@@ -18,10 +18,12 @@ _BY_HEAD: Final[Sequence[tuple[Sequence[str], Reader]]] = (
     (itp.COLUMNS, itp.read),
     (muri.COLUMNS, muri.read),
     (openb.TIMED_COLUMNS, openb.read),
-    (muri.COLUMNS, muri.read),
     (openb.POD_COLUMNS, openb.read),
     (plain.COLUMNS, plain.read),
 )
+HEAD_SHOWN: Final = 80
+"""Characters of a head that nobody knows."""
+
 _FOLDERS: Final[Mapping[str, str]] = MappingProxyType({"philly": "philly/jobs", "openb": "openb/pods_default"})
 """Short names to the file they mean."""
 
@@ -47,8 +49,8 @@ def read_file(file: Path) -> Trace:
     for columns, read in _BY_HEAD:
         if set(columns) <= set(head):
             return read(file)
-    known = "; ".join(",".join(columns) for columns, _ in _BY_HEAD)
-    raise TraceError.at(file, 1, ",".join(head)[:120], f"names the columns of no known format; write {known}, or name a .swf file")
+    fix = f"names the columns of no known format; write {','.join(plain.COLUMNS)}, or those of another in docs/simulator.md"
+    raise TraceError.at(file, 1, ",".join(head)[:HEAD_SHOWN], fix)
 
 
 def _below(name: str, folder: Path | None) -> Path:

@@ -27,8 +27,12 @@ def opened(file: Path) -> Iterator[IO[str]]:
         raw = gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # noqa: SIM115 (closed with `text` below)
     except FileNotFoundError:
         raise NotFound("trace", str(file), "no such file; name one, or say with --trace-dir where the traces are") from None
+    except IsADirectoryError:
+        raise TraceError(
+            "trace", str(file), "is a folder; name a file in it, or say with --trace-dir that traces are there"
+        ) from None
     except OSError as error:
-        raise TraceError(file.name, None, f"cannot be read: {error.strerror or error}") from None
+        raise TraceError("trace", str(file), f"cannot be read: {error.strerror or error}") from None
     try:
         with TextIOWrapper(raw, encoding="utf-8", newline="") as text:
             yield text

@@ -1,7 +1,7 @@
 """The log folded into spans: which devices existed, which were away, who held them, and why free ones stayed free. Pure."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,26 +24,11 @@ from phalanx.core.events import (
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
 from phalanx.core.reasons import Reason
 from phalanx.core.spec import Kind
-from phalanx.record.telemetry.ledger.categories import IDLE, IDLE_WAITING_GEOMETRY, IDLE_WAITING_QUOTA, IDLE_WAITING_RESERVATION
+from phalanx.record.telemetry.ledger.categories import IDLE
+from phalanx.record.telemetry.ledger.waiting import waits_as
 
 FOREVER: Final = 2**63
 """End of what has not ended: beyond any Unix time in milliseconds."""
-
-_WAITING: Final[Mapping[str, str]] = {
-    "no_room": IDLE_WAITING_GEOMETRY,
-    "never_fits": IDLE_WAITING_GEOMETRY,
-    "no_nodes": IDLE_WAITING_GEOMETRY,
-    "behind": IDLE_WAITING_RESERVATION,
-    "making_room": IDLE_WAITING_RESERVATION,
-    "kept": IDLE_WAITING_RESERVATION,
-    "over_quota": IDLE_WAITING_QUOTA,
-    "over_limit": IDLE_WAITING_QUOTA,
-    "over_budget": IDLE_WAITING_QUOTA,
-    "geometry": IDLE_WAITING_GEOMETRY,
-}
-
-_BY_ITSELF: Final = frozenset({"backoff", "dependencies", "array_full", "outside_window"})
-"""Reasons of jobs on whose account no device is idle: they are put off by what they asked for."""
 
 Span = tuple[int, int]
 """[start, end) in Unix milliseconds."""
@@ -214,9 +199,10 @@ class _Line:
 
     def _wait(self, job: JobId, reason: Reason) -> None:
         self._leave(job)
-        if reason.kind in _BY_ITSELF:
+        category = waits_as(reason)
+        if category is None:
             return
-        self._reasons[job] = _WAITING.get(reason.kind, IDLE_WAITING_GEOMETRY)
+        self._reasons[job] = category
         insort(self._waiting, self._place(job))
 
     def _leave(self, job: JobId) -> None:
