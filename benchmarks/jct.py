@@ -35,9 +35,9 @@ import numpy as np
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import JobId, NodeId
-from phalanx.decide.scheduler.attained import MARGIN, ServiceHistory, blind, learned, next_edge
-from phalanx.decide.scheduler.rotation import Gang, rotate
-from phalanx.decide.scheduler.service_order import Bools, Floats, ServiceJobs, favoured, in_service_order, shortest
+from phalanx.decide.scheduler.line.attained import MARGIN, ServiceHistory, blind, learned, next_edge
+from phalanx.decide.scheduler.line.rotation import Gang, rotate
+from phalanx.decide.scheduler.line.service_order import Bools, Floats, ServiceJobs, favoured, in_service_order, shortest
 from phalanx.operate.sim.traces.muri import NODE_DEVICES, read_jobs
 from phalanx.operate.sim.traces.named import file_of
 

@@ -8,13 +8,13 @@ A stream is every pod of the mix, and pods drawn from it with replacement until 
 both by the stream's seed. `alloc_100` and `alloc_130`: percent of all GPU-milli that are allocated when 100 % and 130 % were asked
 for, mean of the streams. A pod that fits nowhere is rejected. CPUs and memory count; a pod that names models takes only those.
 
-Ours is `phalanx.decide.scheduler.expected_idle`; the peer is FGD (ATC 2023) in `phalanx.decide.scheduler.fragmentation`, with
-BestFit beside it, on the same streams. FGD and BestFit must first come out as published, within 0.5, over 10 streams whatever is
-asked for (`reproduces`): means of fewer stray further. All three break ties alike: the node that is first by name, and on it the
-GPU with the lowest index. FGD's scores are whole points of 100 as in its authors' scheduler, so ties decide there; ours are not
-rounded, so only equal states tie. What FGD and ours know of pods is the mix itself, as a cluster's history: how many there were of
-each kind, never the stream. FGD keeps the kinds that cover 95 %, ours all. Our constants were chosen while looking at these mixes,
-with other fixed streams than those that it runs with.
+Ours is `phalanx.decide.scheduler.where.expected_idle`; the peer is FGD (ATC 2023) in
+`phalanx.decide.scheduler.where.fragmentation`, with BestFit beside it, on the same streams. FGD and BestFit must first come out
+as published, within 0.5, over 10 streams whatever is asked for (`reproduces`): means of fewer stray further. All three break ties
+alike: the node that is first by name, and on it the GPU with the lowest index. FGD's scores are whole points of 100 as in its
+authors' scheduler, so ties decide there; ours are not rounded, so only equal states tie. What FGD and ours know of pods is the
+mix itself, as a cluster's history: how many there were of each kind, never the stream. FGD keeps the kinds that cover 95 %, ours
+all. Our constants were chosen while looking at these mixes, with other fixed streams than those that it runs with.
 
 Ours must allocate as much as the issue asks, and reject no more pods of 8 GPUs, of 810 milli, and in all than FGD does: allocation
 can also be gained by turning away what leaves gaps. `seed_s`: CPU time of our policy for one stream, the longest.
@@ -48,13 +48,13 @@ from phalanx.core.errors import PhalanxError, UserError
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler import JobFacts, PendingJob, RunningJob, Snapshot, Start, schedule
-from phalanx.decide.scheduler.columns import Columns, Node, Pod, Popular, Spot, popular
-from phalanx.decide.scheduler.expected_idle import ExpectedIdle
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
-from phalanx.decide.scheduler.history import History
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
+from phalanx.decide.scheduler.where.columns import Columns, Node, Pod, Popular, Spot, popular
+from phalanx.decide.scheduler.where.expected_idle import ExpectedIdle
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.where.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
+from phalanx.decide.scheduler.why.history import History
 from phalanx.operate.sim.traces.openb import read_nodes, read_pods
 
 MIXES: Final = ("default", "gpushare40", "gpushare100", "multigpu20", "gpuspec33")

@@ -49,10 +49,10 @@ from phalanx.decide.scheduler import (
     Start,
     Usage,
     schedule,
-    what_if,
 )
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.why import what_if
 
 FULL_MS_MAX: Final = 400.0
 SMALL_CHANGE_MS_MAX: Final = 80.0

@@ -14,9 +14,9 @@ from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, job_id
 from phalanx.core.messages import AttemptReport, StartRanks
 from phalanx.core.records import ModelSaved
 from phalanx.core.spec import JobSpec
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.plan import Plan
 from phalanx.decide.scheduler.snapshot import Shape, Share
+from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.operate.control import controller, effects, facts, leases, names, observed, planned, rows, snapshots, tables, verdict
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.fences import Fences

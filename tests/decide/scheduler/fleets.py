@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import NodeId
-from phalanx.decide.scheduler.fit import fit
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
+from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Fleet
 
 GIB = 2**30
 MIB = 2**20

@@ -9,12 +9,12 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy_parse import parse_policy
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.deserved import Deserts
-from phalanx.decide.scheduler.ground import survey
-from phalanx.decide.scheduler.order import in_order
+from phalanx.decide.scheduler.line.order import in_order
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
-from phalanx.decide.scheduler.share import Tree
+from phalanx.decide.scheduler.quotas.deserved import Deserts
+from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Usage
+from phalanx.decide.scheduler.where.ground import survey
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

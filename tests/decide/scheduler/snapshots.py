@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from phalanx.core.devices import CPU_SLOT, WHOLE, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import TIERS, Policy, Preemption, Queue
-from phalanx.decide.scheduler.shares import part_of
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, PutOff, RunningJob, Shape, Share, Snapshot, Usage
+from phalanx.decide.scheduler.where.shares import part_of
 
 GIB = 2**30
 NOW_MS = 10_000_000

@@ -12,10 +12,10 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Cells
 from phalanx.core.reasons import NoRoom
 from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.cells import counts, devices
-from phalanx.decide.scheduler.ground import survey
 from phalanx.decide.scheduler.plan import Start
+from phalanx.decide.scheduler.quotas.cells import counts, devices
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
+from phalanx.decide.scheduler.where.ground import survey
 from tests.decide.scheduler.sharing import HOUR, NOW, after, evicted, gang, job, reasons, settled, started, world
 
 AT_ONCE = {"preemption": {"min_runtime": "0s"}}

@@ -19,11 +19,12 @@ from phalanx.core.reasons import (
     OverLimit,
     Reason,
 )
-from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait, history
-from phalanx.decide.scheduler.eta import predict
-from phalanx.decide.scheduler.history import CLASSES_MAX, History
-from phalanx.decide.scheduler.lessons import Lessons
-from phalanx.decide.scheduler.turnover import likely_waits
+from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait
+from phalanx.decide.scheduler.why import history
+from phalanx.decide.scheduler.why.eta import predict
+from phalanx.decide.scheduler.why.history import CLASSES_MAX, History
+from phalanx.decide.scheduler.why.lessons import Lessons
+from phalanx.decide.scheduler.why.turnover import likely_waits
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -10,10 +10,10 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import TIERS, Policy, Queue
 from phalanx.core.reasons import Geometry, NeverFits, NoRoom, OverLimit, OverQuota
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Shape, Snapshot, Wait, schedule
-from phalanx.decide.scheduler.eligible import eligible_types
-from phalanx.decide.scheduler.explain import never_fits, no_room, refused
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.impossible import smallest_change
+from phalanx.decide.scheduler.where.eligible import eligible_types
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.why.explain import never_fits, no_room, refused
+from phalanx.decide.scheduler.why.impossible import smallest_change
 
 GIB = 2**30
 

@@ -6,9 +6,9 @@ from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.reasons import Geometry
 from phalanx.decide.scheduler import JobFacts, PendingJob, Snapshot, Start, Wait, schedule
-from phalanx.decide.scheduler.fit import fit
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
+from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import GIB, gang, names, node
 
 

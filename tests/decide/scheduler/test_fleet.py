@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape, Snapshot
+from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import GIB, gang, node
 from tests.decide.scheduler.snapshots import snapshots
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import Bug
-from phalanx.decide.scheduler.columns import Columns, Node, Pod, Popular, Spot, popular
-from phalanx.decide.scheduler.expected_idle import PRICE_MILLI, ExpectedIdle, prices
-from phalanx.decide.scheduler.filling import arrivals, even_draws, idle_after, streams
-from phalanx.decide.scheduler.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
+from phalanx.decide.scheduler.where.columns import Columns, Node, Pod, Popular, Spot, popular
+from phalanx.decide.scheduler.where.expected_idle import PRICE_MILLI, ExpectedIdle, prices
+from phalanx.decide.scheduler.where.filling import arrivals, even_draws, idle_after, streams
+from phalanx.decide.scheduler.where.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
 
 BIG = Pod(3_000, 4_000, 1, 810)
 SMALL = Pod(1_000, 2_000, 1, 190)

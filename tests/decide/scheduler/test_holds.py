@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId, attempt_id
 from phalanx.decide.scheduler import JobFacts, NodeFacts, RunningJob, Shape
-from phalanx.decide.scheduler.ground import survey
-from phalanx.decide.scheduler.holds import Holds
+from phalanx.decide.scheduler.quotas.holds import Holds
+from phalanx.decide.scheduler.where.ground import survey
 
 NODE = NodeFacts(NodeId("n1"), tuple((index, "H100") for index in range(8)), tuple(range(8)), 64.0, 64.0, 2**40, 2**40, True)
 GROUND = survey((NODE,))

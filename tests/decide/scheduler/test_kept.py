@@ -10,8 +10,8 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Behind, NoRoom, Reason
 from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.hold import CLOSED, Hold
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
+from phalanx.decide.scheduler.room.hold import CLOSED, Hold
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot
 from tests.decide.scheduler.closed_loop import ALL, HOUR, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
 

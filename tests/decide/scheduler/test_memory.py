@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from phalanx.core.devices import Placement
 from phalanx.core.ids import AttemptId
 from phalanx.decide.scheduler import JobFacts, NodeFacts, Plan, RunningJob, Snapshot, Start, schedule
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.snapshots import snapshots
 
 

@@ -12,14 +12,14 @@ from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler import JobFacts, PendingJob, RunningJob, Snapshot, Start, schedule
-from phalanx.decide.scheduler.columns import Columns, Node, Pod, Popular, popular
-from phalanx.decide.scheduler.expected_idle import ExpectedIdle
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.history import History
-from phalanx.decide.scheduler.lessons import Lessons
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.decide.scheduler.mix import KINDS_MAX, SEEN_MAX, Seen, mix_of, pod_of
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape, Share
+from phalanx.decide.scheduler.where.columns import Columns, Node, Pod, Popular, popular
+from phalanx.decide.scheduler.where.expected_idle import ExpectedIdle
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.where.mix import KINDS_MAX, SEEN_MAX, Seen, mix_of, pod_of
+from phalanx.decide.scheduler.why.history import History
+from phalanx.decide.scheduler.why.lessons import Lessons
 from tests.decide.scheduler.fleets import GIB, node
 from tests.decide.scheduler.snapshots import snapshots
 

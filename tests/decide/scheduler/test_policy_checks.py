@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.policy_parse import parse_policy
 from phalanx.core.units import utc_ms
-from phalanx.decide.scheduler.policy_checks import doubts, problems
+from phalanx.decide.scheduler.quotas.policy_checks import doubts, problems
 
 FLEET = {"H100": 64, "T4": 8}
 HOSTS = {"H100": 8, "T4": 1}

@@ -10,8 +10,8 @@ from phalanx.core.devices import WHOLE, DeviceRequest, Placement
 from phalanx.core.ids import JobId
 from phalanx.core.policy import Policy, Preemption, Queue
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
+from phalanx.decide.scheduler.room.victims import lost_ms
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Shape
-from phalanx.decide.scheduler.victims import lost_ms
 from tests.decide.scheduler.closed_loop import MINUTE, NOW, Loop, fleet
 from tests.decide.scheduler.snapshots import snapshots
 

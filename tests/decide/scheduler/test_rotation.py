@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.ids import JobId, NodeId
-from phalanx.decide.scheduler.rotation import Gang, Rotation, rotate
+from phalanx.decide.scheduler.line.rotation import Gang, Rotation, rotate
 
 NODES = tuple(NodeId(f"n{number}") for number in range(4))
 PER_NODE = 8

@@ -5,7 +5,7 @@ import pytest
 from phalanx.core.policy import Policy, Queue
 from phalanx.core.reasons import OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Plan, Wait
-from phalanx.decide.scheduler.saving import SAVES_MS
+from phalanx.decide.scheduler.quotas.saving import SAVES_MS
 from tests.decide.scheduler.closed_loop import ALL, HIGH, MINUTE, STANDARD, Loop, facts, fleet, gang
 
 QUOTA, LIMIT, FIRM = Queue(quota={"H100": 32}), Queue(limit={"H100": 32}), Queue(quota={"H100": 32}, borrow=False)

@@ -9,9 +9,9 @@ from phalanx.core.devices import CPU_SLOT, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.reasons import Backoff, Behind, Geometry, NeverFits, NoNodes, NoRoom
 from phalanx.decide.scheduler import NodeFacts, PendingJob, Plan, PutOff, RunningJob, Snapshot, Start, Wait, schedule
-from phalanx.decide.scheduler.explain import never_fits
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.snapshot import JobFacts, Shape
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.why.explain import never_fits
 
 GIB = 2**30
 

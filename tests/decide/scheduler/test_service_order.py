@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.decide.scheduler import service_order
-from phalanx.decide.scheduler.attained import (
+from phalanx.decide.scheduler.line import service_order
+from phalanx.decide.scheduler.line.attained import (
     EDGES,
     HALF,
     KEPT_MAX,
@@ -26,7 +26,7 @@ from phalanx.decide.scheduler.attained import (
     learned,
     next_edge,
 )
-from phalanx.decide.scheduler.service_order import DEEP, LEAST_MS, Floats, ServiceJobs, favoured, in_service_order
+from phalanx.decide.scheduler.line.service_order import DEEP, LEAST_MS, Floats, ServiceJobs, favoured, in_service_order
 
 FLEET = 64
 MINUTE = 60_000

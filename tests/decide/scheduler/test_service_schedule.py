@@ -12,9 +12,9 @@ from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId
 from phalanx.core.policy import Order, Policy, Preemption, Queue
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
-from phalanx.decide.scheduler.attained import ServiceHistory, learned
-from phalanx.decide.scheduler.lessons import Lessons
+from phalanx.decide.scheduler.line.attained import ServiceHistory, learned
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape
+from phalanx.decide.scheduler.why.lessons import Lessons
 from tests.decide.scheduler import test_properties, test_room_properties
 from tests.decide.scheduler.closed_loop import HIGH, HOUR, MINUTE, NOW, Loop, facts, fleet, gang, name_of
 from tests.decide.scheduler.snapshots import snapshots

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.policy import TIERS, Tier
-from phalanx.decide.scheduler.eligible import eligible_types, largest_idle, largest_now
-from phalanx.decide.scheduler.fleet import Fleet
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
+from phalanx.decide.scheduler.where.eligible import eligible_types, largest_idle, largest_now
+from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import gang, names, node, taken
 
 

@@ -9,8 +9,8 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy, Preemption, Queue, Window
 from phalanx.core.reasons import Behind, Geometry, NoRoom, OverLimit
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Start, Wait, schedule
-from phalanx.decide.scheduler.dry_run import DRY, dry_run, trial
-from phalanx.decide.scheduler.what_if import MINUTE_MS, Change, changes
+from phalanx.decide.scheduler.why.dry_run import DRY, dry_run, trial
+from phalanx.decide.scheduler.why.what_if import MINUTE_MS, Change, changes
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR

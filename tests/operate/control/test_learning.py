@@ -1,8 +1,8 @@
 """What a control plane learns from what it commits: runs that ended by themselves, and nothing of those that were stopped."""
 
 from phalanx.core.ids import AttemptId
-from phalanx.decide.scheduler.attained import ServiceHistory, bin_of
-from phalanx.decide.scheduler.history import History, run_bin, run_class
+from phalanx.decide.scheduler.line.attained import ServiceHistory, bin_of
+from phalanx.decide.scheduler.why.history import History, run_bin, run_class
 from tests.operate.control.control_bench import Bench, a_spec
 
 CLASS = run_class("default", 1)

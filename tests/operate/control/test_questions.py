@@ -12,10 +12,10 @@ from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy, Queue
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Usage
-from phalanx.decide.scheduler.attained import ServiceHistory, learned
-from phalanx.decide.scheduler.columns import Pod, Popular
-from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.line.attained import ServiceHistory, learned
 from phalanx.decide.scheduler.round import Round
+from phalanx.decide.scheduler.where.columns import Pod, Popular
+from phalanx.decide.scheduler.why.history import History
 from phalanx.operate.control.questions import Answerer, Asker, Question
 from phalanx.operate.control.scheduler_process import Mind
 

@@ -12,9 +12,9 @@ from typing import Final
 from phalanx.core.devices import DeviceRequest
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Reason
-from phalanx.decide.scheduler.fleet import Fleet, Mask
-from phalanx.decide.scheduler.kept import Kept
+from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape
+from phalanx.decide.scheduler.where.fleet import Fleet, Mask
 
 Rights = tuple[int, str, int, bool, bool]
 """Number of the shape, queue, priority, whether it may be preempted, whether it has waited longer than its class should."""

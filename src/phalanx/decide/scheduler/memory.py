@@ -2,11 +2,11 @@
 
 from operator import is_not
 
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.holds import Holds
 from phalanx.decide.scheduler.known import Shapes
-from phalanx.decide.scheduler.packing import Packing
+from phalanx.decide.scheduler.quotas.holds import Holds
 from phalanx.decide.scheduler.snapshot import NodeFacts, Snapshot
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.where.packing import Packing
 
 _SHAPES_MAX = 100_000
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from phalanx.core.devices import Placement
 from phalanx.core.ids import JobId
 from phalanx.core.reasons import NeverFits, NoNodes
-from phalanx.decide.scheduler import claims
-from phalanx.decide.scheduler.by_service import ServiceOrder, Turns
-from phalanx.decide.scheduler.eligible import eligible_types
-from phalanx.decide.scheduler.explain import never_fits
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.kept import Kept
 from phalanx.decide.scheduler.known import Known
+from phalanx.decide.scheduler.line.by_service import ServiceOrder, Turns
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.decide.scheduler.packing import Packing
 from phalanx.decide.scheduler.plan import Claim, Evict
-from phalanx.decide.scheduler.share import Tree
+from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.room import claims
+from phalanx.decide.scheduler.room.kept import Kept
+from phalanx.decide.scheduler.room.victims import Victims
 from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
-from phalanx.decide.scheduler.victims import Victims
+from phalanx.decide.scheduler.where.eligible import eligible_types
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.where.packing import Packing
+from phalanx.decide.scheduler.why.explain import never_fits
 
 
 @dataclass(slots=True)

@@ -7,22 +7,22 @@ from typing import Final
 
 from phalanx.core.devices import Placement
 from phalanx.core.reasons import Behind, MakingRoom, NeverFits, NoNodes, OverBudget, OverLimit, OverQuota, Reason
-from phalanx.decide.scheduler import claims, elastic, handover, preemption
-from phalanx.decide.scheduler.explain import no_room, refused
-from phalanx.decide.scheduler.fit import fit
-from phalanx.decide.scheduler.fleet import Counts, Rows
 from phalanx.decide.scheduler.gates import Gates
-from phalanx.decide.scheduler.homes import Homes, homes
 from phalanx.decide.scheduler.known import Rights
-from phalanx.decide.scheduler.leaving import leave
+from phalanx.decide.scheduler.line.order import in_order
+from phalanx.decide.scheduler.line.turns import share_in_time, take_turn
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.decide.scheduler.moving_in import move_in
-from phalanx.decide.scheduler.order import in_order
-from phalanx.decide.scheduler.packing import packs
 from phalanx.decide.scheduler.plan import Claim, Decision, Plan, Start, Wait
+from phalanx.decide.scheduler.quotas.homes import Homes, homes
+from phalanx.decide.scheduler.quotas.moving_in import move_in
+from phalanx.decide.scheduler.room import claims, elastic, handover, preemption
+from phalanx.decide.scheduler.room.leaving import leave
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
-from phalanx.decide.scheduler.turns import share_in_time, take_turn
+from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Counts, Rows
+from phalanx.decide.scheduler.where.packing import packs
+from phalanx.decide.scheduler.why.explain import no_room, refused
 
 NOT_FOR_DEVICES: Final = (OverQuota, OverLimit, OverBudget, NoNodes)
 """Reasons of jobs that may not take devices now, or could not."""

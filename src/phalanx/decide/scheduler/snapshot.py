@@ -7,8 +7,8 @@ from phalanx.core.devices import DeviceRequest, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import TIERS, Policy, Tier
 from phalanx.core.spec import SpotUse
-from phalanx.decide.scheduler.attained import ServiceHistory
-from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.line.attained import ServiceHistory
+from phalanx.decide.scheduler.why.history import History
 
 
 @dataclass(frozen=True, slots=True)

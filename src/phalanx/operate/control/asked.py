@@ -25,11 +25,11 @@ from phalanx.core.policy import DEFAULT_QUEUE, Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Paused, Running, Starting, Stopping
 from phalanx.core.units import utc_day
-from phalanx.decide.scheduler import cells, policy_checks
-from phalanx.decide.scheduler.explain import never_fits
-from phalanx.decide.scheduler.fleet import Fleet
-from phalanx.decide.scheduler.ground import survey
-from phalanx.decide.scheduler.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
+from phalanx.decide.scheduler.quotas import cells, policy_checks
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.where.ground import survey
+from phalanx.decide.scheduler.why.explain import never_fits
+from phalanx.decide.scheduler.why.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
 from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.snapshots import node_facts, shape

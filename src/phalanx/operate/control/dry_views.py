@@ -11,10 +11,10 @@ from phalanx.core.policy import ANY, Policy, Queue
 from phalanx.core.reasons import NeverFits, Reason, named
 from phalanx.core.units import utc_second
 from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
-from phalanx.decide.scheduler.dry_run import Trial, dry_run, trial
 from phalanx.decide.scheduler.plan import Eta, Start
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, Snapshot
-from phalanx.decide.scheduler.what_if import Change
+from phalanx.decide.scheduler.why.dry_run import Trial, dry_run, trial
+from phalanx.decide.scheduler.why.what_if import Change
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.control.node_rules import known_of
 from phalanx.operate.control.queue_views import chain, queue_views

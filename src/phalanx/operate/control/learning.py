@@ -6,11 +6,11 @@ from typing import Final
 
 from phalanx.core.events import AttemptEnded, AttemptPlaced, Event, JobSubmitted, StopRequested
 from phalanx.core.states import Finished
-from phalanx.decide.scheduler.attained import ServiceHistory
-from phalanx.decide.scheduler.history import History
-from phalanx.decide.scheduler.lessons import Lessons
+from phalanx.decide.scheduler.line.attained import ServiceHistory
 from phalanx.decide.scheduler.plan import Plan
 from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
+from phalanx.decide.scheduler.why.history import History
+from phalanx.decide.scheduler.why.lessons import Lessons
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 
 RUNS_MAX: Final = 2_000

@@ -8,8 +8,8 @@ from typing import TypeVar
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler import NodeFacts, PendingJob, RunningJob, Snapshot, Usage
-from phalanx.decide.scheduler.attained import ServiceHistory
-from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.line.attained import ServiceHistory
+from phalanx.decide.scheduler.why.history import History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

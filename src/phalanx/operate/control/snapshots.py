@@ -11,8 +11,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Pending, Stopping
-from phalanx.decide.scheduler.attained import ServiceHistory
-from phalanx.decide.scheduler.history import History
+from phalanx.decide.scheduler.line.attained import ServiceHistory
 from phalanx.decide.scheduler.snapshot import (
     JobFacts,
     NodeFacts,
@@ -23,6 +22,7 @@ from phalanx.decide.scheduler.snapshot import (
     Share,
     Snapshot,
 )
+from phalanx.decide.scheduler.why.history import History
 from phalanx.operate.control.fences import Fence, Fences
 from phalanx.operate.control.node_rules import Known, known_of
 from phalanx.operate.control.outcomes import Outcomes

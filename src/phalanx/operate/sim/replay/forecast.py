@@ -2,10 +2,10 @@
 
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler import Plan, Snapshot
-from phalanx.decide.scheduler.attained import ServiceHistory
-from phalanx.decide.scheduler.history import History
-from phalanx.decide.scheduler.lessons import Lessons
+from phalanx.decide.scheduler.line.attained import ServiceHistory
 from phalanx.decide.scheduler.snapshot import JobFacts
+from phalanx.decide.scheduler.why.history import History
+from phalanx.decide.scheduler.why.lessons import Lessons
 
 
 class Forecasts:

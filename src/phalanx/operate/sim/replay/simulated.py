@@ -13,7 +13,7 @@ from phalanx.core.sim_report import SimAsked, SimReport
 from phalanx.core.units import duration_ms
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.decide.scheduler.policy_checks import problems
+from phalanx.decide.scheduler.quotas.policy_checks import problems
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_cluster
 from phalanx.operate.sim.replay.costs import Costs

@@ -1,0 +1,71 @@
+"""A tenant's job takes its place in its own cells: on the nodes that were found for it there, whoever else is on them is ended."""
+
+from collections.abc import Iterator
+
+from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.reasons import Reason
+from phalanx.decide.scheduler.plan import Claim, Start
+from phalanx.decide.scheduler.quotas.homes import Home, Homes
+from phalanx.decide.scheduler.room import preemption
+from phalanx.decide.scheduler.round import Round
+from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
+from phalanx.decide.scheduler.where.taking import Taking
+from phalanx.decide.scheduler.why.explain import no_room
+
+
+def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start | Claim | Reason:
+    """It starts, or gets a claim; or why it has to wait even so."""
+    kind = round_.tree.kind(home.placement)
+    more = home.placement.world_size - sum(round_.running[name].placement.world_size for name in home.victims)
+    admission = round_.tree.admit(job.facts, kind, more) if more > 0 else None
+    if admission is not None and admission.reason is not None:
+        return admission.reason
+    found = _Move(job, kind, home, homes, round_).placed()
+    if found is None:
+        return no_room(job.facts.shape, (kind,), round_.fleet)
+    placement, victims, ending = found
+    if victims or ending:
+        offer = preemption.Offer(kind, 0.0, tuple((number, "reclaim") for number in victims), ending, placement)
+        return preemption.settle(job, offer, round_)
+    round_.fleet.hold(job.facts.shape, placement)
+    round_.tree.use(job.facts, kind, placement.world_size)
+    round_.kept.started(job, kind, placement)
+    return Start(job.facts.job, placement)
+
+
+class _Move:
+    """One look for devices on the nodes of a home."""
+
+    def __init__(self, job: PendingJob, kind: str, home: Home, homes: Homes, round_: Round) -> None:
+        self._home, self._homes, self._round = home, homes, round_
+        self._mine = homes.tenant[job.facts.queue]
+        self._taking = Taking(job.facts.shape, kind, self._others, round_)
+
+    def placed(self) -> tuple[Placement, list[int], tuple[int, ...]] | None:
+        slices = self._home.placement.slices
+        for part in slices:
+            self._taking.send_away(self._lodgers(part))
+        placement = self._taking.placed(slices)
+        return None if placement is None else (placement, sorted(self._taking.victims), self._taking.ending)
+
+    def _lodgers(self, part: NodeSlice) -> Iterator[int]:
+        """Other tenants' gangs: a cell has one tenant."""
+        for number in self._others(part):
+            if self._homes.tenant.get(self._gang(number).facts.queue, self._mine) != self._mine:
+                yield number
+
+    def _others(self, part: NodeSlice) -> list[int]:
+        """Gangs on the node that may be ended for it, the cheapest first."""
+        victims = self._round.victims
+        if not self._round.snapshot.policy.preemption.reclaim:
+            return []
+        found = [number for number in victims.on_node(part.node) if self._may_end(number)]
+        return sorted(found, key=lambda number: (victims.cost[number], number))
+
+    def _may_end(self, number: int) -> bool:
+        name = self._gang(number).facts.job
+        movable = name in self._home.victims or name not in self._homes.guaranteed
+        return movable and self._round.victims.may_end(number)
+
+    def _gang(self, number: int) -> RunningJob:
+        return self._round.victims.gangs[number]

@@ -1,0 +1,1 @@
+"""Making room and keeping it: reservations, bookings, claims, preemption, elastic gangs, spot."""

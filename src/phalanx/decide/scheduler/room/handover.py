@@ -1,0 +1,113 @@
+"""Where a queue may have no more, a job of a higher class takes the place of lower ones of that queue: else a limit would turn
+priorities round.
+
+Each gang that is ended holds some of what the job gets. So all of them are gone when it starts, and the queue never has too much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from phalanx.core.devices import WHOLE, Placement
+from phalanx.core.reasons import OverLimit, OverQuota
+from phalanx.decide.scheduler.plan import Claim
+from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.room import preemption
+from phalanx.decide.scheduler.round import Round
+from phalanx.decide.scheduler.snapshot import PendingJob
+from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Fleet, Mask
+
+
+def hand_over(job: PendingJob, round_: Round) -> Claim | None:
+    """The claim of a job that a quota or limit refused, on what lower gangs let go of; None when that does not make it fit."""
+    shape = job.facts.shape
+    smallest = job
+    if shape.fewest_nodes < shape.num_nodes:
+        smallest = replace(job, facts=replace(job.facts, shape=replace(shape, num_nodes=shape.fewest_nodes)))
+    offers = [offer for kind in round_.eligible(shape) if (offer := _offer(smallest, kind, round_)) is not None]
+    return preemption.settle(job, min(offers, key=lambda offer: offer.cost), round_) if offers else None
+
+
+def _offer(job: PendingJob, kind: str, round_: Round) -> preemption.Offer | None:
+    victims = round_.victims
+    facts, known = job.facts, round_.known.yielding
+    key = (facts.queue, kind, facts.shape.num_devices * facts.shape.request.milli, facts.priority, facts.preemptible)
+    if key not in known:
+        known[key] = _yielding(job, kind, round_)
+    chosen = known[key]
+    placement = _placed(job, kind, chosen, round_) if chosen else None
+    if placement is None:
+        return None
+    ending = preemption.ending_on(placement, victims, chosen)
+    cost = float(sum(victims.cost[number] for number in chosen))
+    return preemption.Offer(kind, cost, tuple((number, "priority") for number in sorted(chosen)), ending, placement)
+
+
+def _yielding(job: PendingJob, kind: str, round_: Round) -> list[int]:
+    """Gangs without which its queue may have the job; none when it may not anyway, or where they are too few."""
+    victims, tree, most = round_.victims, round_.tree, round_.snapshot.policy.preemption.max_victims
+    refusal = tree.refusal(job.facts, kind, job.facts.shape.num_devices)
+    if not isinstance(refusal, OverLimit | OverQuota) or tree.is_saved(job.facts, kind):
+        return []
+    lower = victims.lower(job, kind, tree.lines.queue(refusal.queue))[:most]
+    held = sum(victims.gangs[number].placement.world_size * victims.gangs[number].facts.shape.request.milli for number in lower)
+    if held < _lacking(refusal, job, tree) * WHOLE:
+        return []
+    with tree.trial():
+        return _enough(job, kind, lower, round_)
+
+
+def _lacking(refusal: OverLimit | OverQuota, job: PendingJob, tree: Tree) -> int:
+    """Devices that gangs of the queue have to let go of at least, to know quickly when that is too much."""
+    used = refusal.used + refusal.asked - 2  # each was rounded up
+    if isinstance(refusal, OverLimit):
+        return used - refusal.limit
+    is_own = refusal.queue == job.facts.queue and refusal.type in tree.lines.queue(refusal.queue).quota
+    return used - refusal.quota if is_own and not tree.lines.queue(refusal.queue).queue.borrow else 0
+
+
+def _enough(job: PendingJob, kind: str, lower: Sequence[int], round_: Round) -> list[int]:
+    """Of gangs in that order, those without which its queue may have the job; none when all of them are too few."""
+    victims, tree, chosen, is_enough = round_.victims, round_.tree, list[int](), False
+    for number in lower:
+        chosen.append(number)
+        victims.drop(number)
+        is_enough = tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None
+        if is_enough:
+            break
+    for number in sorted(chosen, key=lambda number: (-victims.cost[number], number)) if is_enough else ():
+        victims.undrop(number)
+        if tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None:
+            chosen.remove(number)
+        else:
+            victims.drop(number)
+    for number in chosen:
+        victims.undrop(number)
+    return chosen if is_enough else []
+
+
+def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) -> Placement | None:
+    """Where it fits on some of what each of them holds, anywhere or at least on their nodes."""
+    trial, gangs = round_.fleet.copy(), [round_.victims.gangs[number] for number in chosen]
+    for gang in gangs:
+        trial.give_back(gang.facts.shape, gang.placement)
+    everywhere, theirs = np.ones(len(trial.ground.nodes), np.bool_), np.zeros(len(trial.ground.nodes), np.bool_)
+    theirs[[row for gang in gangs for part in gang.placement.slices if (row := trial.ground.row.get(part.node)) is not None]] = True
+    for where in (everywhere, theirs):
+        placement = _on(job, kind, trial, where, round_)
+        if placement is not None and all(_overlap(placement, gang.placement) for gang in gangs):
+            return placement
+    return None
+
+
+def _on(job: PendingJob, kind: str, trial: Fleet, where: Mask, round_: Round) -> Placement | None:
+    free = np.where(round_.kept.open(job, kind), trial.free[kind], round_.kept.free(job, kind))
+    rows = fit(job.facts.shape, kind, trial, np.where(where, free, 0), job.avoids)
+    return None if rows is None else trial.copy().take(job.facts.shape, kind, [int(row) for row in rows])
+
+
+def _overlap(one: Placement, other: Placement) -> bool:
+    held = {part.node: set(part.devices) for part in other.slices}
+    return any(not held.get(part.node, set()).isdisjoint(part.devices) for part in one.slices)

@@ -1,0 +1,295 @@
+"""What of the fleet is kept for whom as a decision goes on: the reserved heads of the pools, bookings, spares, spot to come."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from phalanx.core.devices import Placement
+from phalanx.core.reasons import Kept as KeptFor
+from phalanx.core.reasons import Reason
+from phalanx.decide.scheduler.plan import Reservation
+from phalanx.decide.scheduler.quotas.homes import Homes
+from phalanx.decide.scheduler.room import bookings, reservation, spot
+from phalanx.decide.scheduler.room.ends import SOON_MS, Ends
+from phalanx.decide.scheduler.room.hold import CLOSED, NO_BOUND, Hold
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Mask
+
+
+class Kept:
+    """Mutable within one decision. reservations: made so far. waited: types that some job waits for. homes: whose cells are whose,
+    where queues have cells."""
+
+    def __init__(self, snapshot: Snapshot, fleet: Fleet) -> None:
+        self._now_ms = snapshot.now_ms
+        self._policy = snapshot.policy
+        self._running = snapshot.running
+        self._fleet = fleet
+        self._ends: Ends | None = None
+        self._held_later: list[tuple[JobFacts, Placement, Sequence[RunningJob]]] = []
+        self._ended: list[RunningJob] = []
+        self._heads: dict[str, list[Hold]] = {kind: [] for kind in fleet.ground.kinds}
+        self._holds: list[Hold] = []
+        self._bound: dict[Hashable, tuple[int, ...]] = {}
+        self._free: dict[Hashable, Counts] = {}
+        self._free_at = -1
+        self._hopeless: set[tuple[Shape, str]] = set()
+        self._closing = spot.closing(fleet.ground)
+        self._prices: dict[tuple[str, str], bool] = {}
+        self.bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
+        self.reservations: list[Reservation] = []
+        self.waited: set[str] = set()
+        self.homes: Homes | None = None
+
+    def stand(self) -> None:
+        """Keeps what the policy says, once claims are held: spares first, which repairs need at any time."""
+        for kind, num_nodes in sorted(self._policy.spares.items()):
+            if kind in self._fleet.ground.kinds:
+                self._keep(bookings.spares(kind, num_nodes, self._fleet, self._now_ms))
+        for booked in self.bookings:
+            if booked.kind in self._fleet.ground.kinds:
+                free = self._besides(booked.kind, self._holds)
+                self._keep(bookings.kept_for(booked, self.used(booked), free, self._fleet, self.ends, self._now_ms))
+
+    def used(self, booked: bookings.Booked) -> int:
+        """Devices of the booking's type that its queues' jobs hold and go on holding, or are promised, by now."""
+        ended = {gang.facts.job for gang in self._ended}  # what those keep is promised to them
+        stay = [
+            (gang.facts, gang.keeps if gang.stopping else gang.placement) for gang in self._running if gang.facts.job not in ended
+        ]
+        promised = [(job, placement) for job, placement, _ in self._held_later]
+        return sum(
+            placement.world_size
+            for job, placement in (*stay, *promised)
+            if job.queue in booked.queues and placement is not None and self.kind_of(placement) == booked.kind
+        )
+
+    def is_due(self, booked: bookings.Booked, job: JobFacts, kind: str, num_devices: int) -> bool:
+        """Whether so many devices are booked for the job now."""
+        is_for = booked.kind == kind and job.queue in booked.queues and booked.is_on(self._now_ms)
+        return is_for and self.used(booked) + num_devices <= booked.devices
+
+    def kind_of(self, placement: Placement) -> str | None:
+        """The type of the placement's devices, which are all of one."""
+        for part in placement.slices:
+            row = self._fleet.ground.row.get(part.node)
+            if row is not None and part.devices:
+                return self._fleet.ground.types[row].get(part.devices[0])
+        return None
+
+    @property
+    def ends(self) -> Ends:
+        """When devices come free; built when it is first asked for."""
+        if self._ends is None:
+            self._ends = Ends(self._running, self._fleet, self._now_ms)
+            for gang in self._running:
+                if gang.stopping and gang.keeps is not None:
+                    self._ends.claimed(gang.keeps, (gang,))
+                    self._ends.starts(gang.facts, gang.keeps, SOON_MS)
+            for gang in self._ended:
+                self._ends.ends(gang)
+            for job, placement, holders in self._held_later:
+                self._ends.claimed(placement, holders)
+                self._ends.starts(job, placement, SOON_MS if holders else 0)
+        return self._ends
+
+    def free(self, job: PendingJob, kind: str) -> Counts:
+        """Devices of the type per node that the job may use now without delaying those they are kept for. Not to be changed."""
+        shape, alike = job.facts.shape, self.alike(job)
+        if self._free_at != self._fleet.version:
+            self._free_at = self._fleet.version
+            self._free.clear()
+        key = (kind, alike, shape.cpus, shape.memory_bytes, shape.request.is_share)
+        if key not in self._free:
+            self._free[key] = self._found_free(job, kind)
+        return self._free[key]
+
+    def _found_free(self, job: PendingJob, kind: str) -> Counts:
+        free = self._fleet.free[kind]
+        none = CLOSED if job.facts.shape.request.is_share else 0  # nor a share of a device that others hold in part
+        if self._closing is not None:
+            free = np.where(self._closing, none, free)
+        if self._awaits_spot(job):
+            free = np.where(self._fleet.ground.spot, free, none)
+        if self.homes is not None and (shut := self.homes.shut(job)) is not None:
+            free = np.where(shut, none, free)
+        for hold in self._binding(job):
+            free = hold.cut(job.facts.shape, kind, free)
+        return free
+
+    def open(self, job: PendingJob, kind: str) -> Mask:
+        """Nodes of which nothing is kept from the job: there gangs may be ended for it."""
+        ground = self._fleet.ground
+        mask = np.ones(len(ground.nodes), np.bool_) if self._closing is None else ~self._closing
+        if self._awaits_spot(job):
+            mask &= ground.spot
+        if self.homes is not None and (shut := self.homes.shut(job)) is not None:
+            mask &= ~shut
+        for hold in self._binding(job):
+            if hold.kind == kind:
+                mask &= hold.spare >= NO_BOUND // 2  # less what was taken of it
+        return mask
+
+    def views(self, job: PendingJob, kind: str) -> Sequence[Counts]:
+        """What the job is tried on, one after the other: spot alone where it comes first, then all that it may use."""
+        free = self.free(job, kind)
+        if job.facts.shape.spot == "never" or not self._spot_first(job, kind):
+            return (free,)
+        none = CLOSED if job.facts.shape.request.is_share else 0
+        return np.where(self._fleet.ground.spot, free, none), free
+
+    def alike(self, job: PendingJob) -> Hashable:
+        """Jobs of one shape for which this is equal have the same devices kept from them now, for the same reason."""
+        facts, spot_ms = job.facts, self._spot_until_ms(job)
+        awaited_ms = spot_ms if spot_ms is not None and self._now_ms < spot_ms else None
+        if self.homes is None:
+            return self._bound_by(job), awaited_ms
+        return self._bound_by(job), awaited_ms, facts.queue, facts.preemptible
+
+    def _bound_by(self, job: PendingJob) -> tuple[int, ...]:
+        """Places of the holds that the job has to keep off."""
+        facts = job.facts
+        own = facts.job if any(hold.head == facts.job for hold in self._holds) else None
+        key = (facts.limit_ms, facts.queue, facts.preemptible, job.repair, len(self._holds), own)
+        if key not in self._bound:
+            self._bound[key] = tuple(number for number, hold in enumerate(self._holds) if hold.binds(job, self._now_ms))
+        return self._bound[key]
+
+    def why(self, job: PendingJob, kind: str, position: int) -> Reason:
+        """For whom the devices are kept that the job would fit on. The one who alone keeps them from it, else the first."""
+        shape, fleet = job.facts.shape, self._fleet
+        until_ms = self._spot_until_ms(job)
+        if until_ms is not None and self._now_ms < until_ms:
+            return KeptFor("spot to come (placing.spot: prefer)", until_ms)
+        binding = self._binding(job)
+        for hold in binding:
+            if fit(shape, kind, fleet, hold.cut(shape, kind, fleet.free[kind]), job.avoids) is None:
+                return hold.why(position)
+        return binding[0].why(position) if binding else KeptFor("nodes that go away", None)
+
+    def reserve(self, job: PendingJob, kinds: Sequence[str], takes_turns: bool = False) -> None:
+        """The job has to wait for one of `kinds`: it becomes the head of one that has none yet, the one where it starts first.
+        takes_turns: who may be ended makes room for it when its turn comes, and may start until then."""
+        self.waited.update(kinds)
+        if any(hold.head == job.facts.job for hold in self._holds):
+            return
+        if not self._policy.backfill:
+            for kind in kinds:
+                self._strict(job, kind)
+            return
+        bids = [bid for kind in kinds if (bid := self._bid(job, kind)) is not None]
+        if not bids:
+            return
+        best = min(bids, key=lambda bid: bid.nearness)
+        best.hold.yields_ms = 0 if takes_turns else None
+        self._heads[best.kind].append(best.hold)
+        self._holds.append(best.hold)
+        self.reservations.append(Reservation(job.facts.job, best.kind, best.start_ms, self._likely(best.hold)))
+
+    def keep_for(self, job: PendingJob, kind: str, placement: Placement, from_ms: int) -> None:
+        """The job starts there as soon as the youngest gang on it may be ended: what is free of it stays free until then."""
+        spare = np.full(len(self._fleet.ground.nodes), NO_BOUND, np.int32)
+        kept = np.zeros_like(spare)
+        for part in placement.slices:
+            row = self._fleet.ground.row[part.node]
+            kept[row] = len(part.devices)
+            spare[row] = len(set(self._fleet.devices(row, kind)) - set(part.devices))
+        self._holds.append(Hold(kind, from_ms, kept, spare, head=job.facts.job))
+        self._heads[kind].append(self._holds[-1])
+        self.reservations.append(Reservation(job.facts.job, kind, from_ms, placement))
+
+    def started(self, job: PendingJob, kind: str, placement: Placement) -> None:
+        """The job starts there: what was to spare is less."""
+        self._later(job.facts, placement, ())
+        self._taken(job, kind, placement)
+
+    def promised(self, job: PendingJob, placement: Placement, holders: Sequence[RunningJob]) -> None:
+        """The job starts there as soon as gangs, which end, have let go of it; one of them may be itself, in another size."""
+        self._later(job.facts, placement, holders)
+        if any(gang.facts.job != job.facts.job for gang in holders):
+            self._taken(job, self.kind_of(placement) or "", placement)
+
+    def _taken(self, job: PendingJob, kind: str, placement: Placement) -> None:
+        """Of what is to spare beside what is kept."""
+        self._free_at = -1
+        for hold in self._binding(job):
+            hold.took(job.facts.shape, kind, placement, self._fleet)
+
+    def gave_up(self, job: JobFacts) -> None:
+        """What was promised to it is not any more."""
+        self._held_later = [one for one in self._held_later if one[0].job != job.job]
+        self._ends = None
+
+    def ended(self, gang: RunningJob) -> None:
+        """The gang is asked to end in this decision."""
+        self._ended.append(gang)
+        if self._ends is not None:
+            self._ends.ends(gang)
+
+    def _later(self, job: JobFacts, placement: Placement, holders: Sequence[RunningJob]) -> None:
+        self._held_later.append((job, placement, holders))
+        if self._ends is not None:
+            self._ends.claimed(placement, holders)
+            self._ends.starts(job, placement, SOON_MS if holders else 0)
+
+    def _bid(self, job: PendingJob, kind: str) -> reservation.Bid | None:
+        shape = job.facts.shape
+        if len(self._heads[kind]) >= self._policy.heads or (shape, kind) in self._hopeless:
+            return None
+        rows = np.ones(len(self._fleet.ground.nodes), np.bool_) if self._closing is None else ~self._closing
+        if self._awaits_spot(job):
+            rows &= self._fleet.ground.spot
+        binding = self._binding(job)
+        for hold in binding:
+            if hold.kind == kind:
+                rows &= hold.spare >= shape.request.count
+        view = reservation.View(self._besides(kind, binding), rows)
+        bid = reservation.bid(job, kind, view, self._fleet, self.ends, self._now_ms)
+        if bid is None:
+            self._hopeless.add((shape, kind))
+        return bid
+
+    def _besides(self, kind: str, holds: Sequence[Hold]) -> Counts:
+        """Devices now, without those that are kept already."""
+        free = self._fleet.free[kind]
+        for hold in holds:
+            if hold.kind == kind:
+                free = np.minimum(free, hold.spare)
+        return free
+
+    def _strict(self, job: PendingJob, kind: str) -> None:
+        """Nobody passes the job, even where that would not delay it."""
+        if not self._heads[kind]:
+            none = np.zeros(len(self._fleet.ground.nodes), np.int32)
+            hold = Hold(kind, self._now_ms, none, none, head=job.facts.job)
+            self._heads[kind].append(hold)
+            self._holds.append(hold)
+
+    def _binding(self, job: PendingJob) -> list[Hold]:
+        return [self._holds[number] for number in self._bound_by(job)]
+
+    def _keep(self, hold: Hold | None) -> None:
+        if hold is not None:
+            self._holds.append(hold)
+            self.reservations.append(Reservation(None, hold.kind, hold.from_ms, self._likely(hold), hold.what))
+
+    def _likely(self, hold: Hold) -> Placement:
+        return reservation.likely(hold.kind, hold.kept, self._fleet, self._running, self._now_ms)
+
+    def _spot_until_ms(self, job: PendingJob) -> int | None:
+        if job.facts.shape.spot != "prefer":
+            return None
+        types, known = job.facts.shape.request.types, self._fleet.ground.kinds
+        kinds = [kind for kind in types if kind in known] if types else known
+        return spot.waits_until_ms(job, kinds, self._fleet.ground, self._policy.spot_fallback_ms)
+
+    def _awaits_spot(self, job: PendingJob) -> bool:
+        until_ms = self._spot_until_ms(job)
+        return until_ms is not None and self._now_ms < until_ms
+
+    def _spot_first(self, job: PendingJob, kind: str) -> bool:
+        key = (job.facts.shape.spot, kind)
+        if key not in self._prices:
+            self._prices[key] = spot.comes_first(job, kind, self._fleet.ground)
+        return self._prices[key]

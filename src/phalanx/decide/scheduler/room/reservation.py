@@ -1,0 +1,141 @@
+"""What is kept for the blocked head of a pool: the nodes on which its gang fits first.
+
+Where limits say when that is, others may use these nodes until then, or for longer what the head leaves over. Where gangs without a
+limit are in the way nobody knows when; then what comes free on the nearest nodes is kept together, so that a stream of small jobs
+does not starve a large gang.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from phalanx.core.devices import NodeSlice, Placement
+from phalanx.decide.scheduler.room.ends import NEVER, Ends, Times, end_ms
+from phalanx.decide.scheduler.room.hold import NO_BOUND, Hold
+from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape
+from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet, Ground, Mask, Rows
+
+HOLD_MS: Final = 3_600_000
+"""A gang without a limit may end at any moment. What is put on the head's nodes until then delays the head by this at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a job may count on: devices of a type on each row now, besides what is kept from it, and on which rows at all."""
+
+    free: Counts
+    rows: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What would be kept for a head in one pool. start_ms: None when no limit says when it starts. nearness: less is nearer."""
+
+    kind: str
+    start_ms: int | None
+    nearness: tuple[int, int]
+    hold: Hold
+
+
+def bid(job: PendingJob, kind: str, view: View, fleet: Fleet, ends: Ends, now_ms: int) -> Bid | None:
+    """None when the gang would not fit if everybody ended, since too many nodes are drained or gone: it waits for nodes then, and
+    keeps none from others."""
+    shape = job.facts.shape
+    ready = ends.ready(shape, kind, view.free, (fleet.free_cpus, fleet.free_memory_bytes))
+    coming = view.free + ends.by(NEVER - 1, kind)
+    missing = np.maximum(0, shape.request.count - coming).astype(np.int64)
+    missing = np.where(fleet.ground.schedulable, missing, shape.request.count + 1).astype(np.int64)
+    score = np.where((ready < NEVER) & fleet.ground.schedulable, ready, NEVER + missing)
+    usable = view.rows & fleet.could_hold(shape, kind) & expected(fleet.ground)
+    for node in job.avoids:
+        if node in fleet.ground.row:
+            usable[fleet.ground.row[node]] = False
+    chosen = soonest(shape, fleet.ground, np.flatnonzero(usable), score, np.minimum(coming, NO_BOUND))
+    if chosen is None:
+        return None
+    reached = score[chosen]
+    lacking = int((reached[reached >= NEVER] - NEVER).sum())
+    start_ms = None if reached.max() >= NEVER else max(now_ms, int(reached.max()))
+    hold = _hold(job, kind, chosen, now_ms + HOLD_MS if start_ms is None else start_ms, view, fleet, ends)
+    return Bid(kind, start_ms, (NEVER if start_ms is None else start_ms, lacking), hold)
+
+
+def expected(ground: Ground) -> Mask:
+    """Nodes that take part, or will again soon: away, but neither drained nor gone for good."""
+    return np.array([node.schedulable or not (node.drained or node.gone) for node in ground.nodes], np.bool_)
+
+
+def soonest(shape: Shape, ground: Ground, rows: Rows, score: Times, tightness: Counts) -> Rows | None:
+    """Of `rows` those with the lowest scores that a gang of the fewest nodes could lie on; None when it could not. Among equals the
+    tightest, so that large holes stay open to others."""
+    group, num_nodes = max(1, shape.group), shape.fewest_nodes
+    rows = rows[np.lexsort((rows, tightness[rows], score[rows]))]
+    unit = rows.reshape(-1, 1) if group == 1 else _groups(rows, ground.tier(shape.group_tier), group)
+    num_units = -(-num_nodes // group)
+    unit = unit[np.argsort(score[unit].max(axis=1, initial=0), kind="stable")]
+    if shape.within is not None and len(unit):
+        container = ground.tier(shape.within)[unit[:, 0]]
+        rank = _rank_within(container)
+        complete = np.flatnonzero(rank == num_units - 1)
+        if not len(complete):
+            return None
+        unit = unit[container == container[complete[0]]]  # units are in order: the first that completes is the soonest
+    if len(unit) < num_units:
+        return None
+    return np.sort(unit[:num_units].reshape(-1))[:num_nodes]
+
+
+def _groups(rows: Rows, tier: Rows, group: int) -> Rows:
+    """Whole groups of rows that lie in one container, in order of `rows`, as a matrix."""
+    order = np.argsort(tier[rows], kind="stable")
+    rank = np.empty(len(rows), np.int64)
+    rank[order] = _rank_within(tier[rows][order])
+    sizes = dict(zip(*np.unique(tier[rows], return_counts=True), strict=True))
+    whole = np.array([sizes[number] // group * group for number in tier[rows]], np.int64)
+    kept = order[rank[order] < whole[order]]
+    return rows[kept].reshape(-1, group)
+
+
+def _rank_within(values: Rows) -> Rows:
+    """How many equal values stand before each."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(values) else order
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.arange(len(values)) - np.repeat(firsts, np.diff(np.append(firsts, len(values))))
+    return rank
+
+
+def _hold(job: PendingJob, kind: str, chosen: Rows, from_ms: int, view: View, fleet: Fleet, ends: Ends) -> Hold:
+    shape = job.facts.shape
+    then = view.free[chosen] + ends.by(from_ms, kind)[chosen]
+    kept, spare = np.zeros(len(view.free), np.int32), np.full(len(view.free), NO_BOUND, np.int32)
+    kept[chosen], spare[chosen] = shape.request.count, np.maximum(0, then - shape.request.count)
+    hold = Hold(kind, from_ms, kept, spare, head=job.facts.job)
+    if shape.cpus > 0 or shape.memory_bytes > 0:
+        cpus, memory = ends.room_by(from_ms)
+        hold.spare_cpus = np.full(len(spare), np.inf)
+        hold.spare_cpus[chosen] = fleet.free_cpus[chosen] + cpus[chosen] - shape.cpus + CORES_SLACK
+        hold.spare_memory = np.full(len(spare), np.iinfo(np.int64).max)
+        hold.spare_memory[chosen] = fleet.free_memory_bytes[chosen] + memory[chosen] - shape.memory_bytes
+    return hold
+
+
+def likely(kind: str, kept: Counts, fleet: Fleet, running: Iterable[RunningJob], now_ms: int) -> Placement:
+    """The devices that so many on each row are likely to be: what is free, then what is let go of first."""
+    wanted = {fleet.ground.nodes[row].node: int(row) for row in np.flatnonzero(kept)}
+    held: dict[int, list[tuple[int, int]]] = {row: [] for row in wanted.values()}
+    for gang in running:
+        ends_ms = end_ms(gang, now_ms)
+        for part in gang.placement.slices:
+            if part.node in wanted:
+                held[wanted[part.node]].extend((ends_ms, index) for index in part.devices)
+    slices = []
+    for node, row in wanted.items():
+        types = fleet.ground.types[row]
+        nearest = dict.fromkeys((*fleet.devices(row, kind), *(index for _, index in sorted(held[row])), *types))
+        chosen = [index for index in nearest if types.get(index) == kind][: kept[row]]
+        slices.append(NodeSlice(node, tuple(sorted(chosen))))
+    return Placement(tuple(slices))

@@ -1,0 +1,1 @@
+"""Where a gang fits: the fleet as columns, tiers, shares of devices, packing."""

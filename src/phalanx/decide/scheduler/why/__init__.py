@@ -1,0 +1,1 @@
+"""Why not now, what would change it, and when it starts."""

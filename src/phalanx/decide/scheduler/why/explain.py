@@ -1,0 +1,78 @@
+"""Step 4, why not: one dominant reason for each waiting job, with the numbers that a person needs to change something.
+
+First what can never be (`NeverFits`), then what the queue may not have (`refused`), then what is not free: too few devices
+(`NoRoom`), or enough of them that do not lie right (`Geometry`). For whom free devices are kept `kept.Kept.why` says.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from phalanx.core.policy import ANY
+from phalanx.core.reasons import Geometry, NeverFits, NoRoom, OverLimit, OverQuota, Reason
+from phalanx.decide.scheduler.snapshot import Shape
+from phalanx.decide.scheduler.where.eligible import eligible_types, largest_now
+from phalanx.decide.scheduler.where.fleet import Fleet
+from phalanx.decide.scheduler.why import impossible
+
+
+def never_fits(shape: Shape, fleet: Fleet) -> NeverFits | None:
+    """What an idle fleet of all known nodes lacks to hold the gang, and the smallest change that fits; None when it could
+    hold it. An empty fleet refuses nothing: its nodes have yet to come."""
+    if fleet.ground.gone.all() or eligible_types(shape, fleet):
+        return None
+    return impossible.impossible(shape, fleet)
+
+
+def refused(shape: Shape, reasons: Sequence[Reason]) -> Reason:
+    """Why the queue may have the gang on none of its types, of the reasons for each. More than a queue may ever have never fits."""
+    never = [found for reason in reasons if (found := _never_admitted(shape, reason)) is not None]
+    return never[0] if len(never) == len(reasons) else next(one for one in reasons if _never_admitted(shape, one) is None)
+
+
+def no_room(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> NoRoom | Geometry:
+    """Devices of an accepted type, on able nodes: asked for at once, free, held, fenced, and on nodes that may be given no work; or
+    what of those that are free the gang could use, when there are enough."""
+    found = [fleet.totals(shape, kind) for kind in kinds]
+    asked, free = shape.request.count * shape.fewest_nodes, sum(one.free for one in found)
+    if free >= asked and not shape.request.is_share:
+        nodes, kind = max((largest_now(shape, kind, fleet), kind) for kind in kinds)
+        largest, each = nodes * shape.request.count, shape.request.count
+        if largest < asked:  # else it has to keep off nodes where ranks of its own live that were given up
+            most = 0 if largest else _most_on_a_node(shape, kinds, fleet)
+            short = _short_of(shape, kind, fleet)
+            return Geometry(asked, free, largest, shape.within or "", each, short, most if most < each else 0)
+    total = sum(one.total for one in found)
+    fenced, closed = sum(one.fenced for one in found), sum(one.closed for one in found)
+    return NoRoom(asked, free, total - free - fenced, fenced, closed)
+
+
+def _most_on_a_node(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> int:
+    open_ = fleet.able(shape) & fleet.ground.schedulable
+    return max(int(fleet.free[kind][open_].max(initial=0)) for kind in kinds)
+
+
+def _short_of(shape: Shape, kind: str, fleet: Fleet) -> Literal["", "cpus", "memory"]:
+    """What else than devices the nodes lack that have enough of these free: 'cpus', 'memory', or ''."""
+    has_devices = fleet.able(shape) & (fleet.free[kind] >= shape.request.count)
+    if has_devices.sum() < shape.fewest_nodes:
+        return ""
+    if shape.cpus > 0 and (has_devices & (fleet.free_cpus >= shape.cpus)).sum() < shape.fewest_nodes:
+        return "cpus"
+    if shape.memory_bytes > 0 and (has_devices & (fleet.free_memory_bytes >= shape.memory_bytes)).sum() < shape.fewest_nodes:
+        return "memory"
+    return ""
+
+
+def _never_admitted(shape: Shape, reason: Reason) -> NeverFits | None:
+    """The refusal as one for ever, when the queue may never have as much."""
+    match reason:
+        case OverLimit(queue=queue, type=kind, limit=most, asked=asked) if asked > most:
+            change = f"raise the limit of {queue} in the policy"
+        case OverQuota(queue=queue, type=kind, quota=most, asked=asked, for_ever=True) if asked > most:
+            change = f"raise the quota of {queue} in the policy"
+        case _:
+            return None
+    nodes = most // shape.request.count
+    smaller = f"set num_nodes: {nodes}, " if 0 < nodes < shape.num_nodes else f"set resources.gpus: {most}, " if most else ""
+    resource = f"{'' if kind == ANY else kind + ' '}devices at once in queue {queue}"
+    return NeverFits(resource, str(asked), str(most), f"{smaller}{'or ' if smaller else ''}use another queue, or {change}")

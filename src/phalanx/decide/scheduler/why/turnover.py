@@ -1,0 +1,182 @@
+"""When devices come free, by counting: a waiting job's likely start, if all that matters is how many devices are let go of when."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.devices import CPU_SLOT, WHOLE
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.policy import ANY, Queue
+from phalanx.core.reasons import Backoff, MakingRoom, OutsideWindow, OverLimit, OverQuota
+from phalanx.decide.scheduler.plan import Plan, Start, Wait
+from phalanx.decide.scheduler.snapshot import JobFacts, RunningJob, Snapshot
+from phalanx.decide.scheduler.why.runtimes import over_by
+
+Numbers = NDArray[np.float64]
+Pool = tuple[str, str]
+"""A device type, or any, and the queue that has to let go of some; '' when any may."""
+
+_GRID_MS: Final = np.concatenate([[0.0], np.geomspace(15_000.0, 60 * 86_400_000.0, 44)])
+"""Times from now at which devices are counted: a third later each, up to 60 days."""
+
+_RISE: Final = np.arange(len(_GRID_MS)) * 1e-9
+"""So that supply rises all the time."""
+
+_TURNS_MAX: Final = 16
+"""Times that devices change hands between two of these."""
+
+_AGAIN_MAX: Final = 500
+"""Of a line, so many are reckoned to let go of their devices again; those behind them wait for long anyway."""
+
+_MAKING_ROOM_MS: Final = 15_000.0
+"""From asking a gang to end until its devices are free: a checkpoint and a grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gang:
+    """Holds `devices` of a type now."""
+
+    facts: JobFacts
+    kind: str
+    devices: float
+    age_ms: float
+    done_ms: float
+
+
+def likely_waits(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, tuple[float, float]]:
+    """Milliseconds until each waiting job of the plan likely starts, where counting can say it: if it starts after all that are
+    before it, and if it passes those that ask for more devices than it. Lines that none of `only` is in are left out."""
+    jobs = {job.facts.job: job for job in snapshot.pending}
+    likely: dict[JobId, tuple[float, float]] = {}
+    lines: dict[Pool, list[Wait]] = {}
+    kinds, left = _kinds(snapshot), dict[Pool, float]()
+    for wait in (decision for decision in plan.decisions if isinstance(decision, Wait)):
+        match wait.reason:
+            case MakingRoom():
+                likely[wait.job] = (_MAKING_ROOM_MS, _MAKING_ROOM_MS)
+            case Backoff(wait_ms=wait_ms):
+                likely[wait.job] = (wait_ms, wait_ms)
+            case OutsideWindow(opens_ms=opens_ms) if opens_ms is not None:
+                likely[wait.job] = (max(0.0, opens_ms - snapshot.now_ms),) * 2
+            case (
+                OverQuota(queue=queue, type=kind, quota=most, used=used) | OverLimit(queue=queue, type=kind, limit=most, used=used)
+            ):
+                lines.setdefault((kind, queue), []).append(wait)
+                left[kind, queue] = max(0.0, most - used)
+            case _ if wait.position is not None:
+                types = jobs[wait.job].facts.shape.request.types or kinds
+                lines.setdefault((next((kind for kind in types if kind in kinds), ""), ""), []).append(wait)
+    lines = {pool: line for pool, line in lines.items() if only is None or any(wait.job in only for wait in line)}
+    if not lines:
+        return likely
+    gangs, free = _gangs(snapshot, plan), _free(snapshot, plan)
+    for (kind, queue), line in lines.items():
+        held = [gang for gang in gangs if kind in (ANY, gang.kind) and (not queue or _is_in(snapshot, gang.facts.queue, queue))]
+        supply = _supply(snapshot, left[kind, queue] if queue else free.get(kind, 0.0), held)
+        asking = [jobs[wait.job] for wait in line]
+        devices = np.array([_devices(job.facts) for job in asking])
+        done_ms = np.array([float(job.done_ms) for job in asking])
+        facts = [job.facts for job in asking]
+        after_all = _starts(snapshot, supply, facts, devices, done_ms)
+        passing = _passing(snapshot, supply, facts, devices, done_ms)
+        for wait, *waits in zip(line, after_all, passing, strict=True):
+            likely[wait.job] = (float(waits[0]), float(waits[1]))
+    return likely
+
+
+def _supply(snapshot: Snapshot, free: float, gangs: Sequence[_Gang]) -> Numbers:
+    """Devices that are free by each time of `_GRID_MS`, when nothing new starts."""
+    ages, done_ms = np.array([gang.age_ms for gang in gangs]), np.array([gang.done_ms for gang in gangs])
+    over = over_by(snapshot.history, [gang.facts for gang in gangs], ages, done_ms, _GRID_MS[None, :])
+    return np.asarray(free + np.array([gang.devices for gang in gangs]) @ over)
+
+
+def _starts(snapshot: Snapshot, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+    """When, from now, each job of a line starts, if it does once it and those before it have devices: of those that are let go of
+    by the running gangs, and again by the jobs of the line that started meanwhile."""
+    wanted, starts = np.cumsum(asked), np.full(len(asked), np.inf)
+    known = min(len(jobs), _AGAIN_MAX)
+    over = over_by(snapshot.history, jobs[:known], np.zeros(known), done_ms[:known], _GRID_MS[None, :])
+    begun = 0
+    for step in range(1, len(_GRID_MS)):
+        for _ in range(_TURNS_MAX):
+            reached = np.maximum.accumulate(supply[: step + 1]) + _RISE[: step + 1]
+            until = int(np.searchsorted(wanted, reached[-1], "right"))
+            if until <= begun:
+                break
+            starts[begun:until] = np.interp(wanted[begun:until], reached, _GRID_MS[: step + 1])
+            again = slice(begun, min(until, known))
+            since = np.searchsorted(_GRID_MS, _GRID_MS - starts[again, None], "right") - 1
+            let_go = np.where(since < 0, 0.0, np.take_along_axis(over[again], np.maximum(since, 0), 1))
+            supply = supply + asked[again] @ let_go
+            begun = until
+        if begun == len(asked):
+            return starts
+    last, of = (float(starts[begun - 1]), float(wanted[begun - 1])) if begun else (float(_GRID_MS[-1]), float(asked[0]))
+    starts[begun:] = np.maximum(last, 1.0) * wanted[begun:] / of
+    return np.asarray(np.minimum(starts, 4 * _GRID_MS[-1]))
+
+
+def _passing(snapshot: Snapshot, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+    """The same, if larger gangs were not there."""
+    starts = np.zeros(len(asked))
+    sizes = np.searchsorted(np.array([1.0, 8.0, 64.0]), asked)
+    for size in np.unique(sizes):
+        rows = np.flatnonzero(sizes <= size)
+        alone = _starts(snapshot, supply, [jobs[int(row)] for row in rows], asked[rows], done_ms[rows])
+        starts[sizes == size] = alone[sizes[rows] == size]
+    return starts
+
+
+def _is_in(snapshot: Snapshot, queue: str, top: str) -> bool:
+    """Whether a queue is `top` or part of it."""
+    seen = set[str]()
+    while queue and queue != top and queue not in seen:
+        seen.add(queue)
+        queue = snapshot.policy.queues.get(queue, Queue()).parent
+    return queue == top
+
+
+def _kinds(snapshot: Snapshot) -> tuple[str, ...]:
+    found = {kind for node in snapshot.nodes for _, kind in node.devices[:1]}
+    return tuple(sorted(found, key=lambda kind: (kind == CPU_SLOT, kind)))
+
+
+def _devices(job: JobFacts) -> float:
+    return job.shape.num_devices * job.shape.request.milli / WHOLE
+
+
+def _gangs(snapshot: Snapshot, plan: Plan) -> list[_Gang]:
+    """Those that run, and those that this plan starts."""
+    kind_of = {node.node: node.devices[0][1] for node in snapshot.nodes if node.devices}
+    jobs = {job.facts.job: job for job in snapshot.pending}
+    gangs = [_running(job, kind_of, snapshot.now_ms) for job in snapshot.running]
+    for decision in plan.decisions:
+        if isinstance(decision, Start):
+            job, kind = jobs[decision.job], kind_of.get(decision.placement.slices[0].node, "")
+            gangs.append(_Gang(job.facts, kind, _devices(job.facts), 0.0, job.done_ms))
+    return gangs
+
+
+def _running(job: RunningJob, kind_of: Mapping[NodeId, str], now_ms: int) -> _Gang:
+    slices = job.placement.slices
+    devices = sum(len(part.devices) * part.milli for part in slices) / WHOLE
+    return _Gang(job.facts, kind_of.get(slices[0].node, ""), devices, max(0, now_ms - job.placed_ms), job.done_ms)
+
+
+def _free(snapshot: Snapshot, plan: Plan) -> dict[str, float]:
+    """Devices by type that nothing holds once the plan's gangs have started."""
+    free: dict[str, float] = {}
+    kind_of = {}
+    for node in snapshot.nodes:
+        if node.devices:
+            kind = kind_of[node.node] = node.devices[0][1]
+            free[kind] = free.get(kind, 0.0) + (len(node.free) if node.schedulable else 0)
+    for decision in plan.decisions:
+        if isinstance(decision, Start):
+            for part in decision.placement.slices:
+                free[kind_of[part.node]] -= len(part.devices) * part.milli / WHOLE
+    return free
