@@ -90,7 +90,8 @@ def rests(job: JobRecord, jobs: Mapping[JobId, JobRecord]) -> bool:
         return True
     if not isinstance(job.state, Pending) or job.reason is None:
         return False
-    before = [jobs[JobId(name)] for name in job.spec.after] if job.reason.kind == "dependencies" else []
+    waits_for_jobs = job.reason.kind == "dependencies"  # the first job of an array stands for all of it
+    before = [one for one in jobs.values() if {one.id, one.array} & set(job.spec.after)] if waits_for_jobs else []
     return job.reason.kind == "never_fits" or any(rests(one, jobs) and not _succeeded(one) for one in before)
 
 
