@@ -46,7 +46,7 @@ def test_a_whole_policy_is_read_and_written_back(tmp_path: Path) -> None:
     assert (policy.queues["nlp"].weight, policy.queues["nlp"].budget.money, policy.half_life_ms) == (2.0, 5000.5, 259_200_000)
     assert policy.nodes[0].labels == {"rack": "7", "domain": "a"}
     assert policy.windows["nights"] == (Window(hours="20:00-06:00"),)
-    assert policy.bookings["demo"].end == "2026-12-01T12:00:00+00:00"
+    assert policy.bookings["demo"].end == "2026-12-01T12:00:00Z"
     written = dump_policy(policy)
     assert parse_policy(written) == policy
     assert parse_policy(yaml.safe_load(yaml.safe_dump(written))) == policy
@@ -230,7 +230,6 @@ def test_a_booking_that_cannot_be(change: dict[str, str], field: str, words: str
         ("- a", "mapping of fields"),
         ("a: [", "not valid YAML"),
         ("queues: {a: {}, a: {}}", "stands twice"),
-        ("bookings: {x: {start: 2026-13-45T00:00:00Z}}", "not valid YAML"),
         ("#" * (POLICY_BYTES_MAX + 1), "keep it under"),
     ],
 )

@@ -4,20 +4,18 @@ What is checked here needs no fleet; what does is in `decide.scheduler.policy_ch
 """
 
 import dataclasses
-import datetime
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.core.errors import SpecError
 from phalanx.core.policy import ANY, Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_rules import problems
 from phalanx.core.validation import value_of, what_to_write
-from phalanx.core.yaml_text import read_yaml
+from phalanx.core.yaml_text import read_yaml_file
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 _MAPPING: Final = "write a mapping of fields, such as queues: {...}"
@@ -30,18 +28,7 @@ _NAMED: Final = {"queues": Queue, "classes": JobClass, "bookings": Booking, "win
 
 def load_policy(path: Path) -> Policy:
     """The policy in a YAML file. Raises SpecError for an unreadable file, malformed YAML, or any unacceptable field."""
-    try:
-        if path.stat().st_size > POLICY_BYTES_MAX:
-            raise SpecError("policy file", str(path), f"keep it under {POLICY_BYTES_MAX // 1024} KiB")
-        data = read_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError("policy file", str(path), f"cannot be read ({error.strerror}); name an existing YAML file") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("policy file", str(path), "is not UTF-8 text; save it as UTF-8") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date such as 2026-13-01 is a ValueError
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise SpecError("policy file", str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
+    data = read_yaml_file(path, "policy file", POLICY_BYTES_MAX)
     if data is None:
         raise SpecError("policy file", str(path), "is empty; write {} for the default policy")
     return parse_policy(data)
@@ -126,14 +113,14 @@ def _misread(data: object, read: object, at: str) -> Iterator[tuple[str, object,
 
 
 def _normal(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """YAML has lists, and reads times and labels as other things than text."""
+    """YAML has lists, and reads labels and counts as other things than text."""
     normal = dict(data)
     if isinstance(normal.get("nodes"), list):
         normal["nodes"] = tuple(_with_text_labels(rule) for rule in normal["nodes"])
     if isinstance(normal.get("windows"), Mapping):
         normal["windows"] = {name: _as_tuple(part) for name, part in normal["windows"].items()}
     if isinstance(normal.get("bookings"), Mapping):
-        normal["bookings"] = {name: _with_text_times(part) for name, part in normal["bookings"].items()}
+        normal["bookings"] = {name: _with_text_devices(part) for name, part in normal["bookings"].items()}
     return normal
 
 
@@ -149,13 +136,11 @@ def _with_text_labels(rule: object) -> object:
     return {**rule, "labels": labels}
 
 
-def _with_text_times(booking: object) -> object:
+def _with_text_devices(booking: object) -> object:
     if not isinstance(booking, Mapping):
         return booking
-    times = {key: value.isoformat() for key, value in booking.items() if isinstance(value, datetime.date)}
     count = booking.get("devices")
-    devices = {"devices": str(count)} if type(count) is int else {}
-    return {**booking, **times, **devices}
+    return {**booking, "devices": str(count)} if type(count) is int else booking
 
 
 def _spec_error(error: ValidationError) -> SpecError:

@@ -216,9 +216,12 @@ def _windows(name: str, windows: tuple[Window, ...]) -> Iterator[Problem]:
     if not windows:
         yield f"windows.{name}", [], "is never open; give at least one window, such as {hours: '20:00-06:00'}"
     for number, window in enumerate(windows):
-        at = f"windows.{name}.{number}"
-        yield from _parsed(f"{at}.days", window.days, lambda window=window: window.weekdays)  # type: ignore[misc]
-        yield from _parsed(f"{at}.hours", window.hours, lambda window=window: window.minutes)  # type: ignore[misc]
+        yield from _window(f"windows.{name}.{number}", window)
+
+
+def _window(at: str, window: Window) -> Iterator[Problem]:
+    yield from _parsed(f"{at}.days", window.days, lambda: window.weekdays)
+    yield from _parsed(f"{at}.hours", window.hours, lambda: window.minutes)
 
 
 def _rule(number: int, rule: NodeRule) -> Iterator[Problem]:

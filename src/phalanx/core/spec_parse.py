@@ -6,12 +6,10 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.core.devices import parse_devices
@@ -22,7 +20,7 @@ from phalanx.core.recipe import RECIPES
 from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Resources
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.validation import value_of, what_to_write
-from phalanx.core.yaml_text import read_yaml
+from phalanx.core.yaml_text import read_yaml_file
 
 SPEC_BYTES_MAX: Final = 256 * 1024
 WEBHOOK_CHARS_MAX: Final = 1_000
@@ -50,18 +48,7 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
     change: made to the file's data before it is checked, e.g. by `submit --set`.
     Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
     """
-    try:
-        if path.stat().st_size > SPEC_BYTES_MAX:
-            raise SpecError("job file", str(path), f"keep it under {SPEC_BYTES_MAX // 1024} KiB")
-        data = read_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError("job file", str(path), f"cannot be read ({error.strerror}); name an existing YAML file") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("job file", str(path), "is not UTF-8 text; save it as UTF-8") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise SpecError("job file", str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
+    data = read_yaml_file(path, "job file", SPEC_BYTES_MAX)
     if not isinstance(data, dict):
         what = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"
         raise SpecError("job file", str(path), f"{what}; {_MAPPING}")
@@ -140,8 +127,6 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
     for name in ("secrets", "after"):
         if isinstance(normal.get(name), list):
             normal[name] = tuple(normal[name])
-    if isinstance(normal.get("deadline"), date):
-        normal["deadline"] = normal["deadline"].isoformat()
     placing = normal.get("placing")
     if isinstance(placing, dict) and isinstance(placing.get("where"), dict):
         where = {key: str(value) if type(value) in (int, float) else value for key, value in placing["where"].items()}

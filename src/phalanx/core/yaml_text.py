@@ -1,9 +1,30 @@
 """YAML as job files are read: hostile text, and no surprises."""
 
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import yaml
+
+from phalanx.core.errors import SpecError
+
+_LEFT_OUT: Final = frozenset({"tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"})
+
+
+def read_yaml_file(path: Path, what: str, bytes_max: int) -> Any:
+    """The data in a YAML file that people call `what`. Raises SpecError for one that is too large, unreadable or malformed."""
+    try:
+        if path.stat().st_size > bytes_max:
+            raise SpecError(what, str(path), f"keep it under {bytes_max // 1024} KiB")
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(what, str(path), f"cannot be read ({error.strerror}); name an existing YAML file") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(what, str(path), "is not UTF-8 text; save it as UTF-8") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise SpecError(what, str(path), f"is not valid YAML{line}: {getattr(error, 'problem', error)}") from error
 
 
 def read_yaml(text: str) -> Any:
@@ -12,8 +33,15 @@ def read_yaml(text: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused, and only true and
-    false are booleans."""
+    """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused, only true and
+    false are booleans, and dates are texts: whoever wants one reads it, and says what to write."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, of a value that is not what its own tag says
+            problem = f"{getattr(node, 'value', '')!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -35,7 +63,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 # YAML 1.1 also reads on, off, yes and no as booleans, keys included: `notify: {on: [finished]}` would have no `on`.
 _PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _LEFT_OUT]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _PlainLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))

@@ -14,6 +14,7 @@ from phalanx.core.policy import Policy
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape
+from phalanx.decide.scheduler.targets import is_late, late_since
 from phalanx.decide.scheduler.where.fleet import Fleet, Mask
 
 Rights = tuple[int, str, int, bool, bool]
@@ -74,9 +75,7 @@ class Known:
         self._in_vain: dict[Hashable, list[Mask]] = {}
         self._reasons: dict[Rights | Alike, Reason] = {}
         self._shapes = shapes
-        self._now_ms = now_ms
-        self._classes = sorted((one.priority, one.wait_target_ms) for one in policy.classes.values())
-        self._targets: dict[int, int | None] = {}
+        self._late_since = late_since(policy, now_ms)
         self._state: tuple[int, ...] = ()
         self._grown = 0
         self._any_kept = False
@@ -107,7 +106,7 @@ class Known:
 
     def rights(self, job: PendingJob) -> Rights:
         facts = job.facts
-        return self._shapes.number(facts.shape), facts.queue, facts.priority, facts.preemptible, self._is_late(job)
+        return self._shapes.number(facts.shape), facts.queue, facts.priority, facts.preemptible, is_late(job, self._late_since)
 
     def reason(self, rights: Rights, job: PendingJob, kept: Kept) -> Reason | None:
         """Why jobs like it wait."""
@@ -131,11 +130,3 @@ class Known:
 
     def _sought(self, job: PendingJob, kind: str, kept: Kept) -> Hashable:
         return self._shapes.number(job.facts.shape), kind, kept.alike(job)
-
-    def _is_late(self, job: PendingJob) -> bool:
-        priority = job.facts.priority
-        if priority not in self._targets:
-            below = [target for bound, target in self._classes if bound <= priority]
-            self._targets[priority] = below[-1] if below else None
-        target_ms = self._targets[priority]
-        return target_ms is not None and self._now_ms - (job.since_ms or job.facts.submitted_ms) > target_ms

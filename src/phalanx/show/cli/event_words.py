@@ -3,8 +3,6 @@
 `told` and the functions below it name every kind; a new kind without words fails the type check and a test.
 """
 
-from typing import assert_never
-
 from phalanx.core import wire
 from phalanx.core.devices import NodeShape, Placement, devices_words
 from phalanx.core.events import (
@@ -33,6 +31,10 @@ from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resu
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
+
+OfNode = NodeUp | NodeAway | NodeDrained | NodeUndrained
+OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | ModelRegistered
+OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
 
 _STOPS = {
     "cancel": "asked to end, by {by}",
@@ -66,57 +68,23 @@ def words(view: EventView) -> tuple[str, str]:
 
 def subject(body: EventBody) -> str:
     """What the event is about."""
-    match body:
-        case NodeUp(shape):
-            return f"node {shape.node}"
-        case PolicySet():
-            return "policy"
-        case NodeAway(node) | NodeDrained(node) | NodeUndrained(node):
-            return f"node {node}"
-        case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
-            return body.attempt
-        case (
-            JobSubmitted()
-            | JobWaits()
-            | StopRequested()
-            | JobResumed()
-            | JobRetried()
-            | JobCollected()
-            | DevicesClaimed()
-            | JobEvicted()
-        ):
-            return body.job
-        case _:
-            assert_never(body)
+    if isinstance(body, PolicySet):
+        return "policy"
+    if isinstance(body, OfNode):
+        return f"node {body.shape.node if isinstance(body, NodeUp) else body.node}"
+    return body.attempt if isinstance(body, OfAttempt) else body.job
 
 
 def told(body: EventBody) -> str:
     """What happened."""
-    match body:
-        case PolicySet(by=by):
-            return f"set by {by}"
-        case NodeUp() | NodeAway() | NodeDrained() | NodeUndrained():
-            return _of_node(body)
-        case AttemptPlaced() | AttemptRunning() | AttemptEnded() | PartLost() | RankSaid() | ModelRegistered():
-            return _of_attempt(body)
-        case (
-            JobSubmitted()
-            | JobWaits()
-            | StopRequested()
-            | JobResumed()
-            | JobRetried()
-            | JobCollected()
-            | DevicesClaimed()
-            | JobEvicted()
-        ):
-            return _of_job(body)
-        case _:
-            assert_never(body)
+    if isinstance(body, PolicySet):
+        return f"set by {body.by}"
+    if isinstance(body, OfNode):
+        return _of_node(body)
+    return _of_attempt(body) if isinstance(body, OfAttempt) else _of_job(body)
 
 
-def _of_job(
-    body: JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted,
-) -> str:
+def _of_job(body: OfJob) -> str:
     match body:
         case JobSubmitted(spec=spec, by=by):
             nodes = f" on each of {spec.num_nodes} nodes" if spec.num_nodes > 1 else ""
@@ -137,7 +105,7 @@ def _of_job(
             return f"opened again by {by}, with all its restarts before it"
 
 
-def _of_attempt(body: AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | ModelRegistered) -> str:
+def _of_attempt(body: OfAttempt) -> str:
     match body:
         case AttemptPlaced(placement=placement):
             return f"placed on {_where(placement)}"
@@ -165,7 +133,7 @@ def _fact(fact: RankFact) -> str:
             return f"saved its model at step {step}"
 
 
-def _of_node(body: NodeUp | NodeAway | NodeDrained | NodeUndrained) -> str:
+def _of_node(body: OfNode) -> str:
     match body:
         case NodeUp(shape):
             return f"up with {_offers(shape)}"

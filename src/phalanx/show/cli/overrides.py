@@ -41,7 +41,7 @@ def _key_value(change: str) -> tuple[str, Any]:
         return key, text
     try:
         return key, read_yaml(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise SpecError(f"--set {key}", text, f"is not a YAML value: {getattr(error, 'problem', error)}") from error
 
 

@@ -62,7 +62,7 @@ def test_the_policys_rules_describe_the_nodes_too() -> None:
         ("nodes: [{count: 1, gpus: 'H100:8'}, {count: 1, gpus: 'h100:8'}]", "c.yaml: nodes.1.gpus", "write 'H100:8'"),
         ("nodes: [{count: 200001, gpus: 'H100:8'}]", "c.yaml: nodes", "are more than 200000 nodes"),
         ("nodes: []", "nodes", "name at least one group of nodes"),
-        ("nodes: [", "--cluster", "cannot be read as YAML"),
+        ("nodes: [", "--cluster", "is not valid YAML"),
         ("[]", "the file", ""),
     ],
 )

@@ -10,10 +10,11 @@ from operator import attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.policy import PRIORITY_MAX, Policy
+from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob
+from phalanx.decide.scheduler.targets import is_late, late_since
 
 Urgency = tuple[int, bool, bool, float]
 """Priority, negated; not failed by a node; not late; Unix milliseconds by which it has to start. The smallest goes first."""
@@ -48,29 +49,16 @@ def in_order(jobs: Sequence[PendingJob], policy: Policy, now_ms: int, tree: Tree
 
 def _groups(jobs: Iterable[PendingJob], policy: Policy, now_ms: int) -> dict[Urgency, list[_Place]]:
     groups: dict[Urgency, list[_Place]] = {}
-    late_since = {priority: now_ms - target_ms for priority, target_ms in _targets(policy).items()}
+    since = late_since(policy, now_ms)
     for job in jobs:
         facts = job.facts
-        before_ms = late_since.get(facts.priority)
-        late = before_ms is not None and (job.since_ms or facts.submitted_ms) < before_ms
         start_ms = _NEVER if facts.deadline_ms is None else _latest_start_ms(job)
-        urgency = (-facts.priority, not job.repair, not late, start_ms)
+        urgency = (-facts.priority, not job.repair, not is_late(job, since), start_ms)
         group = groups.get(urgency)
         if group is None:
             group = groups[urgency] = []
         group.append((start_ms, facts.submitted_ms, facts.sequence, facts.job, job))
     return groups
-
-
-def _targets(policy: Policy) -> dict[int, int]:
-    """Priorities whose class has a target, with that."""
-    found: dict[int, int] = {}
-    above = PRIORITY_MAX
-    for one in sorted(policy.classes.values(), key=lambda one: -one.priority):
-        if one.wait_target_ms is not None:
-            found.update(dict.fromkeys(range(one.priority, above + 1), one.wait_target_ms))
-        above = one.priority - 1
-    return found
 
 
 def _latest_start_ms(job: PendingJob) -> int:

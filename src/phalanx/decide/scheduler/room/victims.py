@@ -16,6 +16,7 @@ from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.targets import is_late, late_since
 from phalanx.decide.scheduler.where.fleet import Fleet, Mask, Rows
 
 Cause = Literal["priority", "reclaim", "target", "booking", "order"]
@@ -56,7 +57,8 @@ class Victims:
 
     def __init__(self, snapshot: Snapshot, fleet: Fleet, tree: Tree, kept: Kept) -> None:
         self._policy: Policy = snapshot.policy
-        self._now_ms = now_ms = snapshot.now_ms
+        now_ms = snapshot.now_ms
+        self._late_since = late_since(snapshot.policy, now_ms)
         self._fleet, self._tree, self._kept = fleet, tree, kept
         self._bounds = sorted(one.priority for one in snapshot.policy.classes.values())
         self.gangs: tuple[RunningJob, ...] = tuple(sorted(snapshot.running, key=lambda gang: gang.facts.job))
@@ -156,7 +158,7 @@ class Victims:
         """
         self._follow()
         facts, shape = job.facts, job.facts.shape
-        key = (facts.queue, kind, facts.priority, self._is_late(job), num_devices, shape.request.milli)
+        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), num_devices, shape.request.milli)
         if key not in self._causes:
             self._causes[key] = self._found_causes(job, kind, num_devices)
         return self._causes[key]
@@ -172,7 +174,7 @@ class Victims:
                 found["booking"] = usable & ~np.isin(self._queue, sorted(booked.queues))
         if policy.enabled:
             lower = usable & self._lower(facts)
-            by_priority: Cause = "target" if self._is_late(job) else "priority"
+            by_priority: Cause = "target" if is_late(job, self._late_since) else "priority"
             found[by_priority] = lower & ~self._deserts.protected(facts, kind)
         if policy.reclaim:
             found["reclaim"] = usable & self._deserts.reclaimable(facts, kind, num_devices)
@@ -306,8 +308,3 @@ class Victims:
         for job in gangs:
             self._reclaim(self.gangs[self.place[job]].placement)
         self._reclaim(claim)
-
-    def _is_late(self, job: PendingJob) -> bool:
-        below = [one for one in self._policy.classes.values() if one.priority <= job.facts.priority]
-        target_ms = max(below, key=lambda one: one.priority).wait_target_ms if below else None
-        return target_ms is not None and self._now_ms - (job.since_ms or job.facts.submitted_ms) > target_ms

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from phalanx.core.devices import CPU_SLOT, parse_devices
@@ -17,12 +16,13 @@ from phalanx.core.ids import NodeId
 from phalanx.core.policy import TIERS, Policy
 from phalanx.core.units import size_bytes
 from phalanx.core.validation import value_of, what_to_write
-from phalanx.core.yaml_text import read_yaml
+from phalanx.core.yaml_text import read_yaml_file
 from phalanx.decide.scheduler import NodeFacts
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.sim.traces.openb import read_nodes
 from phalanx.operate.sim.traces.trace import Trace
 
+CLUSTER_BYTES_MAX: Final = 1024 * 1024
 NODES_MAX: Final = 200_000
 DEVICES_MAX: Final = 64
 """Of one node."""
@@ -139,12 +139,9 @@ def _as_known(kind: str) -> str:
 
 
 def _read(file: Path) -> list[NodeGroup]:
-    try:
-        content = read_yaml(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound("--cluster", str(file), "no such file; name one, or write TYPE:COUNTxNODES such as 'H100:8x64'") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise SpecError("--cluster", str(file), f"cannot be read as YAML: {error}") from None
+    if not file.exists():
+        raise NotFound("--cluster", str(file), "no such file; name one, or write TYPE:COUNTxNODES such as 'H100:8x64'")
+    content = read_yaml_file(file, "--cluster", CLUSTER_BYTES_MAX)
     try:
         read: ClusterFile = TypeAdapter(ClusterFile).validate_python(content)
     except ValidationError as error:

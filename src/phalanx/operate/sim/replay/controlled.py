@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -119,7 +120,7 @@ class _Cluster:
     def submit_all(self, trace: Trace) -> None:
         """At the times of the trace, from now on."""
         for index, job in enumerate(trace.jobs):
-            self._timeline.after(job.submit_ms, lambda index=index, job=job: self._submit(index, job))  # type: ignore[misc]
+            self._timeline.after(job.submit_ms, partial(self._submit, index, job))
 
     def run(self, progress: Progress, jobs: int) -> None:
         """Until every job has ended, or nothing more can happen."""
