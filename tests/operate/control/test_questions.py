@@ -121,6 +121,7 @@ def test_a_decision_leaves_nothing_behind_once_it_is_told() -> None:
             one = Snapshot(number, (node("n0"), node("n1", free=1)), (), jobs)
             assert mind.answer(wire.dumps(Question, asker.question(one)).encode()).plan is not None
             gc.collect(0)
-        assert [one for one in gc.get_objects() if isinstance(one, Round)] == []
+        # By type: isinstance asks every living object for its class, and torch's deprecated ones warn.
+        assert [one for one in gc.get_objects() if type(one) is Round] == []
     finally:
         gc.enable()
