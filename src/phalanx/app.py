@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
+    from phalanx.core.spec import JobSpec
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
@@ -40,7 +42,7 @@ def _command(words: Sequence[str]) -> int:
 
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if,
+            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -148,6 +150,12 @@ def what_if(snapshot: str, policy: str) -> "WhatIfView":
     from phalanx.operate.sim.replay import whatif
 
     return whatif.what_if(snapshot, policy)
+
+
+def choose(spec: "JobSpec", clusters: "Clusters", answers: "Sequence[Answer]", now_ms: int) -> "DispatchView":
+    from phalanx.decide.scheduler.clusters import choose
+
+    return choose(spec, clusters, answers, now_ms)
 
 
 class _Door:

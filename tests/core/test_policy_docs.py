@@ -12,7 +12,7 @@ from phalanx.core.spec_parse import load_spec
 from phalanx.core.yaml_text import read_yaml
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8").partition("## The policy file")[2]
+TEXT = (ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8").partition("## The policy file")[2].partition("\n## ")[0]
 ROWS = [line for line in TEXT.splitlines() if line.startswith("| `")]
 OF = {
     "": Policy,

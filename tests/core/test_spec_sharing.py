@@ -19,14 +19,29 @@ def test_what_a_job_may_say_of_its_size_place_and_turn() -> None:
     found = spec(
         num_nodes=8,
         min_nodes=4,
-        placing={"within": "block", "group": 2, "where": {"cluster": "north", "generation": 3}, "spot": "prefer"},
+        placing={
+            "within": "block",
+            "group": 2,
+            "where": {"cluster": "north", "generation": 3},
+            "spot": "prefer",
+            "regions": ["eu"],
+            "data": {"eu": "2TB", "us": 1024},
+        },
         preemptible=False,
         deadline="12h",
         window="off-peak",
         after=["tiny-lm-7", "other-8"],
         array={"count": 10_000, "parallel": 5},
     )
-    assert found.placing == Placing(within="block", group=2, where={"cluster": "north", "generation": "3"}, spot="prefer")
+    assert found.placing == Placing(
+        within="block",
+        group=2,
+        where={"cluster": "north", "generation": "3"},
+        spot="prefer",
+        regions=("eu",),
+        data={"eu": "2TB", "us": "1024"},
+    )
+    assert found.placing.data_bytes == {"eu": 2 * 10**12, "us": 1024}
     assert (found.min_nodes, found.after, found.array) == (4, ("tiny-lm-7", "other-8"), Array(count=10_000, parallel=5))
     assert found.deadline_ms(1_000) == 43_201_000
 
@@ -56,6 +71,10 @@ def test_a_deadline_is_read_as_yaml_writes_it(tmp_path: Path) -> None:
         ({"placing": {"within": "rail"}}, "placing.within", "domain"),
         ({"placing": {"where": {"a b": "x"}}}, "placing.where.a b", "label"),
         ({"placing": {"where": {"a": ""}}}, "placing.where.a", "letters"),
+        ({"placing": {"regions": "eu"}}, "placing.regions", "a list"),
+        ({"placing": {"regions": ["EU"]}}, "placing.regions", "name a region"),
+        ({"placing": {"data": {"eu west": "1TB"}}}, "placing.data", "name a region"),
+        ({"placing": {"data": {"eu": "much"}}}, "placing.data.eu", "a size"),
         ({"placing": {"wher": {}}}, "placing.wher", "did you mean 'where'"),
         ({"placing": {"spot": "maybe"}}, "placing.spot", "never"),
         ({"deadline": "tomorrow"}, "deadline", "UTC time"),

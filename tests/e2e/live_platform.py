@@ -38,7 +38,12 @@ class Platform:
 
     @property
     def environ(self) -> dict[str, str]:
-        elsewhere = ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT")  # these would lead to another platform than this one
+        elsewhere = (
+            "PHALANX_URL",
+            "PHALANX_TOKEN",
+            "PHALANX_PORT",
+            "PHALANX_CLUSTER",
+        )  # these would lead to another platform than this one
         return {**{name: value for name, value in os.environ.items() if name not in elsewhere}, "PHALANX_HOME": str(self.home)}
 
     def up(self) -> None:

@@ -108,7 +108,7 @@ def _own_count(_: Any) -> Callable[[Store], int]:
     def count(store: Store) -> int:
         leaders[store] = leaders.get(store, 0) + 1
         with store._writing() as connection:
-            connection.execute(rows.put(tables.meta, {"key": "epoch", "value": leaders[store]}))
+            connection.execute(rows.put(tables.meta, "key", "value"), [{"key": "epoch", "value": leaders[store]}])
         return leaders[store]
 
     return count

@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
 
 from phalanx.client.api import Client
-from phalanx.core.errors import ServerUnreachable, SetupError
+from phalanx.core.errors import NotFound, ServerUnreachable, SetupError
+
+if TYPE_CHECKING:
+    from phalanx.core.clusters import Cluster, Clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ def home_folder(home: Path | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def connect(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Client:
-    """A client of the platform in `home`; without one, of PHALANX_URL with PHALANX_TOKEN, else of the usual home.
+    """A client of the platform in `home`; without one, of the cluster that PHALANX_CLUSTER names, else of PHALANX_URL with
+    PHALANX_TOKEN, else of the usual home.
 
     Raises ServerUnreachable when the platform of that home was never started, SetupError when the address cannot be used.
     Whether it answers shows at the first call. A server that comes back on another port is found again.
@@ -41,7 +46,39 @@ def connect(home: Path | None = None, environ: Mapping[str, str] = os.environ) -
     return Client(first.url, first.token, relocate=lambda: ((found := find()).url, found.token))
 
 
+def clusters_of(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> "Clusters":
+    """What the clusters file in the home says. Raises NotFound when there is none, SpecError."""
+    from phalanx.core.clusters import CLUSTERS_FILE
+    from phalanx.core.clusters_parse import load_clusters  # only needed by those who have several
+
+    return load_clusters(home_folder(home, environ) / CLUSTERS_FILE)
+
+
+def address_of(cluster: "Cluster") -> Callable[[], Address]:
+    """Finds the platform of a clusters file. Raises SetupError when its address or its token cannot be used."""
+    if cluster.home:
+        return lambda: _from_home(Path(cluster.home))
+    return lambda: Address(checked_url("url", cluster.url), _token_in(Path(cluster.token_file)))
+
+
+def _token_in(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError("token_file", str(file), "cannot be read; copy the file `token` of the platform's home there") from error
+    return checked_token("token_file", text.strip())
+
+
+def _named_cluster(environ: Mapping[str, str]) -> Callable[[], Address]:
+    name, known = environ["PHALANX_CLUSTER"], clusters_of(None, environ).clusters
+    if name not in known:
+        raise NotFound("PHALANX_CLUSTER", name, f"is not in clusters.yaml, which has {', '.join(known)}")
+    return address_of(known[name])
+
+
 def _finder(home: Path | None, environ: Mapping[str, str]) -> Callable[[], Address]:
+    if home is None and environ.get("PHALANX_CLUSTER"):
+        return _named_cluster(environ)
     if home is None and environ.get("PHALANX_URL"):
         return lambda: _from_environment(environ)
     folder = home_folder(home, environ)

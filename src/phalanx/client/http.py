@@ -69,7 +69,7 @@ class Line:
             response = self.http.request(method, f"/api/v1{path}", **kwargs)
         except httpx.TimeoutException as error:
             raise ServerUnreachable(
-                f"{self.url} did not answer in {TIMEOUT_S:.0f} s; try again, and look at run/server.log"
+                f"{self.url} did not answer in {self.http.timeout.read or TIMEOUT_S:.0f} s; try again, and look at run/server.log"
             ) from error
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self.url} does not answer ({error}); {_START}") from error

@@ -71,9 +71,11 @@ class NodeSlice:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a gang runs. Ranks are numbered along `slices`; node 0 of the gang is the first."""
+    """Where a gang runs. Ranks are numbered along `slices`; node 0 of the gang is the first. borrowed: beyond the whole cells that
+    its queue is guaranteed, until its turn comes there."""
 
     slices: tuple[NodeSlice, ...]
+    borrowed: bool = False
 
     @property
     def world_size(self) -> int:

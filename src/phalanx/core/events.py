@@ -74,7 +74,8 @@ class StopRequested:
 @dataclass(frozen=True, slots=True)
 class DevicesClaimed:
     """The job waits for exactly these devices, some of which running gangs are asked to let go of for it; nobody else gets them. A
-    `placement` of None gives the claim up, and so does the start, pause or end of the job."""
+    `placement` of None gives the claim up, and so does the start, pause or end of the job. What a gang has already it borrows no
+    more."""
 
     job: JobId
     placement: Placement | None
@@ -83,8 +84,8 @@ class DevicesClaimed:
 
 @dataclass(frozen=True, slots=True)
 class JobEvicted:
-    """The gang is asked to end for `claimant`, which may be itself in another size. cause: why, in one word of the plan. lost_ms:
-    device-milliseconds that this costs it."""
+    """The gang is asked to end for `claimant`, which may be itself in another size or place. cause: why, in one word of the plan.
+    lost_ms: device-milliseconds that this costs it."""
 
     job: JobId
     attempt: AttemptId

@@ -181,6 +181,7 @@ class Policy:
     not delay it. heads: reservations per device type. spares: nodes by device type that are kept free for repairs.
     spot_fallback: how long a job that prefers spot waits for it. windows: by name, for jobs that ask for one.
     packing: where a job on one node lies: tight (on the fullest that holds it), expected_idle (where least will be idle at last).
+    region: where this fleet is; jobs whose `placing.regions` do not name it are refused. '' says nothing, and takes none of these.
     """
 
     __pydantic_config__ = _STRICT
@@ -198,6 +199,7 @@ class Policy:
     spot_fallback: str = "10m"
     packing: PackingRule = "tight"
     nodes: tuple[NodeRule, ...] = ()
+    region: str = ""
 
     @property
     def shares_in_time(self) -> bool:

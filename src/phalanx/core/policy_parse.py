@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from phalanx.core.errors import SpecError
 from phalanx.core.policy import ANY, Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_rules import problems
-from phalanx.core.validation import value_of, what_to_write
+from phalanx.core.validation import misread, value_of, what_to_write
 from phalanx.core.yaml_text import read_yaml_file
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
@@ -46,7 +46,7 @@ def parse_policy(data: object) -> Policy:
         policy: Policy = _ADAPTER.validate_python(normal)
     except ValidationError as error:
         raise _spec_error(error) from error
-    for name, value, fix in _misread(normal, policy, ""):
+    for name, value, fix in misread(normal, policy, ""):
         raise SpecError(name, value, fix)
     return checked(policy)
 
@@ -92,24 +92,6 @@ def _entries(data: object, at: str) -> Iterator[tuple[str, object, object]]:
     elif isinstance(data, list | tuple):
         for number, value in enumerate(data):
             yield from _entries(value, f"{at}.{number}")
-
-
-def _misread(data: object, read: object, at: str) -> Iterator[tuple[str, object, str]]:
-    """(field, value, what to write) where Pydantic took a word for a number or for true and false, or these for each other."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            part = read[key] if isinstance(read, Mapping) else getattr(read, key)
-            yield from _misread(value, part, f"{at}.{key}" if at else key)
-    elif isinstance(data, list | tuple) and isinstance(read, tuple):
-        for number, (value, part) in enumerate(zip(data, read, strict=True)):
-            yield from _misread(value, part, f"{at}.{number}")
-    elif isinstance(read, bool):
-        if not isinstance(data, bool):
-            yield at, data, "write true or false"
-    elif isinstance(read, int | float) and isinstance(data, bool):
-        yield at, data, "write a number; true and false are none"
-    elif isinstance(read, int | float) and not isinstance(data, int | float):
-        yield at, data, "write a number, without quotes"
 
 
 def _normal(data: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -67,7 +67,11 @@ def _top(policy: Policy) -> Iterator[Problem]:
     yield from _duration("preemption.min_runtime", policy.preemption.min_runtime)
     yield from _between("preemption.max_victims", policy.preemption.max_victims, 1, 100_000)
     yield from _between("preemption.max_evictions", policy.preemption.max_evictions, 0, EVICTIONS_MAX)
-    yield from _counts("spares", policy.spares)
+    yield from _counts("spares", {kind: count for kind, count in policy.spares.items() if kind != ANY})
+    if ANY in policy.spares:
+        yield f"spares.{ANY}", policy.spares[ANY], "names no type, so it would keep nothing; name a device type such as H100"
+    if policy.region and NAME.fullmatch(policy.region) is None:
+        yield "region", policy.region, _LABEL
 
 
 def _classes(classes: Mapping[str, JobClass]) -> Iterator[Problem]:
@@ -201,6 +205,12 @@ def _booking(name: str, booking: Booking, policy: Policy) -> Iterator[Problem]:
         request = None
     if request is None or len(request.types) > 1 or request.is_share:
         yield f"{at}.devices", booking.devices, "write TYPE:COUNT such as 'H100:64'"
+    elif not request.types:
+        yield (
+            f"{at}.devices",
+            booking.devices,
+            f"names no type, so it would keep nothing; write TYPE:{request.count}, such as 'H100:64'",
+        )
     times = {}
     for field in ("start", "end"):
         try:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from phalanx.core.ids import JobId
-from phalanx.core.units import utc_day, utc_minute
+from phalanx.core.units import MILLI, utc_day, utc_minute
 
 _PLURAL: Final = re.compile(r"\b(device|slot|node|cpu)s\b")
 
@@ -34,20 +34,23 @@ class NeverFits:
 @dataclass(frozen=True, slots=True)
 class NoRoom:
     """The gang would fit an idle fleet, but not what is free now: too few devices, or not enough of them on one node. `fenced`: on
-    which ranks of attempts that were given up still live. `closed`: of nodes that are away or drained."""
+    which ranks of attempts that were given up still live. `closed`: of nodes that are away or drained. `milli`: thousandths of one
+    device, when it asks for a share."""
 
     asked: int
     free: int
     held: int
     fenced: int = 0
     closed: int = 0
+    milli: int = 0
     kind: Literal["no_room"] = field(default="no_room", kw_only=True)
 
     def sentence(self) -> str:
         scattered = " but not in shares that it can use" if self.free >= self.asked else ""
         fenced = f", {self.fenced} not yet let go of by ranks that were given up" if self.fenced else ""
         closed = f", {self.closed} on nodes that are away or drained" if self.closed else ""
-        free = f"asks for {self.asked} at once, {self.free} free{scattered}"
+        asks = f"{self.milli / MILLI:g} of a device" if self.milli else f"{self.asked} at once"
+        free = f"asks for {asks}, {self.free} free{scattered}"
         return f"waits for devices: {free}, {self.held} held by running jobs{fenced}{closed}"
 
 

@@ -54,7 +54,10 @@ class Placing:
     group: each so many nodes, in rank order, lie in one `group_within`, as tensor-parallel ranks need; 0 makes no groups.
     where: labels that every node must have.
     spot: `never` runs on nodes that may be taken away, `allow` where they come first or are cheaper, `prefer` waits for them a
-    while."""
+    while.
+    regions: those in which the job may run at all, by law or contract; a platform elsewhere, or that says no region, refuses it.
+    data: bytes that it reads, by the region in which they lie, such as '2TB': what a way to another cluster costs.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -63,6 +66,12 @@ class Placing:
     group_within: Tier = "domain"
     where: Mapping[str, str] = field(default_factory=dict)
     spot: SpotUse = "never"
+    regions: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def data_bytes(self) -> dict[str, int]:
+        return {region: size_bytes(size) for region, size in self.data.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

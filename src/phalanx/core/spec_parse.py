@@ -127,15 +127,24 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
     for name in ("secrets", "after"):
         if isinstance(normal.get(name), list):
             normal[name] = tuple(normal[name])
-    placing = normal.get("placing")
-    if isinstance(placing, dict) and isinstance(placing.get("where"), dict):
-        where = {key: str(value) if type(value) in (int, float) else value for key, value in placing["where"].items()}
-        normal["placing"] = {**placing, "where": where}
+    if isinstance(normal.get("placing"), dict):
+        normal["placing"] = _normal_placing(normal["placing"])
     notify = normal.get("notify")
     if isinstance(notify, dict) and isinstance(notify.get("on"), list):
         normal["notify"] = {**notify, "on": tuple(notify["on"])}
     if isinstance(normal.get("env"), dict):
         normal["env"] = {key: str(value) if type(value) in (int, float) else value for key, value in normal["env"].items()}
+    return normal
+
+
+def _normal_placing(placing: dict[Any, Any]) -> dict[Any, Any]:
+    normal = dict(placing)
+    if isinstance(placing.get("where"), dict):
+        normal["where"] = {key: str(value) if type(value) in (int, float) else value for key, value in placing["where"].items()}
+    if isinstance(placing.get("data"), dict):
+        normal["data"] = {key: str(value) if type(value) is int else value for key, value in placing["data"].items()}
+    if isinstance(placing.get("regions"), list):
+        normal["regions"] = tuple(placing["regions"])
     return normal
 
 

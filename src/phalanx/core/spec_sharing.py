@@ -3,15 +3,18 @@ change), the most basic first."""
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from phalanx.core.ids import NAME
 from phalanx.core.spec import JobSpec
+from phalanx.core.units import size_bytes
 
 Check = tuple[str, object, bool, str]
 
 ARRAY_MAX: Final = 10_000
 AFTER_MAX: Final = 100
+REGIONS_MAX: Final = 100
 _JOB: Final = re.compile(rf"{NAME.pattern}-[0-9]{{1,12}}")
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _LABEL_FORM: Final = "use letters, digits and ._/- inside, at most 63 characters"
@@ -22,6 +25,7 @@ def sharing_checks(spec: JobSpec) -> Iterable[Check]:
     yield from _size(spec)
     yield from _share(spec)
     yield from _place(spec)
+    yield from _regions(spec)
     yield from _turn(spec)
 
 
@@ -82,6 +86,17 @@ def _place(spec: JobSpec) -> Iterable[Check]:
     for key, value in placing.where.items():
         yield f"placing.where.{key}", key, _LABEL.fullmatch(key) is not None, f"name a label: {_LABEL_FORM}"
         yield f"placing.where.{key}", value, _LABEL.fullmatch(value) is not None, _LABEL_FORM
+
+
+def _regions(spec: JobSpec) -> Iterable[Check]:
+    placing = spec.placing
+    yield "placing.regions", placing.regions, len(placing.regions) <= REGIONS_MAX, f"name at most {REGIONS_MAX}"
+    yield "placing.data", f"{len(placing.data)} regions", len(placing.data) <= REGIONS_MAX, f"name at most {REGIONS_MAX}"
+    for region in (*placing.regions, *placing.data):
+        field = "placing.regions" if region in placing.regions else "placing.data"
+        yield field, region, NAME.fullmatch(region) is not None, f"name a region: {_NAME_FORM}"
+    for region, size in placing.data.items():
+        yield parsed(f"placing.data.{region}", size, partial(size_bytes, size))
 
 
 def _turn(spec: JobSpec) -> Iterable[Check]:

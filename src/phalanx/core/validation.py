@@ -1,6 +1,6 @@
 """What Pydantic found wrong, as one of our sentences: what to write instead. For job files, requests and options alike."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _WRITE: Final[Mapping[str, str]] = {
@@ -52,3 +52,21 @@ def value_of(problem: Mapping[str, Any]) -> object:
         return "(missing)"
     value = problem.get("input", "")
     return "null" if value is None else value
+
+
+def misread(data: object, read: object, at: str) -> Iterator[tuple[str, object, str]]:
+    """(field, value, what to write) where Pydantic took a word for a number or for true and false, or these for each other."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            part = read[key] if isinstance(read, Mapping) else getattr(read, key)
+            yield from misread(value, part, f"{at}.{key}" if at else key)
+    elif isinstance(data, list | tuple) and isinstance(read, tuple):
+        for number, (value, part) in enumerate(zip(data, read, strict=True)):
+            yield from misread(value, part, f"{at}.{number}")
+    elif isinstance(read, bool):
+        if not isinstance(data, bool):
+            yield at, data, "write true or false"
+    elif isinstance(read, int | float) and isinstance(data, bool):
+        yield at, data, "write a number; true and false are none"
+    elif isinstance(read, int | float) and not isinstance(data, int | float):
+        yield at, data, "write a number, without quotes"

@@ -282,7 +282,7 @@ class PlanView:
     answer: starts, waits, or never (it fits no fleet of these nodes). placed: where it would start. evicts: running jobs that would
     end for it. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its `max_duration`; None where
     a price or a limit is not known. queues: its own and those that it is part of. num_devices: a share of one is a fraction.
-    jobs: so many are in the array; all the rest is of one of them.
+    jobs: so many are in the array; all the rest is of one of them. region: where the fleet is; '' when its policy does not say.
     """
 
     answer: str
@@ -302,6 +302,7 @@ class PlanView:
     currency: str = "USD"
     notes: tuple[str, ...] = ()
     jobs: int = 1
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

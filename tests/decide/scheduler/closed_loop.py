@@ -94,6 +94,10 @@ class Loop:
                 self._start(decision.job, decision.placement)
         for claim in plan.claims:
             self.pending = [replace(job, claim=claim.placement) if job.facts.job == claim.job else job for job in self.pending]
+            self.running = [
+                replace(one, placement=claim.placement) if one.facts.job == claim.job and claim.placement else one
+                for one in self.running
+            ]
         for evicted in plan.evictions:
             self.evicted.append((self.now_ms, evicted.job, evicted.cause))
             self.ended_for.add((evicted.job, evicted.claimant))

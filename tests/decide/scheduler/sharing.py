@@ -9,10 +9,13 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy_parse import parse_policy
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler.known import Shapes
 from phalanx.decide.scheduler.line.order import in_order
+from phalanx.decide.scheduler.line.sweeps import Batch, Sweeps
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
 from phalanx.decide.scheduler.quotas.deserved import Deserts
 from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Usage
 from phalanx.decide.scheduler.where.ground import survey
 
@@ -83,18 +86,25 @@ def tree_of(snapshot: Snapshot) -> Tree:
 
 
 def deserts_of(snapshot: Snapshot) -> Deserts:
-    return Deserts(snapshot, tree_of(snapshot), sorted(snapshot.running, key=lambda gang: gang.facts.job))
+    gangs = Gangs.of(snapshot.running, survey(snapshot.nodes))
+    return Deserts(snapshot, tree_of(snapshot), gangs, lambda: [(job, 1) for job in snapshot.pending])
+
+
+def batches_of(snapshot: Snapshot) -> list[Batch]:
+    return Sweeps().batches(snapshot, Shapes().number)
 
 
 def order(snapshot: Snapshot) -> list[str]:
     """In which order jobs are considered when none of them starts."""
-    return [job.facts.job for job in in_order(snapshot, tree_of(snapshot))]
+    return [job.facts.job for batch in in_order(snapshot, tree_of(snapshot), batches_of(snapshot)) for job in batch.rest().jobs]
 
 
 def order_of_starts(snapshot: Snapshot) -> list[str]:
     """The same when all of them start."""
     tree, found = tree_of(snapshot), list[str]()
-    for one in in_order(snapshot, tree):
+    for batch in in_order(snapshot, tree, batches_of(snapshot)):
+        one = batch.first
+        batch.at += 1
         found.append(one.facts.job)
         tree.use(one.facts, (one.facts.shape.request.types or ("H100",))[0], one.facts.shape.num_devices)
     return found
@@ -113,19 +123,30 @@ def reasons(plan: Plan) -> dict[str, Reason]:
 
 
 def after(snapshot: Snapshot, plan: Plan, passed_ms: int = 1000) -> Snapshot:
-    """What the plan makes of the world: who was evicted is gone and waits again, who has a claim keeps it."""
+    """What the plan makes of the world: who was evicted is gone and waits again, for what it keeps if anything; who has a claim
+    keeps it."""
     gone = {evict.job: evict for evict in plan.evictions}
     starts = {decision.job: decision.placement for decision in plan.decisions if isinstance(decision, Start)}
     claims = {claim.job: claim.placement for claim in plan.claims}
     now = snapshot.now_ms + passed_ms
     running = [one for one in snapshot.running if one.facts.job not in gone]
     pending = [
-        PendingJob(one.facts, since_ms=now, evictions=one.evictions + 1) for one in snapshot.running if one.facts.job in gone
+        PendingJob(
+            one.facts,
+            since_ms=one.since_ms if one.placement.borrowed else now,
+            claim=gone[one.facts.job].keeps,
+            evictions=one.evictions + (not one.placement.borrowed),
+        )
+        for one in snapshot.running
+        if one.facts.job in gone
     ]
+    running = [replace(one, placement=claims.get(one.facts.job) or one.placement) for one in running]
     for one in snapshot.pending:
         if one.facts.job in starts:
             attempt = AttemptId(f"{one.facts.job}.1")
-            running.append(RunningJob(one.facts, attempt, starts[one.facts.job], now, evictions=one.evictions))
+            running.append(
+                RunningJob(one.facts, attempt, starts[one.facts.job], now, evictions=one.evictions, since_ms=one.since_ms)
+            )
         else:
             pending.append(replace(one, claim=claims.get(one.facts.job, one.claim)))
     held = {(part.node, index) for one in running for part in one.placement.slices for index in part.devices}

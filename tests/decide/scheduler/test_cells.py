@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Cells
+from phalanx.core.policy_parse import parse_policy
 from phalanx.core.reasons import NoRoom
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.quotas.cells import counts, devices
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
 from phalanx.decide.scheduler.where.ground import survey
-from tests.decide.scheduler.sharing import HOUR, NOW, after, evicted, gang, job, reasons, settled, started, world
+from tests.decide.scheduler import closed_loop
+from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, after, evicted, gang, job, reasons, settled, started, world
 
 AT_ONCE = {"preemption": {"min_runtime": "0s"}}
 
@@ -116,36 +118,48 @@ class Work:
     lasts_ms: int
 
 
-def first_starts(start: Snapshot, work: Sequence[Work]) -> dict[str, int]:
-    """When each job starts for the first time: a loop over arrivals and ends, deciding at each until nothing changes. A gang that
-    is evicted does all again."""
-    snapshot, begun, first = start, dict[str, int](), dict[str, int]()
+@dataclass(frozen=True)
+class Run:
+    """When each job starts for the first time, and when it is done."""
+
+    first: dict[str, int]
+    ends: dict[str, int]
+
+
+def run(start: Snapshot, work: Sequence[Work], ends: Mapping[str, int] | None = None) -> Run:
+    """A loop over arrivals and ends, deciding at each until nothing changes. A gang that is evicted does all again. ends: when
+    jobs are over, whether they run or wait."""
+    snapshot, begun, first, over = start, dict[str, int](), dict[str, int](), dict[str, int]()
     lasts = {one.facts.job: one.lasts_ms for one in work}
     coming = sorted(work, key=lambda one: (one.at_ms, one.facts.sequence))
     now = NOW
     for _ in range(2000):
-        ended = {name for name, at in begun.items() if at + lasts[JobId(name)] <= now}
-        begun = {name: at for name, at in begun.items() if name not in ended}
+        due = {name: at + lasts[JobId(name)] for name, at in begun.items()} if ends is None else ends
+        gone = {name for name, at in due.items() if at <= now}
+        over.update((name, now) for name in gone if name not in over)
+        begun = {name: at for name, at in begun.items() if name not in gone}
         arrived = [PendingJob(one.facts) for one in coming if one.at_ms <= now]
         coming = [one for one in coming if one.at_ms > now]
-        running = tuple(one for one in snapshot.running if one.facts.job not in ended)
-        snapshot = freed(replace(snapshot, now_ms=now, running=running, pending=(*snapshot.pending, *arrived)))
+        running = tuple(one for one in snapshot.running if one.facts.job not in gone)
+        pending = tuple(one for one in (*snapshot.pending, *arrived) if one.facts.job not in gone)
+        snapshot = freed(replace(snapshot, now_ms=now, running=running, pending=pending))
         for _ in range(30):
             plan = schedule(snapshot)
             if not plan.evictions and not plan.claims and not any(isinstance(one, Start) for one in plan.decisions):
                 break
             snapshot = after(snapshot, plan, passed_ms=0)
-            for gone in plan.evictions:
-                begun.pop(gone.job, None)
+            for evict in plan.evictions:
+                begun.pop(evict.job, None)
             for decision in plan.decisions:
                 if isinstance(decision, Start):
                     begun[decision.job] = now
                     first.setdefault(decision.job, now)
         else:
             raise AssertionError("not settled")
-        moments = [at + lasts[JobId(name)] for name, at in begun.items()] + [one.at_ms for one in coming]
+        due = {name: at + lasts[JobId(name)] for name, at in begun.items()} if ends is None else ends
+        moments = [at for at in due.values() if at > now] + [one.at_ms for one in coming]
         if not moments:
-            return first
+            return Run(first, over)
         now = min(moments)
     raise AssertionError("no end")
 
@@ -159,38 +173,88 @@ def freed(snapshot: Snapshot) -> Snapshot:
 
 
 SHAPES = st.sampled_from([(1, 1), (3, 1), (4, 1), (8, 1), (4, 2), (8, 2)])
-LINES = st.sampled_from(["a", "a", "b", "z", "y"])
+LINES = st.sampled_from(["a", "a", "b", "b", "z", "y"])
 PARTS = st.tuples(LINES, SHAPES, st.integers(0, 8), st.integers(1, 6), st.booleans(), st.sampled_from([10, 50, 80]))
 WAYS = st.sampled_from([{}, {"order": "fifo"}, {"backfill": False}, {"classes": {}}])
+CELLS = st.sampled_from([("node", 1), ("node", 2), ("domain", 1)])
+RUNTIMES = st.sampled_from(["0s", "30m"])
 Part = tuple[str, tuple[int, int], int, int, bool, int]
 
 
-def works(parts: Iterable[Part], guaranteed: Mapping[str, int]) -> list[Work]:
-    """Tenants' jobs are of one priority, and of whole nodes where there are several: else which of two nodes that are as full a job
-    is put on hangs on their names, and that they have other names here than there may do good or harm."""
+def works(parts: Iterable[Part], guaranteed: Mapping[str, int], priorities: bool = False) -> list[Work]:
+    """Tenants' jobs are of whole nodes where there are several: else which of two nodes that are as full a job is put on hangs on
+    their names, and that they have other names here than there may do good or harm. And of one priority, if nothing is said."""
     found = []
     for number, (queue, (count, num_nodes), at, lasts, preemptible, priority) in enumerate(parts):
         devices_each = 8 if guaranteed.get(queue, 0) > 1 else count
-        level = 50 if queue in guaranteed else priority
+        level = priority if priorities or queue not in guaranteed else 50
         asks = job(f"j-{number}", queue, devices_each, num_nodes, preemptible=preemptible, priority=level).facts
         found.append(Work(replace(asks, submitted_ms=NOW + at * HOUR), NOW + at * HOUR, lasts * HOUR))
     return found
 
 
+def in_pairs(snapshot: Snapshot) -> Snapshot:
+    """Domains of two nodes."""
+    nodes = tuple(replace(node, labels={"domain": str(number // 2)}) for number, node in enumerate(snapshot.nodes))
+    return replace(snapshot, nodes=nodes)
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(PARTS, min_size=2, max_size=14), WAYS, st.integers(1, 2), st.integers(1, 2))
+@given(st.lists(PARTS, min_size=2, max_size=14), WAYS, CELLS, CELLS)
 def test_a_tenant_waits_no_longer_than_in_a_private_cluster_of_its_quota(
-    parts: list[Part], way: dict[str, Any], of_a: int, of_b: int
+    parts: list[Part], way: dict[str, Any], of_a: tuple[str, int], of_b: tuple[str, int]
 ) -> None:
     """Whatever the others do (HiveD's test)."""
-    guaranteed = {"a": of_a, "b": of_b}
-    work = works(parts, guaranteed)
-    shared = first_starts(world({**policy(a=cells(of_a), b=cells(of_b)), **way}, nodes=4), work)
-    for tenant, count in guaranteed.items():
+    check(parts, {**AT_ONCE, **way}, {"a": of_a, "b": of_b}, borrow=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PARTS, min_size=2, max_size=14), WAYS, RUNTIMES, CELLS, CELLS)
+def test_nor_does_a_tenant_that_borrows(
+    parts: list[Part], way: dict[str, Any], min_runtime: str, of_a: tuple[str, int], of_b: tuple[str, int]
+) -> None:
+    """Nor when everybody runs what may be ended wherever there is room, and does all again once it is ended. Jobs are of one
+    priority; else see the next test."""
+    check(parts, {"preemption": {"min_runtime": min_runtime}, **way}, {"a": of_a, "b": of_b}, borrow=True)
+
+
+def check(parts: list[Part], way: dict[str, Any], of: Mapping[str, tuple[str, int]], borrow: bool) -> None:
+    sizes = sizes_of(of)
+    work = works(parts, sizes)
+    shared = run(shared_by(of, way, borrow), work)
+    for tenant, size in sizes.items():
+        private = run(in_pairs(world(way, nodes=size)), [one for one in work if one.facts.queue == tenant])
+        for name, start_ms in private.first.items():
+            assert shared.first[name] <= start_ms, (name, shared, private)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PARTS, min_size=2, max_size=14), WAYS, RUNTIMES, CELLS, CELLS)
+def test_cells_are_decided_as_the_private_cluster_is(
+    parts: list[Part], way: dict[str, Any], min_runtime: str, of_a: tuple[str, int], of_b: tuple[str, int]
+) -> None:
+    """Of any priorities: no job starts later than in a private cluster where each job is over when it is over here. What is done
+    sooner since it borrowed makes room sooner, and whoever comes next may take that before one of a higher priority arrives, as in
+    any cluster where a job is done sooner than before (Graham's anomalies)."""
+    of, way = {"a": of_a, "b": of_b}, {"preemption": {"min_runtime": min_runtime}, **way}
+    sizes = sizes_of(of)
+    work = works(parts, sizes, priorities=True)
+    shared = run(shared_by(of, way, borrow=True), work)
+    for tenant, size in sizes.items():
         own = [one for one in work if one.facts.queue == tenant]
-        private = first_starts(world({**AT_ONCE, **way}, nodes=count), own)
-        for name, start_ms in private.items():
-            assert shared[name] <= start_ms, (name, shared, private)
+        private = run(in_pairs(world(way, nodes=size)), own, shared.ends)
+        for name, start_ms in private.first.items():
+            assert shared.first[name] <= start_ms, (name, shared, private)
+
+
+def sizes_of(of: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Nodes of each tenant."""
+    return {tenant: count * (2 if tier == "domain" else 1) for tenant, (tier, count) in of.items()}
+
+
+def shared_by(of: Mapping[str, tuple[str, int]], way: dict[str, Any], borrow: bool) -> Snapshot:
+    queues = {tenant: cells(count, tier, borrow=borrow) for tenant, (tier, count) in of.items()}
+    return in_pairs(world({"queues": queues, **way}, nodes=4))
 
 
 def test_without_cells_the_property_does_not_hold() -> None:
@@ -198,8 +262,8 @@ def test_without_cells_the_property_does_not_hold() -> None:
     small: list[Part] = [("z", (3, 1), 0, 6, False, 50)] * 4
     work = works([*small, ("a", (8, 2), 1, 1, True, 50)], {"a": 2})
     spread = policy(a={"quota": {"H100": 16}, "borrow": False})
-    assert first_starts(world(spread, nodes=4), work)["j-4"] >= NOW + HOUR
-    assert first_starts(world(policy(a=cells(2)), nodes=4), work)["j-4"] == NOW + HOUR
+    assert run(world(spread, nodes=4), work).first["j-4"] >= NOW + HOUR
+    assert run(world(policy(a=cells(2)), nodes=4), work).first["j-4"] == NOW + HOUR
 
 
 def test_a_claim_on_cells_binds_them() -> None:
@@ -210,3 +274,82 @@ def test_a_claim_on_cells_binds_them() -> None:
     plan = schedule(replace(snapshot, running=running, pending=(claimed, job("b-3", "b", 8))))
     assert started(plan) == ["b-3"]
     assert evicted(plan) == []
+
+
+def borrowing(name: str, queue: str, node: int, **more: Any) -> RunningJob:
+    """A gang on a whole node beyond its queue's cells."""
+    placement = Placement((NodeSlice(NodeId(f"h100-{node}"), tuple(range(8))),), borrowed=True)
+    return replace(gang(name, queue, 8, **more), placement=placement)
+
+
+def test_a_gang_that_borrows_still_waits_for_its_turn_at_home() -> None:
+    """It is not at home because it runs: the job before it gets the cell."""
+    running = [gang("a-0", "a", 8), borrowing("a-2", "a", 1)]
+    last, _ = settled(world(policy(a=cells(1, borrow=True)), running, [job("a-1", "a", 8, preemptible=False)], nodes=2))
+    assert {one.facts.job: one.placement.borrowed for one in last.running} == {"a-0": False, "a-2": True}
+    ended = tuple(one for one in last.running if one.facts.job != "a-0")
+    last, plans = settled(freed(replace(last, running=ended)))
+    assert {one.facts.job: one.placement.borrowed for one in last.running} == {"a-1": False, "a-2": True}
+    assert not any(plan.evictions for plan in plans)
+
+
+def test_a_gang_whose_turn_has_come_keeps_the_cell_that_it_borrows() -> None:
+    last, plans = settled(world(policy(a=cells(1, borrow=True), b=cells(1)), [borrowing("a-1", "a", 2)], [], nodes=3))
+    assert [(one.facts.job, one.placement.borrowed) for one in last.running] == [("a-1", False)]
+    assert not any(plan.evictions for plan in plans)
+    assert where(last, "a-1") == {"h100-2"}
+
+
+def test_a_gang_is_brought_home_from_where_it_cannot_stay() -> None:
+    """Beside one that cannot be ended: the node is nobody's to guarantee."""
+    small = replace(gang("z-0", "z", preemptible=False), placement=Placement((NodeSlice(NodeId("h100-0"), (0,)),)))
+    lent = replace(gang("a-1", "a", 4), placement=Placement((NodeSlice(NodeId("h100-0"), (4, 5, 6, 7)),), borrowed=True))
+    snapshot = world(policy(a=cells(1, borrow=True)), [small, lent], [], nodes=2)
+    plan = schedule(snapshot)
+    assert [(one.job, one.claimant, one.cause) for one in plan.evictions] == [("a-1", "a-1", "home")]
+    last, _ = settled(snapshot)
+    assert where(last, "a-1") == {"h100-1"}
+    assert not any(one.placement.borrowed for one in last.running)
+
+
+def test_who_borrows_leaves_at_once_however_young_it_is() -> None:
+    """And however often it was ended today."""
+    young = [borrowing(f"b-{number}", "b", number, placed_ms=NOW, evictions=99) for number in range(2)]
+    own = {"queues": {"a": cells(2), "b": cells(1, borrow=True)}, "preemption": {"min_runtime": "1h", "max_evictions": 1}}
+    plan = schedule(world(own, [*young, gang("b-9", "b", 8)], [job("a-3", "a", 8, 2)], nodes=3))
+    assert evicted(plan) == ["b-0", "b-1"]
+
+
+def test_a_start_is_as_late_as_those_who_borrow_need_to_let_go() -> None:
+    loop = closed_loop.Loop(closed_loop.fleet(3), parse_policy(policy(a=cells(2), b=cells(1, borrow=True))))
+    loop.stops_ms = lambda _: 5 * MINUTE
+    loop.submit(*(closed_loop.facts(f"b-{number}", queue="b") for number in range(3)))
+    loop.steps(2)
+    assert len(loop.running) == 3
+    loop.submit(closed_loop.facts("a-9", num_nodes=2, queue="a"))
+    loop.step()
+    asked_ms = loop.now_ms
+    loop.steps(8)
+    assert loop.started["a-9"] == [asked_ms + 5 * MINUTE]
+    assert sum(one.placement.borrowed for one in loop.running) == 0
+
+
+def test_a_job_that_claims_what_it_would_borrow_is_brought_home_once_it_runs() -> None:
+    claim = Placement((NodeSlice(NodeId("h100-1"), tuple(range(8))),), borrowed=True)
+    last, _ = settled(world(policy(a=cells(1, borrow=True)), [], [replace(job("a-1", "a", 8), claim=claim)], nodes=2))
+    assert [(one.facts.job, one.placement.borrowed) for one in last.running] == [("a-1", False)]
+
+
+def test_what_is_done_sooner_may_let_another_in_before_one_that_comes_later() -> None:
+    """Why the property needs one priority, or a private cluster in which jobs are done as soon as here. On one node: `j-1`
+    borrows and is done after two hours, when it would only begin at home. So `j-2`, which cannot be ended, takes the node an hour
+    before `j-3` comes, which is of a higher class, and for which `j-1` would be ended. Whoever kept the node empty for work that
+    is done would let `j-2` wait for nothing whenever nobody comes."""
+    parts: list[Part] = [("a", (8, 1), 0, 2, False, 50), ("a", (8, 1), 0, 2, True, 50)]
+    parts += [("a", (8, 1), 1, 9, False, 50), ("a", (8, 1), 3, 1, False, 80)]
+    work = works(parts, {"a": 1}, priorities=True)
+    shared = run(world(policy(a=cells(1, borrow=True)), nodes=2), work)
+    private = run(world(AT_ONCE), work)
+    hours = [[(one.first[f"j-{number}"] - NOW) // HOUR for number in range(4)] for one in (shared, private)]
+    assert hours == [[0, 0, 2, 11], [0, 2, 6, 3]]
+    assert run(world(AT_ONCE), work, shared.ends).first["j-3"] == shared.first["j-3"]

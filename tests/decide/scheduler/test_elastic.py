@@ -80,6 +80,24 @@ def test_who_runs_within_its_quota_does_not_shrink_for_others() -> None:
     assert decided(4, [theirs], facts("one", 8, queue="other"), policy=policy).evictions == ()
 
 
+def test_two_queues_do_not_give_up_together_what_the_one_above_is_guaranteed() -> None:
+    """Each of them alone could: theirs has two nodes more than it is guaranteed."""
+    policy = Policy(queues={"org": Queue(quota={"H100": 48}), "a": Queue(parent="org"), "b": Queue(parent="org"), "other": Queue()})
+    first, second = (
+        replace(gang, facts=replace(gang.facts, queue=queue)) for queue, gang in (("a", wide("first")), ("b", _second()))
+    )
+    running = [first, second]
+    assert decided(8, running, facts("four", 8, 4, queue="other"), policy=policy).evictions == ()
+    two = decided(8, running, facts("two", 8, 2, queue="other"), policy=policy)
+    assert sum(4 - len(one.keeps.slices) for one in two.evictions if one.keeps) == 2
+    three = on((*fleet(8, held=running), *fleet(9)[8:]), running, facts("three", 8, 3, queue="other"), policy=policy)
+    assert sum(4 - len(one.keeps.slices) for one in three.evictions if one.keeps) == 2, "and one node is idle"
+
+
+def _second() -> RunningJob:
+    return elastic(gang("second", *((node, ALL) for node in range(4, 8)), priority=STANDARD, saved_ms=NOW), 2, 4)
+
+
 def test_the_one_that_loses_least_shrinks_and_only_as_many_as_needed() -> None:
     first = wide("first", saved_ms=NOW - 20 * MINUTE)
     second = elastic(gang("second", *((node, ALL) for node in range(4, 8)), priority=STANDARD, saved_ms=NOW - MINUTE), 2, 4)

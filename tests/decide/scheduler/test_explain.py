@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.devices import CPU_SLOT, DeviceRequest
+from phalanx.core.devices import CPU_SLOT, DeviceRequest, parse_devices
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import TIERS, Policy, Queue
 from phalanx.core.reasons import Geometry, NeverFits, NoRoom, OverLimit, OverQuota
@@ -133,6 +133,14 @@ def test_enough_that_does_not_lie_right_is_told_from_too_little() -> None:
     assert no_room(shape(8, 2), ("H100",), scattered) == NoRoom(asked=16, free=10, held=6)
     two_of_three = no_room(shape(4, 3), ("H100",), Fleet.of([node("a", free=4), node("b", free=7), node("c", free=3)]))
     assert two_of_three == Geometry(asked=12, free=14, largest=8, each=4)
+
+
+def test_a_share_is_asked_for_as_the_share() -> None:
+    quarter = replace(shape(1), request=parse_devices("H100:0.25"))
+    busy = Fleet.of([node("a", free=0)])
+    found = no_room(quarter, ("H100",), busy)
+    assert found == NoRoom(asked=1, free=0, held=8, milli=250)
+    assert found.sentence() == "waits for devices: asks for 0.25 of a device, 0 free, 8 held by running jobs"
 
 
 def test_cores_and_host_memory_are_named_when_they_are_what_is_short() -> None:

@@ -124,7 +124,7 @@ def columns(fleet: Fleet) -> tuple[object, ...]:
     ground = fleet.ground
     free = {kind: one.tolist() for kind, one in fleet.free.items()}
     shares = [(fleet.shares.left(row, index)) for row, types in enumerate(ground.types) for index in types]
-    return ground.nodes, ground.schedulable.tolist(), ground.fenced, free, fleet.free_cpus.tolist(), shares
+    return ground.nodes, ground.schedulable.tolist(), ground.fenced, ground.closing, free, fleet.free_cpus.tolist(), shares
 
 
 @settings(max_examples=60, deadline=None)
@@ -141,4 +141,7 @@ def _changed(one: NodeFacts, data: st.DataObject) -> NodeFacts:
     free = tuple(index for index in one.free if data.draw(st.booleans()))
     shares = one.shares if data.draw(st.booleans()) else ()
     labels = one.labels if data.draw(st.booleans()) else {"rack": "other"}
-    return replace(one, free=free, shares=shares, labels=labels, free_cpus=1.0, schedulable=data.draw(st.booleans()))
+    schedulable, closing_ms = data.draw(st.booleans()), data.draw(st.sampled_from((None, 1)))
+    fenced = tuple(index for index, _ in one.devices if index not in one.free)[: data.draw(st.integers(0, 1))]
+    more = replace(one, schedulable=schedulable, closing_ms=closing_ms, fenced=fenced)
+    return replace(more, free=free, shares=shares, labels=labels, free_cpus=1.0)

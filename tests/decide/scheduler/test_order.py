@@ -82,6 +82,14 @@ def test_a_queue_gets_nothing_ahead_of_others_by_wanting_all_by_tomorrow() -> No
     assert order(world(guaranteed, greedy, [urgent[0], modest]))[0] == "due-2", "its quota is its own"
 
 
+def test_users_beside_queues_have_a_part_of_their_own() -> None:
+    """The inner queue holds more than half of what its parent may, and the other half is for the parent's own user."""
+    queues = {"queues": {"team": {}, "team-tune": {"parent": "team"}}}
+    late, direct = job("late-1", "team-tune", since_ms=NOW - 9 * HOUR), job("own-2", "team", user="ann")
+    assert order(world(queues, [gang("g-1", "team-tune", 5)], [late, direct])) == ["own-2", "late-1"]
+    assert order(world(queues, [gang("g-1", "team-tune", 4)], [late, direct])) == ["late-1", "own-2"]
+
+
 def test_two_teams_interleave_as_their_jobs_start() -> None:
     line = [job(f"a-{number}", "a") for number in range(1, 5)] + [job(f"b-{number}", "b") for number in range(5, 9)]
     assert order_of_starts(world({}, pending=line)) == ["a-1", "b-5", "a-2", "b-6", "a-3", "b-7", "a-4", "b-8"]

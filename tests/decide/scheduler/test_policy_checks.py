@@ -74,7 +74,8 @@ def test_an_empty_fleet_refuses_nothing() -> None:
 
 
 def test_what_may_be_a_mistake() -> None:
-    policy = parse_policy({"queues": {"a": {"limit": {"B200": 8, "*": 4, "T4": 1}}}, "bookings": {"x": {**BOOKED, "devices": "1"}}})
+    queues = {"a": {"limit": {"B200": 8, "*": 4, "T4": 1}}}
+    policy = parse_policy({"queues": queues, "bookings": {"x": {**BOOKED, "devices": "T4:1"}}})
     limit = ("queues.a.limit.B200", 8, "the fleet has none; it has H100, T4")
     assert list(doubts(policy, FLEET, utc_ms("2026-12-01T11:59Z"))) == [limit]
     past = ("bookings.x.end", BOOKED["end"], "is past, so it keeps nothing; leave the booking out")

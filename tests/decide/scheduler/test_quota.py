@@ -8,8 +8,8 @@ from phalanx.core.reasons import OverBudget, OverLimit, OverQuota
 from phalanx.core.units import utc_ms
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start, Wait
+from phalanx.decide.scheduler.quotas.admission import Admission
 from phalanx.decide.scheduler.quotas.budgets import over, resets_ms
-from phalanx.decide.scheduler.quotas.share import Admission
 from phalanx.decide.scheduler.snapshot import NodeFacts, Snapshot, Usage
 from tests.decide.scheduler.sharing import (
     HOUR,

@@ -214,6 +214,26 @@ def test_a_gang_grows_into_what_is_free_and_nobody_gets_it_meanwhile(bench: Benc
     assert bench.world.attempts[AttemptId(f"{elastic}.1")].detail == "stopped to start again in another size"
 
 
+def test_a_gang_that_claims_what_it_borrows_stays(bench: Bench) -> None:
+    """Its queue's turn has come there: it goes on, and borrows no more. How often it was ended while it borrowed does not count."""
+    borrowed, own = replace(on(A, 0), borrowed=True), on(A, 0)
+    [job] = running(bench, borrowed)
+    since_ms = bench.job(job).since_ms
+    bench.tick(decide=plan(claims=(Claim(job, on(A, 1)),)))
+    assert bench.attempt(job).placement == borrowed, "other devices need its end"
+    bench.tick(decide=plan(claims=(Claim(job, own),)))
+    assert (bench.state(job), bench.job(job).claim, bench.attempt(job).placement) == ("running", None, own)
+    assert [gang.placement for gang in bench.control.observe().running] == [own]
+    [other] = running(bench, replace(on(A, 2), borrowed=True))
+    stubborn(bench)
+    bench.tick(decide=plan(evictions=(evict(other, other, keeps=on(A, 1)),)))
+    assert bench.job(other).evicted_ms == ()
+    bench.agents["a"].end(AttemptId(f"{other}.1"), -15)
+    bench.tick(decide=plan(Start(other, on(A, 1))))
+    assert bench.attempt(other).placement == on(A, 1)
+    assert since_ms == bench.job(job).since_ms and bench.job(other).since_ms == bench.job(other).submitted_ms
+
+
 def test_one_of_several_that_cannot_go_keeps_all_of_them(bench: Bench) -> None:
     one, two = running(bench, on(A, 0), on(A, 1))
     job = high(bench)

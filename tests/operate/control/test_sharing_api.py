@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 
 from phalanx.core.devices import Device, NodeSlice, Placement
 from phalanx.core.errors import Conflict, SpecError
 from phalanx.core.events import JobSubmitted, PolicySet
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Booking, Cells, NodeRule, Policy, Queue, Window
-from phalanx.core.spec import Array, JobSpec, Resources
+from phalanx.core.spec import Array, JobSpec, Placing, Resources
 from phalanx.decide.scheduler import PendingJob, Plan, Start
 from phalanx.operate.control.dry_views import plan_view
 from phalanx.operate.control.queue_views import queue_views
@@ -68,12 +68,42 @@ def test_a_rule_for_nobody_is_doubtful_and_labels_of_the_new_policy_make_cells(b
 def test_a_limit_on_devices_that_the_fleet_lacks_and_a_booking_that_is_over_are_doubtful(bench: Bench) -> None:
     bench.add("a")
     bench.tick()
-    over = Booking(queue="left", devices="1", start="1969-01-01T00:00Z", end="1969-01-02T00:00Z")
+    over = Booking(queue="left", devices="cpu:1", start="1969-01-01T00:00Z", end="1969-01-02T00:00Z")
     policy = Policy(queues={"left": Queue(limit={"B200": 8})}, bookings={"old": over})
     assert list(bench.control.set_policy(policy, "ada")) == [
         "bookings.old.end: '1969-01-02T00:00Z': is past, so it keeps nothing; leave the booking out",
         "queues.left.limit.B200: 8: the fleet has none; it has cpu",
     ]
+
+
+def test_a_job_whose_queue_window_or_region_is_gone_is_not_opened_again(bench: Bench) -> None:
+    """The policy has changed since: it would wait for ever, or count for nothing."""
+    whole = Policy(region="eu", queues={"lab": Queue()}, windows={"nights": (Window(),)})
+    bench.control.set_policy(whole, "ada")
+    job = bench.submit(replace(a_spec(), queue="lab", window="nights", placing=Placing(regions=("eu",))))
+    bench.control.cancel(job, "ada")
+    for field, value, policy in (
+        ("queue", "lab", replace(whole, queues={"lap": Queue()})),
+        ("window", "nights", replace(whole, windows={})),
+        ("placing.regions", "eu", replace(whole, region="us")),
+    ):
+        bench.control.set_policy(policy, "ada")
+        with pytest.raises(SpecError, match=f"change the policy, or submit the job again with another {field}") as caught:
+            bench.control.retry(job, "ada")
+        assert (caught.value.field, caught.value.value) == (field, value)
+    assert bench.state(job) == "finished"
+    bench.control.set_policy(whole, "ada")
+    bench.control.retry(job, "ada")
+    assert bench.state(job) == "pending"
+
+
+@pytest.mark.parametrize(("region", "said"), [("us", "is in us"), ("", "does not say its region")])
+def test_a_job_is_only_taken_in_a_region_that_it_names(bench: Bench, region: str, said: str) -> None:
+    bench.control.set_policy(Policy(region=region), "ada")
+    with pytest.raises(SpecError, match=said) as caught:
+        bench.submit(replace(a_spec(), placing=Placing(regions=("eu", "ch"))))
+    assert (caught.value.field, caught.value.value) == ("placing.regions", "eu, ch")
+    bench.submit()
 
 
 def test_a_price_of_nothing_is_a_price(bench: Bench) -> None:
@@ -103,10 +133,20 @@ def test_an_array_is_accepted_whole_and_answered_by_its_first_job(bench: Bench) 
     assert started.env == {"SEED": "1", "PHALANX_ARRAY_INDEX": "2"}
 
 
-def test_a_large_array_is_one_transaction(bench: Bench) -> None:
-    bench.control.submit(replace(a_spec(), array=Array(count=2_000)), "", "", "ada")
+def test_a_large_array_is_one_transaction_of_few_statements(bench: Bench) -> None:
+    """One for each table: row by row, 10,000 jobs would hold up the tick for seconds."""
+    said: list[str] = []
+    event.listen(Engine, "before_cursor_execute", hear := lambda *seen: said.append(seen[2]))
+    try:
+        bench.control.submit(replace(a_spec(), array=Array(count=2_000)), "", "", "ada")
+    finally:
+        event.remove(Engine, "before_cursor_execute", hear)
     assert len(bench.world.open_jobs) == 2_000
     assert bench.world.sequence == 2_000
+    assert sum(text.startswith("INSERT INTO jobs") for text in said) == 1
+    assert len(said) < 10, said
+    bench.restart()
+    assert len(bench.world.open_jobs) == 2_000
 
 
 def test_an_array_of_large_specs_is_refused(bench: Bench) -> None:

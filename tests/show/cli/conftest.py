@@ -12,7 +12,7 @@ from tests.show.cli.terminal import Terminal
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path / "home"))
-    for name in ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT"):
+    for name in ("PHALANX_URL", "PHALANX_TOKEN", "PHALANX_PORT", "PHALANX_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     with recorded_server(tmp_path / "home") as server:
         yield Terminal(server, tmp_path / "home", capsys)

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
+from phalanx.core.spec import JobSpec
 from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
@@ -98,9 +100,20 @@ def what_if(snapshot: str, policy: str) -> WhatIfView:
     return replace(WHAT_IF, snapshot=snapshot, other=replace(WHAT_IF.other, policy=policy))
 
 
+def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms: int) -> DispatchView:
+    """The first that answered."""
+    names = [answer.cluster for answer in answers if answer.plan is not None]
+    offers = tuple(
+        OfferView(cluster=one.cluster, verdict="away" if one.away else "refused", sentence=one.problem)
+        for one in answers
+        if one.plan is None
+    )
+    return DispatchView(job=spec.name, chosen=names[0] if names else None, offers=offers, run_ms=1, as_of_ms=now_ms)
+
+
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if,
+    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
 )  # fmt: skip
 
 if __name__ == "__main__":

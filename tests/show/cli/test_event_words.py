@@ -74,7 +74,7 @@ TOLD: list[tuple[EventBody, str, str]] = [
     (NodeUndrained(NODE, "ann"), "node node-a", "undrained by ann"),
     (ModelRegistered("tiny-lm", 3, JOB, ATTEMPT, SAVED, {}), ATTEMPT, "registered model tiny-lm:3"),
     (PolicySet(Policy(), "ann"), "policy", "set by ann"),
-    (DevicesClaimed(JOB, PLACEMENT), JOB, "waits for node-a (devices 0, 1) and node-b (device 3), kept for it"),
+    (DevicesClaimed(JOB, PLACEMENT), JOB, "kept for it: node-a (devices 0, 1) and node-b (device 3)"),
     (JobEvicted(JOB, ATTEMPT, BIG, "priority", 7), JOB, "asked to make room for big-9, which is of a higher class"),
 ]
 

@@ -34,14 +34,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """What the dispatcher must know of a job. run_ms: expected on devices of speed 1.
+    """What the dispatcher must know of a job. num_devices: a share of one is a fraction. run_ms: expected on devices of speed 1.
 
     data: bytes that it reads, by the region in which they lie; those of other regions are moved first. regions: where it may run by
     law or contract; empty is anywhere. deadline_ms: Unix time by which it should be done.
     """
 
     job: JobId
-    num_devices: int
+    num_devices: float
     run_ms: int
     data: Mapping[str, int] = field(default_factory=dict)
     regions: frozenset[str] = frozenset()
@@ -63,7 +63,8 @@ Refusal = Literal["residency", "never fits", "burst not needed yet"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to run the job. late_ms: past its deadline; 0 when in time or without one."""
+    """One way to run the job. late_ms: past its deadline; 0 when in time or without one. cost: the sum of what devices, moved data
+    and the time until it is done cost."""
 
     cluster: str
     cost: float
@@ -71,6 +72,9 @@ class Route:
     done_ms: int
     late_ms: int
     moved_bytes: int
+    devices: float
+    data: float
+    delay: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,6 @@ def _route(errand: Errand, offer: Offer, now_ms: int, terms: Terms) -> Route:
     run_ms = round(errand.run_ms / offer.speed)
     done_ms, moved = ready_ms + run_ms, _moved(errand, offer)
     devices = errand.num_devices * run_ms / HOUR_MS * offer.price
-    cost = devices + moved / TB * terms.egress + (done_ms - now_ms) / HOUR_MS * terms.hour_of_delay
+    data, delay = moved / TB * terms.egress, (done_ms - now_ms) / HOUR_MS * terms.hour_of_delay
     late_ms = max(0, done_ms - errand.deadline_ms) if errand.deadline_ms is not None else 0
-    return Route(offer.cluster, cost, ready_ms, done_ms, late_ms, moved)
+    return Route(offer.cluster, devices + data + delay, ready_ms, done_ms, late_ms, moved, devices, data, delay)

@@ -5,7 +5,7 @@ anything changes, jobs that are alike hear the same.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Final
 
@@ -36,6 +36,7 @@ class Shapes:
 
     numbers: dict[object, int] = field(default_factory=dict)
     seen: dict[int, tuple[Shape, int]] = field(default_factory=dict)
+    sized: dict[tuple[int, int], Shape] = field(default_factory=dict)
 
     def number(self, shape: Shape) -> int:
         found = self.seen.get(id(shape))
@@ -45,12 +46,20 @@ class Shapes:
         self.seen[id(shape)] = (shape, number)
         return number
 
+    def resized(self, shape: Shape, num_nodes: int) -> Shape:
+        """The same with so many nodes."""
+        key = (self.number(shape), num_nodes)
+        if key not in self.sized:
+            self.sized[key] = replace(shape, num_nodes=num_nodes)
+        return self.sized[key]
+
     def forget(self, above: int) -> bool:
         """All, if there are more than so many; whether there were."""
         is_full = len(self.seen) > above
         if is_full:
             self.numbers.clear()
             self.seen.clear()
+            self.sized.clear()
         return is_full
 
 
@@ -103,6 +112,9 @@ class Known:
 
     def number(self, shape: Shape) -> int:
         return self._shapes.number(shape)
+
+    def resized(self, shape: Shape, num_nodes: int) -> Shape:
+        return self._shapes.resized(shape, num_nodes)
 
     def rights(self, job: PendingJob) -> Rights:
         facts = job.facts

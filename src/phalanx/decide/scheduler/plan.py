@@ -49,13 +49,13 @@ Decision = Annotated[Start | Wait, Field(discriminator="kind")]
 @dataclass(frozen=True, slots=True)
 class Evict:
     """The gang is ended, after a checkpoint if it can make one, and waits again. claimant: the job that gets its room, which may be
-    itself in another size. keeps: what of its devices it starts again on (it shrinks or grows), None if nothing is kept for it.
+    itself in another size, or in its queue's own cells. keeps: what it starts again on then, None if nothing is kept for it.
     lost_ms: device-milliseconds that are done again or idle for it."""
 
     job: JobId
     attempt: AttemptId
     claimant: JobId
-    cause: Literal["priority", "reclaim", "target", "shrink", "grow", "spot", "order", "booking"]
+    cause: Literal["priority", "reclaim", "target", "shrink", "grow", "spot", "order", "booking", "home"]
     lost_ms: int
     keeps: Placement | None = None
 

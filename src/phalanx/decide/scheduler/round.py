@@ -1,6 +1,7 @@
 """One decision under way: what every step reads and changes."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from phalanx.core.devices import Placement
@@ -8,13 +9,16 @@ from phalanx.core.ids import JobId
 from phalanx.core.reasons import NeverFits, NoNodes
 from phalanx.decide.scheduler.known import Known
 from phalanx.decide.scheduler.line.by_service import ServiceOrder, Turns
+from phalanx.decide.scheduler.line.sweeps import Batch, Sweeps, alone
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Claim, Evict
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room import claims
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.room.victims import Victims
-from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.told import Told
 from phalanx.decide.scheduler.where.eligible import eligible_types
 from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.where.packing import Packing
@@ -24,9 +28,9 @@ from phalanx.decide.scheduler.why.explain import never_fits
 @dataclass(slots=True)
 class Round:
     """fleet: what is free. tree: who holds how much. kept: for whom what is kept. known: what was found out already. running: gangs
-    by job. no_nodes: why nothing starts at all, if so. promised: what of its claim is held for a job. holders: gangs that hold the
-    rest. waiting: jobs by queue that were put in line. service, turns: where the order shares devices in time. packing: where
-    jobs on one node lie, if the policy says so."""
+    by job; gangs: as columns. no_nodes: why nothing starts at all, if so. sweeps: how the line is cut; told: what jobs in it heard
+    before. promised: what of its claim is held for a job. holders: gangs that hold the rest. waiting: jobs by queue that were put
+    in line. service, turns: where the order shares devices in time. packing: where jobs on one node lie, if the policy says so."""
 
     snapshot: Snapshot
     fleet: Fleet
@@ -34,7 +38,10 @@ class Round:
     kept: Kept
     known: Known
     running: dict[JobId, RunningJob]
+    gangs: Gangs
     no_nodes: NoNodes | None
+    sweeps: Sweeps
+    told: Told
     promised: dict[JobId, Placement] = field(default_factory=dict)
     holders: dict[JobId, list[RunningJob]] = field(default_factory=dict)
     evictions: list[Evict] = field(default_factory=list)
@@ -49,7 +56,7 @@ class Round:
     def victims(self) -> Victims:
         """Looked at when somebody is to make room for the first time."""
         if self._victims is None:
-            self._victims = Victims(self.snapshot, self.fleet, self.tree, self.kept)
+            self._victims = Victims(self.snapshot, self.fleet, self.tree, self.kept, self.gangs, self.waiting_alike)
             if self.kept.homes is not None:
                 self._victims.guard(self.kept.homes.guaranteed)
         return self._victims
@@ -59,18 +66,22 @@ class Round:
         fleet = memory.fleet(snapshot)
         ground = fleet.ground
         nobody = None if ground.schedulable.any() else NoNodes(len(ground.nodes), sum(node.drained for node in ground.nodes))
+        gangs = memory.gangs(snapshot, ground)
         known = Known(snapshot.policy, snapshot.now_ms, memory.shapes)
-        running = {gang.facts.job: gang for gang in snapshot.running}
-        round_ = cls(snapshot, fleet, Tree(snapshot, ground, memory.holds), Kept(snapshot, fleet), known, running, nobody)
+        running = dict(zip(gangs.jobs, gangs.all, strict=True))
+        tree, kept = Tree(snapshot, ground, memory.holds.of(gangs, ground)), Kept(snapshot, fleet, gangs)
+        round_ = cls(snapshot, fleet, tree, kept, known, running, gangs, nobody, memory.sweeps, memory.told)
         if snapshot.policy.packing == "expected_idle":
             round_.packing = memory.packing.of(snapshot, fleet)
+        memory.told.begin()
         round_._hold_claims()
         return round_
 
     def _hold_claims(self) -> None:
         """Before anybody is considered. Claims never overlap; if they did, the job whose name comes first would have it."""
-        self.holders = claims.holders(self.snapshot.pending, self.snapshot.running)
-        for job in sorted((job for job in self.snapshot.pending if job.claim is not None), key=lambda job: job.facts.job):
+        claimed = [job for job in self.snapshot.pending if job.claim is not None]
+        self.holders = claims.holders(claimed, self.gangs, self.fleet.ground)
+        for job in sorted(claimed, key=lambda job: job.facts.job):
             assert job.claim is not None
             facts = job.facts
             self.promised[facts.job] = self.fleet.hold(facts.shape, job.claim)
@@ -81,6 +92,17 @@ class Round:
     def follow(self) -> bool:
         """Whether anything has changed since the last call: what jobs alike were told may be untrue now, and is forgotten."""
         return self.known.follow(self.fleet, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
+
+    def waiting_alike(self) -> Iterable[tuple[PendingJob, int]]:
+        """One of each sweep of all jobs that wait, and how many are like it."""
+        return self.sweeps.counted(self.snapshot, self.known.number)
+
+    def batches(self) -> list[Batch]:
+        """Jobs that are considered one after the other: all without a claim that do not start at home."""
+        homes = self.kept.homes
+        if homes is None:
+            return self.sweeps.batches(self.snapshot, self.known.number)
+        return list(alone(job for job in self.snapshot.pending if job.claim is None and job.facts.job not in homes.of))
 
     def eligible(self, shape: Shape) -> tuple[str, ...]:
         """Types on which it could ever run."""

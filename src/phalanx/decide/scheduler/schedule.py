@@ -1,7 +1,7 @@
 """The pipeline, whole. Pure and deterministic: equal snapshots give equal plans, whatever the order of their tuples."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,15 +10,16 @@ from phalanx.core.reasons import Behind, MakingRoom, NeverFits, NoNodes, OverBud
 from phalanx.decide.scheduler.gates import Gates
 from phalanx.decide.scheduler.known import Rights
 from phalanx.decide.scheduler.line.order import in_order
+from phalanx.decide.scheduler.line.sweeps import Batch
 from phalanx.decide.scheduler.line.turns import share_in_time, take_turn
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Claim, Decision, Plan, Start, Wait
 from phalanx.decide.scheduler.quotas.homes import Homes, homes
-from phalanx.decide.scheduler.quotas.moving_in import move_in
+from phalanx.decide.scheduler.quotas.moving_in import bring_home, move_in
 from phalanx.decide.scheduler.room import claims, elastic, handover, preemption
 from phalanx.decide.scheduler.room.leaving import leave
 from phalanx.decide.scheduler.round import Round
-from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
+from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
 from phalanx.decide.scheduler.where.fit import fit
 from phalanx.decide.scheduler.where.fleet import Counts, Rows
 from phalanx.decide.scheduler.where.packing import packs
@@ -38,13 +39,16 @@ def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
     elastic.grow(round_)
     if memory is not None:
         memory.decided = (snapshot, round_)
-    return Plan(decisions, tuple(round_.evictions), tuple(round_.claims), tuple(round_.kept.reservations))
+    plan = Plan(decisions, tuple(round_.evictions), tuple(round_.claims), tuple(round_.kept.reservations))
+    return plan if round_.kept.homes is None else round_.kept.homes.marked(plan, snapshot)
 
 
 def _begun(snapshot: Snapshot, memory: Memory | None) -> Round:
     round_ = Round.of(snapshot, memory or Memory())
     round_.kept.homes = homes(snapshot, round_.fleet.ground, schedule)
     leave(round_)
+    if round_.kept.homes is not None:
+        bring_home(round_.kept.homes, round_)
     share_in_time(round_)
     return round_
 
@@ -59,21 +63,43 @@ def decided(snapshot: Snapshot, memory: Memory) -> Round:
     return round_
 
 
-def _decisions(round_: Round) -> Iterator[Decision]:
+def _decisions(round_: Round) -> list[Decision]:
     """gate -> order -> admit -> fit -> shrink or preempt -> reserve -> explain."""
-    gates = Gates(round_.snapshot)
+    gates, found = Gates(round_.snapshot), list[Decision]()
     at_home = round_.kept.homes.of if round_.kept.homes is not None else ()
-    for job in in_order(round_.snapshot, round_.tree, at_home, round_.service):
+    for batch in in_order(round_.snapshot, round_.tree, round_.batches(), at_home, round_.service):
+        job = batch.first
         closed = gates.why(job)
         if closed is not None:
             if job.claim is not None:
                 _give_up(job, round_)
-            yield Wait(job.facts.job, closed, None)
+            found.extend(Wait(one.facts.job, closed, None) for one in batch.rest().jobs)
             continue
         decision = _claimed(job, round_) if job.claim is not None else _considered(job, round_)
+        batch.at += 1
+        found.append(decision)
         if isinstance(decision, Start) or isinstance(decision.reason, MakingRoom):
             gates.started(job)
-        yield decision
+        elif batch.at < batch.end:
+            found.extend(_wait_alike(batch, round_))
+    return found
+
+
+def _wait_alike(batch: Batch, round_: Round) -> Sequence[Wait]:
+    """The others of a batch, for the same reason as the one before them; nobody where something has changed since."""
+    job, known = batch.first, round_.known
+    reason = None if round_.follow() else known.reason(known.rights(job), job, round_.kept)
+    if reason is None:
+        return ()
+    first = _waits(job, reason, round_)
+    waits = round_.told.waits(batch, first)
+    others = batch.end - batch.at - 1
+    if others and first.position is not None:
+        round_.waiting[job.facts.queue] += others
+        if not isinstance(reason, NOT_FOR_DEVICES):
+            round_.tree.waits(job.facts, others)
+    batch.at = batch.end
+    return waits
 
 
 def _claimed(job: PendingJob, round_: Round) -> Decision:
@@ -137,7 +163,7 @@ def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tup
     impossible = round_.never_fits(shape)
     if impossible is not None:
         return impossible, False
-    admitted, refusals = _admitted(job, rights[0], round_)
+    admitted, refusals = _admitted(job, shape, round_)
     if not admitted and (smaller := _smaller(job, round_)) is not None:
         return _found_out(smaller, round_.known.rights(smaller), round_)
     kept: list[str] = []
@@ -156,31 +182,26 @@ def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tup
 
 def _smaller(job: PendingJob, round_: Round) -> PendingJob | None:
     """An elastic job with as many nodes as its queue may have, when it may not have all."""
-    shape = job.facts.shape
-
-    def sized(num_nodes: int) -> PendingJob:
-        return replace(job, facts=replace(job.facts, shape=replace(shape, num_nodes=num_nodes)))
-
-    def may_have(num_nodes: int) -> bool:
-        smaller = sized(num_nodes)
-        return bool(_admitted(smaller, round_.known.number(smaller.facts.shape), round_)[0])
-
+    shape, known = job.facts.shape, round_.known
     sizes = range(shape.fewest_nodes, shape.num_nodes)
-    most = bisect_left(sizes, True, key=lambda num_nodes: not may_have(num_nodes))
-    return sized(sizes[most - 1]) if most else None
+    if not sizes:
+        return None
+    most = bisect_left(sizes, True, key=lambda num_nodes: not _admitted(job, known.resized(shape, num_nodes), round_)[0])
+    return replace(job, facts=replace(job.facts, shape=known.resized(shape, sizes[most - 1]))) if most else None
 
 
-def _admitted(job: PendingJob, number: int, round_: Round) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-    """Types that it may have devices of, and why it may not of the others on which it would fit."""
-    key, shape = (number, job.facts.queue, job.facts.preemptible), job.facts.shape
-    found = round_.known.admitted.get(key)
-    if found is None:
-        asked = {kind: round_.tree.admit(job.facts, kind, shape.num_devices) for kind in round_.eligible(shape)}
-        found = round_.known.admitted[key] = (
-            tuple(kind for kind, admission in asked.items() if admission.ok),
-            tuple(admission.reason for admission in asked.values() if admission.reason is not None),
+def _admitted(job: PendingJob, shape: Shape, round_: Round) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+    """Types that it may have devices of, if it has this shape; and why it may not of the others on which it would fit."""
+    facts, known = job.facts, round_.known.admitted
+    key = (round_.known.number(shape), facts.queue, facts.preemptible)
+    if key not in known:
+        kinds, num_devices, tree = round_.eligible(shape), shape.num_devices, round_.tree
+        asked = [(kind, tree.admit(facts, kind, num_devices)) for kind in kinds]
+        known[key] = (
+            tuple([kind for kind, admission in asked if admission.ok]),
+            tuple([admission.reason for _, admission in asked if admission.reason is not None]),
         )
-    return found
+    return known[key]
 
 
 def _started(job: PendingJob, number: int, kinds: Sequence[str], round_: Round, kept: list[str]) -> Start | None:

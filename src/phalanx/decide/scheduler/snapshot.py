@@ -154,8 +154,8 @@ class RunningJob:
     """A gang that holds devices. Times are Unix milliseconds.
 
     saved_ms: when its last checkpoint was committed; 0 if this attempt has none. restart_ms: what a restart costs it. stopping: it
-    has been asked to end. evicted_for: the job that gets its room; keeps: what of it the gang itself starts again on. evictions,
-    served_ms, done_ms: as of a pending job, up to the start of this attempt.
+    has been asked to end. evicted_for: the job that gets its room; keeps: what of it the gang itself starts again on. since_ms,
+    evictions, served_ms, done_ms: as of a pending job, up to the start of this attempt.
     """
 
     facts: JobFacts
@@ -170,6 +170,7 @@ class RunningJob:
     evictions: int = 0
     served_ms: int = 0
     done_ms: int = 0
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

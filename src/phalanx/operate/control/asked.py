@@ -107,10 +107,20 @@ def retry(world: World, job: JobId, by: str, now_ms: int) -> list[EventBody]:
         case Finished() if record.collected_ms is not None:
             raise Conflict("job", job, f"its files were collected on {utc_day(record.collected_ms)}; submit it again")
         case Finished():
+            _refuse_moved(world.policy, record.spec)
             refuse_never_fitting(world, record.spec, now_ms)
             return [JobRetried(job, by)]
         case _:
             raise Conflict("job", job, f"it has not finished, it is {record.state.name}")
+
+
+def _refuse_moved(policy: Policy, spec: JobSpec) -> None:
+    """Raises SpecError where the policy has changed so that the job would be refused by now; its spec stays as it was."""
+    try:
+        refuse_elsewhere(policy, spec)
+    except SpecError as error:
+        again = f"{error.fix}; change the policy, or submit the job again with another {error.field}"
+        raise SpecError(error.field, error.value, again) from error
 
 
 def collect(world: World, jobs: Iterable[JobId], before_ms: int, by: str) -> list[EventBody]:
@@ -170,15 +180,24 @@ def submit(jobs: Sequence[JobId], spec: JobSpec, code: str, by: str) -> list[Eve
 
 
 def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
-    """Raises SpecError for a deadline that is past, a job that must have succeeded before and that nobody knows, or a queue or a
-    window that the policy does not have. Where it configures no queue, any name goes."""
+    """Raises SpecError for a deadline that is past, a job that must have succeeded before and that nobody knows, or what
+    `refuse_elsewhere` refuses."""
     deadline_ms = spec.deadline_ms(now_ms)
     if deadline_ms is not None and deadline_ms <= now_ms:
         raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
     for name in spec.after:
         if JobId(name) not in world.jobs:
             raise SpecError("after", name, "no such job; `phalanx ls` shows them all")
-    policy = world.policy
+    refuse_elsewhere(world.policy, spec)
+
+
+def refuse_elsewhere(policy: Policy, spec: JobSpec) -> None:
+    """Raises SpecError for a region in which the fleet is not, or a queue or a window that the policy does not have. Where it
+    configures no queue, any name goes."""
+    regions = spec.placing.regions
+    if regions and policy.region not in regions:
+        here = f"this platform is in {policy.region}" if policy.region else "this platform's policy does not say its region"
+        raise SpecError("placing.regions", ", ".join(regions), f"{here}; submit it to one that is in one of them")
     if policy.queues and spec.queue != DEFAULT_QUEUE:
         _refuse_unnamed("queue", spec.queue, policy.queues)
     if spec.window:

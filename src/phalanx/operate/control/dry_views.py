@@ -53,6 +53,7 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
         as_of_ms=snapshot.now_ms,
         notes=() if per_hour is not None else (f"no price is known for {kind or 'these devices'}, so there is no cost",),
         jobs=jobs,
+        region=snapshot.policy.region,
     )
 
 

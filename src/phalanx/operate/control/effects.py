@@ -39,6 +39,8 @@ from phalanx.core.states import (
     Placed,
     ResumeAsked,
     RetryAsked,
+    Running,
+    Starting,
     StopAsked,
     Stopping,
     advance,
@@ -113,7 +115,7 @@ def _effect_on_job(  # noqa: C901 (one flat line for each kind of event)
         case StopRequested(job, cause):
             return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause, claim=None),)
         case DevicesClaimed(job, placement):
-            return (_claimed(world.jobs[job], placement),)
+            return (_claimed(world, world.jobs[job], placement),)
         case JobEvicted():
             return _evicted(world, body, at_ms)
         case AttemptEnded():
@@ -181,17 +183,24 @@ def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]
     return replace(job, attempts=(*job.attempts, body.attempt)[-ATTEMPTS_KEPT:], started_ms=started_ms, claim=None), attempt
 
 
-def _claimed(job: JobRecord, placement: Placement | None) -> JobRecord:
-    """Only by what may start on it: a job that waits, or a gang that goes on in another size."""
+def _claimed(world: World, job: JobRecord, placement: Placement | None) -> JobRecord | AttemptRecord:
+    """Only by what may start on it: a job that waits, or a gang that goes on in another size or place. A gang that claims what it
+    has borrows it no more."""
     if placement is not None and isinstance(job.state, Paused | Finished | Stopping):
         raise IllegalTransition(f"{job.id}: {job.state} cannot claim {placement}")
+    if placement is not None and isinstance(job.state, Starting | Running):
+        attempt = world.attempts[job.attempts[-1]]
+        if attempt.placement.slices == placement.slices:
+            return replace(attempt, placement=placement)
     return replace(job, claim=placement)
 
 
 def _evicted(world: World, body: JobEvicted, at_ms: int) -> tuple[Record, ...]:
-    """What it is to start again on, if anything, it claimed before."""
+    """What it is to start again on, if anything, it claimed before. How often it was ended while it borrowed is not counted: that
+    must not protect it from its own queue."""
     job = _moved(world.jobs[body.job], StopAsked("preempt"), at_ms)
-    times = job.evicted_ms if body.claimant == body.job else (*job.evicted_ms, at_ms)[-EVICTIONS_KEPT:]
+    uncounted = body.claimant == body.job or world.attempts[body.attempt].placement.borrowed
+    times = job.evicted_ms if uncounted else (*job.evicted_ms, at_ms)[-EVICTIONS_KEPT:]
     attempt = replace(world.attempts[body.attempt], evicted_for=body.claimant, evicted_why=body.cause)
     return replace(job, stop="preempt", evicted_ms=times), attempt
 
@@ -206,7 +215,8 @@ def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
     attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
     running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
     served_ms = job.served_ms + usage.device_ms(attempt.placement, ended_ms - attempt.placed_ms)
-    job = replace(job, since_ms=at_ms, repair=body.again and bool(attempt.lost), served_ms=served_ms)
+    since_ms = job.since_ms if attempt.placement.borrowed else at_ms  # it waited for its turn all along
+    job = replace(job, since_ms=since_ms, repair=body.again and bool(attempt.lost), served_ms=served_ms)
     ended = replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
     return job, ended, usage.after(world, job.spec.queue, ended)
 

@@ -1,7 +1,7 @@
 """A plan, as far as it still holds: it was made in another process, of a snapshot that may be old now. Pure but for the draft."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.core.devices import Placement
 from phalanx.core.events import AttemptPlaced, DevicesClaimed, JobEvicted, JobWaits
@@ -126,11 +126,14 @@ def _may_claim(
     evictions: Sequence[Evict],
     ending: Collection[AttemptId],
 ) -> bool:
-    """A waiting job, or one of the evicted itself; every device is free or becomes so by this, and is nobody else's."""
+    """A waiting job, or one of the evicted itself; every device is free or becomes so by this, and is nobody else's. Or a gang what
+    it borrowed until now."""
     record = world.open_jobs.get(job)
     if record is None or not placement.slices or any(part.node not in ready for part in placement.slices):
         return False
     itself = isinstance(record.state, Starting | Running) and any(eviction.job == job for eviction in evictions)
+    if isinstance(record.state, Starting | Running) and not itself:
+        return record.state.placement == replace(placement, borrowed=True)  # it borrows it no more
     return (itself or isinstance(record.state, Pending)) and taken.has_room(job, placement, ending)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Row, Table, insert
@@ -46,8 +47,8 @@ def event_of(row: Row[Any]) -> Event:
     return Event(row.seq, row.at_ms, wire.loads(EventBody, row.body))
 
 
-def written(commit: Commit) -> Iterator[tuple[Insert, list[dict[str, Any]] | None]]:
-    """Every statement of the transaction, with its rows where it has them apart."""
+def written(commit: Commit) -> Iterator[tuple[Insert, list[dict[str, Any]]]]:
+    """Every statement of the transaction, with its rows: one for each table, however many rows it gets."""
     for table, rows in (
         (tables.events, [_event_row(item) for item in commit.events]),
         (tables.outbox, [{"entry": json.dumps(entry)} for entry in commit.outbox]),
@@ -55,37 +56,50 @@ def written(commit: Commit) -> Iterator[tuple[Insert, list[dict[str, Any]] | Non
     ):
         if rows:
             yield insert(table), rows
-    for statement in _puts(commit):
-        yield statement, None
+    for table, rows in _puts(commit):
+        if rows:
+            yield put(table, *rows[0]), rows
 
 
-def _puts(commit: Commit) -> Iterator[Insert]:
-    """Statements for the current tables, referenced rows first."""
+def _puts(commit: Commit) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+    """Rows of the current tables, referenced ones first."""
     changes = commit.changes
-    for job in changes.jobs.values():
-        row = {"id": job.id, "sequence": job.sequence, "state": job.state.name, "record": wire.dumps(JobRecord, job)}
-        yield put(tables.jobs, row)
-    for attempt in changes.attempts.values():
-        yield put(tables.attempts, {"id": attempt.id, "job": attempt.job, "record": wire.dumps(AttemptRecord, attempt)})
-    for node in changes.nodes.values():
-        yield put(tables.nodes, {"id": node.shape.node, "up": node.up, "record": wire.dumps(NodeRecord, node)})
-    for model in changes.models:
-        row = {"name": model.name, "version": model.version, "attempt": model.attempt}
-        yield put(tables.models, {**row, "record": wire.dumps(ModelRecord, model)})
-    for usage in changes.usage.values():
-        yield put(tables.usage, {"queue": usage.queue, "record": wire.dumps(QueueUsage, usage)})
+    yield tables.jobs, [_job_row(job) for job in changes.jobs.values()]
+    yield tables.attempts, [_attempt_row(attempt) for attempt in changes.attempts.values()]
+    yield tables.nodes, [_node_row(node) for node in changes.nodes.values()]
+    yield tables.models, [_model_row(model) for model in changes.models]
+    yield tables.usage, [{"queue": usage.queue, "record": wire.dumps(QueueUsage, usage)} for usage in changes.usage.values()]
     if changes.policy is not None:
-        yield put(tables.policy, {"name": "fleet", "record": wire.dumps(Policy, changes.policy)})
-    yield put(tables.meta, {"key": "sequence", "value": commit.sequence})
+        yield tables.policy, [{"name": "fleet", "record": wire.dumps(Policy, changes.policy)}]
+    yield tables.meta, [{"key": "sequence", "value": commit.sequence}]
     if commit.key is not None:
-        yield put(tables.submits, {"key": commit.key[0], "job": commit.key[1]})
+        yield tables.submits, [{"key": commit.key[0], "job": commit.key[1]}]
     if commit.offset is not None:
         attempt_of, rank, offset = commit.offset
-        yield put(tables.streams, {"attempt": attempt_of, "rank": rank, "records_offset": offset})
+        yield tables.streams, [{"attempt": attempt_of, "rank": rank, "records_offset": offset}]
 
 
-def put(table: Table, row: Mapping[str, Any]) -> Insert:
-    """Inserts the row, or replaces the one with its primary key."""
+def _job_row(job: JobRecord) -> dict[str, Any]:
+    return {"id": job.id, "sequence": job.sequence, "state": job.state.name, "record": wire.dumps(JobRecord, job)}
+
+
+def _attempt_row(attempt: AttemptRecord) -> dict[str, Any]:
+    return {"id": attempt.id, "job": attempt.job, "record": wire.dumps(AttemptRecord, attempt)}
+
+
+def _node_row(node: NodeRecord) -> dict[str, Any]:
+    return {"id": node.shape.node, "up": node.up, "record": wire.dumps(NodeRecord, node)}
+
+
+def _model_row(model: ModelRecord) -> dict[str, Any]:
+    row = {"name": model.name, "version": model.version, "attempt": model.attempt}
+    return {**row, "record": wire.dumps(ModelRecord, model)}
+
+
+@cache
+def put(table: Table, *columns: str) -> Insert:
+    """Inserts rows with these columns, or replaces those with their primary keys."""
     keys = [column.name for column in table.primary_key]
-    rest = {name: value for name, value in row.items() if name not in keys}
-    return upsert(table).values(row).on_conflict_do_update(index_elements=keys, set_=rest)
+    statement = upsert(table)
+    rest = {name: statement.excluded[name] for name in columns if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=rest)

@@ -231,6 +231,7 @@ class Snapshots:
             keeps=job.claim,
             evictions=evictions,
             served_ms=job.served_ms,
+            since_ms=job.since_ms,
         )
         return known[2] if known is not None and known[2] == now else now
 

@@ -86,14 +86,14 @@ class Store:
         """The next epoch, committed: from now on every older leader's write is refused."""
         with self._writing() as connection:
             epoch = _number(connection, "epoch") + 1
-            connection.execute(put(tables.meta, {"key": "epoch", "value": epoch}))
+            connection.execute(put(tables.meta, "key", "value"), {"key": "epoch", "value": epoch})
         return epoch
 
     def raise_epoch(self, epoch: int, to: int) -> int:
         """Makes the leader's number `to`, and answers with it. Raises Bug when `epoch` leads no more, and StoreUnavailable: then it
         may be done all the same, and whether by this leader or by another one that chose the number, nobody can tell."""
         with self._leading(epoch) as connection:
-            connection.execute(put(tables.meta, {"key": "epoch", "value": max(epoch, to)}))
+            connection.execute(put(tables.meta, "key", "value"), {"key": "epoch", "value": max(epoch, to)})
         return max(epoch, to)
 
     @contextmanager

@@ -127,6 +127,8 @@ def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop
 def _evicted(job: JobRecord, attempt: AttemptRecord) -> str:
     if attempt.evicted_why == "spot":
         return "moved off a node that goes away"
+    if attempt.evicted_why == "home":
+        return "moved to nodes that its queue is guaranteed"
     if attempt.evicted_for in (None, job.id):
         return "stopped to start again in another size"
     return f"made room for {attempt.evicted_for}"

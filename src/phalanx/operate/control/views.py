@@ -188,8 +188,9 @@ def _makes_room(world: World, job: JobRecord) -> str:
     claimant = _evicted_for(world, job)
     if claimant not in (None, job.id):
         return f"it makes room for {claimant}"
-    leaves = job.attempt is not None and world.attempts[job.attempt].evicted_why == "spot"
-    return "one of its nodes goes away" if leaves else "it starts again in another size"
+    why = world.attempts[job.attempt].evicted_why if job.attempt is not None else None
+    words = {"spot": "one of its nodes goes away", "home": "it moves to nodes that its queue is guaranteed"}
+    return words.get(why or "", "it starts again in another size")
 
 
 def _made_room(world: World, job: JobRecord) -> str:

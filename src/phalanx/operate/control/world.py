@@ -71,9 +71,9 @@ class JobRecord:
     the platform, lost with their node, paused, moved off a drained node, ended for others, or made before the job was retried.
     collected_ms: since when what it left is garbage. claim: devices that gangs are ended for to make room for it; of a gang that
     is ended to start again in another size, what it starts again on.
-    since_ms: when it last began to wait. repair: its last attempt lost a node. evicted_ms: the newest EVICTIONS_KEPT times at
-    which it was ended for others. served_ms: device-milliseconds of its attempts that have ended. array: id of the first job of
-    the array it is of, and its number there.
+    since_ms: when it last began to wait; what it borrowed since did not end that. repair: its last attempt lost a node.
+    evicted_ms: the newest EVICTIONS_KEPT times at which it was ended for others. served_ms: device-milliseconds of its attempts
+    that have ended. array: id of the first job of the array it is of, and its number there.
     """
 
     id: JobId

@@ -53,6 +53,7 @@ _EVICTED = {
     "shrink": "asked to start again on fewer nodes, to make room for {claimant}",
     "grow": "asked to start again on more nodes, which are free",
     "spot": "asked to save and leave a node that goes away",
+    "home": "asked to start again on nodes that its queue is guaranteed, where its turn has come",
 }
 """By the cause in the plan."""
 
@@ -96,7 +97,7 @@ def _of_job(body: OfJob) -> str:
         case JobResumed(by=by):
             return f"resumed by {by}"
         case DevicesClaimed(placement=placement):
-            return f"waits for {_where(placement)}, kept for it" if placement else "gave up the devices that were kept for it"
+            return f"kept for it: {_where(placement)}" if placement else "gave up the devices that were kept for it"
         case JobEvicted(claimant=claimant, cause=cause):
             return _EVICTED.get(cause, "asked to make room for {claimant}").format(claimant=claimant)
         case JobCollected(by=by):

@@ -3,12 +3,17 @@
 import secrets
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from phalanx.core.errors import Exit, SpecError
+from phalanx.show.cli.clusters import ClustersOption, client_of, offers
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave, tools_of
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.core.spec import JobSpec
 
 STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finished")
 
@@ -32,15 +37,17 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it until it ends; the exit code is the job's outcome.")
     ] = False,
+    clusters: ClustersOption = None,
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Submit a job.
 
+    With --clusters to the one of them that runs it at the least cost; what each would make of it is shown first.
+
     With --follow the exit code is the job's outcome, or 5 when it was paused; Ctrl-C stops watching (exit code 130) and never
     cancels the job.
     """
-    from phalanx.client import connect
     from phalanx.core.views import JobView
     from phalanx.show.cli.follow import follow_job
     from phalanx.show.cli.job_page import submitted_page
@@ -50,7 +57,7 @@ def submit(
 
     spec = spec_from(file, [*(changes or ()), *([f"name={name}"] if name else ())], Path.cwd())
     pack = tools_of(context).pack_workdir(Path(spec.workdir)) if spec.workdir else None
-    with connect(home) as client:
+    with _platform_for(context, spec, clusters, home, output) as client:
         try:
             job = client.submit(spec, pack, secrets.token_hex(16))
         except KeyboardInterrupt:
@@ -63,6 +70,25 @@ def submit(
             if output is not Output.TABLE:
                 emit(output, JobView, last, list)
             leave(code)
+
+
+def _platform_for(context: typer.Context, spec: "JobSpec", clusters: str | None, home: Path | None, output: Output) -> "Client":
+    """The one that the job goes to; where several are asked, people see what each would make of it."""
+    if clusters is None:
+        from phalanx.client import connect
+
+        return connect(home)
+    from phalanx.show.cli.clusters_page import clusters_page
+    from phalanx.show.cli.output import show
+    from phalanx.show.cli.text import note
+
+    found = offers(tools_of(context), spec, clusters, home)
+    client = client_of(found, clusters, home)
+    if output is Output.TABLE:
+        show(clusters_page(found))
+    where = f"PHALANX_HOME={home.absolute()} PHALANX_CLUSTER={found.chosen}" if home else f"PHALANX_CLUSTER={found.chosen}"
+    note(f"It goes to {found.chosen}: with {where} every command speaks to that one.")
+    return client
 
 
 def follow(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:

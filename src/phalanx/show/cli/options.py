@@ -40,7 +40,7 @@ HomeOption = Annotated[
         "--home",
         metavar="DIR",
         parser=named_folder,
-        help="The platform's home.  [default: $PHALANX_URL's server, else $PHALANX_HOME, else ~/.phalanx]",
+        help="The platform's home.  [default: $PHALANX_CLUSTER, else $PHALANX_URL's server, else $PHALANX_HOME, else ~/.phalanx]",
     ),
 ]
 LocalHomeOption = Annotated[

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from phalanx.core.errors import SetupError
-from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption
+from phalanx.show.cli.clusters import ClustersOption, offers
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, tools_of
 from phalanx.show.cli.text import note
 
 
@@ -48,17 +49,20 @@ def why(
 
 
 def plan(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The job spec, in YAML: see docs/job-spec.md.")],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a field, e.g. num_nodes=2; VALUE is read as YAML. Repeatable."),
     ] = None,
+    clusters: ClustersOption = None,
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say what would happen to a job if it were submitted now. Nothing is submitted.
 
     Where it would start, what it costs, what its queue would hold; or why it would wait, until when, and what would start it now.
+    With --clusters what each cluster would make of it, and which one `submit --clusters` would choose.
     """
     from phalanx.client import connect
     from phalanx.core.views import PlanView
@@ -67,6 +71,13 @@ def plan(
     from phalanx.show.cli.plan_page import plan_page
 
     spec = spec_from(file, changes or (), Path.cwd())
+    if clusters is not None:  # an empty one, as of a variable that is not set, must not mean this platform
+        from phalanx.core.clusters import DispatchView
+        from phalanx.show.cli.clusters_page import clusters_page
+
+        found = offers(tools_of(context), spec, clusters, home)
+        emit(output, DispatchView, found, lambda: clusters_page(found, " Nothing was submitted."))
+        return
     with connect(home) as client:
         view = client.plan(spec)
     emit(output, PlanView, view, lambda: plan_page(spec.name, view))

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
+    from phalanx.core.spec import JobSpec
 
 ProgressSink = Callable[[str, int, int], None]
 """Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
@@ -32,6 +34,7 @@ class Tools:
         this process becomes the agent.
     simulate(asked, progress): replays a trace; progress(jobs over, jobs). Writes the HTML report that `asked` names.
     what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
+    choose(spec, clusters, answers, now_ms): which of several clusters a job goes to.
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -44,3 +47,4 @@ class Tools:
     serve_node: Callable[[Path, int | None], int]
     simulate: "Callable[[SimAsked, Callable[[int, int], None]], SimReport]"
     what_if: "Callable[[str, str], WhatIfView]"
+    choose: "Callable[[JobSpec, Clusters, Sequence[Answer], int], DispatchView]"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.errors import Bug
 from phalanx.core.ids import NodeId
-from phalanx.core.policy import Policy, Queue
+from phalanx.core.policy import Cells, Policy, Queue
 from phalanx.decide.scheduler import Evict, NodeFacts, Plan, Snapshot, Start
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.costs import FREE, Costs
@@ -114,6 +114,17 @@ def test_a_gang_that_saves_nothing_when_it_is_ended_does_again_what_came_after_i
     outcome = replayed(jobs, "H100:8x1", replace(EXACT, costs=costs))
     assert outcome.ledger == {"productive": 8000 * 90 * MINUTE, "recompute": 8000 * 2 * MINUTE}
     assert outcome.lives[0].ended_ms == 92 * MINUTE
+
+
+@pytest.mark.parametrize(("first_min", "ended"), [(10, {}), (60, {"priority": 1})])
+def test_a_gang_that_borrows_a_cell_is_safe_there_once_its_turn_has_come(first_min: int, ended: dict[str, int]) -> None:
+    """`b` borrows the other node while `a` has the queue's own one; when `a` is done, that node is its queue's own."""
+    policy = Policy(queues={"q": Queue(cells=Cells(type="H100", count=1))})
+    jobs = [job("a", 0, first_min, 8, tenant="q"), job("b", 1, 40, 8, tenant="q")]
+    jobs += [job("c", 15, 60, 8, priority=90), job("d", 16, 10, 8, priority=90)]
+    outcome = replayed(jobs, "H100:8x2", replace(EXACT, policy=policy))
+    assert dict(outcome.evictions) == ended
+    assert [life.evictions for life in outcome.lives[:2]] == [0, len(ended)]
 
 
 def test_a_failed_node_ends_its_gang_alone_and_the_gang_starts_again_elsewhere() -> None:

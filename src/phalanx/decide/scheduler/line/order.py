@@ -11,37 +11,37 @@ from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.line import fair_order
 from phalanx.decide.scheduler.line.by_service import ServiceOrder
+from phalanx.decide.scheduler.line.sweeps import Batch, alone
 from phalanx.decide.scheduler.quotas.saving import Account
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 
-Ordered = Callable[[Sequence[PendingJob]], Iterator[PendingJob]]
+Ordered = Callable[[Sequence[Batch]], Iterator[Batch]]
 
 
 def in_order(
-    snapshot: Snapshot, tree: Tree, at_home: Collection[JobId] = (), service: ServiceOrder | None = None
-) -> Iterator[PendingJob]:
-    """All waiting jobs; after those with a claim, those that start in their queue's own cells, in the order of `at_home`. Lazy:
-    what the consumer uses of `tree` meanwhile counts for those that follow."""
-    yield from sorted((job for job in snapshot.pending if job.claim is not None), key=age)
-    waiting = [job for job in snapshot.pending if job.claim is None]
+    snapshot: Snapshot, tree: Tree, batches: Sequence[Batch], at_home: Collection[JobId] = (), service: ServiceOrder | None = None
+) -> Iterator[Batch]:
+    """All waiting jobs: those with a claim; those that start in their queue's own cells, in the order of `at_home`; those of
+    `batches`, which has all others. Lazy: what the consumer uses of `tree` meanwhile counts for those that follow."""
+    yield from alone(sorted((job for job in snapshot.pending if job.claim is not None), key=age))
     if at_home:
-        by_name = {job.facts.job: job for job in waiting}
-        yield from (by_name[job] for job in at_home if job in by_name)
-        waiting = [job for job in waiting if job.facts.job not in at_home]
+        by_name = {job.facts.job: job for job in snapshot.pending if job.claim is None}
+        yield from alone(by_name[job] for job in at_home if job in by_name)
     ordered = _ordered(snapshot, tree, service)
     if not tree.has_quotas:
-        yield from ordered(waiting)
+        yield from ordered(batches)
         return
-    borrowing, later, saved = _Borrowing(tree), list[PendingJob](), set[Account]()
-    for job in ordered(waiting):
+    borrowing, later, saved = _Borrowing(tree), list[Batch](), set[Account]()
+    for batch in ordered(batches):
+        job = batch.first
         if borrowing.would(job):
-            later.append(job)
             saved |= tree.saves_for(job)
+            later.append(batch.rest())
         elif saved and borrowing.draws_on(job, saved):
-            later.append(job)
+            later.append(batch.rest())
         else:
-            yield job
+            yield batch
     yield from ordered(later)
 
 
@@ -54,12 +54,17 @@ def _ordered(snapshot: Snapshot, tree: Tree, service: ServiceOrder | None) -> Or
     if snapshot.policy.order == "fifo":
         return _by_age
     if snapshot.policy.order != "fair":
-        return (service or ServiceOrder(snapshot, sum(tree.capacity.values()) // WHOLE)).waiting
-    return lambda jobs: fair_order.in_order(jobs, snapshot.policy, snapshot.now_ms, tree)
+        known = service or ServiceOrder(snapshot, sum(tree.capacity.values()) // WHOLE)
+        return lambda batches: alone(known.waiting(_jobs(batches)))
+    return lambda batches: fair_order.in_order(batches, snapshot.policy, snapshot.now_ms, tree)
 
 
-def _by_age(jobs: Sequence[PendingJob]) -> Iterator[PendingJob]:
-    return iter(sorted(jobs, key=lambda job: (-job.facts.priority, not job.repair, *age(job))))
+def _by_age(batches: Sequence[Batch]) -> Iterator[Batch]:
+    return alone(sorted(_jobs(batches), key=lambda job: (-job.facts.priority, not job.repair, *age(job))))
+
+
+def _jobs(batches: Sequence[Batch]) -> list[PendingJob]:
+    return [job for batch in batches for job in batch.jobs]
 
 
 class _Borrowing:
@@ -69,9 +74,9 @@ class _Borrowing:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._version = -1
-        self._would: set[tuple[str, str, tuple[str, ...], int]] = set()
+        self._would: set[tuple[str, tuple[str, ...], int]] = set()
         self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
-        self._would_not: set[tuple[str, str, tuple[str, ...], int]] = set()
+        self._would_not: set[tuple[str, tuple[str, ...], int]] = set()
 
     def draws_on(self, job: PendingJob, saved: set[Account]) -> bool:
         """Whether what it would have is saved for others; more and more is."""
@@ -86,7 +91,7 @@ class _Borrowing:
             self._version = tree.version
             self._would_not.clear()
         request = shape.request
-        alike = (job.facts.queue, job.facts.user, request.types, shape.num_nodes * request.count * request.milli)
+        alike = (job.facts.queue, request.types, shape.num_nodes * request.count * request.milli)
         if alike in self._would:
             return True
         if alike in self._would_not:

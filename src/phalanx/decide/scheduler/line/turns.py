@@ -60,7 +60,7 @@ def _candidates(order: ServiceOrder, round_: Round) -> dict[str, list[PendingJob
     """Jobs that could start at all, by pool and in order. As many of a queue as it may have, were they all to start."""
     snapshot, gates = round_.snapshot, Gates(round_.snapshot)
     homes = round_.kept.homes.of if round_.kept.homes is not None else {}
-    tree = Tree(snapshot, round_.fleet.ground) if snapshot.policy.queues else None
+    tree = Tree(snapshot, round_.fleet.ground, round_.tree.held) if snapshot.policy.queues else None
     found: dict[str, list[PendingJob]] = {}
     most = LOOKS_MAX // max(1, len(round_.fleet.ground.nodes))
     for job in order.waiting([job for job in snapshot.pending if job.claim is None and job.facts.job not in homes]):

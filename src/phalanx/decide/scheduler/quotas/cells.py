@@ -1,15 +1,17 @@
 """Whole cells: nodes, domains, racks, blocks. Which are whose follows from what runs.
 
-Cells with a tenant's gangs are bound to it, the oldest first, as many as it is guaranteed; the rest of its guarantee is spare cells
-that are bound to nobody. What cannot be ended has no more cells than nobody is guaranteed.
+Cells in which a tenant's gangs are at home are bound to it, the oldest first, as many as it is guaranteed; the rest of its
+guarantee is spare cells that are bound to nobody, the largest put aside first. What cannot be ended has the cells that are left.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final, Literal
 
 import numpy as np
 
 from phalanx.core.devices import Placement
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import TIERS, Cells, Queue
 from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot
 from phalanx.decide.scheduler.where.ground import Ground
@@ -72,14 +74,14 @@ def _sizes(cells: Cells, ground: Ground) -> dict[Cell, int]:
 
 class Board:
     """By name of the tenant: `standard`, all cells of its kind; `mine`, its own ones, those that are bound first; `at_home`, gangs
-    in the bound ones. owner: of rows that are bound. firm: rows of cells that may carry what cannot be ended."""
+    in the bound ones; `away`, its others. owner: of rows that are bound. spared: rows that may be bound by somebody."""
 
     def __init__(self, snapshot: Snapshot, ground: Ground, tenant: Mapping[str, str]) -> None:
         self.snapshot, self.ground, self.tenant = snapshot, ground, tenant
         self.owner: dict[int, str] = {}
-        self.firm: set[int] = set()
         self.standard: dict[str, list[Cell]] = {}
         self.at_home: dict[str, list[RunningJob]] = {}
+        self.away: dict[str, list[RunningJob]] = {}
         self.mine: dict[str, list[Cell]] = {}
         self.spared: set[int] = set()
         self._held = np.zeros(len(ground.nodes), np.int64)
@@ -91,20 +93,22 @@ class Board:
                     self._stuck.add(row)
 
     def bind(self, name: str) -> None:
-        """Cells with the tenant's gangs, and with devices that are claimed for its jobs, the oldest first."""
+        """Cells with the tenant's gangs that do not borrow, and with devices that are claimed for its jobs, the oldest first."""
         cells = cells_of(self.snapshot.policy.queues, name)
         sizes = _sizes(cells, self.ground)
         most = max(sizes.values(), default=0)
         self.standard[name] = sorted(cell for cell, size in sizes.items() if size == most)
         of_row = {row: cell for cell in self.standard[name] for row in cell}
-        self.mine[name], self.at_home[name] = [], []
+        self.mine[name], self.at_home[name], self.away[name] = [], [], []
         gangs = [gang for gang in self.snapshot.running if self.tenant.get(gang.facts.queue) == name]
         for gang in sorted(gangs, key=lambda gang: (gang.facts.preemptible, gang.placed_ms, gang.facts.job)):
-            if self._taken(name, of_row, gang.placement, cells.count):
-                self.at_home[name].append(gang)
-        for job in sorted(self.snapshot.pending, key=lambda job: job.facts.job):
-            if job.claim is not None and self.tenant.get(job.facts.queue) == name:
-                self._taken(name, of_row, job.claim, cells.count)
+            is_at_home = not gang.placement.borrowed and self._taken(name, of_row, gang.placement, cells.count)
+            (self.at_home if is_at_home else self.away)[name].append(gang)
+        jobs = [job for job in self.snapshot.pending if self.tenant.get(job.facts.queue) == name]
+        claims = [(job.facts.job, job.claim) for job in jobs] + [(gang.facts.job, gang.keeps) for gang in self.away[name]]
+        for _, claim in sorted(claims, key=itemgetter(0)):
+            if claim is not None and not claim.borrowed:
+                self._taken(name, of_row, claim, cells.count)
 
     def _taken(self, name: str, of_row: Mapping[int, Cell], placement: Placement, most: int) -> bool:
         rows = self._rows(placement)
@@ -117,34 +121,59 @@ class Board:
         self.owner.update((row, name) for cell in new for row in cell)
         return True
 
-    def keep_firm(self, names: Sequence[str]) -> None:
-        """As many cells as nobody is guaranteed may carry what cannot be ended: first those that do."""
-        kinds = {
-            (cells_of(self.snapshot.policy.queues, name).type, cells_of(self.snapshot.policy.queues, name).tier) for name in names
-        }
-        for kind, tier in sorted(kinds):
-            of_kind = [
-                name for name in names if (one := cells_of(self.snapshot.policy.queues, name)).type == kind and one.tier == tier
-            ]
-            cells = self.standard[of_kind[0]]
-            promised = sum(cells_of(self.snapshot.policy.queues, name).count for name in of_kind)
-            unbound = [cell for cell in cells if not any(row in self.owner for row in cell)]
-            unbound.sort(key=lambda cell: (not any(row in self._stuck for row in cell), -int(self._held[list(cell)].sum()), cell))
-            self.firm.update(row for cell in unbound[: max(0, len(cells) - promised)] for row in cell)
-
     def spare(self, name: str) -> None:
-        """Cells that the tenant may still bind, the emptiest first."""
+        """Cells that the tenant may still bind: those without gangs that cannot be ended, the emptiest first."""
         cells = cells_of(self.snapshot.policy.queues, name)
         usable = self.ground.schedulable
         unbound = [
             cell
             for cell in self.standard[name]
-            if not any(row in self.owner or row in self.firm or row in self.spared or not usable[row] for row in cell)
+            if not any(row in self.owner or row in self.spared or not usable[row] for row in cell)
         ]
-        unbound.sort(key=lambda cell: (int(self._held[list(cell)].sum()), cell))
+        unbound.sort(key=lambda cell: (any(row in self._stuck for row in cell), int(self._held[list(cell)].sum()), cell))
         more = unbound[: cells.count - len(self.mine[name])]
         self.mine[name].extend(more)
         self.spared.update(row for cell in more for row in cell)
+
+    def stays(self, name: str, gang: RunningJob, starts: Mapping[JobId, Placement]) -> bool:
+        """Whether the gang need not start again at home: it is on those very nodes, or what it borrows can be its tenant's own in
+        the place of as many spare cells, for cells of a kind are alike."""
+        home, there = starts[gang.facts.job], gang.placement
+        if _nodes(home) == _nodes(there):
+            return home.slices == there.slices or not gang.facts.shape.request.is_share
+        found, held = self._by_cell(name, home), self._by_cell(name, there)
+        if not held or sorted(found.values()) != sorted(held.values()):
+            return False
+        others = {row for job, placement in starts.items() if job != gang.facts.job for row in self._rows(placement)}
+        if any(row in self.owner for cell in found for row in cell) or any(
+            row in others for cell in (*found, *held) for row in cell
+        ):
+            return False
+        if not all(self._may_bind(name, cell) for cell in held):
+            return False
+        for one, other in zip(sorted(found.keys() - held.keys()), sorted(held.keys() - found.keys()), strict=True):
+            if other not in self.mine[name]:
+                self.mine[name][self.mine[name].index(one)] = other
+                self.spared.difference_update(one)
+                self.spared.update(other)
+        return True
+
+    def _by_cell(self, name: str, placement: Placement) -> dict[Cell, list[int]]:
+        """Which of their nodes it has, by cell; nothing where some of it is in no cell of the tenant's kind."""
+        of_row = {row: cell for cell in self.standard[name] for row in cell}
+        rows = [self.ground.row.get(part.node, -1) for part in placement.slices]
+        found: dict[Cell, list[int]] = {}
+        for row in sorted(rows):
+            if row not in of_row:
+                return {}
+            found.setdefault(of_row[row], []).append(of_row[row].index(row))
+        return found
+
+    def _may_bind(self, name: str, cell: Cell) -> bool:
+        if cell in self.mine[name]:
+            return not any(row in self.owner for row in cell)
+        taken = self.owner.keys() | self.spared | self._stuck
+        return all(row not in taken and self.ground.schedulable[row] for row in cell)
 
     def settle(self, name: str, placement: Placement) -> None:
         """What starts in a spare cell binds it."""
@@ -154,3 +183,7 @@ class Board:
 
     def _rows(self, placement: Placement) -> set[int]:
         return {row for part in placement.slices if (row := self.ground.row.get(part.node)) is not None}
+
+
+def _nodes(placement: Placement) -> dict[NodeId, int]:
+    return {part.node: len(part.devices) for part in placement.slices}

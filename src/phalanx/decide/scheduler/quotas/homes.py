@@ -2,7 +2,7 @@
 
 Its cells are decided as the private cluster that they stand for, by the very same scheduler: what starts there starts here on the
 same nodes, and whoever else is on its devices is ended. So its jobs wait for each other, and for nobody else. What a tenant runs
-beyond its cells may be ended like anybody else's, and doing that again takes of its own time; `borrow: false` spares it that.
+beyond its cells is extra: there it still waits, and when its turn comes it is brought home, or ended for those whose turn it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,8 @@ Decide = Callable[[Snapshot], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a tenant's job starts in its own cells, and which gangs of the tenant make room for it there."""
+    """Where a tenant's job starts in its own cells, be it that it borrows meanwhile; and which gangs of the tenant that are at home
+    make room for it."""
 
     placement: Placement
     victims: frozenset[JobId] = frozenset()
@@ -59,6 +60,25 @@ class Homes:
         tenant = policy.queues[self.tenant[job.facts.queue]]
         return None if tenant.borrow and job.facts.preemptible else reason
 
+    def marked(self, plan: Plan, snapshot: Snapshot) -> Plan:
+        """With what tenants' jobs get beyond their cells known as borrowed, for as long as they run there."""
+        claims = {job.facts.job: job.claim for job in snapshot.pending}
+        beyond = {job.facts.job for job in snapshot.pending if job.facts.queue in self.tenant}
+        beyond |= {gang.facts.job for gang in snapshot.running if gang.placement.borrowed}
+        beyond -= {job for job in self.of if claims.get(job) is None}
+
+        def known(job: JobId, placement: Placement) -> Placement:
+            return replace(placement, borrowed=True) if job in beyond and placement != claims.get(job) else placement
+
+        return replace(
+            plan,
+            decisions=tuple(
+                replace(one, placement=known(one.job, one.placement)) if one.kind == "start" else one for one in plan.decisions
+            ),
+            evictions=tuple(replace(one, keeps=known(one.job, one.keeps)) if one.keeps else one for one in plan.evictions),
+            claims=tuple(replace(one, placement=known(one.job, one.placement)) if one.placement else one for one in plan.claims),
+        )
+
 
 def homes(snapshot: Snapshot, ground: Ground, decide: Decide) -> Homes | None:
     """None where nobody is guaranteed cells."""
@@ -72,36 +92,48 @@ def homes(snapshot: Snapshot, ground: Ground, decide: Decide) -> Homes | None:
     board = Board(snapshot, ground, tenant)
     for name in names:
         board.bind(name)
-    board.keep_firm(names)
     for name in names:
         board.spare(name)
     for name in names:
         _decide(name, board, decide, found)
-    found.guaranteed = {gang.facts.job for name in names for gang in board.at_home[name]}
+    found.guaranteed |= {gang.facts.job for name in names for gang in board.at_home[name]}
     found.bound = dict(board.owner)
     found.closed = np.zeros(len(ground.nodes), np.bool_)
-    found.closed[[row for name in names for cell in board.standard[name] for row in cell if row not in board.firm]] = True
+    found.closed[[row for name in names for cell in board.mine[name] for row in cell]] = True
     return found
 
 
 def _decide(name: str, board: Board, decide: Decide, found: Homes) -> None:
-    plan = decide(_private(name, board))
+    private = _private(name, board)
+    plan = decide(private)
     claims = {claim.job: claim.placement for claim in plan.claims}
-    promised = {job.facts.job for job in board.snapshot.pending if job.claim is not None}
+    promised = {job.facts.job for job in private.pending if job.claim is not None}
+    starts = dict[JobId, Placement]()
     for decision in plan.decisions:
         if decision.job in promised:  # in the fleet it starts on what was claimed there
             continue
         placement = decision.placement if isinstance(decision, Start) else claims.get(decision.job)
         if placement is not None:
-            victims = frozenset(evict.job for evict in plan.evictions if evict.claimant == decision.job)
-            found.of[decision.job] = Home(placement, victims)
-            board.settle(name, placement)
+            starts[decision.job] = placement
         elif not isinstance(decision, Start):
             found.reasons[decision.job] = decision.reason
+    victims: dict[JobId, set[JobId]] = {}
+    for evict in plan.evictions:
+        victims.setdefault(evict.claimant, set()).add(evict.job)
+    for gang in board.away[name]:
+        job = gang.facts.job
+        if job in starts and job not in victims and not gang.stopping and board.stays(name, gang, starts):
+            starts[job] = replace(gang.placement, borrowed=False)
+            board.settle(name, gang.placement)
+            found.guaranteed.add(job)
+    for job, placement in starts.items():
+        found.of[job] = Home(placement, frozenset(victims.get(job, ())))
+        board.settle(name, placement)
 
 
 def _private(name: str, board: Board) -> Snapshot:
-    """The tenant's cells as a cluster of their own."""
+    """The tenant's cells as a cluster of their own. There jobs that borrow, or claim what they would, still wait; but for those
+    that are asked to end for good."""
     snapshot, queues = board.snapshot, board.snapshot.policy.queues
     rows = sorted(row for cell in board.mine[name] for row in cell)
     used = _used(board.at_home[name])
@@ -110,8 +142,19 @@ def _private(name: str, board: Board) -> Snapshot:
     below = {queue: found for queue, found in queues.items() if board.tenant.get(queue) == name and queue != name}
     own = replace(queues[name], parent="", cells=None, quota={}, borrow=True, lend=True)
     policy = replace(snapshot.policy, queues={name: own, **below}, bookings={}, spares={})
-    pending = tuple(job for job in snapshot.pending if board.tenant.get(job.facts.queue) == name)
-    return replace(snapshot, nodes=nodes, running=tuple(board.at_home[name]), pending=pending, policy=policy)
+    line = [job for job in snapshot.pending if board.tenant.get(job.facts.queue) == name]
+    pending = [replace(job, claim=None) if job.claim is not None and job.claim.borrowed else job for job in line]
+    away = [gang for gang in board.away[name] if gang.facts.preemptible and (gang.evicted_for is not None or not gang.stopping)]
+    pending += [_waiting(gang) for gang in away]
+    return replace(snapshot, nodes=nodes, running=tuple(board.at_home[name]), pending=tuple(pending), policy=policy)
+
+
+def _waiting(gang: RunningJob) -> PendingJob:
+    """A gang that borrows, as it stands in the line of its tenant's own cluster."""
+    claim = gang.keeps if gang.keeps is not None and not gang.keeps.borrowed else None
+    return PendingJob(
+        gang.facts, gang.since_ms, claim=claim, evictions=gang.evictions, served_ms=gang.served_ms, done_ms=gang.done_ms
+    )
 
 
 def _used(gangs: Iterable[RunningJob]) -> dict[tuple[NodeId, int], tuple[int, int]]:

@@ -3,15 +3,19 @@
 Amounts are thousandths of devices, so that shares of devices count as their part of one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from phalanx.core.devices import WHOLE
 from phalanx.core.policy import ANY, Budget, Policy, Queue
+from phalanx.decide.scheduler.quotas.holds import Amounts, Held, Whose
 from phalanx.decide.scheduler.snapshot import Usage
 
 ROOT: Final = ""
+CORES: Final = "cores"
+MEMORY: Final = "memory"
 _LEAST: Final = 1e-9
+_USERS: Final = Queue()
 
 
 class Line:
@@ -60,19 +64,56 @@ class Line:
     def weight(self) -> float:
         return max(self.queue.weight, _LEAST)
 
+    def begin(self, held: Mapping[str, Amounts]) -> None:
+        """These, by type, are held by it besides what is known."""
+        for kind, (amount, cores, memory, leaving, _) in held.items():
+            self.add(kind, amount, cores, memory)
+            self.hold(kind, amount + leaving)
+
+    def add(self, kind: str, amount: int, cores: int, memory: int) -> None:
+        """So much more is used."""
+        self.used[kind] = self.used.get(kind, 0) + amount
+        if cores or memory:
+            self.host[CORES] = self.host.get(CORES, 0) + cores
+            self.host[MEMORY] = self.host.get(MEMORY, 0) + memory
+
+    def hold(self, kind: str, amount: int) -> None:
+        """So much more counts for limits."""
+        self.held[kind] = self.held.get(kind, 0) + amount
+
+    def weigh(self, capacity: Mapping[str, int], host: Mapping[str, int]) -> None:
+        """Dominant share of the fleet that it has, and the share that it has had, for its weight (Ghodsi et al., NSDI 2011)."""
+        parts = [amount / capacity[kind] for kind, amount in self.used.items() if capacity.get(kind)]
+        parts += [amount / host[name] for name, amount in self.host.items() if host.get(name)]
+        self.has = max(parts, default=0.0)
+        self.share = (self.has + self.usage) / self.weight
+
 
 class Lines:
-    """All of them. A queue that the policy does not have is one of the root; so is one whose parent is unknown, or that is, in a
-    circle, a part of itself."""
+    """All queues, and of their users those that were asked for, with what they hold. A queue that the policy does not have is one
+    of the root; so is one whose parent is unknown, or that is, in a circle, a part of itself."""
 
-    def __init__(self, policy: Policy, queues: Iterable[str]) -> None:
+    def __init__(
+        self, policy: Policy, queues: Iterable[str], held: Held, capacity: Mapping[str, int], host: Mapping[str, int]
+    ) -> None:
+        """capacity, host: what the fleet has: thousandths of devices by type; cores and memory."""
         self._policy = policy
+        self._held, self._capacity, self._host = held, capacity, host
         self.root = Line(ROOT, Queue())
         self.all = [self.root]
         self._by_name = {ROOT: self.root}
-        self.users: dict[tuple[str, str], Line] = {}
-        for name in sorted({*policy.queues, *queues}):
+        self.users: dict[Whose, Line] = {}
+        self._had: dict[Whose, float] = {}
+        for name in sorted({*policy.queues, *queues, *held.by_queue}):
             self._grow(name)
+        for name in sorted(held.by_queue):
+            for line in self.queue(name).path:
+                line.begin(held.by_queue[name])
+
+    @property
+    def queues(self) -> Collection[Line]:
+        """Without the lines of users; parents come before those below them."""
+        return self._by_name.values()
 
     def queue(self, name: str) -> Line:
         found = self._by_name.get(name)
@@ -82,16 +123,26 @@ class Lines:
         """Whose jobs in a queue stand in it."""
         found = self.users.get((queue, user))
         if found is None:
-            found = self.users[queue, user] = self._add(f"{queue}/{user}", Queue(), self.queue(queue))
+            found = self.users[queue, user] = self._add(f"{queue}/{user}", _USERS, self.queue(queue))
+            found.begin(self._held.by_user.get((queue, user), {}))
+            found.usage = self._had.get((queue, user), 0.0)
+            found.weigh(self._capacity, self._host)
         return found
 
+    def share(self, queue: str, user: str) -> float:
+        """Of the user's line; who has nothing and has had nothing needs none."""
+        whose = queue, user
+        known = whose in self.users or whose in self._had or whose in self._held.by_user
+        return self.user(queue, user).share if known else 0.0
+
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:
-        """Adds up what each line and those below it have had; `fleet_ms` is what the whole fleet would have."""
+        """Adds up what each line and those below it have had, before any user is asked for; `fleet_ms` is what the whole fleet
+        would have."""
         for name in sorted(usage):
             had = usage[name]
             queue, _, user = name.partition("/")
             if user:  # of what its queue has had
-                self.user(queue, user).usage += had.decayed / fleet_ms
+                self._had[queue, user] = had.decayed / fleet_ms
                 continue
             for line in self.queue(queue).path:
                 line.usage += had.decayed / fleet_ms

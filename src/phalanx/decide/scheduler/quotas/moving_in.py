@@ -1,12 +1,14 @@
 """A tenant's job takes its place in its own cells: on the nodes that were found for it there, whoever else is on them is ended."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.core.reasons import Reason
-from phalanx.decide.scheduler.plan import Claim, Start
+from phalanx.core.reasons import OverBudget, OverLimit, Reason
+from phalanx.decide.scheduler.plan import Claim, Evict, Start
 from phalanx.decide.scheduler.quotas.homes import Home, Homes
-from phalanx.decide.scheduler.room import preemption
+from phalanx.decide.scheduler.room import elastic, preemption
+from phalanx.decide.scheduler.room.victims import lost_ms
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
 from phalanx.decide.scheduler.where.taking import Taking
@@ -17,9 +19,9 @@ def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start |
     """It starts, or gets a claim; or why it has to wait even so."""
     kind = round_.tree.kind(home.placement)
     more = home.placement.world_size - sum(round_.running[name].placement.world_size for name in home.victims)
-    admission = round_.tree.admit(job.facts, kind, more) if more > 0 else None
-    if admission is not None and admission.reason is not None:
-        return admission.reason
+    refusal = round_.tree.refusal(job.facts, kind, more) if more > 0 else None
+    if isinstance(refusal, OverLimit | OverBudget):  # what of its quota the tenant uses elsewhere does not count here
+        return refusal
     found = _Move(job, kind, home, homes, round_).placed()
     if found is None:
         return no_room(job.facts.shape, (kind,), round_.fleet)
@@ -33,12 +35,38 @@ def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start |
     return Start(job.facts.job, placement)
 
 
+def bring_home(homes: Homes, round_: Round) -> None:
+    """Gangs that borrowed until now, and whose turn it is in their tenant's own cells. They start again there, but where what they
+    have becomes their tenant's own."""
+    victims = round_.victims
+    for name, home in homes.of.items():
+        gang = round_.running.get(name)
+        if gang is None or victims.ending[victims.place[name]]:
+            continue
+        if home.placement == replace(gang.placement, borrowed=False):
+            round_.claims.append(Claim(name, home.placement))
+            continue
+        job, kind, own = PendingJob(gang.facts), round_.tree.kind(home.placement), victims.place[name]
+        found = _Move(job, kind, home, homes, round_).placed()
+        if found is None:
+            continue
+        placement, numbers, _ = found
+        now_ms, others = round_.snapshot.now_ms, [victims.gangs[number] for number in numbers if number != own]
+        for other in others:
+            round_.evictions.append(Evict(other.facts.job, other.attempt, name, "reclaim", lost_ms(other, now_ms)))
+            round_.kept.ended(other)
+            victims.give(victims.place[other.facts.job])
+        victims.asked([other.facts.job for other in others], placement)
+        round_.fleet.hold(gang.facts.shape, placement)
+        elastic.resize(gang, Evict(name, gang.attempt, name, "home", lost_ms(gang, now_ms), placement), round_)
+
+
 class _Move:
     """One look for devices on the nodes of a home."""
 
     def __init__(self, job: PendingJob, kind: str, home: Home, homes: Homes, round_: Round) -> None:
         self._home, self._homes, self._round = home, homes, round_
-        self._mine = homes.tenant[job.facts.queue]
+        self._job, self._mine = job.facts.job, homes.tenant[job.facts.queue]
         self._taking = Taking(job.facts.shape, kind, self._others, round_)
 
     def placed(self) -> tuple[Placement, list[int], tuple[int, ...]] | None:
@@ -60,12 +88,13 @@ class _Move:
         if not self._round.snapshot.policy.preemption.reclaim:
             return []
         found = [number for number in victims.on_node(part.node) if self._may_end(number)]
-        return sorted(found, key=lambda number: (victims.cost[number], number))
+        return sorted(found, key=lambda number: (self._gang(number).facts.job != self._job, victims.cost[number], number))
 
     def _may_end(self, number: int) -> bool:
-        name = self._gang(number).facts.job
-        movable = name in self._home.victims or name not in self._homes.guaranteed
-        return movable and self._round.victims.may_end(number)
+        """Of those at home whoever the tenant's own cluster would end, and whoever only borrows: as soon as it is asked."""
+        gang = self._gang(number)
+        borrows = gang.facts.job not in self._homes.guaranteed and gang.facts.preemptible
+        return (borrows or gang.facts.job in self._home.victims) and not self._round.victims.ending[number]
 
     def _gang(self, number: int) -> RunningJob:
         return self._round.victims.gangs[number]

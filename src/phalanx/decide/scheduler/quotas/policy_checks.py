@@ -107,10 +107,9 @@ def _bookings(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
     for name, booking in policy.bookings.items():
         request = parse_devices(booking.devices)
         kind, start, end = "".join(request.types), utc_ms(booking.start), utc_ms(booking.end)
-        there = capacity.get(kind, 0) if kind else sum(capacity.values())
+        there = capacity.get(kind, 0)
         at_once = sum(count for _, other, count, begins, ends in booked if other == kind and begins < end and ends > start)
         if request.count + at_once > there:
             booked_too = f", and {at_once} are booked at the same time" if at_once else ""
-            what = f"{kind} devices" if kind else "devices"
-            yield f"bookings.{name}.devices", booking.devices, f"the fleet has {there} {what}{booked_too}; book fewer"
+            yield f"bookings.{name}.devices", booking.devices, f"the fleet has {there} {kind} devices{booked_too}; book fewer"
         booked.append((name, kind, request.count, start, end))

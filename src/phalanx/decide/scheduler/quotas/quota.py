@@ -95,10 +95,10 @@ def keep(path: tuple[Line, ...], kind: str) -> bool:
     return changed
 
 
-def kept_by_others(path: tuple[Line, ...]) -> dict[str, int]:
-    """What is kept from the first line of `path`, by type, and of any type under ANY."""
-    found: dict[str, int] = {}
-    for line, above in pairwise(path):
+def kept_by_others(queue: Line) -> dict[str, int]:
+    """What is kept from the queue's own jobs, by those below it and those beside its path, by type; of any type under ANY."""
+    found = dict(queue.below)
+    for line, above in pairwise(queue.path):
         for entry, amount in above.below.items():
             found[entry] = found.get(entry, 0) + amount - line.kept.get(entry, 0)
     return found

@@ -3,7 +3,7 @@ which fit into what each of them leaves, would starve a large gang. Other queues
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from phalanx.core.ids import JobId
 from phalanx.core.reasons import OverLimit, OverQuota
@@ -17,38 +17,31 @@ Account = tuple[Line, str, bool]
 """A line, an entry of its quota, or of its limit (True)."""
 
 
+class Book(NamedTuple):
+    """What an account may have, and what counts against that now, in thousandths of devices."""
+
+    account: Account
+    bound: int
+    used: int
+    is_limit: bool
+
+
 def has_waited_long(job: PendingJob, now_ms: int) -> bool:
     return now_ms - (job.since_ms or job.facts.submitted_ms) > SAVES_MS
 
 
-def short_of(path: Sequence[Line], kind: str, amount: int) -> Iterator[Account]:
-    """Accounts that hold so much of a type when nothing of them is used, and do not now."""
-    for line, entry, is_limit in accounts(path, kind):
-        bounds, amounts = _kept_by(line, is_limit)
-        if amount <= bounds[entry] < under(amounts, bounds, entry) + amount:
-            yield line, entry, is_limit
-
-
-def refusal(path: Sequence[Line], kind: str, amount: int, saved: dict[Account, JobId]) -> OverLimit | OverQuota | None:
-    """Why a job may not have so much although it is there: one that came before it waits for it."""
-    for one in accounts(path, kind) if saved else ():
-        if one in saved:
-            line, entry, is_limit = one
-            bounds, amounts = _kept_by(line, is_limit)
-            numbers = devices(bounds[entry]), devices(under(amounts, bounds, entry)), devices(amount)
-            because = f"what is left is saved for {saved[one]}, which came before it"
-            return OverLimit(line.name, entry, *numbers, because) if is_limit else OverQuota(line.name, entry, *numbers, because)
-    return None
-
-
-def accounts(path: Sequence[Line], kind: str) -> Iterator[Account]:
+def books(path: Sequence[Line], kind: str) -> Iterator[Book]:
+    """Of the limits and quotas that devices of the type count against, the nearest line's first."""
     for line in path:
-        for is_limit in (True, False):
-            entry = account(_kept_by(line, is_limit)[0], kind)
+        for bounds, amounts, is_limit in ((line.limit, line.held, True), (line.quota, line.used, False)):
+            entry = account(bounds, kind)
             if entry is not None:
-                yield line, entry, is_limit
+                yield Book((line, entry, is_limit), bounds[entry], under(amounts, bounds, entry), is_limit)
 
 
-def _kept_by(line: Line, is_limit: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """What it may have, and what counts against that."""
-    return (line.limit, line.held) if is_limit else (line.quota, line.used)
+def refused(book: Book, amount: int, saved_for: JobId | None = None) -> OverLimit | OverQuota:
+    """Why a job may not have so much: its limit has no more, or what is left is saved for one that came before it."""
+    line, entry, is_limit = book.account
+    numbers = devices(book.bound), devices(book.used), devices(amount)
+    because = "" if saved_for is None else f"what is left is saved for {saved_for}, which came before it"
+    return OverLimit(line.name, entry, *numbers, because) if is_limit else OverQuota(line.name, entry, *numbers, because)

@@ -10,31 +10,32 @@ from dataclasses import replace
 import numpy as np
 
 from phalanx.core.devices import WHOLE, Placement
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import JobId
 from phalanx.core.reasons import MakingRoom
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
 from phalanx.decide.scheduler.where.fit import fit
-from phalanx.decide.scheduler.where.fleet import Counts, Fleet
+from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Ground
 
 
-def holders(jobs: Iterable[PendingJob], running: Iterable[RunningJob]) -> dict[JobId, list[RunningJob]]:
+def holders(jobs: Iterable[PendingJob], gangs: Gangs, ground: Ground) -> dict[JobId, list[RunningJob]]:
     """Gangs that still hold devices of each job's claim. Of a device that shares hold only those count that are ending: the others
     may keep what they have."""
-    claimed: dict[NodeId, list[tuple[JobId, frozenset[int], bool]]] = {}
+    claimed: dict[int, list[tuple[JobId, frozenset[int], bool]]] = {}
     found: dict[JobId, list[RunningJob]] = {}
     for job in jobs:
         if job.claim is not None:
             found[job.facts.job] = []
             for part in job.claim.slices:
-                claimed.setdefault(part.node, []).append((job.facts.job, frozenset(part.devices), part.milli < WHOLE))
-    if not found:
-        return found
-    for gang in sorted(running, key=lambda gang: gang.facts.job):
-        for part in gang.placement.slices:
-            for job_id, devices, is_share in claimed.get(part.node, ()):
-                holds = not devices.isdisjoint(part.devices) and (gang.stopping or not is_share)
-                if holds and gang not in found[job_id][-1:]:
-                    found[job_id].append(gang)
+                row = ground.row.get(part.node, -1)
+                claimed.setdefault(row, []).append((job.facts.job, frozenset(part.devices), part.milli < WHOLE))
+    for at in np.flatnonzero(np.isin(gangs.slices.row, list(claimed))):
+        gang = gangs.all[gangs.slices.gang[at]]
+        held = gang.placement.slices[gangs.slices.part[at]].devices
+        for job_id, devices, is_share in claimed[int(gangs.slices.row[at])]:
+            holds = not devices.isdisjoint(held) and (gang.stopping or not is_share)
+            if holds and gang not in found[job_id][-1:]:
+                found[job_id].append(gang)
     return found
 
 

@@ -4,7 +4,7 @@ A gang that changes its size is ended like any other, and starts again from its 
 it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +23,10 @@ PAYS_BACK_MS: Final = 3_600_000
 
 GROWS_BY: Final = 4
 """And only to its full size, or by at least one node for each so many that it has."""
+
+
+_TRIES_MAX: Final = 4
+"""Times gangs are looked for again because one of them turned out to be within a guarantee once the others are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,37 @@ def resize(gang: RunningJob, evict: Evict, round_: Round) -> None:
 
 
 def _offer(job: PendingJob, kind: str, round_: Round) -> _Offer | None:
-    """Gangs that lose the least for a node come first; of each, nodes of its last ranks."""
-    numbers = round_.victims.elastic(job, kind)
+    """Without gangs of which it turns out that they would give up what they are guaranteed once the others have given."""
+    firm: set[int] = set()
+    for _ in range(_TRIES_MAX):
+        offer = _cheapest(job, kind, firm, round_)
+        refused = _within_guarantee(job, offer, round_) if offer is not None else None
+        if refused is None:
+            return offer
+        firm.add(refused)
+    return None
+
+
+def _within_guarantee(job: PendingJob, offer: _Offer, round_: Round) -> int | None:
+    """The first gang that has a node to give that its queue, or one above it, is guaranteed after what was given before."""
+    victims, tree, kind = round_.victims, round_.tree, offer.kind
+    given: list[tuple[RunningJob, int]] = []
+    refused = None
+    with tree.trial():
+        for number, part in ((number, part) for number, parts in offer.gives for part in parts):
+            if victims.stays(job, kind, number, "priority"):
+                refused = number
+                break
+            given.append((victims.gangs[number], len(part.devices)))
+            tree.give(victims.gangs[number].facts, kind, len(part.devices))
+        for gang, num_devices in given:
+            tree.take_back(gang.facts, kind, num_devices)
+    return refused
+
+
+def _cheapest(job: PendingJob, kind: str, firm: Collection[int], round_: Round) -> _Offer | None:
+    """Gangs that lose the least for a node come first; of each, nodes of its last ranks. firm: by place, those that stay."""
+    numbers = [number for number in round_.victims.elastic(job, kind) if number not in firm]
     if not numbers:
         return None
     shape, fleet, victims = job.facts.shape, round_.fleet, round_.victims

@@ -1,6 +1,5 @@
 """When devices come free, as far as limits tell: running gangs, what was promised, and what this decision has started."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
@@ -8,13 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.devices import WHOLE, Placement
+from phalanx.decide.scheduler.room.gangs import UNLIMITED, Gangs
 from phalanx.decide.scheduler.snapshot import JobFacts, RunningJob, Shape
 from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet, Rows
 
 Times = NDArray[np.int64]
 Amounts = NDArray[np.float64]
 
-NEVER: Final = 2**62
+_Entry = tuple[int, int, int, int, int]
+"""Row, time, devices, type, bytes."""
+
+NEVER: Final = UNLIMITED
 """Later than any time: what a gang without a limit holds."""
 
 SOON_MS: Final = 60_000
@@ -28,35 +31,48 @@ def end_ms(gang: RunningJob, now_ms: int) -> int:
     return min(by_limit_ms, now_ms + SOON_MS) if gang.stopping else by_limit_ms
 
 
+def all_end_ms(gangs: Gangs, now_ms: int) -> Times:
+    """The same of each."""
+    soon_ms = now_ms + SOON_MS
+    is_endless = gangs.limit_ms == UNLIMITED
+    by_limit_ms = np.where(is_endless, NEVER, np.maximum(np.where(is_endless, 0, gangs.placed_ms + gangs.limit_ms), soon_ms))
+    return np.where(gangs.stopping, np.minimum(by_limit_ms, soon_ms), by_limit_ms)
+
+
 class Ends:
     """Releases: so many devices of a type, cores and bytes come free on a row at a time. A device that shares hold is whole again
     when the last of them ends."""
 
-    def __init__(self, running: Iterable[RunningJob], fleet: Fleet, now_ms: int) -> None:
+    def __init__(self, gangs: Gangs, fleet: Fleet, now_ms: int) -> None:
         self._fleet = fleet
         self._now_ms = now_ms
-        self._entries: list[tuple[int, int, int, int, float, int]] = []
-        self._sorted: tuple[NDArray[np.int64], Amounts] | None = None
+        self._entries: list[_Entry] = []
+        self._cores: list[float] = []
+        self._sorted: tuple[NDArray[np.int64], Amounts, Rows] | None = None
         self._number = {kind: number for number, kind in enumerate(fleet.ground.kinds)}
-        shared: dict[tuple[int, int, int], int] = defaultdict(int)
-        for gang in running:
-            self._release(gang.facts.shape, gang.placement, end_ms(gang, now_ms), shared)
-        for (row, _, kind), last_ms in shared.items():
-            self._entries.append((row, last_ms, 1, kind, 0.0, 0))
+        ends_ms, slices = all_end_ms(gangs, now_ms), gangs.slices
+        devices = np.where(gangs.shares[slices.gang], 0, slices.devices)
+        held = slices.devices > 0
+        self._gangs_whole = np.array([slices.row, ends_ms[slices.gang], devices, slices.kind, slices.memory])[:, held]
+        self._gangs_cores = slices.cpus[held]
+        self._whole_again((gangs.all[number], int(ends_ms[number])) for number in np.flatnonzero(gangs.shares))
 
     def starts(self, job: JobFacts, placement: Placement, after_ms: int = 0) -> None:
         """The job starts on it now, or a little later: it is free again when the job's limit is over."""
         self._sorted = None
         ends_ms = NEVER if job.limit_ms is None else self._now_ms + after_ms + job.limit_ms
-        self._release(job.shape, placement, ends_ms, {})
+        for row, devices, kind in self._parts(placement):
+            whole = devices if placement.slices[0].milli == WHOLE else 0
+            self._enter((row, ends_ms, whole, kind, job.shape.memory_bytes), job.shape.cpus)
 
     def ends(self, gang: RunningJob) -> None:
         """The gang is asked to end now."""
         self._sorted = None
         was_ms, soon_ms = end_ms(gang, self._now_ms), self._now_ms + SOON_MS
-        for row, at_ms, devices, kind, cpus, memory in self._parts(gang.facts.shape, gang.placement, was_ms):
-            self._entries.append((row, at_ms, -devices, kind, -cpus, -memory))
-            self._entries.append((row, min(at_ms, soon_ms), devices, kind, cpus, memory))
+        cpus, memory = gang.facts.shape.cpus, gang.facts.shape.memory_bytes
+        for row, devices, kind in self._parts(gang.placement):
+            self._enter((row, was_ms, -devices, kind, -memory), -cpus)
+            self._enter((row, min(was_ms, soon_ms), devices, kind, memory), cpus)
 
     def claimed(self, placement: Placement, holders: Iterable[RunningJob]) -> None:
         """These devices, which gangs have yet to let go of, come free for nobody else then."""
@@ -68,15 +84,13 @@ class Ends:
                 taken = wanted.get(part.node, set()) & set(part.devices)
                 row = self._fleet.ground.row.get(part.node)
                 if taken and row is not None and part.milli == WHOLE:
-                    self._entries.append((row, soon_ms, -len(taken), self._kind(row, min(taken)), 0.0, 0))
+                    self._enter((row, soon_ms, -len(taken), self._kind(row, min(taken)), 0), 0.0)
 
     def ready(self, shape: Shape, kind: str, free: Counts, spare: tuple[Amounts, NDArray[np.int64]]) -> Times:
         """The time from which each row holds one node's share: 0 where it does now, NEVER where no limit says so. free: devices
         of the type now; spare: cores and bytes now."""
-        whole, cores = self._columns()
-        row, at_ms = whole[0], whole[1]
-        num_rows = len(free)
-        starts = np.searchsorted(row, np.arange(num_rows + 1))
+        whole, cores, starts = self._columns()
+        row, at_ms, num_rows = whole[0], whole[1], len(free)
         count = shape.request.count
         devices = np.where(whole[3] == self._number[kind], whole[2], 0).astype(np.float64)
         enough = _had(free.astype(np.float64), devices, row, starts) >= count
@@ -94,47 +108,54 @@ class Ends:
 
     def by(self, when_ms: int, kind: str) -> Counts:
         """Devices of the type that come free on each row until then."""
-        whole, _ = self._columns()
+        whole = self._columns()[0]
         due = (whole[1] <= when_ms) & (whole[3] == self._number[kind])
         freed = np.bincount(whole[0][due], weights=whole[2][due], minlength=len(self._fleet.ground.nodes))
         return freed.astype(np.int32)
 
     def room_by(self, when_ms: int) -> tuple[Amounts, NDArray[np.int64]]:
         """Cores and bytes that come free on each row until then."""
-        whole, cores = self._columns()
+        whole, cores, _ = self._columns()
         due, num_rows = whole[1] <= when_ms, len(self._fleet.ground.nodes)
         freed = np.bincount(whole[0][due], weights=cores[due], minlength=num_rows).astype(np.float64)
         return freed, np.bincount(whole[0][due], weights=whole[4][due], minlength=num_rows).astype(np.int64)
 
-    def _columns(self) -> tuple[NDArray[np.int64], Amounts]:
-        """Rows, times, devices, types, bytes; and cores: by row, time, and what is taken before what is given."""
+    def _columns(self) -> tuple[NDArray[np.int64], Amounts, Rows]:
+        """Rows, times, devices, types, bytes; and cores: by row, time, and what is taken before what is given. And where each row
+        of the fleet begins."""
         if self._sorted is None:
-            whole = np.array([(entry[0], entry[1], entry[2], entry[3], entry[5]) for entry in self._entries], np.int64)
-            whole = whole.reshape(-1, 5).T
+            more = np.array(self._entries, np.int64).reshape(-1, 5).T
+            whole = np.concatenate([self._gangs_whole, more], axis=1)
+            cores = np.concatenate([self._gangs_cores, self._cores])
             order = np.lexsort((whole[2], whole[1], whole[0]))
-            self._sorted = whole[:, order], np.array([entry[4] for entry in self._entries], np.float64)[order]
+            whole = whole[:, order]
+            starts = np.searchsorted(whole[0], np.arange(len(self._fleet.ground.nodes) + 1))
+            self._sorted = whole, cores[order], starts
         return self._sorted
 
-    def _release(self, shape: Shape, placement: Placement, at_ms: int, shared: dict[tuple[int, int, int], int]) -> None:
-        if placement.slices and placement.slices[0].milli == WHOLE:
-            self._entries.extend(self._parts(shape, placement, at_ms))
-            return
-        for row, _, _, kind, cpus, memory in self._parts(shape, placement, at_ms):
-            self._entries.append((row, at_ms, 0, kind, cpus, memory))
-        for part in placement.slices:
-            found = self._fleet.ground.row.get(part.node)
-            if found is not None:
-                for index in part.devices:
-                    at = (found, index, self._kind(found, index))
-                    shared[at] = max(shared.get(at, 0), at_ms)
+    def _whole_again(self, sharing: Iterable[tuple[RunningJob, int]]) -> None:
+        """Devices that these gangs hold in part, until the last of them ends."""
+        last_ms: dict[tuple[int, int], int] = {}
+        for gang, at_ms in sharing:
+            for part in gang.placement.slices:
+                row = self._fleet.ground.row.get(part.node, -1)
+                for index in part.devices if row >= 0 else ():
+                    last_ms[row, index] = max(last_ms.get((row, index), 0), at_ms)
+        for (row, index), at_ms in last_ms.items():
+            self._enter((row, at_ms, 1, self._kind(row, index), 0), 0.0)
 
-    def _parts(self, shape: Shape, placement: Placement, at_ms: int) -> Iterable[tuple[int, int, int, int, float, int]]:
+    def _enter(self, entry: _Entry, cpus: float) -> None:
+        self._entries.append(entry)
+        self._cores.append(cpus)
+
+    def _parts(self, placement: Placement) -> Iterable[tuple[int, int, int]]:
+        """Row, devices and type of each."""
         rows, kind = self._fleet.ground.row, -1
         for part in placement.slices:
             row = rows.get(part.node)
             if row is not None and part.devices:
                 kind = self._kind(row, part.devices[0]) if kind < 0 else kind
-                yield row, at_ms, len(part.devices), kind, shape.cpus, shape.memory_bytes
+                yield row, len(part.devices), kind
 
     def _kind(self, row: int, index: int) -> int:
         return self._number.get(self._fleet.ground.types[row].get(index, ""), -1)

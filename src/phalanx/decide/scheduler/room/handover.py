@@ -4,8 +4,10 @@ priorities round.
 Each gang that is ended holds some of what the job gets. So all of them are gone when it starts, and the queue never has too much.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -17,23 +19,32 @@ from phalanx.decide.scheduler.room import preemption
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob
 from phalanx.decide.scheduler.where.fit import fit
-from phalanx.decide.scheduler.where.fleet import Fleet, Mask
 
 
 def hand_over(job: PendingJob, round_: Round) -> Claim | None:
     """The claim of a job that a quota or limit refused, on what lower gangs let go of; None when that does not make it fit."""
     shape = job.facts.shape
+    kinds = [kind for kind in round_.eligible(shape) if _may_help(job, kind, round_)]
+    if not kinds:
+        return None
     smallest = job
     if shape.fewest_nodes < shape.num_nodes:
-        smallest = replace(job, facts=replace(job.facts, shape=replace(shape, num_nodes=shape.fewest_nodes)))
-    offers = [offer for kind in round_.eligible(shape) if (offer := _offer(smallest, kind, round_)) is not None]
+        smallest = replace(job, facts=replace(job.facts, shape=round_.known.resized(shape, shape.fewest_nodes)))
+    offers = [offer for kind in kinds if (offer := _offer(smallest, kind, round_)) is not None]
     return preemption.settle(job, min(offers, key=lambda offer: offer.cost), round_) if offers else None
+
+
+def _may_help(job: PendingJob, kind: str, round_: Round) -> bool:
+    """Whether it could make a difference who is ended; for most jobs that is all there is to find out."""
+    tree = round_.tree
+    return not tree.is_saved(job.facts, kind) and bool(round_.victims.lower(job, kind, tree.lines.root))
 
 
 def _offer(job: PendingJob, kind: str, round_: Round) -> preemption.Offer | None:
     victims = round_.victims
     facts, known = job.facts, round_.known.yielding
-    key = (facts.queue, kind, facts.shape.num_devices * facts.shape.request.milli, facts.priority, facts.preemptible)
+    amount, class_ = facts.shape.num_devices * facts.shape.request.milli, victims.class_of(facts.priority)
+    key = (facts.queue, kind, amount, class_, facts.preemptible)
     if key not in known:
         known[key] = _yielding(job, kind, round_)
     chosen = known[key]
@@ -49,11 +60,16 @@ def _yielding(job: PendingJob, kind: str, round_: Round) -> list[int]:
     """Gangs without which its queue may have the job; none when it may not anyway, or where they are too few."""
     victims, tree, most = round_.victims, round_.tree, round_.snapshot.policy.preemption.max_victims
     refusal = tree.refusal(job.facts, kind, job.facts.shape.num_devices)
-    if not isinstance(refusal, OverLimit | OverQuota) or tree.is_saved(job.facts, kind):
+    if not isinstance(refusal, OverLimit | OverQuota):
         return []
     lower = victims.lower(job, kind, tree.lines.queue(refusal.queue))[:most]
-    held = sum(victims.gangs[number].placement.world_size * victims.gangs[number].facts.shape.request.milli for number in lower)
-    if held < _lacking(refusal, job, tree) * WHOLE:
+    if not lower:
+        return []
+    gangs = [victims.gangs[number] for number in lower]
+    held = sorted((gang.placement.world_size * gang.facts.shape.request.milli for gang in gangs), reverse=True)
+    fewest = bisect_left([*accumulate(held)], _lacking(refusal, job, tree) * WHOLE) + 1
+    are_whole = not any(gang.facts.shape.request.is_share for gang in gangs)
+    if fewest > len(lower) or (are_whole and fewest > job.facts.shape.num_devices):  # each has to hold some of what it gets
         return []
     with tree.trial():
         return _enough(job, kind, lower, round_)
@@ -90,24 +106,23 @@ def _enough(job: PendingJob, kind: str, lower: Sequence[int], round_: Round) -> 
 
 def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) -> Placement | None:
     """Where it fits on some of what each of them holds, anywhere or at least on their nodes."""
-    trial, gangs = round_.fleet.copy(), [round_.victims.gangs[number] for number in chosen]
+    shape, gangs = job.facts.shape, [round_.victims.gangs[number] for number in chosen]
+    if sum(not gang.facts.shape.request.is_share for gang in gangs) > shape.num_devices:
+        return None  # each of those holds other devices
+    trial = round_.fleet.copy()
     for gang in gangs:
         trial.give_back(gang.facts.shape, gang.placement)
-    everywhere, theirs = np.ones(len(trial.ground.nodes), np.bool_), np.zeros(len(trial.ground.nodes), np.bool_)
+    free = np.where(round_.kept.open(job, kind), trial.free[kind], round_.kept.free(job, kind))
+    theirs = np.zeros(len(free), np.bool_)
     theirs[[row for gang in gangs for part in gang.placement.slices if (row := trial.ground.row.get(part.node)) is not None]] = True
-    for where in (everywhere, theirs):
-        placement = _on(job, kind, trial, where, round_)
+    for where in (free, np.where(theirs, free, 0)):
+        rows = fit(shape, kind, trial, where, job.avoids)
+        placement = None if rows is None else Placement(tuple(trial.slice_of(shape.request, kind, int(row)) for row in rows))
         if placement is not None and all(_overlap(placement, gang.placement) for gang in gangs):
             return placement
     return None
 
 
-def _on(job: PendingJob, kind: str, trial: Fleet, where: Mask, round_: Round) -> Placement | None:
-    free = np.where(round_.kept.open(job, kind), trial.free[kind], round_.kept.free(job, kind))
-    rows = fit(job.facts.shape, kind, trial, np.where(where, free, 0), job.avoids)
-    return None if rows is None else trial.copy().take(job.facts.shape, kind, [int(row) for row in rows])
-
-
 def _overlap(one: Placement, other: Placement) -> bool:
-    held = {part.node: set(part.devices) for part in other.slices}
-    return any(not held.get(part.node, set()).isdisjoint(part.devices) for part in one.slices)
+    held = {part.node: part.devices for part in one.slices}
+    return any(not set(held.get(part.node, ())).isdisjoint(part.devices) for part in other.slices)

@@ -5,12 +5,14 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from phalanx.core.devices import Placement
+from phalanx.core.ids import JobId
 from phalanx.core.reasons import Kept as KeptFor
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler.plan import Reservation
 from phalanx.decide.scheduler.quotas.homes import Homes
 from phalanx.decide.scheduler.room import bookings, reservation, spot
 from phalanx.decide.scheduler.room.ends import SOON_MS, Ends
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.hold import CLOSED, NO_BOUND, Hold
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape, Snapshot
 from phalanx.decide.scheduler.where.fit import fit
@@ -21,16 +23,17 @@ class Kept:
     """Mutable within one decision. reservations: made so far. waited: types that some job waits for. homes: whose cells are whose,
     where queues have cells."""
 
-    def __init__(self, snapshot: Snapshot, fleet: Fleet) -> None:
+    def __init__(self, snapshot: Snapshot, fleet: Fleet, gangs: Gangs) -> None:
         self._now_ms = snapshot.now_ms
         self._policy = snapshot.policy
-        self._running = snapshot.running
+        self._gangs = gangs
         self._fleet = fleet
         self._ends: Ends | None = None
         self._held_later: list[tuple[JobFacts, Placement, Sequence[RunningJob]]] = []
         self._ended: list[RunningJob] = []
         self._heads: dict[str, list[Hold]] = {kind: [] for kind in fleet.ground.kinds}
         self._holds: list[Hold] = []
+        self._headed: set[JobId] = set()
         self._bound: dict[Hashable, tuple[int, ...]] = {}
         self._free: dict[Hashable, Counts] = {}
         self._free_at = -1
@@ -54,15 +57,17 @@ class Kept:
 
     def used(self, booked: bookings.Booked) -> int:
         """Devices of the booking's type that its queues' jobs hold and go on holding, or are promised, by now."""
+        gangs, number = self._gangs, self._fleet.ground.kind_number[booked.kind]
+        of_queue = np.array([queue in booked.queues for queue in gangs.queues], np.bool_)
+        stay = of_queue[gangs.queue] & (gangs.kind == number) & ~gangs.stopping
         ended = {gang.facts.job for gang in self._ended}  # what those keep is promised to them
-        stay = [
-            (gang.facts, gang.keeps if gang.stopping else gang.placement) for gang in self._running if gang.facts.job not in ended
-        ]
+        stay[[gangs.place[job] for job in ended]] = False
+        keep = [(gang.facts, gang.keeps) for gang in gangs.ending if gang.keeps is not None and gang.facts.job not in ended]
         promised = [(job, placement) for job, placement, _ in self._held_later]
-        return sum(
+        return int(gangs.devices[stay].sum()) + sum(
             placement.world_size
-            for job, placement in (*stay, *promised)
-            if job.queue in booked.queues and placement is not None and self.kind_of(placement) == booked.kind
+            for job, placement in (*keep, *promised)
+            if job.queue in booked.queues and self.kind_of(placement) == booked.kind
         )
 
     def is_due(self, booked: bookings.Booked, job: JobFacts, kind: str, num_devices: int) -> bool:
@@ -82,9 +87,9 @@ class Kept:
     def ends(self) -> Ends:
         """When devices come free; built when it is first asked for."""
         if self._ends is None:
-            self._ends = Ends(self._running, self._fleet, self._now_ms)
-            for gang in self._running:
-                if gang.stopping and gang.keeps is not None:
+            self._ends = Ends(self._gangs, self._fleet, self._now_ms)
+            for gang in self._gangs.ending:
+                if gang.keeps is not None:
                     self._ends.claimed(gang.keeps, (gang,))
                     self._ends.starts(gang.facts, gang.keeps, SOON_MS)
             for gang in self._ended:
@@ -150,7 +155,7 @@ class Kept:
     def _bound_by(self, job: PendingJob) -> tuple[int, ...]:
         """Places of the holds that the job has to keep off."""
         facts = job.facts
-        own = facts.job if any(hold.head == facts.job for hold in self._holds) else None
+        own = facts.job if facts.job in self._headed else None
         key = (facts.limit_ms, facts.queue, facts.preemptible, job.repair, len(self._holds), own)
         if key not in self._bound:
             self._bound[key] = tuple(number for number, hold in enumerate(self._holds) if hold.binds(job, self._now_ms))
@@ -172,7 +177,7 @@ class Kept:
         """The job has to wait for one of `kinds`: it becomes the head of one that has none yet, the one where it starts first.
         takes_turns: who may be ended makes room for it when its turn comes, and may start until then."""
         self.waited.update(kinds)
-        if any(hold.head == job.facts.job for hold in self._holds):
+        if job.facts.job in self._headed:
             return
         if not self._policy.backfill:
             for kind in kinds:
@@ -183,8 +188,7 @@ class Kept:
             return
         best = min(bids, key=lambda bid: bid.nearness)
         best.hold.yields_ms = 0 if takes_turns else None
-        self._heads[best.kind].append(best.hold)
-        self._holds.append(best.hold)
+        self._head(job, best.hold)
         self.reservations.append(Reservation(job.facts.job, best.kind, best.start_ms, self._likely(best.hold)))
 
     def keep_for(self, job: PendingJob, kind: str, placement: Placement, from_ms: int) -> None:
@@ -195,8 +199,7 @@ class Kept:
             row = self._fleet.ground.row[part.node]
             kept[row] = len(part.devices)
             spare[row] = len(set(self._fleet.devices(row, kind)) - set(part.devices))
-        self._holds.append(Hold(kind, from_ms, kept, spare, head=job.facts.job))
-        self._heads[kind].append(self._holds[-1])
+        self._head(job, Hold(kind, from_ms, kept, spare, head=job.facts.job))
         self.reservations.append(Reservation(job.facts.job, kind, from_ms, placement))
 
     def started(self, job: PendingJob, kind: str, placement: Placement) -> None:
@@ -262,9 +265,13 @@ class Kept:
         """Nobody passes the job, even where that would not delay it."""
         if not self._heads[kind]:
             none = np.zeros(len(self._fleet.ground.nodes), np.int32)
-            hold = Hold(kind, self._now_ms, none, none, head=job.facts.job)
-            self._heads[kind].append(hold)
-            self._holds.append(hold)
+            self._head(job, Hold(kind, self._now_ms, none, none, head=job.facts.job))
+
+    def _head(self, job: PendingJob, hold: Hold) -> None:
+        """It is kept for the job, the head of the hold's pool."""
+        self._headed.add(job.facts.job)
+        self._heads[hold.kind].append(hold)
+        self._holds.append(hold)
 
     def _binding(self, job: PendingJob) -> list[Hold]:
         return [self._holds[number] for number in self._bound_by(job)]
@@ -275,7 +282,7 @@ class Kept:
             self.reservations.append(Reservation(None, hold.kind, hold.from_ms, self._likely(hold), hold.what))
 
     def _likely(self, hold: Hold) -> Placement:
-        return reservation.likely(hold.kind, hold.kept, self._fleet, self._running, self._now_ms)
+        return reservation.likely(hold.kind, hold.kept, self._fleet, self._gangs, self._now_ms)
 
     def _spot_until_ms(self, job: PendingJob) -> int | None:
         if job.facts.shape.spot != "prefer":

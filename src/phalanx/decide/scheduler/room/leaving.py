@@ -14,7 +14,8 @@ def leave(round_: Round) -> None:
     """Whoever is on such a node, whether or not it may be ended for others: the node goes in any case. An elastic gang keeps the
     rest of its nodes."""
     now_ms = round_.snapshot.now_ms
-    soon = {node.node for node in round_.snapshot.nodes if node.closing_ms is not None and node.closing_ms - now_ms <= LEAVES_MS}
+    closing = [round_.fleet.ground.nodes[row] for row in round_.fleet.ground.closing]
+    soon = {node.node for node in closing if (node.closing_ms or 0) - now_ms <= LEAVES_MS}
     if not soon:
         return
     for gang in sorted(round_.snapshot.running, key=lambda gang: gang.facts.job):

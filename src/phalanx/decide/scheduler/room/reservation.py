@@ -5,16 +5,16 @@ limit are in the way nobody knows when; then what comes free on the nearest node
 does not starve a large gang.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.decide.scheduler.room.ends import NEVER, Ends, Times, end_ms
+from phalanx.decide.scheduler.room.ends import NEVER, Ends, Times, all_end_ms
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.hold import NO_BOUND, Hold
-from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape
+from phalanx.decide.scheduler.snapshot import PendingJob, Shape
 from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet, Ground, Mask, Rows
 
 HOLD_MS: Final = 3_600_000
@@ -64,14 +64,16 @@ def bid(job: PendingJob, kind: str, view: View, fleet: Fleet, ends: Ends, now_ms
 
 def expected(ground: Ground) -> Mask:
     """Nodes that take part, or will again soon: away, but neither drained nor gone for good."""
-    return np.array([node.schedulable or not (node.drained or node.gone) for node in ground.nodes], np.bool_)
+    mask = ground.schedulable.copy()
+    mask[[row for row in np.flatnonzero(~mask) if not (ground.nodes[row].drained or ground.nodes[row].gone)]] = True
+    return mask
 
 
 def soonest(shape: Shape, ground: Ground, rows: Rows, score: Times, tightness: Counts) -> Rows | None:
-    """Of `rows` those with the lowest scores that a gang of the fewest nodes could lie on; None when it could not. Among equals the
-    tightest, so that large holes stay open to others."""
+    """Of `rows`, which are in order, those with the lowest scores that a gang of the fewest nodes could lie on; None when it could
+    not. Among equals the tightest, so that large holes stay open to others."""
     group, num_nodes = max(1, shape.group), shape.fewest_nodes
-    rows = rows[np.lexsort((rows, tightness[rows], score[rows]))]
+    rows = rows[np.lexsort((tightness[rows], score[rows]))]
     unit = rows.reshape(-1, 1) if group == 1 else _groups(rows, ground.tier(shape.group_tier), group)
     num_units = -(-num_nodes // group)
     unit = unit[np.argsort(score[unit].max(axis=1, initial=0), kind="stable")]
@@ -92,8 +94,8 @@ def _groups(rows: Rows, tier: Rows, group: int) -> Rows:
     order = np.argsort(tier[rows], kind="stable")
     rank = np.empty(len(rows), np.int64)
     rank[order] = _rank_within(tier[rows][order])
-    sizes = dict(zip(*np.unique(tier[rows], return_counts=True), strict=True))
-    whole = np.array([sizes[number] // group * group for number in tier[rows]], np.int64)
+    _, at, sizes = np.unique(tier[rows], return_inverse=True, return_counts=True)
+    whole = (sizes // group * group)[at]
     kept = order[rank[order] < whole[order]]
     return rows[kept].reshape(-1, group)
 
@@ -123,19 +125,30 @@ def _hold(job: PendingJob, kind: str, chosen: Rows, from_ms: int, view: View, fl
     return hold
 
 
-def likely(kind: str, kept: Counts, fleet: Fleet, running: Iterable[RunningJob], now_ms: int) -> Placement:
+def likely(kind: str, kept: Counts, fleet: Fleet, gangs: Gangs, now_ms: int) -> Placement:
     """The devices that so many on each row are likely to be: what is free, then what is let go of first."""
-    wanted = {fleet.ground.nodes[row].node: int(row) for row in np.flatnonzero(kept)}
-    held: dict[int, list[tuple[int, int]]] = {row: [] for row in wanted.values()}
-    for gang in running:
-        ends_ms = end_ms(gang, now_ms)
-        for part in gang.placement.slices:
-            if part.node in wanted:
-                held[wanted[part.node]].extend((ends_ms, index) for index in part.devices)
+    total = fleet.ground.total[kind]
+    held = _held(np.where(kept < total, kept, 0), gangs, now_ms)
+    all_of: dict[int, tuple[int, ...]] = {}  # by the types of a node's devices, which alike nodes share
     slices = []
-    for node, row in wanted.items():
+    for row in np.flatnonzero(kept).tolist():
         types = fleet.ground.types[row]
-        nearest = dict.fromkeys((*fleet.devices(row, kind), *(index for _, index in sorted(held[row])), *types))
-        chosen = [index for index in nearest if types.get(index) == kind][: kept[row]]
-        slices.append(NodeSlice(node, tuple(sorted(chosen))))
+        if id(types) not in all_of:
+            all_of[id(types)] = tuple(sorted(index for index, of_kind in types.items() if of_kind == kind))
+        chosen = all_of[id(types)]
+        if kept[row] < total[row]:
+            nearest = dict.fromkeys((*fleet.devices(row, kind), *(index for _, index in sorted(held.get(row, ()))), *chosen))
+            chosen = tuple(sorted([index for index in nearest if types.get(index) == kind][: kept[row]]))
+        slices.append(NodeSlice(fleet.ground.nodes[row].node, chosen))
     return Placement(tuple(slices))
+
+
+def _held(wanted: Counts, gangs: Gangs, now_ms: int) -> dict[int, list[tuple[int, int]]]:
+    """Devices that gangs hold on the rows of which some are wanted, with when each is let go of."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    slices, ends_ms = gangs.slices, all_end_ms(gangs, now_ms)
+    for at in np.flatnonzero(wanted[slices.row]):
+        number = int(slices.gang[at])
+        part = gangs.all[number].placement.slices[slices.part[at]]
+        found.setdefault(int(slices.row[at]), []).extend((int(ends_ms[number]), index) for index in part.devices)
+    return found

@@ -15,8 +15,11 @@ two minutes, count at once."""
 
 def closing(ground: Ground) -> Mask | None:
     """Nodes that were announced to go away; None when there are none."""
-    found = np.array([node.closing_ms is not None for node in ground.nodes], np.bool_)
-    return found if found.any() else None
+    if not ground.closing:
+        return None
+    found = np.zeros(len(ground.nodes), np.bool_)
+    found[list(ground.closing)] = True
+    return found
 
 
 def waits_until_ms(job: PendingJob, kinds: Sequence[str], ground: Ground, fallback_ms: int) -> int | None:

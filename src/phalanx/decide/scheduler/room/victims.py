@@ -1,23 +1,25 @@
 """Gangs that may be asked to let go of devices for others, as columns, and what that costs."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.devices import WHOLE, NodeSlice, Placement
+from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
-from phalanx.decide.scheduler.quotas.deserved import Deserts
+from phalanx.decide.scheduler.quotas.deserved import Alike, Deserts
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.room.freed import Columns, Freed
+from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
 from phalanx.decide.scheduler.targets import is_late, late_since
-from phalanx.decide.scheduler.where.fleet import Fleet, Mask, Rows
+from phalanx.decide.scheduler.where.fleet import Fleet, Mask
+from phalanx.decide.scheduler.where.ground import Amounts
 
 Cause = Literal["priority", "reclaim", "target", "booking", "order"]
 
@@ -28,75 +30,46 @@ the dearest of all, and everybody would learn to hide theirs. What must not be l
 
 def lost_ms(gang: RunningJob, now_ms: int) -> int:
     """Device-milliseconds that are done again or idle when the gang is ended now: since its last checkpoint, and to start again."""
-    return _amount(gang.placement, max(0, now_ms - max(gang.placed_ms, gang.saved_ms)) + gang.restart_ms)
+    held = sum(len(part.devices) * part.milli for part in gang.placement.slices)
+    return held * (max(0, now_ms - max(gang.placed_ms, gang.saved_ms)) + gang.restart_ms) // WHOLE
 
 
-def cost_ms(gang: RunningJob, now_ms: int) -> int:
-    """What of it counts when victims are chosen."""
-    return _amount(gang.placement, min(NOMINAL_MS, max(0, now_ms - max(gang.placed_ms, gang.saved_ms))) + gang.restart_ms)
-
-
-def _amount(placement: Placement, ms: int) -> int:
-    return sum(len(part.devices) * part.milli for part in placement.slices) * ms // WHOLE
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Slices of gangs on one type: whose (places in `Victims.gangs`), where, devices, cores, bytes."""
-
-    slice_gang: Rows
-    slice_row: Rows
-    slice_devices: NDArray[np.float64]
-    slice_cpus: NDArray[np.float64]
-    slice_memory: NDArray[np.float64]
-    parts: list[NodeSlice]
+def cost_ms(gangs: Gangs, now_ms: int) -> Amounts:
+    """What of that counts when victims are chosen, of each gang."""
+    unsaved_ms = np.clip(now_ms - np.maximum(gangs.placed_ms, gangs.saved_ms), 0, NOMINAL_MS)
+    return np.asarray(gangs.held * (unsaved_ms + gangs.restart_ms) // WHOLE)
 
 
 class Victims:
     """Mutable within one decision: who has been asked is not asked again, and what is claimed comes free for nobody else."""
 
-    def __init__(self, snapshot: Snapshot, fleet: Fleet, tree: Tree, kept: Kept) -> None:
+    def __init__(
+        self, snapshot: Snapshot, fleet: Fleet, tree: Tree, kept: Kept, gangs: Gangs, waiting: Callable[[], Iterable[Alike]]
+    ) -> None:
         self._policy: Policy = snapshot.policy
         now_ms = snapshot.now_ms
         self._late_since = late_since(snapshot.policy, now_ms)
         self._fleet, self._tree, self._kept = fleet, tree, kept
         self._bounds = sorted(one.priority for one in snapshot.policy.classes.values())
-        self.gangs: tuple[RunningJob, ...] = tuple(sorted(snapshot.running, key=lambda gang: gang.facts.job))
-        self._deserts = Deserts(snapshot, tree, self.gangs)
-        self.place = {gang.facts.job: number for number, gang in enumerate(self.gangs)}
-        self.cost = np.array([cost_ms(gang, now_ms) for gang in self.gangs], np.float64)
-        self.ending = np.array([gang.stopping for gang in self.gangs], np.bool_)
-        self._class = np.array([self.class_of(gang.facts.priority) for gang in self.gangs], np.int64)
-        steady = snapshot.policy.preemption.min_runtime_ms
-        self._may = np.array([gang.facts.preemptible and now_ms - gang.placed_ms >= steady for gang in self.gangs], np.bool_)
-        most = snapshot.policy.preemption.max_evictions
-        self._spared = np.array([gang.evictions >= most for gang in self.gangs], np.bool_)
-        self._priority = np.array([gang.facts.priority for gang in self.gangs], np.int64)
-        self._above = np.array([len(gang.placement.slices) > gang.facts.shape.fewest_nodes for gang in self.gangs], np.bool_)
-        number = fleet.ground.kind_number
-        self._kind = np.array([number.get(tree.kind(gang.placement), -1) for gang in self.gangs], np.int64)
-        self._queue = np.array([gang.facts.queue for gang in self.gangs], np.object_)
-        self._claimed = {
-            (part.node, index)
-            for job in snapshot.pending
-            if job.claim is not None
-            for part in job.claim.slices
-            for index in part.devices
-        }
-        self._claimed.update(
-            (part.node, index)
-            for gang in snapshot.running
-            if gang.stopping and gang.keeps is not None
-            for part in gang.keeps.slices
-            for index in part.devices
-        )
-        self._columns: dict[str, Columns] = {}
+        self._gangs = gangs
+        self.gangs, self.place = gangs.all, gangs.place
+        self._deserts = Deserts(snapshot, tree, gangs, waiting)
+        self.cost = cost_ms(gangs, now_ms).astype(np.float64)
+        self.ending = gangs.stopping.copy()
+        self._class = np.searchsorted(self._bounds, gangs.priority, side="right")
+        self._may: Mask = gangs.preemptible & (now_ms - gangs.placed_ms >= snapshot.policy.preemption.min_runtime_ms)
+        self._spared: Mask = gangs.evictions >= snapshot.policy.preemption.max_evictions
+        self._above: Mask = gangs.more_nodes > 0
+        self._freed = Freed(snapshot, fleet, gangs, self.ending)
+        self._lowest_first = np.lexsort((self.cost, gangs.priority))
         self._known_usable: dict[str, Mask] = {}
-        self._causes: dict[Hashable, dict[Cause, Mask]] = {}
+        self._causes: dict[Hashable, tuple[dict[Cause, Mask], Mask]] = {}
+        self._below: dict[tuple[str, str, int], Mask] = {}
         self._elastic: dict[Hashable, tuple[int, ...]] = {}
         self._lowest: dict[tuple[Line, str, int], tuple[int, ...]] = {}
         self._moves = tree.moves
-        self._guarded = np.zeros(len(self.gangs), np.bool_)
+        self._nobody = np.zeros(len(self.gangs), np.bool_)
+        self._guarded = self._nobody.copy()
         self._on_node: dict[NodeId, list[int]] = {}
 
     def guard(self, jobs: Collection[JobId]) -> None:
@@ -145,40 +118,50 @@ class Victims:
         usable = self._usable(kind) & self._above
         if not usable.any():
             return []
-        usable &= ~self._spared & (self._priority <= job.facts.priority)
+        usable &= ~self._spared & (self._gangs.priority <= job.facts.priority)
         found: list[int] = np.flatnonzero(usable & ~self._deserts.protected(job.facts, kind)).tolist()
         return found
 
-    def causes(self, job: PendingJob, kind: str, num_devices: int) -> dict[Cause, Mask]:
-        """Who may be ended for the job, and why.
+    def causes(self, job: PendingJob, kind: str, num_devices: int) -> tuple[dict[Cause, Mask], Mask]:
+        """Who may be ended for the job, by why; and all of these together.
 
         For a booking that is on: whoever is not of its queue. By priority: lower classes, but for gangs within a guarantee that the
         job has no part in, whose owner would reclaim it at once. To reclaim: whoever has more than it deserves, while the job has
         less; how often they were ended today does not protect them, for a guarantee that others' bad luck suspends is none.
         """
         self._follow()
-        facts, shape = job.facts, job.facts.shape
-        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), num_devices, shape.request.milli)
+        facts = job.facts
+        rights = self._deserts.rights(facts, kind, num_devices) if self._policy.preemption.reclaim else ()
+        due = tuple(booked.queues for booked in self._kept.bookings if self._kept.is_due(booked, facts, kind, num_devices))
+        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, due)
         if key not in self._causes:
-            self._causes[key] = self._found_causes(job, kind, num_devices)
+            found = self._found_causes(job, kind, num_devices, due)
+            self._causes[key] = found, np.logical_or.reduce([self._nobody, *found.values()])
         return self._causes[key]
 
-    def _found_causes(self, job: PendingJob, kind: str, num_devices: int) -> dict[Cause, Mask]:
+    def _found_causes(self, job: PendingJob, kind: str, num_devices: int, due: Iterable[frozenset[str]]) -> dict[Cause, Mask]:
+        """due: whose bookings are on."""
         facts, policy = job.facts, self._policy.preemption
         usable = self._usable(kind)
         found: dict[Cause, Mask] = {}
         if not usable.any():
             return found
-        for booked in self._kept.bookings:
-            if self._kept.is_due(booked, facts, kind, num_devices):
-                found["booking"] = usable & ~np.isin(self._queue, sorted(booked.queues))
+        for queues in due:
+            own = [at for at, name in enumerate(self._gangs.queues) if name in queues]
+            found["booking"] = usable & ~np.isin(self._gangs.queue, own)
         if policy.enabled:
-            lower = usable & self._lower(facts)
             by_priority: Cause = "target" if is_late(job, self._late_since) else "priority"
-            found[by_priority] = lower & ~self._deserts.protected(facts, kind)
+            found[by_priority] = self._unprotected(facts, kind)
         if policy.reclaim:
             found["reclaim"] = usable & self._deserts.reclaimable(facts, kind, num_devices)
         return {cause: mask for cause, mask in found.items() if mask.any()}
+
+    def _unprotected(self, job: JobFacts, kind: str) -> Mask:
+        """Gangs of lower classes, but for those within a guarantee that the job has no part in. Not to be changed."""
+        key = (job.queue, kind, self.class_of(job.priority))
+        if key not in self._below:
+            self._below[key] = self._usable(kind) & self._lower(job) & ~self._deserts.protected(job, kind)
+        return self._below[key]
 
     def lower(self, job: PendingJob, kind: str, queue: Line) -> tuple[int, ...]:
         """Gangs in the queue of lower classes that may be ended, whoever is guaranteed what they hold; the lowest first, then those
@@ -187,9 +170,8 @@ class Victims:
             return ()
         key = (queue, kind, self.class_of(job.facts.priority))
         if key not in self._lowest:
-            found = np.flatnonzero(self._usable(kind) & self._lower(job.facts) & self._deserts.within(queue)).tolist()
-            found.sort(key=lambda number: (self.gangs[number].facts.priority, self.cost[number], number))
-            self._lowest[key] = tuple(found)
+            found = self._usable(kind) & self._lower(job.facts) & self._deserts.within(queue)
+            self._lowest[key] = tuple(self._lowest_first[found[self._lowest_first]].tolist())
         return self._lowest[key]
 
     def _lower(self, job: JobFacts) -> Mask:
@@ -205,6 +187,7 @@ class Victims:
         if self._moves != self._tree.moves:
             self._moves = self._tree.moves
             self._causes.clear()
+            self._below.clear()
             self._elastic.clear()
 
     def _forget(self) -> None:
@@ -212,6 +195,7 @@ class Victims:
         self._known_usable.clear()
         self._lowest.clear()
         self._causes.clear()
+        self._below.clear()
         self._elastic.clear()
 
     def _usable(self, kind: str) -> Mask:
@@ -234,8 +218,9 @@ class Victims:
         """Whether the gang may not be ended for it any more, with what was let go of meanwhile: its queue has no more than its own,
         and would get it back at once."""
         if cause == "reclaim":
-            return not self.reclaimable(job, kind, job.facts.shape.fewest_nodes)[number]
-        return cause in ("priority", "target") and bool(self._deserts.protected(job.facts, kind)[number])
+            shape = job.facts.shape
+            return not self._deserts.may_reclaim(job.facts, kind, shape.request.count * shape.fewest_nodes, number)
+        return cause in ("priority", "target") and self._deserts.protects(job.facts, kind, number)
 
     def give(self, number: int) -> None:
         """Counts as let go of."""
@@ -258,53 +243,35 @@ class Victims:
         self._tree.take_back(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
 
     def _on(self, kind: str) -> Mask:
-        mask: Mask = self._kind == self._fleet.ground.kind_number[kind]
+        mask: Mask = self._gangs.kind == self._fleet.ground.kind_number[kind]
         return mask
 
     def columns(self, kind: str) -> Columns:
-        if kind not in self._columns:
-            table, parts = list[tuple[float, ...]](), list[NodeSlice]()
-            for number in map(int, np.flatnonzero(self._on(kind))):
-                shape = self.gangs[number].facts.shape
-                for part in self.releasable(number).slices:
-                    row = self._fleet.ground.row.get(part.node)
-                    if row is not None:
-                        parts.append(part)
-                        freed = self._fleet.shares.freed(row, part.devices, part.milli)
-                        table.append((number, row, freed, shape.cpus, float(shape.memory_bytes)))
-            found = np.array(table, np.float64).reshape(-1, 5).T
-            whole = found[:2].astype(np.int64)
-            self._columns[kind] = Columns(whole[0], whole[1], found[2].copy(), found[3], found[4], parts)
-        return self._columns[kind]
+        return self._freed.columns(kind)
 
-    def _reclaim(self, claim: Placement) -> None:
-        """What gangs that are ending hold of the claim comes free for nobody else."""
-        rows = [self._fleet.ground.row[part.node] for part in claim.slices if part.node in self._fleet.ground.row]
-        for columns in self._columns.values():
-            at = np.flatnonzero(np.isin(columns.slice_row, rows) & self.ending[columns.slice_gang])
-            for one in at:
-                part = columns.parts[one]
-                left = [index for index in part.devices if (part.node, index) not in self._claimed]
-                columns.slice_devices[one] = self._fleet.shares.freed(int(columns.slice_row[one]), left, part.milli)
+    def freed(self, kind: str, who: Mask) -> NDArray[np.float64]:
+        """Devices of the type that come free on each node when all of these end. Not to be changed."""
+        return self._freed.per_row(kind, who)
 
-    def releasable(self, number: int) -> Placement:
-        """What the gang lets go of, besides what is claimed already: only one that is ending has such."""
-        placement = self.gangs[number].placement
-        if not self.ending[number] or not self._claimed:
-            return placement
-        return Placement(
-            tuple(
-                replace(part, devices=tuple(index for index in part.devices if (part.node, index) not in self._claimed))
-                for part in placement.slices
-            )
-        )
+    def releasable(self, number: int, on: Collection[NodeId] | None = None) -> Placement:
+        """What the gang lets go of, on these nodes or all, besides what is claimed already: only one that is ending has such."""
+        return self._freed.releasable(number, on)
+
+    def ending_on(self, placement: Placement) -> list[int]:
+        """Gangs that are ending already and hold some of the placement."""
+        slices, wanted = self._gangs.slices, {part.node: part.devices for part in placement.slices}
+        rows = np.zeros(len(self._fleet.ground.nodes), np.bool_)
+        rows[[self._fleet.ground.row[node] for node in wanted]] = True
+        near = np.unique(slices.gang[self.ending[slices.gang] & rows[slices.row]])
+        return [number for number in near.tolist() if _holds(self.gangs[number].placement, wanted)]
 
     def asked(self, gangs: Sequence[JobId], claim: Placement) -> None:
         """These gangs are ended; the devices of the claim are nobody else's."""
-        for job in gangs:
-            self.ending[self.place[job]] = True
+        numbers = [self.place[job] for job in gangs]
+        self.ending[numbers] = True
         self._forget()
-        self._claimed.update((part.node, index) for part in claim.slices for index in part.devices)
-        for job in gangs:
-            self._reclaim(self.gangs[self.place[job]].placement)
-        self._reclaim(claim)
+        self._freed.promise(claim, numbers)
+
+
+def _holds(placement: Placement, wanted: Mapping[NodeId, Collection[int]]) -> bool:
+    return any(not set(part.devices).isdisjoint(wanted.get(part.node, ())) for part in placement.slices)

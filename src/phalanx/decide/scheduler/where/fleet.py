@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.devices import WHOLE, DeviceRequest, NodeSlice, Placement
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape, Share
-from phalanx.decide.scheduler.where.ground import CORES_SLACK, Amounts, Counts, Ground, Mask, Rows, fenced_rows, survey
+from phalanx.decide.scheduler.where.ground import CORES_SLACK, Amounts, Counts, Ground, Mask, Rows, survey
 from phalanx.decide.scheduler.where.shares import Part, Shares, part_of
 
 __all__ = ["CORES_SLACK", "Counts", "Fleet", "Ground", "Mask", "Rows", "Totals"]
@@ -58,10 +58,12 @@ class Fleet:
         ordered = ground.nodes
         free = {kind: np.zeros(len(ordered), np.int32) for kind in ground.kinds}
         num_free = np.array([len(node.free) for node in ordered], np.int32) * ground.schedulable
+        in_all = sum(ground.total.values())
         for kind, total in ground.total.items():
-            alike = total == sum(ground.total.values())
+            alike = total == in_all
             free[kind][alike] = num_free[alike]
-        for row in np.flatnonzero(np.array([len(set(types.values())) > 1 for types in ground.types], np.bool_) & (num_free > 0)):
+        num_kinds = sum((total > 0).astype(np.int32) for total in ground.total.values())
+        for row in np.flatnonzero((num_kinds > 1) & (num_free > 0)):
             for index in ordered[row].free:
                 free[ground.types[row][index]][row] += 1
         return cls(
@@ -88,9 +90,7 @@ class Fleet:
         """Another, in which these known nodes, whose unchanging parts are the same, have what they say now. For a fleet of which
         nothing was taken yet."""
         fleet, rows = self.copy(), [self.ground.row[node.node] for node in nodes]
-        ordered, schedulable = list(self.ground.nodes), self.ground.schedulable.copy()
         for row, node in zip(rows, nodes, strict=True):
-            ordered[row], schedulable[row] = node, node.schedulable
             fleet.free_cpus[row], fleet.free_memory_bytes[row] = node.free_cpus, node.free_memory_bytes
             types = self.ground.types[row]
             for kind in set(types.values()):
@@ -101,7 +101,7 @@ class Fleet:
             for share in node.shares if node.schedulable else ():
                 left = (share.free_milli, share.free_memory_bytes)
                 fleet.shares.put(row, share.index, self.ground.kind_number[types[share.index]], left)
-        fleet.ground = replace(self.ground, nodes=tuple(ordered), schedulable=schedulable, fenced=fenced_rows(ordered))
+        fleet.ground = self.ground.renewed(dict(zip(rows, nodes, strict=True)))
         return fleet
 
     def able(self, shape: Shape) -> Mask:
@@ -221,7 +221,8 @@ class Fleet:
     def hold(self, shape: Shape, placement: Placement) -> Placement:
         """Takes what of `placement` is free here, with the cores and memory that go with it; the answer is what was taken."""
         self.version += 1
-        return Placement(tuple(self._held(shape, part) for part in placement.slices if part.node in self.ground.row))
+        known = [part for part in placement.slices if part.node in self.ground.row]
+        return replace(placement, slices=tuple(self._held(shape, part) for part in known))
 
     def _held(self, shape: Shape, part: NodeSlice) -> NodeSlice:
         row = self.ground.row[part.node]

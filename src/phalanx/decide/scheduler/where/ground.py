@@ -1,7 +1,7 @@
 """What does not change while a decision is made: what nodes have, as columns, one row per node in order of names."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -41,7 +41,8 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Ground:
     """kinds: the fleet's device types, GPUs by name, CPU slots last. kind_number: their places there. types: of each node's
-    devices, by index. total: devices of each type per node. fenced: rows of nodes that have fenced devices."""
+    devices, by index. total: devices of each type per node. fenced: rows of nodes that have fenced devices;
+    closing: of those that were announced to go away."""
 
     nodes: tuple[NodeFacts, ...]
     row: dict[NodeId, int]
@@ -56,7 +57,22 @@ class Ground:
     spot: Mask
     gone: Mask
     fenced: tuple[int, ...]
+    closing: tuple[int, ...]
     seen: Seen = field(default_factory=Seen)
+
+    def renewed(self, nodes: Mapping[int, NodeFacts]) -> "Ground":
+        """Another, in which known nodes, by row, are as they are now; their unchanging parts are the same."""
+        ordered, schedulable = list(self.nodes), self.schedulable.copy()
+        for row, node in nodes.items():
+            ordered[row], schedulable[row] = node, node.schedulable
+        fenced, closing = _fenced_rows(nodes.items()), _closing_rows(nodes.items())
+        return replace(
+            self,
+            nodes=tuple(ordered),
+            schedulable=schedulable,
+            fenced=tuple(sorted({*fenced, *(row for row in self.fenced if row not in nodes)})),
+            closing=tuple(sorted({*closing, *(row for row in self.closing if row not in nodes)})),
+        )
 
     @property
     def terrain(self) -> Terrain:
@@ -121,9 +137,14 @@ def survey(nodes: Iterable[NodeFacts]) -> Ground:
         schedulable=np.array(schedulable, np.bool_),
         spot=np.array(spot, np.bool_),
         gone=np.array(gone, np.bool_),
-        fenced=fenced_rows(ordered),
+        fenced=_fenced_rows(enumerate(ordered)),
+        closing=_closing_rows(enumerate(ordered)),
     )
 
 
-def fenced_rows(nodes: Iterable[NodeFacts]) -> tuple[int, ...]:
-    return tuple(row for row, node in enumerate(nodes) if node.fenced)
+def _fenced_rows(nodes: Iterable[tuple[int, NodeFacts]]) -> tuple[int, ...]:
+    return tuple(row for row, node in nodes if node.fenced)
+
+
+def _closing_rows(nodes: Iterable[tuple[int, NodeFacts]]) -> tuple[int, ...]:
+    return tuple(row for row, node in nodes if node.closing_ms is not None)

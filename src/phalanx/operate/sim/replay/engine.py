@@ -293,6 +293,10 @@ class Replay:
                 gang = self._gangs[claim.job]
                 assert gang.pending is not None
                 gang.pending = self._pending[claim.job] = replace(gang.pending, claim=claim.placement)
+            elif claim.placement is not None:  # what it has it borrows no more
+                self._gangs[claim.job].running = self._running[claim.job] = replace(
+                    self._running[claim.job], placement=claim.placement
+                )
 
     def _slow_down(self) -> None:
         """Where nothing but time passes, looking less often will do; not where the policy has times of its own."""
@@ -356,7 +360,8 @@ class Replay:
         assert gang.running is not None
         gang.stopped_ms, gang.keeps = self._now_ms, evicted.keeps
         gang.life.evictions += 1
-        gang.evicted_ms.append(self._now_ms)
+        if evicted.claimant != evicted.job and not gang.running.placement.borrowed:  # as the control plane counts
+            gang.evicted_ms.append(self._now_ms)
         self._evictions[evicted.cause] += 1
         gang.running = self._running[evicted.job] = replace(gang.running, stopping=True, evicted_for=evicted.claimant)
         self._later(self._now_ms + self._setup.costs.release_ms, "released", evicted.job, gang.life.attempts)

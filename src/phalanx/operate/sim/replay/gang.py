@@ -49,10 +49,10 @@ class Gang:
         self.start_ms = min(costs.start_ms, self.life.job.duration_ms) if first else costs.restart_ms
         self.placed_ms, self.stopped_ms, self.keeps = now_ms, None, None
         self.rate = placement.world_size, self.num_devices
-        evictions = self.pending.evictions if self.pending else 0
+        evictions, since_ms = (self.pending.evictions, self.pending.since_ms) if self.pending else (0, 0)
         self.running = RunningJob(
             self.facts, attempt_id(self.facts.job, self.life.attempts), placement, unix_ms, saved_ms=0, restart_ms=costs.restart_ms,
-            evictions=evictions, served_ms=self.served_ms, done_ms=self.saved,
+            evictions=evictions, served_ms=self.served_ms, done_ms=self.saved, since_ms=since_ms,
         )  # fmt: skip
         self.pending = None
         return now_ms + self.start_ms + self._time(self.total - self.saved)
@@ -80,10 +80,12 @@ class Gang:
     def waits(self, now_ms: int, start_ms: int, repair: bool, claim: Placement | None) -> None:
         """It is in line again, or for the first time. start_ms: Unix time of the start of the trace."""
         day_ms = 86_400_000
+        borrowed = self.running is not None and self.running.placement.borrowed
+        since_ms = self.running.since_ms if self.running is not None and borrowed else start_ms + now_ms  # it waited all along
         self.since_ms, self.running = now_ms, None
         self.evicted_ms = [at_ms for at_ms in self.evicted_ms if at_ms > now_ms - day_ms]
         self.pending = PendingJob(
-            self.facts, since_ms=start_ms + now_ms, claim=claim, repair=repair, evictions=len(self.evicted_ms),
+            self.facts, since_ms=since_ms, claim=claim, repair=repair, evictions=len(self.evicted_ms),
             served_ms=self.served_ms, done_ms=self.saved,
         )  # fmt: skip
 

@@ -1,0 +1,161 @@
+"""Whether a queue may take more of a type: its limits and those above it, their budgets, what is saved, what is guaranteed.
+
+A user's line has none of these, so all jobs of a queue that ask for as much hear the same.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from phalanx.core.ids import JobId
+from phalanx.core.policy import ANY
+from phalanx.core.reasons import OverBudget, OverQuota, Reason
+from phalanx.decide.scheduler.quotas import budgets, quota, saving
+from phalanx.decide.scheduler.quotas.lines import Line, account, devices, under
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a job may take devices of a type now. borrows: it would use others' idle quota. reason: why not."""
+
+    ok: bool
+    borrows: bool = False
+    reason: Reason | None = None
+
+
+FREELY: Final = Admission(True)
+BORROWING: Final = Admission(True, borrows=True)
+
+
+class _Standing(NamedTuple):
+    """How a queue stands with a type. books: its limits and quotas, and those above it. room: what the limits leave. spent: a
+    budget that stops it."""
+
+    books: tuple[saving.Book, ...]
+    room: float
+    spent: OverBudget | None
+
+
+class Admissions:
+    """Of one decision. What is found out is remembered until something is taken or let go of: `forget`. saved: accounts of which
+    the rest is saved, and for whom. Amounts are thousandths of devices; capacity: of the fleet by type, usable: on nodes that may
+    be given work."""
+
+    def __init__(self, root: Line, has_quotas: bool, capacity: Mapping[str, int], usable: Mapping[str, int], now_ms: int) -> None:
+        self._root, self._has_quotas = root, has_quotas
+        self._capacity, self._usable = capacity, usable
+        self._now_ms = now_ms
+        self.saved: dict[saving.Account, JobId] = {}
+        self._standings: dict[tuple[Line, str], _Standing] = {}
+        self._rights: dict[tuple[Line, str, int], tuple[Line | None, bool]] = {}
+        self._refusals: dict[tuple[saving.Account, int, JobId | None], Admission] = {}
+        self._short: dict[tuple[Line, tuple[str, ...], int], frozenset[saving.Account]] = {}
+        self._owners: dict[tuple[Line, tuple[str, ...], int], tuple[Line | None, str]] = {}
+
+    def forget(self) -> None:
+        """Something was taken or let go of."""
+        self._standings.clear()
+        self._rights.clear()
+        self._refusals.clear()
+        self._short.clear()
+        self._owners.clear()
+
+    def asked(self, queue: Line, kind: str, amount: int, preemptible: bool) -> Admission:
+        """Whether a job of the queue may take so much."""
+        books, room, spent = self._standing(queue, kind)
+        if amount > room:
+            full = next(book for book in books if book.is_limit and book.used + amount > book.bound)
+            return self._refused(full, amount)
+        if spent is not None:
+            return Admission(False, reason=spent)
+        for book in books if self.saved else ():
+            if book.account in self.saved:
+                return self._refused(book, amount, self.saved[book.account])
+        return self._within_quota(queue, kind, amount, preemptible)
+
+    def is_saved(self, queue: Line, kind: str) -> bool:
+        """Whether what is left for the queue is saved for a job."""
+        books = self._standing(queue, kind).books if self.saved else ()
+        return any(book.account in self.saved for book in books)
+
+    def counts_against(self, queue: Line, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
+        """Whether what a job of the queue would have counts against one of them."""
+        return any(book.account in accounts for kind in types or self._capacity for book in self._standing(queue, kind).books)
+
+    def would_borrow(self, queue: Line, types: tuple[str, ...], amount: int) -> bool:
+        """Whether so much of some type would only be there while others do not use what they are guaranteed."""
+        kinds = types or self._capacity
+        return self._has_quotas and any(self._right(queue, kind, amount)[1] for kind in kinds if kind in self._capacity)
+
+    def short_of(self, queue: Line, types: tuple[str, ...], amount: int) -> frozenset[saving.Account]:
+        """What would hold so much when nothing of it is used, and does not now."""
+        key = (queue, types, amount)
+        if key not in self._short:
+            books = (book for kind in types or self._capacity for book in self._standing(queue, kind).books)
+            self._short[key] = frozenset(book.account for book in books if amount <= book.bound < book.used + amount)
+        return self._short[key]
+
+    def owner(self, queue: Line, types: tuple[str, ...], amount: int) -> tuple[Line | None, str]:
+        """Within whose guarantee so much is asked for, and under what of it."""
+        key = (queue, types, amount)
+        if key not in self._owners:
+            found = ((kind, self._right(queue, kind, amount)[0]) for kind in types or self._capacity)
+            owned = ((owner, account(owner.quota, kind) or ANY) for kind, owner in found if owner is not None)
+            self._owners[key] = next(owned, (None, ""))
+        return self._owners[key]
+
+    def _standing(self, queue: Line, kind: str) -> _Standing:
+        found = self._standings.get((queue, kind))
+        if found is None:
+            books = tuple(saving.books(queue.path, kind))
+            room = min((book.bound - book.used for book in books if book.is_limit), default=float("inf"))
+            found = self._standings[queue, kind] = _Standing(books, room, budgets.stops(queue.path, self._now_ms))
+        return found
+
+    def _refused(self, book: saving.Book, amount: int, saved_for: JobId | None = None) -> Admission:
+        key = (book.account, amount, saved_for)
+        if key not in self._refusals:
+            self._refusals[key] = Admission(False, reason=saving.refused(book, amount, saved_for))
+        return self._refusals[key]
+
+    def _right(self, queue: Line, kind: str, amount: int) -> tuple[Line | None, bool]:
+        """Within whose guarantee so much is; and if it is in none, whether it would be borrowed."""
+        key = (queue, kind, amount)
+        if key not in self._rights:
+            owner = quota.guarantor(queue.path, kind, amount)
+            self._rights[key] = owner, owner is None and quota.encroaches(queue.path, kind, amount, self._capacity)
+        return self._rights[key]
+
+    def _within_quota(self, queue: Line, kind: str, amount: int, preemptible: bool) -> Admission:
+        if not self._has_quotas:
+            return FREELY
+        owner, borrows = self._right(queue, kind, amount)
+        if owner is not None:
+            return FREELY
+        owners = [line for line in queue.path if account(line.quota, kind) is not None]
+        unwilling = next((line for line in queue.path if not line.queue.borrow and (borrows or line in owners)), None)
+        if unwilling is not None:
+            return _over_quota(unwilling, kind, amount, "it may not use more (borrow: false)", unwilling in owners)
+        if (owners or borrows) and not preemptible:
+            why = "a job that is not preemptible may not use more"
+            most = max(owners, key=lambda line: line.quota[account(line.quota, kind) or kind], default=queue)
+            return _over_quota(most, kind, amount, why, bool(owners))
+        if borrows and not self._is_lent(queue, kind, amount):
+            why = "what others are guaranteed is not lent, or is waited for by their own jobs"
+            return _over_quota(owners[0] if owners else queue, kind, amount, why)
+        return BORROWING if borrows else FREELY
+
+    def _is_lent(self, queue: Line, kind: str, amount: int) -> bool:
+        """Whether it leaves what others keep of their quotas."""
+        kept, used = quota.kept_by_others(queue), self._root.used
+        if kept.get(kind, 0) > 0 and used.get(kind, 0) + amount > self._usable.get(kind, 0) - kept[kind]:
+            return False
+        whole = sum(kept.values())
+        return whole <= 0 or sum(used.values()) + amount <= sum(self._usable.values()) - whole
+
+
+def _over_quota(line: Line, kind: str, amount: int, because: str, for_ever: bool = False) -> Admission:
+    entry = account(line.quota, kind) or kind
+    used, guaranteed = under(line.used, line.quota, entry), devices(line.quota.get(entry, 0))
+    return Admission(False, reason=OverQuota(line.name, entry, guaranteed, devices(used), devices(amount), because, for_ever))

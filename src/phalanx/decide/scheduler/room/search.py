@@ -1,0 +1,153 @@
+"""One look for the cheapest set of gangs, on one type, without which a job fits.
+
+Nodes are bought one after the other, the cheapest first. A gang on several nodes is paid once, so that its price is spread over
+those of its nodes that help. In the end whoever turned out not to be needed is left alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.core.devices import WHOLE, Placement
+from phalanx.decide.scheduler.room.buying import Has, Market, has_room
+from phalanx.decide.scheduler.room.ends import NEVER
+from phalanx.decide.scheduler.room.freed import Columns
+from phalanx.decide.scheduler.room.reservation import soonest
+from phalanx.decide.scheduler.room.trimming import Trimming
+from phalanx.decide.scheduler.room.victims import Victims
+from phalanx.decide.scheduler.round import Round
+from phalanx.decide.scheduler.snapshot import PendingJob, Shape
+from phalanx.decide.scheduler.where.eligible import largest_of
+from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Gangs to end, by place; and exactly what the job then gets, which is worked out when it is asked for."""
+
+    numbers: tuple[int, ...]
+    placed: Callable[[], Placement]
+
+
+class Search:
+    """is_enough: what is ending anyway is; it is kept for the head, unless the job reclaims."""
+
+    def __init__(self, job: PendingJob, shape: Shape, kind: str, allowed: Mask, round_: Round, reclaims: bool) -> None:
+        self._job, self._kind, self._round, self._reclaims = job, kind, round_, reclaims
+        self._shape = shape
+        self._victims: Victims = round_.victims
+        self._columns: Columns = self._victims.columns(kind)
+        self._base = round_.kept.free(job, kind)
+        self._holding = self._holding_rows()
+        self._open = self._holding & round_.kept.open(job, kind)
+        self._could = self._holding
+        self.is_enough = False
+        self._usable = allowed | self._victims.ending
+        self._have = np.maximum(0, self._base).astype(np.float64)
+
+    def run(self) -> Found | None:
+        if not self._has_devices():
+            return None
+        columns, ending = self._columns, self._victims.ending
+        self._at = np.flatnonzero(self._usable[columns.slice_gang] & self._open[columns.slice_row])
+        self._cpus = self._round.fleet.free_cpus.copy()
+        self._memory = self._round.fleet.free_memory_bytes.astype(np.float64)
+        gangs = columns.slice_gang[self._at]
+        free: list[int] = np.unique(gangs[ending[gangs]]).tolist()
+        self._release(free)
+        if not self._is_possible():
+            return None
+        chosen = self._bought()
+        self.is_enough = chosen == []
+        if chosen is None or (self.is_enough and not self._reclaims):
+            return None
+        return self._trimmed(chosen, free)
+
+    def _holding_rows(self) -> Mask:
+        """Where the job may run at all."""
+        fleet = self._round.fleet
+        mask = fleet.could_hold(self._shape, self._kind) & fleet.ground.schedulable
+        for node in self._job.avoids:
+            if node in fleet.ground.row:
+                mask[fleet.ground.row[node]] = False
+        return mask
+
+    def _has_devices(self) -> bool:
+        """Whether enough nodes would have the devices if all of them let go, whatever else there is: mostly they have not."""
+        request, freed = self._shape.request, self._victims.freed(self._kind, self._usable)
+        have = self._have + np.where(self._open, freed, 0)
+        enough = self._holding & (have + 2 * CORES_SLACK >= request.count * request.milli / WHOLE)
+        return bool(np.count_nonzero(enough) >= self._shape.fewest_nodes)
+
+    def _release(self, numbers: Sequence[int]) -> None:
+        """They let go."""
+        columns, gone = self._columns, np.zeros(len(self._victims.gangs), np.bool_)
+        gone[numbers] = True
+        are_gone = gone[columns.slice_gang[self._at]]
+        at, self._at = self._at[are_gone], self._at[~are_gone]
+        np.add.at(self._have, columns.slice_row[at], columns.slice_devices[at])
+        np.add.at(self._cpus, columns.slice_row[at], columns.slice_cpus[at])
+        np.add.at(self._memory, columns.slice_row[at], columns.slice_memory[at])
+
+    def _is_possible(self) -> bool:
+        """Whether it would fit if all of them let go, and as few as may be ended have as much together."""
+        columns, at = self._columns, self._at
+        rows, num_rows = columns.slice_row[at], len(self._have)
+        have = self._have + np.bincount(rows, columns.slice_devices[at], num_rows)
+        cpus = self._cpus + np.bincount(rows, columns.slice_cpus[at], num_rows)
+        memory = self._memory + np.bincount(rows, columns.slice_memory[at], num_rows)
+        self._could = self._holding & has_room(self._shape, (have, cpus, memory))
+        if largest_of(self._shape, self._could, self._round.fleet) < self._shape.fewest_nodes:
+            return False
+        count, num_nodes = self._shape.request.count, self._shape.fewest_nodes
+        there = np.sort(np.minimum(self._have[self._could], count))[::-1][:num_nodes].sum()
+        sizes = np.sort(np.bincount(columns.slice_gang[at], columns.slice_devices[at]))[::-1]
+        most = self._round.snapshot.policy.preemption.max_victims
+        return bool(there + sizes[:most].sum() >= count * num_nodes) or self._shape.request.is_share
+
+    def _bought(self) -> list[int] | None:
+        """Gangs, node after node, until there are enough nodes; None when that takes more gangs than may be ended for one."""
+        shape, most, chosen = self._shape, self._round.snapshot.policy.preemption.max_victims, list[int]()
+        ready = self._could & has_room(shape, self._has)
+        if shape.within is not None or shape.group > 1:
+            self._could = self._lying_right(ready)
+            ready &= self._could
+        missing, market = shape.fewest_nodes - int(np.count_nonzero(ready)), self._market(ready)
+        while missing > 0 and len(chosen) < most:
+            more, num_ready = market.buy(missing, most - len(chosen))
+            if not more:
+                return None
+            chosen.extend(more)
+            missing -= num_ready
+        return chosen if missing <= 0 and len(chosen) <= most else None
+
+    def _market(self, ready: Mask) -> Market:
+        lacking = self._could & ~ready
+        at = self._at[lacking[self._columns.slice_row[self._at]]]
+        return Market(self._shape, self._columns, at, self._has, self._victims.cost)
+
+    def _lying_right(self, ready: Mask) -> Mask:
+        """The nodes on which a gang that must lie in certain tiers is cheapest, about: their dearest node is the cheapest."""
+        market, prices = self._market(ready), np.where(ready, 0.0, np.inf)
+        prices[market.rows] = market.prices(self._shape.fewest_nodes)
+        score = np.where(np.isfinite(prices), prices, NEVER).astype(np.int64)
+        target = soonest(self._shape, self._round.fleet.ground, np.flatnonzero(self._could), score, np.zeros(len(score), np.int32))
+        mask = np.zeros(len(score), np.bool_)
+        if target is not None:
+            mask[target] = True
+        return mask
+
+    @property
+    def _has(self) -> Has:
+        return self._have, self._cpus, self._memory
+
+    def _trimmed(self, chosen: Sequence[int], free: Sequence[int]) -> Found | None:
+        """Without those that are not needed after all, the dearest first."""
+        where = self._open, self._base
+        trimming = Trimming(self._job, self._shape, self._kind, where, [*free, *chosen], self._round)
+        if not trimming.fits():
+            return None
+        dearest_first = sorted(chosen, key=lambda number: (-self._victims.cost[number], number))
+        needed = trimming.needed(dearest_first)
+        return Found(needed, trimming.placed) if needed or self._reclaims else None

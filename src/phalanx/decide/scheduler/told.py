@@ -1,0 +1,53 @@
+"""What jobs of a batch were told, so that those who hear the same again get the very same answer: making thousands of equal ones in
+every decision costs more than finding out that they are."""
+
+from dataclasses import dataclass, replace
+
+from phalanx.core.reasons import Behind
+from phalanx.decide.scheduler.line.sweeps import Batch
+from phalanx.decide.scheduler.plan import Wait
+from phalanx.decide.scheduler.snapshot import PendingJob
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """To jobs[at:end]."""
+
+    jobs: tuple[PendingJob, ...]
+    at: int
+    end: int
+    waits: list[Wait]
+
+
+class Told:
+    """In the last decision and in this one."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, _Answers] = {}
+        self._now: dict[int, _Answers] = {}
+
+    def begin(self) -> None:
+        """A decision; what is not told again in it is forgotten with its end."""
+        self._before, self._now = self._now, {}
+
+    def waits(self, batch: Batch, first: Wait) -> list[Wait]:
+        """All that may be decided wait as the first of them does, each one place after the other."""
+        known = self._before.get(id(batch.jobs))
+        if (
+            known is None
+            or (known.jobs is not batch.jobs or known.at != batch.at or known.end != batch.end)
+            or known.waits[0] != first
+        ):
+            others = batch.jobs[batch.at + 1 : batch.end]
+            waits = [first, *(_after(first, number, job) for number, job in enumerate(others, 1))]
+            known = _Answers(batch.jobs, batch.at, batch.end, waits)
+        self._now[id(batch.jobs)] = known  # with the jobs, so that no others get their number
+        return known.waits
+
+
+def _after(first: Wait, number: int, job: PendingJob) -> Wait:
+    if first.position is None:
+        return Wait(job.facts.job, first.reason, None)
+    position = first.position + number
+    reason = replace(first.reason, position=position) if isinstance(first.reason, Behind) else first.reason
+    return Wait(job.facts.job, reason, position)

@@ -1,0 +1,130 @@
+"""What is remembered of who may have how much is forgotten when it may be untrue, and is the same for all users of a queue."""
+
+import random
+from typing import Any
+
+import pytest
+
+from phalanx.core.reasons import OverLimit, Reason
+from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler.plan import Wait
+from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
+from tests.decide.scheduler.sharing import HOUR, NOW, evicted, facts, gang, job, tree_of, world
+
+QUEUES: dict[str, dict[str, Any]] = {
+    "org": {"quota": {"H100": 10, "T4": 4}, "limit": {"*": 24}},
+    "firm": {"parent": "org", "quota": {"H100": 4}, "borrow": False, "lend": False},
+    "part": {"parent": "org", "quota": {"*": 4}, "limit": {"H100": 8}},
+    "other": {"quota": {"T4": 6}},
+    "spent": {"budget": {"gpu_hours": 1, "at": "stop"}},
+}
+KINDS = ("H100", "T4")
+
+
+def fleet() -> Snapshot:
+    return world({"queues": QUEUES}, [gang("r-1", "part", 2), gang("r-2", "none", 3)], nodes=2, kinds=KINDS)
+
+
+def asked(tree: Tree) -> list[Reason | None]:
+    """Of each queue, for few and many devices of each type."""
+    return [
+        tree.refusal(facts("j-1", queue, preemptible=preemptible), kind, count)
+        for queue in (*QUEUES, "none")
+        for kind in KINDS
+        for count in (1, 3, 8, 17)
+        for preemptible in (True, False)
+    ]
+
+
+def standing(tree: Tree, queue: str, types: tuple[str, ...], count: int) -> tuple[object, ...]:
+    """What else is remembered of a queue. Accounts are told by names."""
+    long_ago = job("j-1", queue, count, kind=types[0] if types else None, since_ms=NOW - HOUR)
+    saves = {(line.name, entry, is_limit) for line, entry, is_limit in tree.saves_for(long_ago)}
+    return saves, tree.borrows_for(long_ago.facts), tree.is_saved(long_ago.facts, "H100")
+
+
+def move(tree: Tree, draw: random.Random, held: list[tuple[JobFacts, str, int]]) -> None:
+    """Something that happens in a decision."""
+    one, kind, count = facts("j-2", draw.choice([*QUEUES, "none"])), draw.choice(KINDS), draw.choice((1, 2, 5))
+    match draw.randrange(7):
+        case 0 | 1:
+            tree.use(one, kind, count)
+            held.append((one, kind, count))
+        case 2 if held:
+            tree.give(*held.pop(draw.randrange(len(held))))
+        case 3 if held:
+            tree.drop(*held.pop(draw.randrange(len(held))))
+        case 4:
+            tree.waits(facts("j-3", one.queue, count, kind=kind))
+        case 5:
+            waits = job("j-4", one.queue, count, kind=kind, since_ms=NOW - HOUR)
+            tree.save(waits, OverLimit(one.queue, kind, 1, 1, count))
+        case _ if held:
+            gone = draw.choice(held)
+            with tree.trial():
+                tree.give(*gone)
+                asked(tree)
+                tree.take_back(*gone)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_who_is_asked_all_along_says_the_same_as_who_is_asked_at_the_end(seed: int) -> None:
+    for moves in range(1, 12):
+        often, once = tree_of(fleet()), tree_of(fleet())
+        for tree in (often, once):
+            draw, held = random.Random(seed), list[tuple[JobFacts, str, int]]()
+            for _ in range(moves):
+                move(tree, draw, held)
+                if tree is often:
+                    asked(tree)
+                    standing(tree, "part", (), 3)
+        assert asked(often) == asked(once)
+        for queue in (*QUEUES, "none"):
+            for types in ((), ("H100",), ("T4",)):
+                assert standing(often, queue, types, 3) == standing(once, queue, types, 3)
+
+
+def test_what_was_refused_stays_refused_for_as_much_or_more() -> None:
+    tree, first, much, more = tree_of(fleet()), facts("j-1", "part"), facts("j-2", "part"), facts("j-3", "part")
+    refusals = {count: tree.admit(one, "H100", count) for one, count in ((more, 9), (first, 7), (much, 8))}
+    assert not any(found.ok for found in refusals.values())
+    tree.drop(facts("r-1", "part"), "H100", 2)
+    assert tree.admit(first, "H100", 6).ok
+    assert tree.refusal(first, "H100", 7) is None, "now there is room"
+    assert [tree.admit(first, "H100", count) for count in (7, 8)] == [refusals[7], refusals[7]]
+
+
+def test_only_jobs_that_wait_for_what_their_queue_is_guaranteed_now_keep_it_from_others() -> None:
+    tree, asks = tree_of(world({"queues": {"a": {"quota": {"H100": 4}}}})), facts("j-1", "a", 2)
+    tree.waits(asks)
+    tree.use(facts("j-2", "a"), "H100", 4)
+    tree.waits(asks)
+    tree.give(facts("j-2", "a"), "H100", 4)
+    assert [tree.admit(facts("j-3", "b"), "H100", count).ok for count in (6, 7)] == [True, False]
+
+
+def test_a_queue_may_not_borrow_what_one_below_it_does_not_lend() -> None:
+    below = {"org": {}, "firm": {"parent": "org", "quota": {"H100": 4}, "lend": False}}
+    tree = tree_of(world({"queues": below}))
+    assert [tree.admit(facts("j-1", "org"), "H100", count).ok for count in (4, 5)] == [True, False]
+
+
+def test_a_user_has_nothing_of_their_own_to_be_refused_by() -> None:
+    mine, theirs = tree_of(fleet()), tree_of(fleet())
+    mine.use(facts("j-1", "part", user="ann"), "H100", 4)
+    theirs.use(facts("j-1", "part", user="bob"), "H100", 4)
+    for count in range(1, 9):
+        found = {tree.refusal(facts("j-2", "part", user=user), "H100", count) for tree in (mine, theirs) for user in ("ann", "bob")}
+        assert len(found) == 1
+
+
+def test_nobody_is_ended_when_that_takes_more_gangs_than_the_job_gets_devices() -> None:
+    """Each of those that are ended holds some of what it gets: two devices cannot be some of what three gangs held."""
+    high = job("j-9", "a", 2, priority=75)
+    for limit, is_enough in ((4, False), (5, True)):
+        running = [gang(f"r-{number}", "a", 1, priority=0) for number in range(5)]
+        snapshot = world({"queues": {"a": {"limit": {"H100": limit}}}}, running, [high])
+        plan = schedule(snapshot)
+        assert len(evicted(plan)) == (2 if is_enough else 0)
+        assert is_enough or [type(one.reason) for one in plan.decisions if isinstance(one, Wait)] == [OverLimit]

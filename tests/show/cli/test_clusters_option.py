@@ -1,0 +1,103 @@
+"""`--clusters`: pages and errors, against one recorded cluster and one that is not there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.clusters import DispatchView, OfferView
+from phalanx.core.views import JobView, PlanView
+from phalanx.show.cli.clusters_page import clusters_page
+from phalanx.show.cli.output import show
+from tests.recorded import JOB, job_view, refusal, said
+from tests.show.cli.terminal import Terminal
+from tests.show.cli.test_plan import DAY, plan_view
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: mine\nentrypoint: 'true'\n")
+    return str(file)
+
+
+def write(terminal: Terminal, text: str = "clusters: {lab: {home: .}, gone: {home: nowhere}}") -> None:
+    (terminal.home / "clusters.yaml").write_text(text)
+
+
+def test_the_page_has_the_parts_of_each_cost_and_who_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    offer = OfferView(
+        cluster="cloud", verdict="chosen", sentence="starts", region="us", start_ms=DAY, ready_ms=DAY,
+        done_ms=DAY + 7_200_000, late_ms=600_000, moved_bytes=2**40, cost=99.0, cost_of_devices=6.0, cost_of_data=90.5,
+        cost_of_delay=2.5,
+    )  # fmt: skip
+    gone = OfferView(cluster="gone", verdict="away", sentence="does not answer\x1b[2J")
+    show(
+        clusters_page(DispatchView(job="mine", chosen="cloud", offers=(offer, gone), run_ms=7_200_000, as_of_ms=DAY, notes=("so",)))
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "mine: cloud is the best of 2 clusters.",
+        "",
+        "Offers, in USD for 2h 00m",
+        "  CLUSTER  REGION  STARTS (UTC)         DONE (UTC)              LATE    MOVES  DEVICES   DATA  DELAY   COST  WHY",
+        "  cloud    us      2026-11-28 00:00:00  2026-11-28 02:00:00  10m 00s  1.0 TiB     6.00  90.50   2.50  99.00  starts",
+        "",
+        "Left out",
+        "  gone  does not answer\\x1b[2J",
+        "(so)",
+    ]
+
+
+def test_the_chosen_one_gets_the_job_and_what_is_away_is_named(terminal: Terminal, spec: str) -> None:
+    write(terminal)
+    terminal.server.on("POST", "/plan", said(PlanView, plan_view()))
+    terminal.server.on("POST", "/jobs", said(JobView, job_view(state="pending", attempts=())))
+    shown = terminal("submit", spec, "--clusters", "all")
+    assert (shown.code, "mine: lab is the best of 1 cluster." in shown.out, f"Submitted {JOB}" in shown.out) == (0, True, True)
+    assert f"gone  no platform runs in {terminal.home}/nowhere\n" in shown.out
+    assert shown.err == "It goes to lab: with PHALANX_CLUSTER=lab every command speaks to that one.\n"
+    assert json.loads(terminal("submit", spec, "--clusters", "lab", "-o", "json").out)["id"] == JOB
+
+
+def test_a_server_that_fails_is_left_out_like_one_that_is_away(terminal: Terminal, spec: str) -> None:
+    write(terminal)
+    terminal.server.on("POST", "/plan", refusal(500, "", "", "a bug in Phalanx"))
+    shown = terminal("submit", spec, "--clusters", "lab")
+    assert (shown.code, "none of the clusters answers: lab: the server failed (500" in shown.err) == (3, True)
+
+
+def test_a_job_that_comes_after_another_goes_where_that_one_is(terminal: Terminal, spec: str) -> None:
+    write(terminal)
+    shown = terminal("plan", spec, "--set", "after=[other-1]", "--clusters", "all")
+    assert (shown.code, "after is 'other-1': is of one cluster" in shown.err) == (2, True)
+    terminal.server.on("POST", "/plan", said(PlanView, plan_view()))
+    assert terminal("plan", spec, "--set", "after=[other-1]", "--clusters", "lab").code == 0
+
+
+def test_a_named_cluster_is_spoken_to(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(terminal)
+    terminal.server.view("/jobs", tuple[JobView, ...], ())
+    monkeypatch.setenv("PHALANX_CLUSTER", "lab")
+    assert terminal("ls", "-o", "json").out == "[]\n"
+    monkeypatch.setenv("PHALANX_CLUSTER", "lap")
+    other = terminal("ls")
+    assert (other.code, other.err) == (4, "Error: PHALANX_CLUSTER is 'lap': is not in clusters.yaml, which has lab, gone\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "code", "words"),
+    [
+        ("clusters: {lab: {home: .}}", "", 2, "--clusters is '': is not in clusters.yaml"),
+        ("clusters: {lab: {home: .}}", "lap", 2, "--clusters is 'lap': is not in clusters.yaml; did you mean 'lab'?"),
+        ("clusters: {gone: {home: nowhere}}", "all", 3, "none of the clusters answers: gone: no platform runs in "),
+        ("clusters: {a: {url: 'http://127.0.0.1:9', token_file: no}}", "a", 2, "none of them takes the job: a: token_file is "),
+        ("clusters: {a: {url: 'http://far.example', token_file: no}}", "a", 2, "use https, or a tunnel"),
+    ],
+)
+def test_nothing_is_submitted_where_none_takes_it(
+    terminal: Terminal, spec: str, text: str, asked: str, code: int, words: str
+) -> None:
+    write(terminal, text)
+    shown = terminal("submit", spec, "--clusters", asked)
+    assert (shown.code, words in shown.err, shown.out) == (code, True, "")
+    assert terminal.server.asked == []
