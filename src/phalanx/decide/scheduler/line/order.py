@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
-from phalanx.decide.scheduler.line import fair_order
 from phalanx.decide.scheduler.line.by_service import ServiceOrder
+from phalanx.decide.scheduler.line.fair_order import FairOrder
 from phalanx.decide.scheduler.line.sweeps import Batch, alone
 from phalanx.decide.scheduler.quotas.saving import Account
 from phalanx.decide.scheduler.quotas.share import Tree
@@ -28,11 +28,11 @@ def in_order(
     if at_home:
         by_name = {job.facts.job: job for job in snapshot.pending if job.claim is None}
         yield from alone(by_name[job] for job in at_home if job in by_name)
-    ordered = _ordered(snapshot, tree, service)
+    ordered = _ordered(snapshot, tree, batches, service)
     if not tree.has_quotas:
         yield from ordered(batches)
         return
-    borrowing, later, saved = _Borrowing(tree), list[Batch](), set[Account]()
+    borrowing, later, saved, moves = _Borrowing(tree), list[Batch](), set[Account](), tree.moves
     for batch in ordered(batches):
         job = batch.first
         if borrowing.would(job):
@@ -42,7 +42,11 @@ def in_order(
             later.append(batch.rest())
         else:
             yield batch
-    yield from ordered(later)
+    at = 0
+    while at < len(later) and tree.moves == moves:  # then they are in order already
+        yield later[at]
+        at += later[at].at == len(later[at].jobs)
+    yield from ordered(later[at:])
 
 
 def age(job: PendingJob) -> tuple[int, int, JobId]:
@@ -50,13 +54,13 @@ def age(job: PendingJob) -> tuple[int, int, JobId]:
     return facts.submitted_ms, facts.sequence, facts.job
 
 
-def _ordered(snapshot: Snapshot, tree: Tree, service: ServiceOrder | None) -> Ordered:
+def _ordered(snapshot: Snapshot, tree: Tree, batches: Sequence[Batch], service: ServiceOrder | None) -> Ordered:
+    if snapshot.policy.order == "fair":
+        return FairOrder(batches, snapshot.policy, snapshot.now_ms, tree).of
     if snapshot.policy.order == "fifo":
         return _by_age
-    if snapshot.policy.order != "fair":
-        known = service or ServiceOrder(snapshot, sum(tree.capacity.values()) // WHOLE)
-        return lambda batches: alone(known.waiting(_jobs(batches)))
-    return lambda batches: fair_order.in_order(batches, snapshot.policy, snapshot.now_ms, tree)
+    known = service or ServiceOrder(snapshot, sum(tree.capacity.values()) // WHOLE)
+    return lambda batches: alone(known.waiting(_jobs(batches)))
 
 
 def _by_age(batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -64,7 +68,7 @@ def _by_age(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 
 def _jobs(batches: Sequence[Batch]) -> list[PendingJob]:
-    return [job for batch in batches for job in batch.jobs]
+    return [job for batch in batches for job in batch.jobs[batch.at :]]
 
 
 class _Borrowing:

@@ -5,13 +5,15 @@ alone; it is kept from one decision to the next, in which only those parts are c
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId
+from phalanx.decide.scheduler.quotas.deserved import Ask
 from phalanx.decide.scheduler.quotas.saving import SAVES_MS
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
 from phalanx.decide.scheduler.targets import late_since
@@ -74,7 +76,8 @@ class Sweeps:
     def __init__(self) -> None:
         self._pending: Iterable[PendingJob] | None = None
         self._jobs: dict[int, PendingJob] = {}
-        self._lines: dict[tuple[str, str, int], tuple[list[PendingJob], tuple[Sweep, ...]]] = {}
+        self._lines: dict[tuple[str, str, int], tuple[Sequence[PendingJob], tuple[Sweep, ...]]] = {}
+        self._asked = Counter[Ask]()
 
     def batches(self, snapshot: Snapshot, number: Number) -> list[Batch]:
         """All jobs without a claim. Those of a sweep of which only some have waited for too long by now stand alone."""
@@ -93,10 +96,10 @@ class Sweeps:
                     found.extend(alone(jobs))
         return found
 
-    def counted(self, snapshot: Snapshot, number: Number) -> Iterator[tuple[PendingJob, int]]:
-        """One of each sweep, and how many are like it: of all jobs, those with a claim too."""
+    def asked(self, snapshot: Snapshot, number: Number) -> Mapping[Ask, int]:
+        """How often each is asked for, by all jobs that could run: those with a claim too."""
         self._bring_up_to_date(snapshot.pending, number)
-        return ((sweep.jobs[0], len(sweep.jobs)) for _, sweeps in self._lines.values() for sweep in sweeps)
+        return self._asked
 
     def _bring_up_to_date(self, pending: Iterable[PendingJob], number: Number) -> None:
         """A job is the same object until something of it changes."""
@@ -110,13 +113,24 @@ class Sweeps:
         for new in now.keys() - self._jobs.keys():
             changed.setdefault(_WHERE(now[new]), (set(), []))[1].append(now[new])
         for where, (left, come) in changed.items():
-            jobs = [job for job in self._lines[where][0] if id(job) not in left] if where in self._lines else []
-            jobs = sorted([*jobs, *come], key=_AGE)
+            before, sweeps = self._lines.pop(where, ((), ()))
+            self._count(sweeps, -1)
+            jobs = sorted([*(job for job in before if id(job) not in left), *come], key=_AGE)
             if jobs:
                 self._lines[where] = jobs, tuple(_cut(jobs, number))
-            else:
-                del self._lines[where]
+                self._count(self._lines[where][1], 1)
         self._jobs = now  # which keeps them alive: no other job gets the number of one that is known here
+
+    def _count(self, sweeps: Iterable[Sweep], sign: int) -> None:
+        """Of what is asked for, so much more or less."""
+        for sweep in sweeps:
+            job = sweep.jobs[0]
+            if not job.unmet and not job.failed:
+                shape, request = job.facts.shape, job.facts.shape.request
+                ask = (job.facts.queue, request.types, request.count * shape.num_nodes * request.milli)
+                self._asked[ask] += sign * len(sweep.jobs)
+                if not self._asked[ask]:
+                    del self._asked[ask]
 
 
 def _cut(jobs: Sequence[PendingJob], number: Number) -> Iterator[Sweep]:
