@@ -144,6 +144,7 @@ class Said:
     status: int = 200
     body: str = ""
     kind: str = "application/json"
+    location: str = ""
 
 
 def said(kind: Any, value: Any, status: int = 200) -> Said:
@@ -221,6 +222,8 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             answer = recorded.reply(Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body, token))
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
+            if answer.location:
+                self.send_header("Location", answer.location)
             self.send_header("Content-Length", str(len(answer.body.encode())))
             self.end_headers()
             if self.command != "HEAD":

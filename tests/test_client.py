@@ -200,9 +200,23 @@ def test_a_lost_answer_does_not_submit_twice() -> None:
 
 def test_without_a_key_a_lost_answer_is_an_unknown_outcome() -> None:
     server = OneJobServer()
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(ServerUnreachable) as caught:
         client_of(server.handle).submit(SPEC)
-    assert len(server.made) == 1
+    assert (len(server.made), caught.value.lost) == (1, True)
+
+
+@pytest.mark.parametrize("then", [httpx.ConnectError("refused"), httpx.ConnectTimeout("slow")])
+def test_what_was_never_sent_is_not_lost_and_one_lost_try_makes_the_outcome_unknown(then: httpx.TransportError) -> None:
+    tries: list[httpx.TransportError]
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        raise tries.pop() if tries else then
+
+    for lost in (False, True):
+        tries = [httpx.ReadTimeout("slow")] if lost else []
+        with pytest.raises(ServerUnreachable) as caught:
+            client_of(handle).submit(SPEC, None, "key-1")
+        assert caught.value.lost is lost
 
 
 def test_a_workdir_is_uploaded_only_when_the_server_lacks_it() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -30,8 +31,12 @@ class Address:
 
 
 def home_folder(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The home in use: the given one, else $PHALANX_HOME, else ~/.phalanx; absolute."""
-    return (home or Path(environ.get("PHALANX_HOME") or "~/.phalanx")).expanduser().absolute()
+    """The home in use: the given one, else $PHALANX_HOME, else ~/.phalanx; absolute. Raises SetupError."""
+    folder = home or Path(environ.get("PHALANX_HOME") or "~/.phalanx")
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:
+        raise SetupError("PHALANX_HOME", str(folder), "begins with a user that this machine does not know") from error
 
 
 def connect(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Client:
@@ -54,26 +59,33 @@ def clusters_of(home: Path | None = None, environ: Mapping[str, str] = os.enviro
     return load_clusters(home_folder(home, environ) / CLUSTERS_FILE)
 
 
-def address_of(cluster: "Cluster") -> Callable[[], Address]:
-    """Finds the platform of a clusters file. Raises SetupError when its address or its token cannot be used."""
+def address_of(name: str, cluster: "Cluster") -> Callable[[], Address]:
+    """Finds the platform that has this name in a clusters file. Raises SetupError when its address or its token cannot be used."""
+    at = f"clusters.{name}"
     if cluster.home:
-        return lambda: _from_home(Path(cluster.home))
-    return lambda: Address(checked_url("url", cluster.url), _token_in(Path(cluster.token_file)))
+        return lambda: _from_home(Path(cluster.home), f"{at}.home")
+    return lambda: Address(checked_url(f"{at}.url", cluster.url), _token_in(Path(cluster.token_file), f"{at}.token_file"))
 
 
-def _token_in(file: Path) -> str:
+def _token_in(file: Path, field: str) -> str:
+    """Raises SetupError that names `field`."""
     try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for ever
+            raise ValueError("is no file")
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError("token_file", str(file), "cannot be read; copy the file `token` of the platform's home there") from error
-    return checked_token("token_file", text.strip())
+    except (OSError, ValueError) as error:  # such as bytes that are no text, or a NUL in the name
+        raise SetupError(field, str(file), "cannot be read; copy the file `token` of the platform's home there") from error
+    if mode & 0o077:
+        raise SetupError(field, str(file), "may be read by others of this machine; `chmod 600` it")
+    return checked_token(field, text.strip())
 
 
 def _named_cluster(environ: Mapping[str, str]) -> Callable[[], Address]:
     name, known = environ["PHALANX_CLUSTER"], clusters_of(None, environ).clusters
     if name not in known:
         raise NotFound("PHALANX_CLUSTER", name, f"is not in clusters.yaml, which has {', '.join(known)}")
-    return address_of(known[name])
+    return address_of(name, known[name])
 
 
 def _finder(home: Path | None, environ: Mapping[str, str]) -> Callable[[], Address]:
@@ -94,18 +106,16 @@ def _from_environment(environ: Mapping[str, str]) -> Address:
     return Address(checked_url("PHALANX_URL", url), checked_token("PHALANX_TOKEN", token))
 
 
-def _from_home(home: Path) -> Address:
+def _from_home(home: Path, field: str = "PHALANX_HOME") -> Address:
     try:
         url = json.loads((home / "run" / "server.json").read_text(encoding="utf-8"))["url"]
         token = (home / "token").read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
         raise ServerUnreachable(f"no platform runs in {home}; start one with `phalanx up`, or set PHALANX_HOME") from error
     except PermissionError as error:
-        raise SetupError("PHALANX_HOME", str(home), "belongs to another user; set PHALANX_HOME to a folder of yours") from error
+        raise SetupError(field, str(home), f"belongs to another user; set {field} to a folder of yours") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SetupError(
-            "PHALANX_HOME", str(home), "its run/server.json or token cannot be read; run `phalanx up` again"
-        ) from error
+        raise SetupError(field, str(home), "its run/server.json or token cannot be read; run `phalanx up` again") from error
     return Address(str(url).rstrip("/"), checked_token("token", token))
 
 

@@ -28,6 +28,7 @@ RETRY_DELAYS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Waits between tries of a call that may be repeated: long enough for a server that is being started again."""
 
 TIMEOUT_S: Final = 30.0
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
     400: SpecError, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
@@ -54,28 +55,35 @@ class Line:
         return decoded(kind, self.repeat(lambda: self.exchange("GET", path, params=query)), self.url)
 
     def repeat(self, call: Callable[[], T]) -> T:
-        """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable."""
+        """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable, `lost` when any of them was."""
+        lost = False
         for delay_s in self.delays_s:
             try:
                 return call()
-            except ServerUnreachable:
+            except ServerUnreachable as error:
+                lost |= error.lost
                 self.sleep(delay_s)
                 self._look_again()
-        return call()
+        try:
+            return call()
+        except ServerUnreachable as error:
+            error.lost |= lost
+            raise
 
     def exchange(self, method: str, path: str, missing_ok: bool = False, **kwargs: Any) -> httpx.Response:
         """One request. Raises the error that the answer stands for; with `missing_ok` a 404 is an answer."""
         try:
             response = self.http.request(method, f"/api/v1{path}", **kwargs)
-        except httpx.TimeoutException as error:
-            raise ServerUnreachable(
-                f"{self.url} did not answer in {self.http.timeout.read or TIMEOUT_S:.0f} s; try again, and look at run/server.log"
-            ) from error
         except httpx.TransportError as error:
-            raise ServerUnreachable(f"{self.url} does not answer ({error}); {_START}") from error
+            raise ServerUnreachable(self._silence(error), lost=not isinstance(error, _NOT_SENT)) from error
         if response.is_success or (missing_ok and response.status_code == 404):
             return response
         raise problem(response, self.url)
+
+    def _silence(self, error: httpx.TransportError) -> str:
+        if not isinstance(error, httpx.TimeoutException):
+            return f"{self.url} does not answer ({error}); {_START}"
+        return f"{self.url} did not answer in {self.http.timeout.read or TIMEOUT_S:g} s; try again, and look at run/server.log"
 
     def _look_again(self) -> None:
         """Follow a server that came back elsewhere. A home that is being written at this moment changes nothing."""
@@ -117,7 +125,7 @@ def decoded(kind: Any, response: httpx.Response, url: str) -> Any:
         return wire.loads(kind, response.content)
     except ValueError as error:
         raise ServerUnreachable(
-            f"{url} answered something this client cannot read ({error}); are both the same Phalanx?"
+            f"{url} answered something this client cannot read ({error}); are both the same Phalanx?", lost=True
         ) from error
 
 
@@ -134,7 +142,7 @@ def problem(response: httpx.Response, url: str) -> PhalanxError:
     if status == 503:
         return StoreUnavailable(detail)
     if status in (502, 504):
-        return ServerUnreachable(f"{url}: {detail}")
+        return ServerUnreachable(f"{url}: {detail}", lost=True)
     return Bug(f"the server failed ({status}: {detail}); its run/server.log says more")
 
 

@@ -3,9 +3,9 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,6 +18,7 @@ from phalanx.core.yaml_text import read_yaml_file
 FILE_BYTES_MAX: Final = 64 * 1024
 CLUSTERS_MAX: Final = 100
 PRICE_MAX: Final = 1e9
+SPEED_MAX: Final = 1_000
 _FORM: Final = "clusters: {lab: {home: ~/.phalanx}, cloud: {url: 'https://HOST', token_file: cloud.token}}"
 
 
@@ -26,7 +27,7 @@ def load_clusters(path: Path) -> Clusters:
     if not path.exists():
         raise NotFound(CLUSTERS_FILE, str(path), f"there is no such file; write one, such as {_FORM}")
     found = parse_clusters(read_yaml_file(path, CLUSTERS_FILE, FILE_BYTES_MAX))
-    clusters = {name: _anchored(cluster, path.parent) for name, cluster in found.clusters.items()}
+    clusters = {name: _anchored(f"clusters.{name}", cluster, path.parent) for name, cluster in found.clusters.items()}
     return dataclasses.replace(found, clusters=clusters)
 
 
@@ -58,9 +59,16 @@ def chosen(clusters: Clusters, asked: str) -> tuple[str, ...]:
     return names
 
 
-def _anchored(cluster: Cluster, folder: Path) -> Cluster:
-    home, token_file = (str(folder / Path(text).expanduser()) if text else "" for text in (cluster.home, cluster.token_file))
-    return dataclasses.replace(cluster, home=home, token_file=token_file)
+def _anchored(at: str, cluster: Cluster, folder: Path) -> Cluster:
+    home = _from_folder(f"{at}.home", cluster.home, folder)
+    return dataclasses.replace(cluster, home=home, token_file=_from_folder(f"{at}.token_file", cluster.token_file, folder))
+
+
+def _from_folder(field: str, text: str, folder: Path) -> str:
+    try:
+        return str(folder / Path(text).expanduser()) if text else ""
+    except RuntimeError as error:
+        raise SpecError(field, text, "begins with a user that this machine does not know; write the whole path") from error
 
 
 def _problems(found: Clusters) -> Iterator[tuple[str, object, str]]:
@@ -70,23 +78,35 @@ def _problems(found: Clusters) -> Iterator[tuple[str, object, str]]:
         yield from _cluster(name, cluster)
     for field in ("hour_of_delay", "egress"):
         yield from _amount(field, getattr(found, field))
-    yield from _parsed("burst_after", found, found.burst_after)
+    if wrong := _unread(lambda: found.burst_after_ms):
+        yield "burst_after", found.burst_after, wrong
 
 
 def _cluster(name: str, cluster: Cluster) -> Iterator[tuple[str, object, str]]:
     at = f"clusters.{name}"
     if NAME.fullmatch(name) is None or name == EVERY:
         yield "clusters", name, f"use lower-case letters, digits and '-', at most 63; {EVERY!r} stands for every cluster"
-    if bool(cluster.home) == bool(cluster.url):
-        given = ", ".join(part for part in (cluster.home, cluster.url) if part)
-        yield at, given, "give either home, of a platform on this machine, or url and token_file"
-    if cluster.url and not cluster.token_file:
-        yield f"{at}.token_file", cluster.token_file, f"name a file with a token of {cluster.url}"
+    yield from _way(at, cluster)
     if cluster.price is not None:
         yield from _amount(f"{at}.price", cluster.price)
-    if not (math.isfinite(cluster.speed) and 0 < cluster.speed <= 1e6):
-        yield f"{at}.speed", cluster.speed, "write a number above 0, such as 0.5 for devices half as fast"
-    yield from _parsed(f"{at}.bandwidth", cluster, cluster.bandwidth)
+    if not 1 / SPEED_MAX <= cluster.speed <= SPEED_MAX:  # NaN is not, either
+        yield f"{at}.speed", cluster.speed, f"write a number from {1 / SPEED_MAX} to {SPEED_MAX:,}: 0.5 is half as fast"
+    if wrong := _unread(lambda: cluster.bandwidth_bytes):
+        yield f"{at}.bandwidth", cluster.bandwidth, wrong
+    elif not cluster.bandwidth_bytes:
+        yield f"{at}.bandwidth", cluster.bandwidth, "write more than 0 bytes per second, such as '1GB'"
+
+
+def _way(at: str, cluster: Cluster) -> Iterator[tuple[str, object, str]]:
+    """How it is reached. What stands before the host may be a password."""
+    host = cluster.url.rpartition("@")[2]
+    if bool(cluster.home) == bool(cluster.url):
+        given = ", ".join(part for part in (cluster.home, host) if part)
+        yield at, given, "give either home, of a platform on this machine, or url and token_file"
+    elif cluster.url and not cluster.token_file:
+        yield f"{at}.token_file", cluster.token_file, f"name a file with a token of {host}"
+    elif cluster.home and cluster.token_file:
+        yield f"{at}.token_file", cluster.token_file, "leave it out: a home has its own token"
 
 
 def _amount(at: str, value: float) -> Iterator[tuple[str, object, str]]:
@@ -94,31 +114,25 @@ def _amount(at: str, value: float) -> Iterator[tuple[str, object, str]]:
         yield at, value, "write US dollars, 0 or more"
 
 
-def _parsed(at: str, owner: Cluster | Clusters, text: str) -> Iterator[tuple[str, object, str]]:
+def _unread(read: Callable[[], object]) -> str:
+    """Why a text cannot be read; '' where it can."""
     try:
-        good = owner.bandwidth_bytes > 0 if isinstance(owner, Cluster) else owner.burst_after_ms >= 0
+        read()
     except ValueError as error:
-        yield at, text, str(error)
-        return
-    if not good:
-        yield at, text, "write more than 0 bytes per second, such as '1GB'"
+        return str(error)
+    return ""
 
 
 def _spec_error(error: ValidationError) -> SpecError:
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
-    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple["))]
+    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple[", "[key]"))]
     name = ".".join(where) or CLUSTERS_FILE
     if first["type"] != "unexpected_keyword_argument":
         return SpecError(name, value_of(first), what_to_write(first))
     known = [item.name for item in dataclasses.fields(Cluster if len(where) > 1 else Clusters)]
     near = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return SpecError(name, _without_secret(first), f"unknown key; {fix}")
-
-
-def _without_secret(problem: Any) -> object:
-    """A token that was written into the file is not repeated."""
-    return "(hidden)" if "token" in str(problem["loc"][-1]) else value_of(problem)
+    return SpecError(name, "(hidden)", f"unknown key; {fix}")  # it may be a token
 
 
 _ADAPTER: Final = TypeAdapter(Clusters)

@@ -90,7 +90,11 @@ class LinkDown(WorldError):
 
 
 class ServerUnreachable(WorldError):
-    """The control plane does not answer."""
+    """The control plane does not answer. lost: it was sent something all the same, which it may have done."""
+
+    def __init__(self, sentence: str, lost: bool = False) -> None:
+        self.lost = lost
+        super().__init__(sentence)
 
 
 class StoreUnavailable(WorldError):

@@ -87,7 +87,7 @@ def tree_of(snapshot: Snapshot) -> Tree:
 
 def deserts_of(snapshot: Snapshot) -> Deserts:
     gangs = Gangs.of(snapshot.running, survey(snapshot.nodes))
-    return Deserts(snapshot, tree_of(snapshot), gangs, lambda: [(job, 1) for job in snapshot.pending])
+    return Deserts(snapshot, tree_of(snapshot), gangs, lambda: Sweeps().asked(snapshot, Shapes().number))
 
 
 def batches_of(snapshot: Snapshot) -> list[Batch]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.reasons import OverLimit, Reason
+from phalanx.core.reasons import NoRoom, OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Wait
 from phalanx.decide.scheduler.quotas.share import Tree
@@ -47,6 +47,7 @@ def standing(tree: Tree, queue: str, types: tuple[str, ...], count: int) -> tupl
 def move(tree: Tree, draw: random.Random, held: list[tuple[JobFacts, str, int]]) -> None:
     """Something that happens in a decision."""
     one, kind, count = facts("j-2", draw.choice([*QUEUES, "none"])), draw.choice(KINDS), draw.choice((1, 2, 5))
+    shape = 10 * KINDS.index(kind) + count
     match draw.randrange(7):
         case 0 | 1:
             tree.use(one, kind, count)
@@ -56,10 +57,10 @@ def move(tree: Tree, draw: random.Random, held: list[tuple[JobFacts, str, int]])
         case 3 if held:
             tree.drop(*held.pop(draw.randrange(len(held))))
         case 4:
-            tree.waits(facts("j-3", one.queue, count, kind=kind))
+            tree.waits(facts("j-3", one.queue, count, kind=kind), shape)
         case 5:
             waits = job("j-4", one.queue, count, kind=kind, since_ms=NOW - HOUR)
-            tree.save(waits, OverLimit(one.queue, kind, 1, 1, count))
+            tree.save(waits, shape, OverLimit(one.queue, kind, 1, 1, count))
         case _ if held:
             gone = draw.choice(held)
             with tree.trial():
@@ -95,11 +96,37 @@ def test_what_was_refused_stays_refused_for_as_much_or_more() -> None:
     assert [tree.admit(first, "H100", count) for count in (7, 8)] == [refusals[7], refusals[7]]
 
 
+def test_of_jobs_alike_one_that_is_refused_saves_what_one_that_is_not_leaves() -> None:
+    tree = tree_of(world({"queues": {"a": {"quota": {"H100": 4}}}}, [gang("r-1", "a", 3)], nodes=2))
+    waits = job("j-1", "a", 3, since_ms=NOW - HOUR)
+    tree.save(waits, 1, NoRoom(3, 0, 16, 0, 0))
+    assert not tree.is_saved(waits.facts, "H100"), "it borrows nothing"
+    tree.save(waits, 1, OverQuota("a", "H100", 4, 3, 3, "it may not use more"))
+    assert tree.is_saved(waits.facts, "H100")
+
+
+def test_what_one_has_no_part_in_others_may_save_or_keep() -> None:
+    """Jobs of other shapes, of which numbers tell, or of other queues."""
+    policy = {"queues": {"a": {"quota": {"H100": 4}, "limit": {"H100": 6}}, "b": {"limit": {"H100": 6}}}}
+    tree, why = tree_of(world(policy, [gang("r-1", "a", 3), gang("r-2", "b", 4)], nodes=2)), OverLimit("a", "H100", 6, 3, 5)
+    tree.save(job("j-1", "a", 7, since_ms=NOW - HOUR), 1, why)
+    assert not tree.is_saved(facts("j-3", "a"), "H100"), "so much it never has"
+    tree.save(job("j-2", "a", 5, since_ms=NOW - HOUR), 2, why)
+    assert tree.is_saved(facts("j-3", "a"), "H100") and not tree.is_saved(facts("j-3", "b"), "H100")
+    tree.save(job("j-4", "b", 5, since_ms=NOW - HOUR), 2, why)
+    assert tree.is_saved(facts("j-3", "b"), "H100")
+    for asks, number in ((facts("j-5", "b", 1), 3), (facts("j-6", "a", 2), 2)):
+        tree.waits(asks, number)
+    assert not tree.lines.queue("a").kept.get("H100"), "nobody waits within the guarantee"
+    tree.waits(facts("j-7", "a", 1), 3)
+    assert tree.lines.queue("a").kept["H100"] == 1000
+
+
 def test_only_jobs_that_wait_for_what_their_queue_is_guaranteed_now_keep_it_from_others() -> None:
     tree, asks = tree_of(world({"queues": {"a": {"quota": {"H100": 4}}}})), facts("j-1", "a", 2)
-    tree.waits(asks)
+    tree.waits(asks, 1)
     tree.use(facts("j-2", "a"), "H100", 4)
-    tree.waits(asks)
+    tree.waits(asks, 1)
     tree.give(facts("j-2", "a"), "H100", 4)
     assert [tree.admit(facts("j-3", "b"), "H100", count).ok for count in (6, 7)] == [True, False]
 

@@ -79,10 +79,29 @@ def test_what_is_taken_for_granted_is_told() -> None:
     found = choose(spec, CLUSTERS, [Answer("lab", plan(cost_per_hour=None, region=""))], NOW_MS)
     assert found.notes == (
         "max_duration is left out, so the job is taken to run 1h 00m",
-        "costs are of one of 3 jobs",
+        "costs are of all 3 jobs, as if each started with the first; their data are moved once",
         "no price is known of the devices of lab, so they count as paid for; give it a price in the clusters file",
         "lab says no region, so all data count as elsewhere; set region in its policy",
     )
+
+
+@pytest.mark.parametrize(("jobs", "chosen"), [(1, "lab"), (10, "cloud")])
+def test_of_an_array_the_devices_of_all_jobs_count_and_its_data_once(jobs: int, chosen: str) -> None:
+    """One job is not worth the way of its data to where devices are cheaper; ten are."""
+    spec = JobSpec(
+        name="mine", entrypoint="true", num_nodes=2, resources=Resources(gpus="H100:4"), max_duration="2h", array=Array(count=jobs),
+        placing=Placing(data={"eu": "1TB"}),
+    )  # fmt: skip
+    answers = [Answer("lab", plan()), Answer("cloud", plan(region="us"))]
+    found = choose(spec, CLUSTERS, answers, NOW_MS)
+    assert found.chosen == chosen
+    cloud = next(one for one in found.offers if one.cluster == "cloud")
+    assert (cloud.cost_of_devices, cloud.cost_of_data) == pytest.approx((jobs * 16.0, 90.0))
+
+
+def test_an_interval_that_is_over_is_a_start_at_once() -> None:
+    (offer,) = choose(SPEC, CLUSTERS, [Answer("lab", waits(-3 * HOUR_MS, -HOUR_MS))], NOW_MS).offers
+    assert (offer.start_ms, offer.ready_ms) == (NOW_MS, NOW_MS)
 
 
 def test_an_errand_is_what_the_spec_says() -> None:

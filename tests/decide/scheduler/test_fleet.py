@@ -1,7 +1,9 @@
 """The fleet as columns: what is taken, given back, tried and read again."""
 
+import random
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +120,31 @@ def test_labels_features_and_spot_say_where_a_job_may_run() -> None:
 def test_nobody_counts_on_a_node_that_is_gone() -> None:
     fleet = Fleet.of([replace(node("a"), schedulable=False, gone=True), replace(node("b"), schedulable=False)])
     assert fleet.could_hold(gang(1), "H100").tolist() == [False, True]
+
+
+@settings(max_examples=100, deadline=None)
+@given(snapshots(), st.randoms(use_true_random=False))
+def test_room_in_tiers_is_kept_up_while_a_fleet_and_its_copies_change(snapshot: Snapshot, choosing: random.Random) -> None:
+    fleet = Fleet.of(snapshot.nodes)
+    fleets, gangs = [fleet, fleet.copy()], list(snapshot.running)
+    choosing.shuffle(gangs)
+    for one in gangs:
+        trial = choosing.choice(fleets)
+        for kind in fleet.ground.kinds:
+            in_all = [np.bincount(number, trial.free[kind]).tolist() for number in fleet.ground.terrain.numbers]
+            assert [room.tolist() for room in trial.room(kind)] == in_all
+        trial.give_back(one.facts.shape, one.placement)
+        if choosing.random() < 0.3:
+            fleets.append(trial.copy())
+
+
+def test_what_a_node_would_give_counts_what_is_let_go_of_for_it() -> None:
+    fleet = Fleet.of([node("a", 8, 3)])
+    free = fleet.devices(0, "H100")
+    let_go = [index for index in range(8) if index not in free][:2]
+    assert fleet.devices(0, "H100", let_go) == sorted([*free, *let_go])
+    assert fleet.slice_of(DeviceRequest(("H100",), 5), "H100", 0, let_go).devices == tuple(sorted([*free, *let_go]))
+    assert fleet.devices(0, "H100") == free
 
 
 def columns(fleet: Fleet) -> tuple[object, ...]:

@@ -1,13 +1,16 @@
 """What gangs let go of when they end, what of it is promised already, and what nodes cost that are bought of it."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import NodeId
 from phalanx.decide.scheduler.room.buying import Market
-from phalanx.decide.scheduler.room.freed import Freed
+from phalanx.decide.scheduler.room.freed import Columns, Freed
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.sharing import facts, gang, world
@@ -82,3 +85,48 @@ def test_nobody_is_ended_on_a_node_who_is_not_needed_there() -> None:
 
 def test_nothing_is_bought_where_so_many_gangs_are_on_too_few_nodes() -> None:
     assert market(8, 3, [1.0, 1.0, 1.0]).buy(missing=3, most=1) == ([], 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_prices_of_crowded_nodes_and_of_others_are_what_gangs_one_by_one_cost(choosing: random.Random) -> None:
+    """On one node some slices stand together, on most one stands alone; some are sold, then the rest has other prices."""
+    num_nodes, num_gangs, count = 6, choosing.randint(1, 5), choosing.choice((2, 4, 8))
+    slices = [
+        (at, gang, choosing.choice((1, 2, 4, 8))) for gang in range(num_gangs) for at in range(num_nodes) if choosing.random() < 0.3
+    ]
+    gang, row, devices = (np.array([one[column] for one in slices], np.int64) for column in (1, 0, 2))
+    nothing = np.zeros(len(slices))
+    shared = np.zeros(len(slices), np.bool_)
+    columns = Columns(gang, row, devices.astype(np.float64), nothing, nothing, np.zeros_like(gang), shared)
+    free = np.array([float(choosing.randrange(count)) for _ in range(num_nodes)])
+    cost = np.array([float(choosing.randint(1, 100)) for _ in range(num_gangs)])
+    has = free.copy(), np.zeros(num_nodes), np.zeros(num_nodes)
+    shop = Market(facts("j-9", count=count, num_nodes=num_nodes).shape, columns, np.arange(len(slices)), has, cost)
+    for missing in range(num_nodes, 0, -1):
+        expected = _prices(slices, free.tolist(), cost.tolist(), count, missing)
+        found = dict(zip(shop.rows.tolist(), shop.prices(missing).tolist(), strict=True))
+        assert all(np.isclose(found[at], price) for at, price in expected.items())
+        assert all(np.isinf(price) for at, price in found.items() if at not in expected)
+        sold, num_ready = shop.buy(missing, num_gangs)
+        before = {at for at in range(num_nodes) if free[at] >= count}
+        for at, whose, more in slices:
+            free[at] += more if whose in sold else 0
+        assert num_ready == len({at for at in range(num_nodes) if free[at] >= count} - before)
+        slices = [one for one in slices if one[1] not in sold and free[one[0]] < count]
+
+
+def _prices(slices: list[tuple[int, int, int]], free: list[float], cost: list[float], count: int, missing: int) -> dict[int, float]:
+    """Of the nodes that can have room, one after the other."""
+    found = {}
+    sizes = [sum(whose == gang for _, whose, _ in slices) for gang in range(len(cost))]
+    share = [price / min(max(1, size), missing) for price, size in zip(cost, sizes, strict=True)]
+    for node in {at for at, _, _ in slices}:
+        need, has, paid = count - free[node], free[node], 0.0
+        here = [(share[whose] / min(need, more), whose, more) for at, whose, more in slices if at == node]
+        for _, whose, more in sorted(here):
+            has, paid = has + more, paid + share[whose]
+            if has >= count:
+                found[node] = paid
+                break
+    return found

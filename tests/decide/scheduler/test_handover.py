@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from phalanx.core.policy import Policy, Preemption, Queue
-from phalanx.core.reasons import OverLimit, OverQuota
+from phalanx.core.reasons import MakingRoom, OverLimit, OverQuota
 from phalanx.decide.scheduler import schedule
+from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Plan, Wait
+from phalanx.decide.scheduler.room import handover
+from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
-from tests.decide.scheduler.closed_loop import ALL, HIGH, LOW, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
+from tests.decide.scheduler.closed_loop import ALL, HIGH, HOUR, LOW, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
 
 LIMIT = Queue(limit={"H100": 16})
 FIRM = Queue(quota={"H100": 16}, borrow=False)
@@ -60,6 +63,36 @@ def test_who_stays(running: RunningJob, preemption: Preemption) -> None:
     assert ended(plan) == []
     (decision,) = plan.decisions
     assert isinstance(decision, Wait) and isinstance(decision.reason, OverLimit)
+
+
+def test_those_that_are_not_needed_after_all_stay() -> None:
+    """The cheapest are tried first; together with a larger one the small one lets go of nothing that is lacking."""
+    running = [gang("small", (0, range(4)), queue="a", saved_ms=NOW), gang("large", (1, ALL), queue="a")]
+    limit = Queue(limit={"H100": 12})
+    assert ended(decided(limit, running, facts("high", queue="a", priority=HIGH))) == [("large", "priority")]
+
+
+def test_what_is_ended_counts_until_it_is_gone() -> None:
+    """For others of its queue, who would else hold more than it may together with it."""
+    running = [gang("low", (0, ALL), (1, ALL), queue="a")]
+    jobs = (PendingJob(facts("high", queue="a", priority=HIGH)), PendingJob(facts("next", queue="a", user="bob")))
+    plan = schedule(Snapshot(NOW, fleet(6, held=running), tuple(running), jobs, Policy(queues={"a": LIMIT})))
+    assert ended(plan) == [("low", "priority")]
+    assert [type(one.reason) for one in plan.decisions if isinstance(one, Wait)] == [MakingRoom, OverLimit]
+
+
+def test_whom_it_helps_when_somebody_is_ended_is_found_out_for_each_queue_and_priority() -> None:
+    running = [gang("low", (0, ALL), queue="a", priority=STANDARD), gang("b-low", (1, range(6)), queue="b", priority=STANDARD)]
+    old = PendingJob(facts("old", 4, queue="b", priority=LOW, submitted_ms=NOW - HOUR))
+    policy = Policy(queues={"a": LIMIT, "b": Queue(limit={"H100": 8})})
+    round_ = Round.of(Snapshot(NOW, fleet(6, held=running), tuple(running), (old,), policy), Memory())
+    round_.tree.save(old, 1, OverLimit("b", "H100", 8, 6, 4))
+    helped = {
+        (queue, priority): handover.helped_on(PendingJob(facts("new", 2, queue=queue, priority=priority)), ("H100",), round_)
+        for queue in ("b", "a")
+        for priority in (STANDARD, HIGH)
+    }
+    assert helped == {("b", STANDARD): [], ("b", HIGH): [], ("a", STANDARD): [], ("a", HIGH): ["H100"]}
 
 
 def test_nobody_is_ended_where_that_is_not_enough() -> None:

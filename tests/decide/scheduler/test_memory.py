@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from phalanx.core.devices import Placement
 from phalanx.core.ids import AttemptId
 from phalanx.decide.scheduler import JobFacts, NodeFacts, Plan, RunningJob, Snapshot, Start, schedule
+from phalanx.decide.scheduler.line.sweeps import Sweeps
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.snapshots import snapshots
@@ -26,6 +27,8 @@ def test_a_row_of_small_changes_is_decided_as_if_each_were_seen_first(
     for _ in range(6):
         plan = schedule(snapshot, memory)
         assert plan == schedule(snapshot)
+        number = memory.shapes.number
+        assert memory.sweeps.asked(snapshot, number) == Sweeps().asked(snapshot, number), "nothing is left of what is gone"
         match choosing.randrange(4):
             case 0:
                 snapshot = ended(snapshot, choosing)

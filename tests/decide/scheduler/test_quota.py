@@ -85,10 +85,10 @@ def test_idle_quota_that_is_not_lent_stays_idle() -> None:
 def test_idle_quota_is_lent_unless_an_owners_job_waits_for_it() -> None:
     tree = tree_of(world(policy(a=h100(6))))
     assert tree.admit(facts("j-1", "b"), "H100", 8) == BORROWING
-    tree.waits(facts("a-1", "a", 4))
+    tree.waits(facts("a-1", "a", 4), 1)
     assert tree.admit(facts("j-1", "b"), "H100", 4) == BORROWING
     assert tree.admit(facts("j-1", "b"), "H100", 5).reason == OverQuota("b", "H100", 0, 0, 5, NOT_LENT)
-    tree.waits(facts("a-2", "a", 64))
+    tree.waits(facts("a-2", "a", 64), 2)
     assert tree.admit(facts("j-1", "b"), "H100", 4) == BORROWING, "that one asks for more than is guaranteed"
     tree.use(facts("a-1", "a"), "H100", 6)
     assert tree.admit(facts("j-1", "b"), "H100", 2) == FREELY, "all that is guaranteed is used"

@@ -15,7 +15,7 @@ NAMED: dict[str, Any] = AT_ONCE | {"queues": {name: {} for name in ("a", "b", "p
 
 def fair(policy: dict[str, Any], running: list[RunningJob], pending: list[PendingJob], **more: Any) -> dict[str, float]:
     """Devices that each queue deserves."""
-    found = deserts_of(world(policy, running, pending, **more)).fair("H100")
+    found = deserts_of(world(policy, running, pending, **more)).fair.of("H100")
     return {line.name: milli / 1000 for line, milli in found.items() if line.name and "/" not in line.name}
 
 

@@ -224,6 +224,8 @@ def test_a_gang_that_claims_what_it_borrows_stays(bench: Bench) -> None:
     bench.tick(decide=plan(claims=(Claim(job, own),)))
     assert (bench.state(job), bench.job(job).claim, bench.attempt(job).placement) == ("running", None, own)
     assert [gang.placement for gang in bench.control.observe().running] == [own]
+    bench.tick(decide=plan(claims=(Claim(job, own),)))
+    assert bench.log(DevicesClaimed) == [DevicesClaimed(job, own)], "an old plan says nothing new"
     [other] = running(bench, replace(on(A, 2), borrowed=True))
     stubborn(bench)
     bench.tick(decide=plan(evictions=(evict(other, other, keeps=on(A, 1)),)))

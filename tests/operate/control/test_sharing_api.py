@@ -97,6 +97,31 @@ def test_a_job_whose_queue_window_or_region_is_gone_is_not_opened_again(bench: B
     assert bench.state(job) == "pending"
 
 
+def test_a_policy_says_which_open_jobs_it_leaves_behind(bench: Bench) -> None:
+    bench.control.set_policy(Policy(queues={"lab": Queue()}, windows={"nights": (Window(),)}), "ada")
+    first, *_ = (bench.submit(replace(a_spec(), queue="lab")) for _ in range(2))
+    last = bench.submit(replace(a_spec(), window="nights"))
+    done = bench.submit(replace(a_spec(), queue="lab"))
+    bench.control.cancel(done, "ada")
+    assert list(bench.control.set_policy(Policy(queues={"lap": Queue()}), "ada")) == [
+        f"queues: 'lab': is not in the policy, but asked for by 2 open jobs, such as {first}",
+        f"windows: 'nights': is not in the policy, but asked for by 1 open job, such as {last}",
+    ]
+
+
+@pytest.mark.parametrize("region", ["us", ""])
+def test_no_policy_moves_a_job_to_a_region_that_it_does_not_name(bench: Bench, region: str) -> None:
+    """Nobody asks again before it starts."""
+    bench.control.set_policy(Policy(region="eu"), "ada")
+    job = bench.submit(replace(a_spec(), placing=Placing(regions=("ch", "eu"))))
+    with pytest.raises(SpecError, match=f"1 open job, such as {job}, must run in ch, eu; cancel first") as caught:
+        bench.control.set_policy(Policy(region=region), "ada")
+    assert (caught.value.field, caught.value.value, bench.world.policy) == ("region", region, Policy(region="eu"))
+    bench.control.set_policy(Policy(region="ch"), "ada")
+    bench.control.cancel(job, "ada")
+    bench.control.set_policy(Policy(region=region), "ada")
+
+
 @pytest.mark.parametrize(("region", "said"), [("us", "is in us"), ("", "does not say its region")])
 def test_a_job_is_only_taken_in_a_region_that_it_names(bench: Bench, region: str, said: str) -> None:
     bench.control.set_policy(Policy(region=region), "ada")
@@ -271,6 +296,18 @@ def test_queues_hold_and_borrow_shares_as_they_are(bench: Bench) -> None:
     above, left = queue_views(bench.control.observe())
     assert (left.held, left.borrowed) == ({"cpu": 1.3}, {"cpu": 0.3})
     assert (above.name, above.held, above.borrowed) == ("all", {"cpu": 1.3}, {})
+
+
+def test_a_queue_with_cells_borrows_what_it_holds_beyond_them(bench: Bench) -> None:
+    for node in ("a", "b"):
+        bench.add(node, count=1)
+    bench.tick()
+    bench.control.set_policy(Policy(queues={"left": Queue(cells=Cells(type="cpu", count=1))}), "ada")
+    at_home, away = (bench.submit(replace(a_spec(), queue="left", resources=Resources(gpus="1"))) for _ in range(2))
+    places = Placement((NodeSlice(A, (0,)),)), Placement((NodeSlice(NodeId("b"), (0,)),), borrowed=True)
+    bench.tick(decide=lambda _: Plan((Start(at_home, places[0]), Start(away, places[1]))))
+    [left] = queue_views(bench.control.observe())
+    assert (left.held, left.borrowed) == ({"cpu": 2.0}, {"cpu": 1.0})
 
 
 def test_memory_bounds_of_shares_are_held_against_the_device(bench: Bench) -> None:

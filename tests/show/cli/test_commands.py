@@ -128,6 +128,13 @@ def test_an_empty_home_is_never_the_current_folder(phalanx: Terminal, monkeypatc
     for command in (("status",), ("up",), ("down",), ("ls",)):
         shown = phalanx(*command, "--home", "")
         assert (shown.code, shown.err) == (2, "Error: --home is '': name a folder, or leave the option out\n")
+        shown = phalanx(*command, "--home", "~nobody-here/x")
+        assert (shown.code, "--home is '~nobody-here/x': begins with a user that this machine does not know" in shown.err) == (
+            2,
+            True,
+        )
+    monkeypatch.setenv("PHALANX_HOME", "~nobody-here/x")
+    assert phalanx("status").err == "Error: PHALANX_HOME is '~nobody-here/x': begins with a user that this machine does not know\n"
     monkeypatch.setenv("PHALANX_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     assert str(tmp_path / "nobody" / ".phalanx") in phalanx("status").err

@@ -56,6 +56,11 @@ TOLD: list[tuple[EventBody, str, str]] = [
     (JobSubmitted(JOB, SPEC, "", "c0", "ann"), JOB, "submitted by ann: asks for 4 devices on each of 2 nodes, queue default"),
     (JobWaits(JOB, NoRoom(2, 0, 2)), JOB, "waits for devices: asks for 2 at once, 0 free, 2 held by running jobs"),
     (AttemptPlaced(JOB, ATTEMPT, PLACEMENT, 20_001, 3), ATTEMPT, "placed on node-a (devices 0, 1) and node-b (device 3)"),
+    (
+        AttemptPlaced(JOB, ATTEMPT, dataclasses.replace(PLACEMENT, borrowed=True), 20_001, 3),
+        ATTEMPT,
+        "placed on node-a (devices 0, 1) and node-b (device 3), borrowed beyond the cells of its queue",
+    ),
     (AttemptRunning(JOB, ATTEMPT, (RankProcess(0, 10),)), ATTEMPT, "running: 1 rank up"),
     (StopRequested(JOB, "pause", "ann"), JOB, "asked to pause, by ann"),
     (

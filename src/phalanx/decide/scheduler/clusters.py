@@ -42,7 +42,7 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 
 
 def errand_of(spec: JobSpec, now_ms: int) -> Errand:
-    """Of an array it is of one of its jobs, as plans are."""
+    """Of an array each job is taken to start when its first does, since plans say no more."""
     request = spec.resources.devices
     return Errand(
         job=JobId(spec.name),
@@ -51,6 +51,7 @@ def errand_of(spec: JobSpec, now_ms: int) -> Errand:
         data=spec.placing.data_bytes,
         regions=frozenset(spec.placing.regions),
         deadline_ms=spec.deadline_ms(now_ms),
+        jobs=spec.array.count if spec.array is not None else 1,
     )
 
 
@@ -72,7 +73,7 @@ def _wait_ms(plan: PlanView) -> int | None:
     """To the middle of the interval, by the cluster's own clock, which may not be ours; None where there is no useful interval."""
     if plan.answer == "starts":
         return 0
-    return None if plan.eta is None or plan.eta.vague else (plan.eta.low_ms + plan.eta.high_ms) // 2 - plan.as_of_ms
+    return None if plan.eta is None or plan.eta.vague else max(0, (plan.eta.low_ms + plan.eta.high_ms) // 2 - plan.as_of_ms)
 
 
 def _own_price(plan: PlanView) -> float | None:
@@ -118,7 +119,8 @@ def _notes(spec: JobSpec, clusters: Clusters, found: Dispatch, plans: Mapping[st
     if spec.max_duration_ms is None:
         yield f"max_duration is left out, so the job is taken to run {show_duration(RUN_MS)}"
     if spec.array is not None:
-        yield f"costs are of one of {spec.array.count:,} jobs"
+        once = "; their data are moved once" if spec.placing.data else ""
+        yield f"costs are of all {spec.array.count:,} jobs, as if each started with the first{once}"
     for route in found.routes:
         name, plan = route.cluster, plans[route.cluster]
         if clusters.clusters[name].price is None and _own_price(plan) is None:

@@ -1,7 +1,8 @@
 """Which of several clusters a job goes to: residency and capacity forbid, then the least cost in money decides. Pure.
 
 Cost of a cluster in US dollars = devices x run time x price + bytes that must be moved there x egress price + time until it is
-done x what an hour of it is worth. A cluster that is only for bursts is taken when no other starts the job within `burst_after_ms`.
+done x what an hour of it is worth; of an array the first and the last of these for each job, while its data are moved once. A
+cluster that is only for bursts is taken when no other starts the job within `burst_after_ms`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ class Offer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
     """What the dispatcher must know of a job. num_devices: a share of one is a fraction. run_ms: expected on devices of speed 1.
+    jobs: so many alike, which read the same data, go there together.
 
     data: bytes that it reads, by the region in which they lie; those of other regions are moved first. regions: where it may run by
     law or contract; empty is anywhere. deadline_ms: Unix time by which it should be done.
@@ -46,6 +48,7 @@ class Errand:
     data: Mapping[str, int] = field(default_factory=dict)
     regions: frozenset[str] = frozenset()
     deadline_ms: int | None = None
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ def _route(errand: Errand, offer: Offer, now_ms: int, terms: Terms) -> Route:
     ready_ms = _ready_ms(errand, offer, now_ms)
     run_ms = round(errand.run_ms / offer.speed)
     done_ms, moved = ready_ms + run_ms, _moved(errand, offer)
-    devices = errand.num_devices * run_ms / HOUR_MS * offer.price
-    data, delay = moved / TB * terms.egress, (done_ms - now_ms) / HOUR_MS * terms.hour_of_delay
+    devices = errand.jobs * errand.num_devices * run_ms / HOUR_MS * offer.price
+    data, delay = moved / TB * terms.egress, errand.jobs * (done_ms - now_ms) / HOUR_MS * terms.hour_of_delay
     late_ms = max(0, done_ms - errand.deadline_ms) if errand.deadline_ms is not None else 0
     return Route(offer.cluster, devices + data + delay, ready_ms, done_ms, late_ms, moved, devices, data, delay)

@@ -67,15 +67,18 @@ class Known:
     """Shapes stand here by their numbers.
 
     full: shapes and types that did not fit all that is free. barred: that did not fit what jobs alike may use of it. hopeless:
-    rights and types for which no room could be made. Until anything changes: admitted: the types that a shape may have in a queue,
-    by whether it is preemptible, and why not the others; fitting: shapes and types that fit all that is free; yielding: gangs that
-    make room for others of their queue; short and why_kept: why a shape has to wait for devices of certain types.
+    rights and types for which no room could be made. unhelped: queues, types and priorities whose jobs nobody's end lets in: what
+    is saved stays saved, and who may not be ended now may not later. Until anything changes: admitted: the types that a shape may
+    have in a queue, by whether it is preemptible, and why not the others; fitting: shapes and types that fit all that is free;
+    yielding: gangs that make room for others of their queue; short and why_kept: why a shape has to wait for devices of certain
+    types.
     """
 
     def __init__(self, policy: Policy, now_ms: int, shapes: Shapes) -> None:
         self.full: set[tuple[int, str]] = set()
         self.hopeless: set[tuple[Rights, tuple[str, ...]]] = set()
         self.barred: set[tuple[int, str, Hashable]] = set()
+        self.unhelped: set[tuple[str, tuple[str, ...], int]] = set()
         self.fitting: set[tuple[int, str]] = set()
         self.why_kept: dict[tuple[int, str, Hashable], Reason] = {}
         self.admitted: dict[tuple[int, str, bool], tuple[tuple[str, ...], tuple[Reason, ...]]] = {}

@@ -6,6 +6,7 @@ from operator import is_not
 from phalanx.decide.scheduler.known import Shapes
 from phalanx.decide.scheduler.line.sweeps import Sweeps
 from phalanx.decide.scheduler.quotas.holds import Holds
+from phalanx.decide.scheduler.refusals import Refusals
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.snapshot import NodeFacts, Snapshot
 from phalanx.decide.scheduler.told import Told
@@ -17,13 +18,14 @@ _SHAPES_MAX = 100_000
 
 class Memory:
     """Of the last snapshot: the fleet as columns, of which only nodes that are other objects now are read again; and the numbers of
-    shapes. sweeps: how the line is cut; told: what jobs in it heard. holds: what gangs hold. packing: nodes as the packer sees
-    them. decided: the last snapshot and its whole decision (a `Round`), for what-if questions."""
+    shapes. sweeps: how the line is cut; told: what jobs in it heard; refusals: what queues may not have. holds: what gangs hold.
+    packing: nodes as the packer sees them. decided: the last snapshot and its whole decision (a `Round`), for what-if questions."""
 
     def __init__(self) -> None:
         self.shapes = Shapes()
         self.sweeps = Sweeps()
         self.told = Told()
+        self.refusals = Refusals()
         self.holds = Holds()
         self.packing = Packing()
         self.decided: tuple[Snapshot, object] | None = None

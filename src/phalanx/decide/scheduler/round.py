@@ -1,7 +1,7 @@
 """One decision under way: what every step reads and changes."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.devices import Placement
@@ -12,12 +12,14 @@ from phalanx.decide.scheduler.line.by_service import ServiceOrder, Turns
 from phalanx.decide.scheduler.line.sweeps import Batch, Sweeps, alone
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Claim, Evict
+from phalanx.decide.scheduler.quotas.fair import Ask
 from phalanx.decide.scheduler.quotas.share import Tree
+from phalanx.decide.scheduler.refusals import Refusals
 from phalanx.decide.scheduler.room import claims
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.room.victims import Victims
-from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
 from phalanx.decide.scheduler.told import Told
 from phalanx.decide.scheduler.where.eligible import eligible_types
 from phalanx.decide.scheduler.where.fleet import Fleet
@@ -29,8 +31,9 @@ from phalanx.decide.scheduler.why.explain import never_fits
 class Round:
     """fleet: what is free. tree: who holds how much. kept: for whom what is kept. known: what was found out already. running: gangs
     by job; gangs: as columns. no_nodes: why nothing starts at all, if so. sweeps: how the line is cut; told: what jobs in it heard
-    before. promised: what of its claim is held for a job. holders: gangs that hold the rest. waiting: jobs by queue that were put
-    in line. service, turns: where the order shares devices in time. packing: where jobs on one node lie, if the policy says so."""
+    before; refusals: what queues may not have. promised: what of its claim is held for a job. holders: gangs that hold the rest.
+    waiting: jobs by queue that were put in line. service, turns: where the order shares devices in time. packing: where jobs on one
+    node lie, if the policy says so."""
 
     snapshot: Snapshot
     fleet: Fleet
@@ -42,6 +45,7 @@ class Round:
     no_nodes: NoNodes | None
     sweeps: Sweeps
     told: Told
+    refusals: Refusals
     promised: dict[JobId, Placement] = field(default_factory=dict)
     holders: dict[JobId, list[RunningJob]] = field(default_factory=dict)
     evictions: list[Evict] = field(default_factory=list)
@@ -56,7 +60,7 @@ class Round:
     def victims(self) -> Victims:
         """Looked at when somebody is to make room for the first time."""
         if self._victims is None:
-            self._victims = Victims(self.snapshot, self.fleet, self.tree, self.kept, self.gangs, self.waiting_alike)
+            self._victims = Victims(self.snapshot, self.fleet, self.tree, self.kept, self.gangs, self.asks)
             if self.kept.homes is not None:
                 self._victims.guard(self.kept.homes.guaranteed)
         return self._victims
@@ -70,10 +74,11 @@ class Round:
         known = Known(snapshot.policy, snapshot.now_ms, memory.shapes)
         running = dict(zip(gangs.jobs, gangs.all, strict=True))
         tree, kept = Tree(snapshot, ground, memory.holds.of(gangs, ground)), Kept(snapshot, fleet, gangs)
-        round_ = cls(snapshot, fleet, tree, kept, known, running, gangs, nobody, memory.sweeps, memory.told)
+        round_ = cls(snapshot, fleet, tree, kept, known, running, gangs, nobody, memory.sweeps, memory.told, memory.refusals)
         if snapshot.policy.packing == "expected_idle":
             round_.packing = memory.packing.of(snapshot, fleet)
         memory.told.begin()
+        memory.refusals.begin(snapshot.policy, ground.seen)
         round_._hold_claims()
         return round_
 
@@ -93,9 +98,9 @@ class Round:
         """Whether anything has changed since the last call: what jobs alike were told may be untrue now, and is forgotten."""
         return self.known.follow(self.fleet, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
 
-    def waiting_alike(self) -> Iterable[tuple[PendingJob, int]]:
-        """One of each sweep of all jobs that wait, and how many are like it."""
-        return self.sweeps.counted(self.snapshot, self.known.number)
+    def asks(self) -> Mapping[Ask, int]:
+        """How often each is asked for by all jobs that wait."""
+        return self.sweeps.asked(self.snapshot, self.known.number)
 
     def batches(self) -> list[Batch]:
         """Jobs that are considered one after the other: all without a claim that do not start at home."""

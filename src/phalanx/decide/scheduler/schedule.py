@@ -1,12 +1,12 @@
 """The pipeline, whole. Pure and deterministic: equal snapshots give equal plans, whatever the order of their tuples."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from phalanx.core.devices import Placement
 from phalanx.core.reasons import Behind, MakingRoom, NeverFits, NoNodes, OverBudget, OverLimit, OverQuota, Reason
+from phalanx.decide.scheduler import admit
 from phalanx.decide.scheduler.gates import Gates
 from phalanx.decide.scheduler.known import Rights
 from phalanx.decide.scheduler.line.order import in_order
@@ -19,11 +19,11 @@ from phalanx.decide.scheduler.quotas.moving_in import bring_home, move_in
 from phalanx.decide.scheduler.room import claims, elastic, handover, preemption
 from phalanx.decide.scheduler.room.leaving import leave
 from phalanx.decide.scheduler.round import Round
-from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
+from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 from phalanx.decide.scheduler.where.fit import fit
 from phalanx.decide.scheduler.where.fleet import Counts, Rows
 from phalanx.decide.scheduler.where.packing import packs
-from phalanx.decide.scheduler.why.explain import no_room, refused
+from phalanx.decide.scheduler.why.explain import no_room
 
 NOT_FOR_DEVICES: Final = (OverQuota, OverLimit, OverBudget, NoNodes)
 """Reasons of jobs that may not take devices now, or could not."""
@@ -97,7 +97,7 @@ def _wait_alike(batch: Batch, round_: Round) -> Sequence[Wait]:
     if others and first.position is not None:
         round_.waiting[job.facts.queue] += others
         if not isinstance(reason, NOT_FOR_DEVICES):
-            round_.tree.waits(job.facts, others)
+            round_.tree.waits(job.facts, known.number(job.facts.shape), others)
     batch.at = batch.end
     return waits
 
@@ -159,12 +159,15 @@ def _at_home(job: PendingJob, known: Homes, round_: Round) -> Decision | None:
 
 def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tuple[Reason, bool]:
     """It starts, or room is made for it; or why not, and whether that is since devices are kept from it."""
+    again = admit.refused_again(job, rights[0], round_)
+    if again is not None:
+        return again, False
     shape = job.facts.shape
     impossible = round_.never_fits(shape)
     if impossible is not None:
         return impossible, False
-    admitted, refusals = _admitted(job, shape, round_)
-    if not admitted and (smaller := _smaller(job, round_)) is not None:
+    admitted, refusals = admit.admitted(job, shape, round_)
+    if not admitted and (smaller := admit.smaller(job, round_)) is not None:
         return _found_out(smaller, round_.known.rights(smaller), round_)
     kept: list[str] = []
     started = _started(job, rights[0], admitted, round_, kept)
@@ -174,34 +177,10 @@ def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tup
     if claim is not None:
         return _making_room(job, claim, round_)
     if refusals and not admitted:
-        return refused(shape, refusals), False
+        return admit.refused(job, rights[0], refusals, round_), False
     reason = _short(job, rights[0], admitted, kept, round_)
     round_.kept.reserve(job, admitted, job.facts.job in round_.turns.place)
     return reason, bool(kept)
-
-
-def _smaller(job: PendingJob, round_: Round) -> PendingJob | None:
-    """An elastic job with as many nodes as its queue may have, when it may not have all."""
-    shape, known = job.facts.shape, round_.known
-    sizes = range(shape.fewest_nodes, shape.num_nodes)
-    if not sizes:
-        return None
-    most = bisect_left(sizes, True, key=lambda num_nodes: not _admitted(job, known.resized(shape, num_nodes), round_)[0])
-    return replace(job, facts=replace(job.facts, shape=known.resized(shape, sizes[most - 1]))) if most else None
-
-
-def _admitted(job: PendingJob, shape: Shape, round_: Round) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-    """Types that it may have devices of, if it has this shape; and why it may not of the others on which it would fit."""
-    facts, known = job.facts, round_.known.admitted
-    key = (round_.known.number(shape), facts.queue, facts.preemptible)
-    if key not in known:
-        kinds, num_devices, tree = round_.eligible(shape), shape.num_devices, round_.tree
-        asked = [(kind, tree.admit(facts, kind, num_devices)) for kind in kinds]
-        known[key] = (
-            tuple([kind for kind, admission in asked if admission.ok]),
-            tuple([admission.reason for _, admission in asked if admission.reason is not None]),
-        )
-    return known[key]
 
 
 def _started(job: PendingJob, number: int, kinds: Sequence[str], round_: Round, kept: list[str]) -> Start | None:
@@ -304,9 +283,10 @@ def _waits(job: PendingJob, reason: Reason, round_: Round) -> Wait:
     """In line, but for a job that never fits."""
     if isinstance(reason, NeverFits):
         return Wait(job.facts.job, reason, None)
+    number = round_.known.number(job.facts.shape)
     if not isinstance(reason, NOT_FOR_DEVICES):
-        round_.tree.waits(job.facts)
-    round_.tree.save(job, reason)
+        round_.tree.waits(job.facts, number)
+    round_.tree.save(job, number, reason)
     queue = job.facts.queue
     round_.waiting[queue] = position = round_.waiting[queue] + 1
     return Wait(job.facts.job, replace(reason, position=position) if isinstance(reason, Behind) else reason, position)

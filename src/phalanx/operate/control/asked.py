@@ -1,11 +1,8 @@
 """What people ask for, as the events that follow from it; or why it cannot be. Pure: a world in, events or an error out."""
 
-import difflib
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from phalanx.core import wire
@@ -21,28 +18,16 @@ from phalanx.core.events import (
     StopRequested,
 )
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.policy import DEFAULT_QUEUE, Policy
+from phalanx.core.policy import Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Paused, Running, Starting, Stopping
 from phalanx.core.units import utc_day
-from phalanx.decide.scheduler.quotas import cells, policy_checks
-from phalanx.decide.scheduler.where.fleet import Fleet
-from phalanx.decide.scheduler.where.ground import survey
-from phalanx.decide.scheduler.why.explain import never_fits
-from phalanx.decide.scheduler.why.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
 from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
-from phalanx.operate.control.snapshots import node_facts, shape
+from phalanx.operate.control.refused import refuse_elsewhere, refuse_never_fitting
 from phalanx.operate.control.world import JobRecord, NodeRecord, World
 
-KEY_CHARS_MAX: Final = 255
 REASON_CHARS_MAX: Final = 500
-
-KNOWN_NAMED: Final = 10
-"""Of the queues or windows that there are, where none is like the one that was written."""
-
-ARRAY_CHARS_MAX: Final = 64 * 1024 * 1024
-"""Of the specs of an array, each of whose jobs has its own in the log."""
 
 _ENDS: Final = "it is already on its way to its end; `phalanx retry` opens it again afterwards"
 
@@ -179,60 +164,6 @@ def submit(jobs: Sequence[JobId], spec: JobSpec, code: str, by: str) -> list[Eve
     return [JobSubmitted(job, spec, code, config, by, array, index) for index, job in enumerate(jobs)]
 
 
-def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
-    """Raises SpecError for a deadline that is past, a job that must have succeeded before and that nobody knows, or what
-    `refuse_elsewhere` refuses."""
-    deadline_ms = spec.deadline_ms(now_ms)
-    if deadline_ms is not None and deadline_ms <= now_ms:
-        raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
-    for name in spec.after:
-        if JobId(name) not in world.jobs:
-            raise SpecError("after", name, "no such job; `phalanx ls` shows them all")
-    refuse_elsewhere(world.policy, spec)
-
-
-def refuse_elsewhere(policy: Policy, spec: JobSpec) -> None:
-    """Raises SpecError for a region in which the fleet is not, or a queue or a window that the policy does not have. Where it
-    configures no queue, any name goes."""
-    regions = spec.placing.regions
-    if regions and policy.region not in regions:
-        here = f"this platform is in {policy.region}" if policy.region else "this platform's policy does not say its region"
-        raise SpecError("placing.regions", ", ".join(regions), f"{here}; submit it to one that is in one of them")
-    if policy.queues and spec.queue != DEFAULT_QUEUE:
-        _refuse_unnamed("queue", spec.queue, policy.queues)
-    if spec.window:
-        _refuse_unnamed("window", spec.window, policy.windows)
-
-
-def _refuse_unnamed(field: str, name: str, known: Collection[str]) -> None:
-    """Raises SpecError for what is not in the policy: it may be mistyped, and would count for nothing, or wait for ever."""
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    has = f"it has {', '.join(sorted(known)[:KNOWN_NAMED])}" if known else f"it has no {field}s"
-    raise SpecError(field, name, f"is not in the policy; {f'did you mean {near[0]!r}?' if near else has}")
-
-
-def policy_doubts(world: World, policy: Policy, now_ms: int) -> list[str]:
-    """What may be a mistake, such as rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet
-    cannot keep, as the policy itself describes its nodes."""
-    nodes = [node for node in node_facts(world, now_ms, policy) if not node.gone]
-    capacity = Counter(kind for node in nodes for _, kind in node.devices)
-    hosts = Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
-    for name, value, fix in policy_checks.problems(policy, capacity, cells.counts(survey(nodes)), hosts):
-        raise SpecError(name, value, fix)
-    rules = [
-        (number, rule.match)
-        for number, rule in enumerate(policy.nodes)
-        if not any(fnmatchcase(node, rule.match) for node in world.nodes)
-    ]
-    doubts = policy_checks.doubts(policy, capacity, now_ms)
-    return [
-        *(f"{name}: {value!r}: {fix}" for name, value, fix in doubts),
-        *(f"nodes.{number}.match: {match!r} matches none of the known nodes" for number, match in rules),
-    ]
-
-
 def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> JobId:
     """The job that was submitted with `key` before. Raises Conflict when it is another one than this: by its fields, since the hash
     that an older version of this program made knows fewer of them."""
@@ -240,51 +171,6 @@ def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> Jo
     if (record.spec, record.code) != (spec, code):
         raise Conflict("key", key, f"was used for {job}, another job; use a new key for each job")
     return job
-
-
-def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
-    """Raises SpecError when no fleet of the known nodes could hold the job, however idle. Nodes that have been away for long do not
-    count, unless all have: then they have yet to come."""
-    reason = never_fits(shape(spec), Fleet.of(node for node in node_facts(world, now_ms) if not node.gone))
-    if reason is None:
-        return
-    fields = {
-        "environment.lock": ("environment.lock", spec.environment.lock),
-        "environment.image": ("environment.image", spec.environment.image),
-        "secrets": ("secrets", ", ".join(spec.secrets)),
-        "on_partition": ("on_partition", spec.on_partition),
-        CPUS: ("resources.cpus", spec.resources.cpus),
-        MEMORY: ("resources.memory", spec.resources.memory),
-        DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),
-        SPOT: (SPOT, spec.placing.spot),
-        **{f"{WHERE}{name}": (f"{WHERE}{name}", value) for name, value in spec.placing.where.items()},
-    }
-    of_count = ("num_nodes", spec.num_nodes) if reason.resource.startswith(NODES) else ("resources.gpus", spec.resources.gpus)
-    if WITHIN in reason.resource:
-        of_count = (
-            ("placing.group", spec.placing.group)
-            if " in groups of " in reason.resource
-            else ("placing.within", spec.placing.within)
-        )
-    field, value = fields.get(reason.resource.removeprefix(NODES), of_count)
-    raise SpecError(field, value, reason.sentence())
-
-
-def refuse_unwritable(spec: JobSpec, key: str) -> None:
-    """What the log could not give back as it was, such as NaN, must not get in, whatever way it came: every later start would
-    fail on it. Raises SpecError."""
-    if len(key) > KEY_CHARS_MAX:
-        raise SpecError("key", f"{len(key)} characters", f"write at most {KEY_CHARS_MAX}")
-    try:
-        text = wire.dumps(JobSpec, spec)
-        same = wire.loads(JobSpec, text) == spec
-    except ValueError:
-        same = False
-    if not same:
-        raise SpecError("job", spec.name, "use finite numbers and valid Unicode text only")
-    if spec.array is not None and len(text) * spec.array.count > ARRAY_CHARS_MAX:
-        fix = f"shorten the spec, which has {len(text)} characters, or write at most {ARRAY_CHARS_MAX // len(text)}"
-        raise SpecError("array.count", spec.array.count, fix)
 
 
 def config_hash(spec: JobSpec) -> str:

@@ -18,7 +18,7 @@ from phalanx.core.records import RankFact
 from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, leases, names, observed, planned, wanted
+from phalanx.operate.control import asked, leases, names, observed, planned, refused, wanted
 from phalanx.operate.control import facts as said
 from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
@@ -95,12 +95,12 @@ class Controller:
         Raises SpecError when no known node could ever hold it or a job that it waits for is not known, Conflict when `key` came
         with another job, StoreUnavailable.
         """
-        asked.refuse_unwritable(spec, key)
+        refused.refuse_unwritable(spec, key)
         self._committed.find_out()
         if key and (known := self._store.job_of_key(key)) is not None:
             return asked.same_job(self.world, known, spec, code, key)
-        asked.refuse_unmeetable(self.world, spec, self._clock.now_ms())
-        asked.refuse_never_fitting(self.world, spec, self._clock.now_ms())
+        refused.refuse_unmeetable(self.world, spec, self._clock.now_ms())
+        refused.refuse_never_fitting(self.world, spec, self._clock.now_ms())
         jobs = names.next_jobs(self.world, self._seen, spec.name, spec.array.count if spec.array else 1)
         self._commit_all(asked.submit(jobs, spec, code, by), key=(key, jobs[0]) if key else None)
         return jobs[0]
@@ -164,7 +164,7 @@ class Controller:
 
     def check_policy(self, policy: Policy) -> Sequence[str]:
         """What may be a mistake in it. Raises SpecError for the first promise in it that this fleet cannot keep."""
-        return asked.policy_doubts(self.world, policy, self._clock.now_ms())
+        return refused.policy_doubts(self.world, policy, self._clock.now_ms())
 
     # What agents say
 

@@ -133,7 +133,8 @@ def _may_claim(
         return False
     itself = isinstance(record.state, Starting | Running) and any(eviction.job == job for eviction in evictions)
     if isinstance(record.state, Starting | Running) and not itself:
-        return record.state.placement == replace(placement, borrowed=True)  # it borrows it no more
+        assert record.attempt is not None
+        return world.attempts[record.attempt].placement == replace(placement, borrowed=True)  # it borrows it no more
     return (itself or isinstance(record.state, Pending)) and taken.has_room(job, placement, ending)
 
 

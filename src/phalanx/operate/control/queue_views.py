@@ -20,17 +20,23 @@ def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
     names = set(policy.queues) | set(snapshot.usage)
     names |= {job.facts.queue for job in snapshot.running} | {job.facts.queue for job in snapshot.pending}
     held: dict[str, Counter[str]] = {name: Counter() for name in names}
+    beyond: dict[str, Counter[str]] = {name: Counter() for name in names}
     running: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     kinds = {node.node: dict(node.devices) for node in snapshot.nodes}
     for job in snapshot.running:
+        of_job = _held(job, kinds)
         for name in chain(policy, job.facts.queue):
             running[name] += 1
-            held[name].update(_held(job, kinds))
+            held[name].update(of_job)
+            beyond[name].update(of_job if job.placement.borrowed else {})
     for pending in snapshot.pending:
         waiting.update(chain(policy, pending.facts.queue))
     usage = _usage(snapshot)
-    return tuple(_view(name, policy, held[name], running[name], waiting[name], usage.get(name, Usage())) for name in sorted(names))
+    return tuple(
+        _view(name, policy, held[name], beyond[name], running[name], waiting[name], usage.get(name, Usage()))
+        for name in sorted(names)
+    )
 
 
 def chain(policy: Policy, queue: str) -> Iterator[str]:
@@ -62,7 +68,10 @@ def _usage(snapshot: Snapshot) -> dict[str, Usage]:
     return total
 
 
-def _view(name: str, policy: Policy, held: Counter[str], running: int, waiting: int, usage: Usage) -> QueueView:
+def _view(
+    name: str, policy: Policy, held: Counter[str], beyond: Counter[str], running: int, waiting: int, usage: Usage
+) -> QueueView:
+    """beyond: what of `held` lies outside the cells that are guaranteed."""
     queue = policy.queues.get(name, Queue())
     return QueueView(
         name=name,
@@ -73,7 +82,7 @@ def _view(name: str, policy: Policy, held: Counter[str], running: int, waiting: 
         held=_devices(dict(sorted(held.items()))),
         quota=dict(queue.quota),
         limit=dict(queue.limit),
-        borrowed=_devices(_borrowed(queue.quota, held)),
+        borrowed=_devices(dict(sorted(beyond.items())) if queue.cells else _borrowed(queue.quota, held)),
         used_hours=usage.decayed / HOUR_MS,
         spent_hours=usage.spent_ms / HOUR_MS,
         spent_usd=usage.money,

@@ -1,7 +1,6 @@
 """One job and several clusters: their offers, and the choice. What `plan --clusters` and `submit --clusters` share."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +9,7 @@ from phalanx.core.errors import ServerUnreachable, SpecError
 
 if TYPE_CHECKING:
     from phalanx.client import Client
-    from phalanx.core.clusters import DispatchView
+    from phalanx.core.clusters import Clusters, DispatchView
     from phalanx.core.spec import JobSpec
     from phalanx.show.cli.tools import Tools
 
@@ -25,13 +24,11 @@ ClustersOption = Annotated[
 ]
 
 
-def offers(tools: "Tools", spec: "JobSpec", asked: str, home: Path | None) -> "DispatchView":
-    """What each of the clusters offers. Raises NotFound without a clusters file, SpecError for one that it does not have."""
-    from phalanx.client.address import clusters_of
+def offers(tools: "Tools", spec: "JobSpec", clusters: "Clusters", asked: str) -> "DispatchView":
+    """What each of those clusters offers that were `asked` for. Raises SpecError for one that the file does not have."""
     from phalanx.client.clusters import ask
     from phalanx.core.clusters_parse import chosen
 
-    clusters = clusters_of(home)
     names = chosen(clusters, asked)
     if spec.after and len(names) > 1:
         raise SpecError(
@@ -41,9 +38,8 @@ def offers(tools: "Tools", spec: "JobSpec", asked: str, home: Path | None) -> "D
     return tools.choose(spec, clusters, answers, time.time_ns() // 1_000_000)
 
 
-def client_of(view: "DispatchView", asked: str, home: Path | None) -> "Client":
+def client_of(view: "DispatchView", clusters: "Clusters", asked: str) -> "Client":
     """Of the cluster that was chosen. Raises SpecError when none takes the job, ServerUnreachable when none answered."""
-    from phalanx.client.address import clusters_of
     from phalanx.client.clusters import connect_to
 
     if view.chosen is None:
@@ -51,4 +47,4 @@ def client_of(view: "DispatchView", asked: str, home: Path | None) -> "Client":
         if all(offer.verdict == "away" for offer in view.offers):
             raise ServerUnreachable(f"none of the clusters answers: {said}")
         raise SpecError("--clusters", asked, f"none of them takes the job: {said}")
-    return connect_to(clusters_of(home).clusters[view.chosen])
+    return connect_to(view.chosen, clusters.clusters[view.chosen])

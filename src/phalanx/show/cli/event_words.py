@@ -109,7 +109,7 @@ def _of_job(body: OfJob) -> str:
 def _of_attempt(body: OfAttempt) -> str:
     match body:
         case AttemptPlaced(placement=placement):
-            return f"placed on {_where(placement)}"
+            return f"placed on {_where(placement)}{', borrowed beyond the cells of its queue' if placement.borrowed else ''}"
         case AttemptRunning(ranks=ranks):
             return f"running: {_many(len(ranks), 'rank')} up"
         case AttemptEnded(ok=ok, again=again, detail=detail):

@@ -34,10 +34,10 @@ class Screen(Protocol):
         """The state at this moment."""
 
 
-def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, JobView]:
+def follow_job(client: "Client", job: JobView, output: Output, phalanx: str = "phalanx") -> tuple[Exit, JobView]:
     """Watch until the job has finished or is paused, or the user looks away. The exit code, and the last view.
 
-    Beside JSON or YAML on standard output, progress goes to standard error.
+    Beside JSON or YAML on standard output, progress goes to standard error. phalanx: how people write a command for the platform.
     """
     import sys
     import time
@@ -50,13 +50,14 @@ def follow_job(client: "Client", job: JobView, output: Output) -> tuple[Exit, Jo
                 screen.show(last, client.now_s())
             for text in patiently(client, screen.say, partial(last_words, client, last, log)):
                 screen.say(text)
-            screen.say(f"{outcome_text(last)}; then `phalanx follow {last.id}`" if last.state == "paused" else outcome_text(last))
+            then = f"; then `{phalanx} follow {last.id}`" if last.state == "paused" else ""
+            screen.say(f"{outcome_text(last)}{then}")
     except KeyboardInterrupt:
-        note(detached_text(last))
+        note(detached_text(last, phalanx))
         return Exit.DETACHED, last
     except WorldError as error:
         note(f"Stopped looking: {error}")
-        note(detached_text(last))
+        note(detached_text(last, phalanx))
         return error.exit_code, last
     return outcome_exit(last), last
 
@@ -117,11 +118,11 @@ def eta_text(view: JobView) -> list[str]:
     return ["ETA ?" if view.progress.eta_ms is None else f"ETA {show_duration(view.progress.eta_ms)}"]
 
 
-def detached_text(view: JobView) -> str:
+def detached_text(view: JobView, phalanx: str = "phalanx") -> str:
     """What a person who looked away needs to know."""
     return (
-        f"Detached; {view.id} goes on. Come back with `phalanx follow {view.id}`, look with `phalanx describe {view.id}` or "
-        f"`phalanx logs -f {view.id}`; stop it with `phalanx cancel {view.id}`."
+        f"Detached; {view.id} goes on. Come back with `{phalanx} follow {view.id}`, look with `{phalanx} describe {view.id}` or "
+        f"`{phalanx} logs -f {view.id}`; stop it with `{phalanx} cancel {view.id}`."
     )
 
 

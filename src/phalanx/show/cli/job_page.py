@@ -22,19 +22,19 @@ from phalanx.show.cli.text import number
 _SECRET: Final = re.compile("TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 
 
-def submitted_page(job: JobView, follow: bool) -> Iterator[RenderableType]:
-    """Of an array `job` is the first."""
+def submitted_page(job: JobView, follow: bool, phalanx: str = "phalanx") -> Iterator[RenderableType]:
+    """Of an array `job` is the first. phalanx: how a person writes a command for the platform that has it."""
     array = job.spec.get("array")
     if job.array and isinstance(array, Mapping):
         name, _, first = job.id.rpartition("-")
         last = f"{name}-{int(first) + int(array['count']) - 1}"
         yield line(f"Submitted {job.id} to {last} (array of {array['count']}){'.' if follow else f': {job.why or job.state}.'}")
         if not follow:
-            yield line(f"Look at each as at `phalanx describe {job.id}`; `phalanx cancel --array {job.id}` ends all of them.")
+            yield line(f"Look at each as at `{phalanx} describe {job.id}`; `{phalanx} cancel --array {job.id}` ends all of them.")
         return
     yield line(f"Submitted {job.id}." if follow else f"Submitted {job.id}: {job.why or job.state}.")
     if not follow:
-        yield line(f"Look at it with `phalanx follow {job.id}`, `phalanx describe {job.id}` or `phalanx logs -f {job.id}`.")
+        yield line(f"Look at it with `{phalanx} follow {job.id}`, `{phalanx} describe {job.id}` or `{phalanx} logs -f {job.id}`.")
 
 
 def jobs_page(jobs: Sequence[JobView], filters: Mapping[str, str], devices_are: str, now_ms: int) -> Iterator[RenderableType]:

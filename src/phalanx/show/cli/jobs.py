@@ -1,19 +1,21 @@
 """submit, follow, ls, describe, wait."""
 
 import secrets
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from phalanx.core.errors import Exit, SpecError
+from phalanx.core.errors import Exit, ServerUnreachable, SpecError
 from phalanx.show.cli.clusters import ClustersOption, client_of, offers
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave, tools_of
 
 if TYPE_CHECKING:
     from phalanx.client import Client
     from phalanx.core.spec import JobSpec
+    from phalanx.core.views import JobView
 
 STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finished")
 
@@ -53,42 +55,59 @@ def submit(
     from phalanx.show.cli.job_page import submitted_page
     from phalanx.show.cli.output import emit
     from phalanx.show.cli.overrides import spec_from
-    from phalanx.show.cli.text import note
 
     spec = spec_from(file, [*(changes or ()), *([f"name={name}"] if name else ())], Path.cwd())
     pack = tools_of(context).pack_workdir(Path(spec.workdir)) if spec.workdir else None
-    with _platform_for(context, spec, clusters, home, output) as client:
-        try:
-            job = client.submit(spec, pack, secrets.token_hex(16))
-        except KeyboardInterrupt:
-            note("Interrupted before the server answered: `phalanx ls` shows whether the job was submitted.")
-            leave(Exit.DETACHED)
+    platform, phalanx = _platform_for(context, spec, clusters, home, output)
+    with platform as client:
+        job = _submitted(client, spec, pack, phalanx)
         if not follow or output is Output.TABLE:
-            emit(output, JobView, job, lambda: submitted_page(job, follow))
+            emit(output, JobView, job, lambda: submitted_page(job, follow, phalanx))
         if follow:
-            code, last = follow_job(client, job, output)
+            code, last = follow_job(client, job, output, phalanx)
             if output is not Output.TABLE:
                 emit(output, JobView, last, list)
             leave(code)
 
 
-def _platform_for(context: typer.Context, spec: "JobSpec", clusters: str | None, home: Path | None, output: Output) -> "Client":
-    """The one that the job goes to; where several are asked, people see what each would make of it."""
+def _submitted(client: "Client", spec: "JobSpec", pack: bytes | None, phalanx: str) -> "JobView":
+    """The job, or a word on whether there is one: a second `submit` would be a second job."""
+    from phalanx.show.cli.text import note
+
+    try:
+        return client.submit(spec, pack, secrets.token_hex(16))
+    except KeyboardInterrupt:
+        note(f"Interrupted before the server answered: `{phalanx} ls` shows whether the job was submitted.")
+        raise typer.Exit(int(Exit.DETACHED)) from None
+    except ServerUnreachable as error:
+        if error.lost:
+            note(f"The job may have been submitted: look at `{phalanx} ls` before you submit it again.")
+        raise
+
+
+def _platform_for(
+    context: typer.Context, spec: "JobSpec", clusters: str | None, home: Path | None, output: Output
+) -> "tuple[Client, str]":
+    """The one that the job goes to, and how a person writes a command for it. Where several are asked, people see what each would
+    make of the job."""
     if clusters is None:
         from phalanx.client import connect
 
-        return connect(home)
+        return connect(home), "phalanx"
+    from phalanx.client.address import clusters_of, home_folder
     from phalanx.show.cli.clusters_page import clusters_page
     from phalanx.show.cli.output import show
     from phalanx.show.cli.text import note
 
-    found = offers(tools_of(context), spec, clusters, home)
-    client = client_of(found, clusters, home)
+    known = clusters_of(home)
+    found = offers(tools_of(context), spec, known, clusters)
+    client = client_of(found, known, clusters)
     if output is Output.TABLE:
         show(clusters_page(found))
-    where = f"PHALANX_HOME={home.absolute()} PHALANX_CLUSTER={found.chosen}" if home else f"PHALANX_CLUSTER={found.chosen}"
+    where = f"PHALANX_HOME={shlex.quote(str(home_folder(home)))} " if home else ""
+    where += f"PHALANX_CLUSTER={found.chosen}"
     note(f"It goes to {found.chosen}: with {where} every command speaks to that one.")
-    return client
+    return client, f"{where} phalanx"
 
 
 def follow(job: JobArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:

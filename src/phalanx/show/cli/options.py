@@ -31,7 +31,10 @@ def named_folder(text: str) -> Path:
     """The folder that an option names. An empty one, as of a variable that is not set, must not mean the current folder."""
     if not text:
         raise SpecError("--home", text, "name a folder, or leave the option out")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise SpecError("--home", text, "begins with a user that this machine does not know; write the whole path") from error
 
 
 HomeOption = Annotated[

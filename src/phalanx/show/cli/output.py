@@ -85,4 +85,7 @@ def moment(ms: int | None) -> str:
         return "-"
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # such as the end of a job that may run for a billion years
+        return "beyond year 9999"

@@ -72,10 +72,11 @@ def plan(
 
     spec = spec_from(file, changes or (), Path.cwd())
     if clusters is not None:  # an empty one, as of a variable that is not set, must not mean this platform
+        from phalanx.client.address import clusters_of
         from phalanx.core.clusters import DispatchView
         from phalanx.show.cli.clusters_page import clusters_page
 
-        found = offers(tools_of(context), spec, clusters, home)
+        found = offers(tools_of(context), spec, clusters_of(home), clusters)
         emit(output, DispatchView, found, lambda: clusters_page(found, " Nothing was submitted."))
         return
     with connect(home) as client:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.decide.scheduler.quotas.deserved import Ask
+from phalanx.decide.scheduler.quotas.fair import Ask
 from phalanx.decide.scheduler.quotas.saving import SAVES_MS
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
 from phalanx.decide.scheduler.targets import late_since

@@ -3,9 +3,9 @@
 A user's line has none of these, so all jobs of a queue that ask for as much hear the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from phalanx.core.ids import JobId
@@ -28,56 +28,82 @@ FREELY: Final = Admission(True)
 BORROWING: Final = Admission(True, borrows=True)
 
 
+Bar = Hashable
+"""What refuses a queue so much of a type, whatever is guaranteed to whom: limits, a budget, what is saved for others. Where it is
+equal, so is the refusal, in another decision of the same policy too."""
+
+
+class Saved(NamedTuple):
+    """One that is saved for others. mark: of the book that is."""
+
+    mark: Hashable
+    saved_for: JobId
+
+
 class _Standing(NamedTuple):
     """How a queue stands with a type. books: its limits and quotas, and those above it. room: what the limits leave. spent: a
-    budget that stops it."""
+    budget that stops it. marks: of each book, what `Bar`s are made of."""
 
     books: tuple[saving.Book, ...]
     room: float
     spent: OverBudget | None
+    marks: tuple[Hashable, ...]
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found out, as long as nothing is taken or let go of. settled: numbers of shapes, queues, and whether a limit or
+    quota refuses them: all that may be saved for such jobs is. unguaranteed: shapes and queues that are in nobody's guarantee."""
+
+    standings: dict[tuple[Line, str], _Standing] = field(default_factory=dict)
+    rights: dict[tuple[Line, str, int], tuple[Line | None, bool]] = field(default_factory=dict)
+    refusals: dict[tuple[saving.Account, int, JobId | None], Admission] = field(default_factory=dict)
+    short: dict[tuple[Line, tuple[str, ...], int], frozenset[saving.Account]] = field(default_factory=dict)
+    owners: dict[tuple[Line, tuple[str, ...], int], tuple[Line | None, str]] = field(default_factory=dict)
+    settled: set[tuple[int, str, bool]] = field(default_factory=set)
+    unguaranteed: set[tuple[int, str]] = field(default_factory=set)
 
 
 class Admissions:
-    """Of one decision. What is found out is remembered until something is taken or let go of: `forget`. saved: accounts of which
-    the rest is saved, and for whom. Amounts are thousandths of devices; capacity: of the fleet by type, usable: on nodes that may
-    be given work."""
+    """Of one decision. Whoever takes something or lets go of it replaces `found`. saved: accounts of which the rest is saved, and
+    for whom. Amounts are thousandths of devices; capacity: of the fleet by type, usable: on nodes that may be given work."""
 
     def __init__(self, root: Line, has_quotas: bool, capacity: Mapping[str, int], usable: Mapping[str, int], now_ms: int) -> None:
         self._root, self._has_quotas = root, has_quotas
         self._capacity, self._usable = capacity, usable
         self._now_ms = now_ms
         self.saved: dict[saving.Account, JobId] = {}
-        self._standings: dict[tuple[Line, str], _Standing] = {}
-        self._rights: dict[tuple[Line, str, int], tuple[Line | None, bool]] = {}
-        self._refusals: dict[tuple[saving.Account, int, JobId | None], Admission] = {}
-        self._short: dict[tuple[Line, tuple[str, ...], int], frozenset[saving.Account]] = {}
-        self._owners: dict[tuple[Line, tuple[str, ...], int], tuple[Line | None, str]] = {}
-
-    def forget(self) -> None:
-        """Something was taken or let go of."""
-        self._standings.clear()
-        self._rights.clear()
-        self._refusals.clear()
-        self._short.clear()
-        self._owners.clear()
+        self.found = Found()
 
     def asked(self, queue: Line, kind: str, amount: int, preemptible: bool) -> Admission:
         """Whether a job of the queue may take so much."""
-        books, room, spent = self._standing(queue, kind)
+        books, room, spent, _ = self._standing(queue, kind)
         if amount > room:
-            full = next(book for book in books if book.is_limit and book.used + amount > book.bound)
-            return self._refused(full, amount)
+            return self._refused(books[_full(books, amount)], amount)
         if spent is not None:
             return Admission(False, reason=spent)
-        for book in books if self.saved else ():
-            if book.account in self.saved:
-                return self._refused(book, amount, self.saved[book.account])
+        at = _first_saved(books, self.saved) if self.saved else None
+        if at is not None:
+            return self._refused(books[at], amount, self.saved[books[at].account])
         return self._within_quota(queue, kind, amount, preemptible)
+
+    def bars(self, queue: Line, kinds: Sequence[str], amount: int) -> list[Bar | None]:
+        """For each type, by what `asked` refuses so much before it looks at what is guaranteed, if by anything."""
+        found, saved = list[Bar | None](), self.saved
+        for kind in kinds:
+            books, room, spent, marks = self.found.standings.get((queue, kind)) or self._standing(queue, kind)
+            if amount > room:
+                found.append(marks[_full(books, amount)])
+            elif spent is not None or not saved:
+                found.append(spent)
+            else:
+                at = _first_saved(books, saved)
+                found.append(None if at is None else Saved(marks[at], saved[books[at].account]))
+        return found
 
     def is_saved(self, queue: Line, kind: str) -> bool:
         """Whether what is left for the queue is saved for a job."""
-        books = self._standing(queue, kind).books if self.saved else ()
-        return any(book.account in self.saved for book in books)
+        return bool(self.saved) and _first_saved(self._standing(queue, kind).books, self.saved) is not None
 
     def counts_against(self, queue: Line, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
         """Whether what a job of the queue would have counts against one of them."""
@@ -91,41 +117,47 @@ class Admissions:
     def short_of(self, queue: Line, types: tuple[str, ...], amount: int) -> frozenset[saving.Account]:
         """What would hold so much when nothing of it is used, and does not now."""
         key = (queue, types, amount)
-        if key not in self._short:
-            books = (book for kind in types or self._capacity for book in self._standing(queue, kind).books)
-            self._short[key] = frozenset(book.account for book in books if amount <= book.bound < book.used + amount)
-        return self._short[key]
+        if key not in self.found.short:
+            found = [
+                account
+                for kind in types or self._capacity
+                for account, bound, used, _ in self._standing(queue, kind).books
+                if amount <= bound < used + amount
+            ]
+            self.found.short[key] = frozenset(found)
+        return self.found.short[key]
 
     def owner(self, queue: Line, types: tuple[str, ...], amount: int) -> tuple[Line | None, str]:
         """Within whose guarantee so much is asked for, and under what of it."""
         key = (queue, types, amount)
-        if key not in self._owners:
+        if key not in self.found.owners:
             found = ((kind, self._right(queue, kind, amount)[0]) for kind in types or self._capacity)
             owned = ((owner, account(owner.quota, kind) or ANY) for kind, owner in found if owner is not None)
-            self._owners[key] = next(owned, (None, ""))
-        return self._owners[key]
+            self.found.owners[key] = next(owned, (None, ""))
+        return self.found.owners[key]
 
     def _standing(self, queue: Line, kind: str) -> _Standing:
-        found = self._standings.get((queue, kind))
+        found = self.found.standings.get((queue, kind))
         if found is None:
             books = tuple(saving.books(queue.path, kind))
             room = min((book.bound - book.used for book in books if book.is_limit), default=float("inf"))
-            found = self._standings[queue, kind] = _Standing(books, room, budgets.stops(queue.path, self._now_ms))
+            spent, marks = budgets.stops(queue.path, self._now_ms), tuple([_mark(book) for book in books])
+            found = self.found.standings[queue, kind] = _Standing(books, room, spent, marks)
         return found
 
     def _refused(self, book: saving.Book, amount: int, saved_for: JobId | None = None) -> Admission:
         key = (book.account, amount, saved_for)
-        if key not in self._refusals:
-            self._refusals[key] = Admission(False, reason=saving.refused(book, amount, saved_for))
-        return self._refusals[key]
+        if key not in self.found.refusals:
+            self.found.refusals[key] = Admission(False, reason=saving.refused(book, amount, saved_for))
+        return self.found.refusals[key]
 
     def _right(self, queue: Line, kind: str, amount: int) -> tuple[Line | None, bool]:
         """Within whose guarantee so much is; and if it is in none, whether it would be borrowed."""
         key = (queue, kind, amount)
-        if key not in self._rights:
+        if key not in self.found.rights:
             owner = quota.guarantor(queue.path, kind, amount)
-            self._rights[key] = owner, owner is None and quota.encroaches(queue.path, kind, amount, self._capacity)
-        return self._rights[key]
+            self.found.rights[key] = owner, owner is None and quota.encroaches(queue.path, kind, amount, self._capacity)
+        return self.found.rights[key]
 
     def _within_quota(self, queue: Line, kind: str, amount: int, preemptible: bool) -> Admission:
         if not self._has_quotas:
@@ -153,6 +185,26 @@ class Admissions:
             return False
         whole = sum(kept.values())
         return whole <= 0 or sum(used.values()) + amount <= sum(self._usable.values()) - whole
+
+
+def _full(books: Sequence[saving.Book], amount: int) -> int:
+    """Place of the first limit that does not leave so much."""
+    for at, (_, bound, used, is_limit) in enumerate(books):  # asked thousands of times
+        if is_limit and used + amount > bound:
+            return at
+    raise AssertionError(books, amount)
+
+
+def _first_saved(books: Sequence[saving.Book], saved: Container[saving.Account]) -> int | None:
+    for at, book in enumerate(books):
+        if book.account in saved:
+            return at
+    return None
+
+
+def _mark(book: saving.Book) -> Hashable:
+    """Equal in another decision, in which lines are other objects. What else there is of a book the policy and the type tell."""
+    return book.account[0].name, book.is_limit, book.used
 
 
 def _over_quota(line: Line, kind: str, amount: int, because: str, for_ever: bool = False) -> Admission:

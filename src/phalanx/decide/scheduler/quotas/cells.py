@@ -4,16 +4,17 @@ Cells in which a tenant's gangs are at home are bound to it, the oldest first, a
 guarantee is spare cells that are bound to nobody, the largest put aside first. What cannot be ended has the cells that are left.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Final, Literal
 
 import numpy as np
 
 from phalanx.core.devices import Placement
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import NodeId
 from phalanx.core.policy import TIERS, Cells, Queue
-from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot
+from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Snapshot
 from phalanx.decide.scheduler.where.ground import Ground
 
 Cell = tuple[int, ...]
@@ -35,8 +36,9 @@ def counts(ground: Ground) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = {}
     for kind in ground.kinds:
         for tier in CELL_TIERS:
-            sizes = _sizes(Cells(type=kind, count=1, tier=tier), ground)
-            found[kind, tier] = sum(size == max(sizes.values()) for size in sizes.values()) if sizes else 0
+            sizes = _sizes(Cells(type=kind, count=1, tier=tier), ground).values()
+            most = max(sizes, default=0)
+            found[kind, tier] = sum(size == most for size in sizes)
     return found
 
 
@@ -72,95 +74,117 @@ def _sizes(cells: Cells, ground: Ground) -> dict[Cell, int]:
     return {tuple(found): int(total[found].sum()) for found in rows.values()}
 
 
+class _Kind:
+    """The cells of a device type and tier that are alike: the largest. of: by row. emptiest: in the order in which they are spared,
+    those without gangs that cannot be ended first."""
+
+    def __init__(self, cells: Cells, ground: Ground, held: Sequence[int], stuck: Container[int]) -> None:
+        sizes = _sizes(cells, ground)
+        most = max(sizes.values(), default=0)
+        alike = [cell for cell, size in sizes.items() if size == most]
+        self.of = {row: cell for cell in alike for row in cell}
+        self.emptiest = sorted(alike, key=lambda cell: (any(row in stuck for row in cell), sum(held[row] for row in cell), cell))
+
+
 class Board:
-    """By name of the tenant: `standard`, all cells of its kind; `mine`, its own ones, those that are bound first; `at_home`, gangs
+    """By name of the tenant: `line`, its jobs that wait; `mine`, its own ones, those that are bound first; `at_home`, gangs
     in the bound ones; `away`, its others. owner: of rows that are bound. spared: rows that may be bound by somebody."""
 
     def __init__(self, snapshot: Snapshot, ground: Ground, tenant: Mapping[str, str]) -> None:
         self.snapshot, self.ground, self.tenant = snapshot, ground, tenant
         self.owner: dict[int, str] = {}
-        self.standard: dict[str, list[Cell]] = {}
+        self.line: dict[str, list[PendingJob]] = {}
         self.at_home: dict[str, list[RunningJob]] = {}
         self.away: dict[str, list[RunningJob]] = {}
-        self.mine: dict[str, list[Cell]] = {}
+        self.mine: dict[str, dict[Cell, None]] = {}
         self.spared: set[int] = set()
-        self._held = np.zeros(len(ground.nodes), np.int64)
+        self._gangs: dict[str, list[RunningJob]] = {}
+        self._kind: dict[str, _Kind] = {}
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._held = [0] * len(ground.nodes)
+        self._devices: dict[int, set[int]] = {}
         self._stuck: set[int] = set()
         for gang in snapshot.running:
-            for row in self._rows(gang.placement):
+            self._gangs.setdefault(tenant.get(gang.facts.queue, ""), []).append(gang)
+            for part in gang.placement.slices:
+                if (row := ground.row.get(part.node)) is not None:
+                    self._devices.setdefault(row, set()).update(part.devices)
+            for row in self.rows(gang.placement):
                 self._held[row] += 1
                 if not gang.facts.preemptible:
                     self._stuck.add(row)
+        for job in snapshot.pending:
+            self.line.setdefault(tenant.get(job.facts.queue, ""), []).append(job)
 
     def bind(self, name: str) -> None:
         """Cells with the tenant's gangs that do not borrow, and with devices that are claimed for its jobs, the oldest first."""
         cells = cells_of(self.snapshot.policy.queues, name)
-        sizes = _sizes(cells, self.ground)
-        most = max(sizes.values(), default=0)
-        self.standard[name] = sorted(cell for cell, size in sizes.items() if size == most)
-        of_row = {row: cell for cell in self.standard[name] for row in cell}
-        self.mine[name], self.at_home[name], self.away[name] = [], [], []
-        gangs = [gang for gang in self.snapshot.running if self.tenant.get(gang.facts.queue) == name]
-        for gang in sorted(gangs, key=lambda gang: (gang.facts.preemptible, gang.placed_ms, gang.facts.job)):
-            is_at_home = not gang.placement.borrowed and self._taken(name, of_row, gang.placement, cells.count)
+        alike = cells.type, cells.tier
+        if alike not in self._kinds:
+            self._kinds[alike] = _Kind(cells, self.ground, self._held, self._stuck)
+        self._kind[name] = self._kinds[alike]
+        self.mine[name], self.at_home[name], self.away[name] = {}, [], []
+        for gang in sorted(self._gangs.get(name, ()), key=lambda gang: (gang.facts.preemptible, gang.placed_ms, gang.facts.job)):
+            is_at_home = not gang.placement.borrowed and self._taken(name, gang.placement, cells.count)
             (self.at_home if is_at_home else self.away)[name].append(gang)
-        jobs = [job for job in self.snapshot.pending if self.tenant.get(job.facts.queue) == name]
-        claims = [(job.facts.job, job.claim) for job in jobs] + [(gang.facts.job, gang.keeps) for gang in self.away[name]]
+        claims = [(job.facts.job, job.claim) for job in self.line.get(name, ())] + [
+            (gang.facts.job, gang.keeps) for gang in self.away[name]
+        ]
         for _, claim in sorted(claims, key=itemgetter(0)):
             if claim is not None and not claim.borrowed:
-                self._taken(name, of_row, claim, cells.count)
+                self._taken(name, claim, cells.count)
 
-    def _taken(self, name: str, of_row: Mapping[int, Cell], placement: Placement, most: int) -> bool:
-        rows = self._rows(placement)
+    def _taken(self, name: str, placement: Placement, most: int) -> bool:
+        rows, of_row = self.rows(placement), self._kind[name].of
         if not rows or any(row not in of_row or self.owner.get(row, name) != name for row in rows):
             return False
-        new = {of_row[row] for row in rows} - set(self.mine[name])
+        new = {of_row[row] for row in rows} - self.mine[name].keys()
         if len(self.mine[name]) + len(new) > most:
             return False
-        self.mine[name].extend(sorted(new))
+        self.mine[name].update(dict.fromkeys(sorted(new)))
         self.owner.update((row, name) for cell in new for row in cell)
         return True
 
     def spare(self, name: str) -> None:
         """Cells that the tenant may still bind: those without gangs that cannot be ended, the emptiest first."""
-        cells = cells_of(self.snapshot.policy.queues, name)
+        missing = cells_of(self.snapshot.policy.queues, name).count - len(self.mine[name])
         usable = self.ground.schedulable
-        unbound = [
+        unbound = (
             cell
-            for cell in self.standard[name]
+            for cell in self._kind[name].emptiest
             if not any(row in self.owner or row in self.spared or not usable[row] for row in cell)
-        ]
-        unbound.sort(key=lambda cell: (any(row in self._stuck for row in cell), int(self._held[list(cell)].sum()), cell))
-        more = unbound[: cells.count - len(self.mine[name])]
-        self.mine[name].extend(more)
+        )
+        more = list(islice(unbound, missing))
+        self.mine[name].update(dict.fromkeys(more))
         self.spared.update(row for cell in more for row in cell)
 
-    def stays(self, name: str, gang: RunningJob, starts: Mapping[JobId, Placement]) -> bool:
-        """Whether the gang need not start again at home: it is on those very nodes, or what it borrows can be its tenant's own in
-        the place of as many spare cells, for cells of a kind are alike."""
-        home, there = starts[gang.facts.job], gang.placement
+    def stays(self, name: str, gang: RunningJob, home: Placement, starting: Mapping[int, int]) -> bool:
+        """Whether the gang need not start again at `home`: it is on those very nodes, or what it borrows can be its tenant's own in
+        the place of as many spare cells, for cells of a kind are alike. starting: jobs that start, by row, it included."""
+        there = gang.placement
         if _nodes(home) == _nodes(there):
             return home.slices == there.slices or not gang.facts.shape.request.is_share
         found, held = self._by_cell(name, home), self._by_cell(name, there)
         if not held or sorted(found.values()) != sorted(held.values()):
             return False
-        others = {row for job, placement in starts.items() if job != gang.facts.job for row in self._rows(placement)}
-        if any(row in self.owner for cell in found for row in cell) or any(
-            row in others for cell in (*found, *held) for row in cell
-        ):
+        if any(row in self.owner for cell in found for row in cell):
+            return False
+        own = self.rows(home)
+        if any(starting.get(row, 0) > (row in own) for cell in (*found, *held) for row in cell):
             return False
         if not all(self._may_bind(name, cell) for cell in held):
             return False
         for one, other in zip(sorted(found.keys() - held.keys()), sorted(held.keys() - found.keys()), strict=True):
             if other not in self.mine[name]:
-                self.mine[name][self.mine[name].index(one)] = other
+                del self.mine[name][one]
+                self.mine[name][other] = None
                 self.spared.difference_update(one)
                 self.spared.update(other)
         return True
 
     def _by_cell(self, name: str, placement: Placement) -> dict[Cell, list[int]]:
         """Which of their nodes it has, by cell; nothing where some of it is in no cell of the tenant's kind."""
-        of_row = {row: cell for cell in self.standard[name] for row in cell}
+        of_row = self._kind[name].of
         rows = [self.ground.row.get(part.node, -1) for part in placement.slices]
         found: dict[Cell, list[int]] = {}
         for row in sorted(rows):
@@ -172,16 +196,19 @@ class Board:
     def _may_bind(self, name: str, cell: Cell) -> bool:
         if cell in self.mine[name]:
             return not any(row in self.owner for row in cell)
-        taken = self.owner.keys() | self.spared | self._stuck
-        return all(row not in taken and self.ground.schedulable[row] for row in cell)
+        taken = (self.owner, self.spared, self._stuck)
+        return all(self.ground.schedulable[row] and not any(row in rows for rows in taken) for row in cell)
 
     def settle(self, name: str, placement: Placement) -> None:
         """What starts in a spare cell binds it."""
-        of_row = {row: cell for cell in self.mine[name] for row in cell}
-        for row in self._rows(placement):
-            self.owner.update((one, name) for one in of_row[row])
+        for row in self.rows(placement):
+            self.owner.update((one, name) for one in self._kind[name].of[row])
 
-    def _rows(self, placement: Placement) -> set[int]:
+    def devices(self, row: int) -> Collection[int]:
+        """Of the node, those that gangs hold."""
+        return self._devices.get(row, ())
+
+    def rows(self, placement: Placement) -> set[int]:
         return {row for part in placement.slices if (row := self.ground.row.get(part.node)) is not None}
 
 

@@ -1,65 +1,88 @@
-"""What lines deserve, and who may be asked to give devices back to whom.
+"""Who may be asked to give devices back to whom.
 
-A line deserves its quota, or where it has none its part, by weight, of what is left: at most what those in it hold and ask for, and
-what some do not want goes to the others (max-min fairness). A job that its line deserves may take from lines that have more than
-they deserve. Each such move makes the sum of what lines have too much smaller, and changes nothing of what anybody deserves, so
-moves end: nothing goes back and forth.
+A job that its line deserves (`fair.py`) may take from lines that have more than they deserve. Each such move makes the sum of what
+lines have too much smaller, and changes nothing of what anybody deserves, so moves end: nothing goes back and forth.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.decide.scheduler.quotas import quota
+from phalanx.decide.scheduler.quotas.fair import Ask, Fair
 from phalanx.decide.scheduler.quotas.lines import Line, account, under
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room.gangs import Gangs
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
+from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
 from phalanx.decide.scheduler.where.ground import Mask
 
-Alike = tuple[PendingJob, int]
-"""One of those that wait, and how many are like it."""
-
-_Fair = dict[Line, float]
-_Asks = dict[tuple[str, tuple[str, ...], int], int]
 _SLACK: Final = 0.5
 """Of a thousandth of a device: parts are floats, what is held is whole."""
 
 
 class _Ways(NamedTuple):
     """From one queue to those with gangs. mine: the lines on my way up that are not on theirs, each such way once, and `way`, which
-    of them it is for each queue. theirs: the other way round, for each queue."""
+    of them it is for each queue. theirs: how many of the first lines on their way up are not on mine, for each queue."""
 
     mine: tuple[tuple[Line, ...], ...]
     way: NDArray[np.intp]
-    theirs: tuple[tuple[Line, ...], ...]
+    theirs: NDArray[np.intp]
+
+
+class _Bounds(NamedTuple):
+    """Of a type. most: what of it each line deserves, and under what of its quota, if it has one."""
+
+    most: tuple[tuple[Line, float, str | None], ...]
+    is_owner: Mask
+    is_owned: Mask
+    """Whether lines, and queues with gangs, are guaranteed some; after the lines stands one that is."""
+
+
+class _Firm(NamedTuple):
+    """On the way up from each queue with gangs, the number of lines below the first one that has no more than it deserves; and
+    below the first such that is guaranteed some of the type."""
+
+    any: NDArray[np.intp]
+    owner: NDArray[np.intp]
 
 
 class Deserts:
-    """Of one decision. It follows what is used of `tree`. Masks are over `gangs`, and not to be changed. waiting: all that wait."""
+    """Of one decision. It follows what is used of `tree`. Masks are over `gangs`, and not to be changed. asks: how often each is
+    asked for by all that wait."""
 
-    def __init__(self, snapshot: Snapshot, tree: Tree, gangs: Gangs, waiting: Callable[[], Iterable[Alike]]) -> None:
+    def __init__(self, snapshot: Snapshot, tree: Tree, gangs: Gangs, asks: Callable[[], Mapping[Ask, int]]) -> None:
         self._policy = snapshot.policy
         self._tree = tree
         self._gangs = gangs
-        self._waiting = waiting
+        self.fair = Fair(tree, gangs, asks)
         self._kinds = {kind: number for number, kind in enumerate(tree.capacity)}
         self._queues = tuple(tree.lines.queue(name) for name in gangs.queues)
+        self._paths = tuple(_without_users(queue.path) for queue in self._queues)
+        self._under: dict[Line, tuple[list[int], list[int]]] = {}
+        for number, path in enumerate(self._paths):
+            for place, line in enumerate(path):
+                queues, places = self._under.setdefault(line, ([], []))
+                queues.append(number)
+                places.append(place)
+        numbers = {line: number for number, line in enumerate(self._under)}
+        longest = max(map(len, self._paths), default=0) + 1
+        ends = [len(numbers)] * longest  # beyond each way up stands one that has no more than it deserves
+        ways = [([numbers[line] for line in path] + ends)[:longest] for path in self._paths]
+        self._way_up = np.array(ways, np.intp).reshape(-1, longest)
+        self._most: dict[str, _Bounds] = {}
         self._nobody = np.zeros(len(gangs.all), np.bool_)
         self._ranked: NDArray[np.intp] | None = None
         self._ways: dict[Line, _Ways] = {}
         self._within: dict[Line, Mask] = {}
-        self._fair: dict[str, _Fair] = {}
         self._last: dict[str, Mask] = {}
-        self._asked: _Asks | None = None
         self._right_of: dict[tuple[Line, str, int], tuple[str, ...]] = {}
         self._moves = tree.moves
         self._reclaimable: dict[tuple[Line, str, tuple[str, ...], int], Mask] = {}
         self._protected: dict[tuple[Line, str], Mask] = {}
-        self._too_much: dict[tuple[Line, str], bool] = {}
+        self._bounds: dict[tuple[Line, str], tuple[tuple[int, float], ...]] = {}
+        self._firm: dict[str, _Firm] = {}
 
     def _follow(self) -> None:
         """Forgets what was found out before something was taken or let go of."""
@@ -68,27 +91,28 @@ class Deserts:
             self._right_of.clear()
             self._reclaimable.clear()
             self._protected.clear()
-            self._too_much.clear()
+            self._bounds.clear()
+            self._firm.clear()
 
     def reclaimable(self, job: JobFacts, kind: str, num_devices: int) -> Mask:
         """Gangs that the job may have ended for it: its line deserves what it asks for, and theirs have more than they deserve. Of
         a queue's gangs it is those that came last, of the lowest priority. Where no quota says so, higher priorities stay."""
-        mine, rights = self._tree.line(job).path, self.rights(job, kind, num_devices)
+        mine, rights = self._path(job), self.rights(job, kind, num_devices)
         if not any(rights):
             return self._nobody
-        key = (mine[1], kind, rights, job.priority)
+        key = (mine[0], kind, rights, job.priority)
         if key not in self._reclaimable:
             self._reclaimable[key] = self._found_reclaimable(job, mine, kind, rights)
         return self._reclaimable[key]
 
     def may_reclaim(self, job: JobFacts, kind: str, num_devices: int, number: int) -> bool:
         """Whether that one of them is among these, when it is asked of one after the other while they let go."""
-        mine, queue = self._tree.line(job).path, int(self._gangs.queue[number])
+        mine, queue = self._path(job), int(self._gangs.queue[number])
         ways = self._from(mine)
         right = self._right(ways.mine[ways.way[queue]], kind, num_devices * job.shape.request.milli)
         is_lower = right == "owner" or (right == "share" and self._gangs.priority[number] <= job.priority)
-        lines = ways.theirs[queue]
-        have_more = lines != () and all(self._found_too_much(line, kind) for line in lines)
+        lines = self._paths[queue][: ways.theirs[queue]]
+        have_more = lines != () and all(self._has_too_much(line, kind) for line in lines)
         return bool(is_lower and have_more and self._came_last(kind)[number])
 
     def deserves(self, job: JobFacts, kind: str, num_devices: int) -> bool:
@@ -98,20 +122,28 @@ class Deserts:
     def rights(self, job: JobFacts, kind: str, num_devices: int) -> tuple[str, ...]:
         """By what it may take so much from other queues, for each way up to what it has in common with them."""
         self._follow()
-        mine, amount = self._tree.line(job).path, num_devices * job.shape.request.milli
-        key = (mine[1], kind, amount)
+        mine, amount = self._path(job), num_devices * job.shape.request.milli
+        key = (mine[0], kind, amount)
         if key not in self._right_of:
             ways = self._from(mine).mine  # each of them is the first part of the longest
             owner = quota.guarantor(max(ways, key=len, default=()), kind, amount)
-            self._right_of[key] = tuple("owner" if owner in own else self._share(own, kind, amount) for own in ways)
+            self._right_of[key] = tuple(
+                "owner" if owner in own else "share" if used + amount <= most else ""
+                for own, (used, most) in zip(ways, self._bounds_of(mine, kind), strict=True)
+            )
         return self._right_of[key]
+
+    def _bounds_of(self, mine: Sequence[Line], kind: str) -> tuple[tuple[int, float], ...]:
+        """Of each way up: what is used, and how much may be by share."""
+        key = (mine[0], kind)
+        if key not in self._bounds:
+            self._bounds[key] = tuple(self._bound(own, kind) for own in self._from(mine).mine)
+        return self._bounds[key]
 
     def _found_reclaimable(self, job: JobFacts, mine: Sequence[Line], kind: str, rights: Sequence[str]) -> Mask:
         ways = self._from(mine)
         strong, weak = (np.array([right == by for right in rights], np.bool_)[ways.way] for by in ("owner", "share"))
-        too_much = np.array(
-            [lines != () and all(self._has_too_much(line, kind) for line in lines) for lines in ways.theirs], np.bool_
-        )
+        too_much = (ways.theirs > 0) & (self._firm_on(kind).any >= ways.theirs)
         if not too_much.any():
             return self._nobody
         at = self._gangs.queue
@@ -124,8 +156,8 @@ class Deserts:
         if not self._gangs.all or not self._tree.has_quotas:
             return self._nobody
         self._follow()
-        mine = self._tree.line(job).path
-        key = (mine[1], kind)
+        mine = self._path(job)
+        key = (mine[0], kind)
         if key not in self._protected:
             self._protected[key] = self._found_protected(mine, kind)
         return self._protected[key]
@@ -135,20 +167,43 @@ class Deserts:
         if not self._tree.has_quotas:
             return False
         queue = int(self._gangs.queue[number])
-        guaranteed = [line for line in self._from(self._tree.line(job).path).theirs[queue] if account(line.quota, kind) is not None]
-        if not all(self._found_too_much(line, kind) for line in guaranteed):
+        theirs = self._paths[queue][: self._from(self._path(job)).theirs[queue]]
+        guaranteed = [line for line in theirs if account(line.quota, kind) is not None]
+        if not all(self._has_too_much(line, kind) for line in guaranteed):
             return True
         return self._queues[queue] in guaranteed and not self._came_last(kind)[number]
 
     def _found_protected(self, mine: Sequence[Line], kind: str) -> Mask:
-        whole, partly = np.zeros((2, len(self._queues)), np.bool_)
-        for number, (queue, apart) in enumerate(zip(self._queues, self._from(mine).theirs, strict=True)):
-            guaranteed = [line for line in apart if account(line.quota, kind) is not None]
-            whole[number] = not all(self._has_too_much(line, kind) for line in guaranteed)
-            partly[number] = queue in guaranteed
-        at = self._gangs.queue
+        theirs, firm, at = self._from(mine).theirs, self._firm_on(kind), self._gangs.queue
+        whole, partly = firm.owner < theirs, self._bounds_on(kind).is_owned & (theirs > 0)
         found: Mask = whole[at] | (partly[at] & ~self._came_last(kind))
         return found
+
+    def _firm_on(self, kind: str) -> _Firm:
+        if kind not in self._firm:
+            bounds = self._bounds_on(kind)
+            more = [
+                (line.used.get(kind, 0) if entry is None else under(line.used, line.quota, entry)) > most
+                for line, most, entry in bounds.most
+            ]
+            firm = ~np.array([*more, False], np.bool_)
+            anyone, owner = firm[self._way_up], (firm & bounds.is_owner)[self._way_up]
+            self._firm[kind] = _Firm(anyone.argmax(axis=1), owner.argmax(axis=1))
+        return self._firm[kind]
+
+    def _bounds_on(self, kind: str) -> _Bounds:
+        if kind not in self._most:
+            entries = [account(line.quota, kind) for line in self._under]
+            most = tuple(
+                (line, self.fair.deserves(line, kind) + _SLACK, entry) for line, entry in zip(self._under, entries, strict=True)
+            )
+            is_owned = np.array([account(queue.quota, kind) is not None for queue in self._queues], np.bool_)
+            is_owner = np.array([*(entry is not None for entry in entries), True], np.bool_)
+            self._most[kind] = _Bounds(most, is_owner, is_owned)
+        return self._most[kind]
+
+    def _path(self, job: JobFacts) -> tuple[Line, ...]:
+        return self._tree.lines.queue(job.queue).path
 
     def within(self, queue: Line) -> Mask:
         """Gangs of the queue and of those below it."""
@@ -158,21 +213,15 @@ class Deserts:
         return self._within[queue]
 
     def _from(self, mine: Sequence[Line]) -> _Ways:
-        if mine[1] not in self._ways:
-            ways = [_apart(mine, queue.path) for queue in self._queues]
-            each = tuple(dict.fromkeys(ways))
-            way = np.array([each.index(one) for one in ways], np.intp)
-            self._ways[mine[1]] = _Ways(each, way, tuple(_apart(queue.path, mine) for queue in self._queues))
-        return self._ways[mine[1]]
-
-    def fair(self, kind: str) -> _Fair:
-        """What each line deserves of a type, in thousandths of devices; lines that want none are left out."""
-        if kind not in self._fair:
-            root = self._tree.lines.root
-            found: _Fair = {root: float(self._tree.capacity.get(kind, 0))}
-            _divide(root, kind, self._wanted(kind), found)
-            self._fair[kind] = found
-        return self._fair[kind]
+        if mine[0] not in self._ways:
+            up = _without_users(mine)
+            num_mine, theirs = np.zeros((2, len(self._queues)), np.intp)
+            for place, line in reversed([*enumerate(up)]):  # of lines that are on both ways, the lowest counts
+                queues, places = self._under.get(line, ([], []))
+                num_mine[queues], theirs[queues] = place, places
+            each, way = np.unique(num_mine, return_inverse=True)
+            self._ways[mine[0]] = _Ways(tuple(up[:num] for num in each.tolist()), way, theirs)
+        return self._ways[mine[0]]
 
     def _right(self, own: Sequence[Line], kind: str, amount: int) -> str:
         """By what the job may take from lines that it is not of: a guarantee, its share, or nothing. A share is only taken for a
@@ -180,26 +229,19 @@ class Deserts:
         return "owner" if quota.guarantor(tuple(own), kind, amount) is not None else self._share(own, kind, amount)
 
     def _share(self, own: Sequence[Line], kind: str, amount: int) -> str:
-        if not own:
-            return ""
-        fits = own[-1].used.get(kind, 0) + amount <= self.fair(kind).get(own[-1], 0.0) + _SLACK
-        is_named = own[-1].name in self._policy.queues
-        return "share" if fits and is_named and account(own[-1].quota, kind) is None else ""
+        used, most = self._bound(own, kind)
+        return "share" if used + amount <= most else ""
+
+    def _bound(self, own: Sequence[Line], kind: str) -> tuple[int, float]:
+        """What the line that is the first of these uses, and may by its share."""
+        if not own or own[-1].name not in self._policy.queues or account(own[-1].quota, kind) is not None:
+            return 0, -1.0
+        return own[-1].used.get(kind, 0), self.fair.of(kind).get(own[-1], 0.0) + _SLACK
 
     def _has_too_much(self, line: Line, kind: str) -> bool:
-        found = self._too_much.get((line, kind))
-        if found is None:
-            found = self._too_much[line, kind] = self._found_too_much(line, kind)
-        return found
-
-    def _found_too_much(self, line: Line, kind: str) -> bool:
         entry = account(line.quota, kind)
         used = line.used.get(kind, 0) if entry is None else under(line.used, line.quota, entry)
-        return used > self._deserves(line, kind) + _SLACK
-
-    def _deserves(self, line: Line, kind: str) -> float:
-        entry = account(line.quota, kind)
-        return self.fair(kind).get(line, 0.0) if entry is None else line.quota[entry]
+        return used > self.fair.deserves(line, kind) + _SLACK
 
     def _came_last(self, kind: str) -> Mask:
         """Gangs that their queue has no part left for, after those that may not be ended, are of higher priority, or older."""
@@ -211,7 +253,7 @@ class Deserts:
             at = at[counts[self._gangs.queue[at], self._gangs.kind[at]]]
             line, held = self._gangs.queue[at], np.cumsum(self._gangs.amount[at])
             before = np.concatenate([[0], held])[np.searchsorted(line, line)]
-            deserves = np.array([self._deserves(queue, kind) for queue in self._queues], np.float64)
+            deserves = np.array([self.fair.deserves(queue, kind) for queue in self._queues], np.float64)
             found = self._last[kind] = self._nobody.copy()
             found[at] = held - before > deserves[line] + _SLACK
         return self._last[kind]
@@ -225,32 +267,6 @@ class Deserts:
             self._ranked = ranked[~gangs.stopping[ranked]]
         return self._ranked
 
-    def _wanted(self, kind: str) -> dict[Line, int]:
-        """What lines hold of a type and ask for. Evictions do not change it: who is evicted asks again."""
-        capacity, gangs = self._tree.capacity.get(kind, 0), self._gangs
-        runs = (gangs.kind == self._kinds.get(kind, len(self._kinds))) & (gangs.amount <= capacity)
-        held = np.bincount(gangs.queue[runs], gangs.amount[runs], len(self._queues))
-        of_queue = Counter({name: int(amount) for name, amount in zip(gangs.queues, held, strict=True)})
-        for (name, types, amount), times in self._asks().items():
-            if amount <= capacity and (not types or kind in types):
-                of_queue[name] += amount * times
-        wanted: dict[Line, int] = {}
-        for name, amount in of_queue.items():
-            for line in self._tree.lines.queue(name).path:
-                wanted[line] = wanted.get(line, 0) + amount
-        return wanted
-
-    def _asks(self) -> _Asks:
-        """How often queues ask for so much of any of certain types."""
-        if self._asked is None:
-            found = self._asked = _Asks()
-            for job, times in self._waiting():
-                if not job.unmet and not job.failed:
-                    shape, request = job.facts.shape, job.facts.shape.request
-                    key = (job.facts.queue, request.types, request.count * shape.num_nodes * request.milli)
-                    found[key] = found.get(key, 0) + times
-        return self._asked
-
 
 def _counts(line: Line, runs_on: str, kind: str) -> bool:
     """Whether devices of one type are part of what a line has of another."""
@@ -258,23 +274,6 @@ def _counts(line: Line, runs_on: str, kind: str) -> bool:
     return runs_on == kind or (entry is not None and account(line.quota, runs_on) == entry)
 
 
-def _divide(line: Line, kind: str, wanted: dict[Line, int], found: _Fair) -> None:
-    """Of what a line deserves, what those below it do."""
-    below = [child for child in line.children if wanted.get(child, 0) > 0]
-    owners = [child for child in below if account(child.quota, kind) is not None]
-    for child in owners:
-        found[child] = float(child.quota[account(child.quota, kind) or kind])
-    left = found[line] - sum(min(found[child], wanted[child]) for child in owners)
-    others = sorted((child for child in below if child not in found), key=lambda child: (wanted[child] / child.weight, child.name))
-    weight = sum(child.weight for child in others)
-    for child in others:  # whoever wants the least for its weight gets it whole, the rest goes to the others
-        found[child] = min(float(wanted[child]), max(0.0, left) * child.weight / weight)
-        left, weight = left - found[child], weight - child.weight
-    for child in below:
-        _divide(child, kind, wanted, found)
-
-
-def _apart(mine: Sequence[Line], other: Iterable[Line]) -> tuple[Line, ...]:
-    """Queues on the way up that the other has not, without users: shares among those order jobs, and take nothing back."""
-    common = set(other)
-    return tuple(line for line in mine if line not in common and "/" not in line.name)
+def _without_users(path: Iterable[Line]) -> tuple[Line, ...]:
+    """Shares among users order jobs, and take nothing back."""
+    return tuple(line for line in path if "/" not in line.name)

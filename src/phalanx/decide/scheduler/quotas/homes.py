@@ -5,18 +5,20 @@ same nodes, and whoever else is on its devices is ended. So its jobs wait for ea
 beyond its cells is extra: there it still waits, and when its turn comes it is brought home, or ended for those whose turn it is.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from phalanx.core.devices import WHOLE, Placement
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.devices import Placement
+from phalanx.core.ids import JobId
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler.plan import Plan, Start
 from phalanx.decide.scheduler.quotas.cells import CELL_TIERS, Board, cells_of, tenant_of
-from phalanx.decide.scheduler.snapshot import NodeFacts, PendingJob, RunningJob, Share, Snapshot
+from phalanx.decide.scheduler.quotas.private import private
+from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 from phalanx.decide.scheduler.where.ground import Ground, Mask
 
 Decide = Callable[[Snapshot], Plan]
@@ -43,11 +45,17 @@ class Homes:
     tenant: dict[str, str] = field(default_factory=dict)
     bound: dict[int, str] = field(default_factory=dict)
     closed: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _shut: dict[tuple[str | None, bool], Mask | None] = field(default_factory=dict)
 
     def shut(self, job: PendingJob) -> Mask | None:
         """Rows that are not for the job when it is not at home."""
-        mine = self.tenant.get(job.facts.queue)
-        shut = np.zeros(len(self.closed), np.bool_) if job.facts.preemptible else self.closed.copy()
+        alike = self.tenant.get(job.facts.queue), job.facts.preemptible
+        if alike not in self._shut:
+            self._shut[alike] = self._shut_to(*alike)
+        return self._shut[alike]
+
+    def _shut_to(self, mine: str | None, preemptible: bool) -> Mask | None:
+        shut = np.zeros(len(self.closed), np.bool_) if preemptible else self.closed.copy()
         if mine is not None:
             shut[[row for row, tenant in self.bound.items() if tenant != mine]] = True
         return shut if shut.any() else None
@@ -104,10 +112,10 @@ def homes(snapshot: Snapshot, ground: Ground, decide: Decide) -> Homes | None:
 
 
 def _decide(name: str, board: Board, decide: Decide, found: Homes) -> None:
-    private = _private(name, board)
-    plan = decide(private)
+    own = private(name, board)
+    plan = decide(own)
     claims = {claim.job: claim.placement for claim in plan.claims}
-    promised = {job.facts.job for job in private.pending if job.claim is not None}
+    promised = {job.facts.job for job in own.pending if job.claim is not None}
     starts = dict[JobId, Placement]()
     for decision in plan.decisions:
         if decision.job in promised:  # in the fleet it starts on what was claimed there
@@ -120,74 +128,15 @@ def _decide(name: str, board: Board, decide: Decide, found: Homes) -> None:
     victims: dict[JobId, set[JobId]] = {}
     for evict in plan.evictions:
         victims.setdefault(evict.claimant, set()).add(evict.job)
+    starting = Counter(row for placement in starts.values() for row in board.rows(placement))
     for gang in board.away[name]:
         job = gang.facts.job
-        if job in starts and job not in victims and not gang.stopping and board.stays(name, gang, starts):
+        if job in starts and job not in victims and not gang.stopping and board.stays(name, gang, starts[job], starting):
+            starting.subtract(board.rows(starts[job]))
+            starting.update(board.rows(gang.placement))
             starts[job] = replace(gang.placement, borrowed=False)
             board.settle(name, gang.placement)
             found.guaranteed.add(job)
     for job, placement in starts.items():
         found.of[job] = Home(placement, frozenset(victims.get(job, ())))
         board.settle(name, placement)
-
-
-def _private(name: str, board: Board) -> Snapshot:
-    """The tenant's cells as a cluster of their own. There jobs that borrow, or claim what they would, still wait; but for those
-    that are asked to end for good."""
-    snapshot, queues = board.snapshot, board.snapshot.policy.queues
-    rows = sorted(row for cell in board.mine[name] for row in cell)
-    used = _used(board.at_home[name])
-    known = {(part.node, index) for gang in snapshot.running for part in gang.placement.slices for index in part.devices}
-    nodes = tuple(_vacated(board.ground.nodes[row], used, known, board.at_home[name]) for row in rows)
-    below = {queue: found for queue, found in queues.items() if board.tenant.get(queue) == name and queue != name}
-    own = replace(queues[name], parent="", cells=None, quota={}, borrow=True, lend=True)
-    policy = replace(snapshot.policy, queues={name: own, **below}, bookings={}, spares={})
-    line = [job for job in snapshot.pending if board.tenant.get(job.facts.queue) == name]
-    pending = [replace(job, claim=None) if job.claim is not None and job.claim.borrowed else job for job in line]
-    away = [gang for gang in board.away[name] if gang.facts.preemptible and (gang.evicted_for is not None or not gang.stopping)]
-    pending += [_waiting(gang) for gang in away]
-    return replace(snapshot, nodes=nodes, running=tuple(board.at_home[name]), pending=tuple(pending), policy=policy)
-
-
-def _waiting(gang: RunningJob) -> PendingJob:
-    """A gang that borrows, as it stands in the line of its tenant's own cluster."""
-    claim = gang.keeps if gang.keeps is not None and not gang.keeps.borrowed else None
-    return PendingJob(
-        gang.facts, gang.since_ms, claim=claim, evictions=gang.evictions, served_ms=gang.served_ms, done_ms=gang.done_ms
-    )
-
-
-def _used(gangs: Iterable[RunningJob]) -> dict[tuple[NodeId, int], tuple[int, int]]:
-    """Thousandths and bytes of devices that gangs hold."""
-    used: dict[tuple[NodeId, int], tuple[int, int]] = {}
-    for gang in gangs:
-        for part in gang.placement.slices:
-            for index in part.devices:
-                milli, memory = used.get((part.node, index), (0, 0))
-                used[part.node, index] = milli + part.milli, memory + part.memory_bytes
-    return used
-
-
-def _vacated(
-    node: NodeFacts,
-    used: Mapping[tuple[NodeId, int], tuple[int, int]],
-    known: set[tuple[NodeId, int]],
-    gangs: Iterable[RunningJob],
-) -> NodeFacts:
-    """The node as if only `gangs`, which hold `used`, were on it. What neither is free nor held by a gang stays as it is."""
-    there = set(node.free) | {share.index for share in node.shares}
-    there |= {index for index, _ in node.devices if (node.node, index) in known and index not in node.fenced}
-    held = {index: used[node.node, index] for index in there if (node.node, index) in used}
-    shares = tuple(
-        Share(index, WHOLE - milli, node.device_memory_bytes - memory)
-        for index, (milli, memory) in sorted(held.items())
-        if milli < WHOLE
-    )
-    here = [gang.facts.shape for gang in gangs if any(part.node == node.node for part in gang.placement.slices)]
-    return replace(
-        node,
-        free=tuple(sorted(there - held.keys())),
-        shares=shares,
-        free_cpus=node.cpus - sum(shape.cpus for shape in here),
-        free_memory_bytes=node.memory_bytes - sum(shape.memory_bytes for shape in here),
-    )

@@ -1,7 +1,7 @@
 """Who holds how much, for one decision: shares of the fleet, and whether a job may take more."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final
@@ -9,13 +9,14 @@ from typing import Final
 from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.reasons import OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler.quotas import cells, quota, saving
-from phalanx.decide.scheduler.quotas.admission import FREELY, Admission, Admissions
+from phalanx.decide.scheduler.quotas.admission import FREELY, Admission, Admissions, Bar, Found
 from phalanx.decide.scheduler.quotas.holds import Held, Holds, host, kind_of
 from phalanx.decide.scheduler.quotas.lines import CORES, MEMORY, Line, Lines, account, under
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
 from phalanx.decide.scheduler.where.ground import Ground
 
+_MAY_NOT: Final = (OverQuota, OverLimit)
 _NOWHERE: Final[frozenset[saving.Account]] = frozenset()
 
 
@@ -75,14 +76,27 @@ class Tree:
             return FREELY
         amount, key = num_devices * job.shape.request.milli, (job.queue, job.user, kind, job.preemptible)
         found = self._rules().asked(self.lines.queue(job.queue), kind, amount, job.preemptible)
-        earlier = self._refusals.get(key)
         if found.ok:
-            return found if earlier is None else next((refusal for least, refusal in earlier if least <= amount), found)
+            earlier = self._refusals.get(key, ())
+            return next((refusal for least, refusal in earlier if least <= amount), found) if earlier else found
+        self._refused(key, amount, found)
+        return found
+
+    def bars(self, job: JobFacts, kinds: Sequence[str], amount: int) -> list[Bar | None]:
+        """What refuses the job so much of each type, if anything does that is looked at before guarantees are."""
+        return self._rules().bars(self.lines.queue(job.queue), kinds, amount)
+
+    def refuse(self, job: JobFacts, kinds: Sequence[str], amount: int, told: Sequence[Admission]) -> None:
+        """So much of each type, as `admit` would."""
+        for kind, found in zip(kinds, told, strict=True):
+            self._refused((job.queue, job.user, kind, job.preemptible), amount, found)
+
+    def _refused(self, key: tuple[str, str, str, bool], amount: int, found: Admission) -> None:
+        earlier = self._refusals.get(key)
         if earlier is None:
             self._refusals[key] = [(amount, found)]
         elif amount < earlier[-1][0]:  # else one that is there already says it
             earlier.append((amount, found))
-        return found
 
     def refusal(self, job: JobFacts, kind: str, num_devices: int) -> Reason | None:
         """Why it may not take so many as things are now, whatever was refused before."""
@@ -102,9 +116,12 @@ class Tree:
         """Of which accounts the rest is saved for the job, if it has to wait."""
         if not self._may_save or not saving.has_waited_long(job, self._now_ms):
             return _NOWHERE
-        shape, request = job.facts.shape, job.facts.shape.request
+        return self._short_of(job.facts)
+
+    def _short_of(self, job: JobFacts) -> frozenset[saving.Account]:
+        shape, request = job.shape, job.shape.request
         amount = shape.fewest_nodes * request.count * request.milli
-        return self._rules().short_of(self.lines.queue(job.facts.queue), request.types, amount)
+        return self._rules().short_of(self.lines.queue(job.queue), request.types, amount)
 
     def draws_on(self, job: JobFacts, accounts: AbstractSet[saving.Account]) -> bool:
         """Whether what the job would have counts against one of them."""
@@ -114,14 +131,21 @@ class Tree:
         """As things are now."""
         if self._admissions_at != self.moves:
             self._admissions_at = self.moves
-            self._admissions.forget()
+            self._admissions.found = Found()
         return self._admissions
 
-    def save(self, job: PendingJob, reason: Reason) -> None:
-        """It has to wait for what its queue may have, or borrows."""
-        found, saved = self.saves_for(job), self._admissions.saved
-        new = found - saved.keys() if found else found
-        if new and (isinstance(reason, OverQuota | OverLimit) or self.borrows_for(job.facts)):
+    def save(self, job: PendingJob, number: int, reason: Reason) -> None:
+        """It has to wait for what its queue may have, or borrows. number: of its shape; one of each saves for all like it."""
+        if not self._may_save or not saving.has_waited_long(job, self._now_ms):
+            return
+        is_refused = isinstance(reason, _MAY_NOT)
+        alike, settled = (number, job.facts.queue, is_refused), self._rules().found.settled
+        if alike in settled:
+            return
+        settled.add(alike)
+        found, saved = self._short_of(job.facts), self._admissions.saved
+        new = () if saved.keys() >= found else found - saved.keys()
+        if new and (is_refused or self.borrows_for(job.facts)):
             saved.update(dict.fromkeys(new, job.facts.job))
             self.version = self._stamp()
 
@@ -142,9 +166,11 @@ class Tree:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """What is changed within is undone before its end: to whoever looks then, nothing has changed. Shares stay as they are."""
+        found = self._rules().found
         before, self._is_trial = (self.version, self.moves, self.given), True
         yield
         (self.version, self.moves, self.given), self._is_trial = before, False
+        self._admissions.found, self._admissions_at = found, self.moves
 
     def _stamp(self) -> int:
         """None is given twice."""
@@ -161,14 +187,25 @@ class Tree:
         self.give(job, kind, num_devices)
         _hold(self.line(job), kind, -num_devices * job.shape.request.milli)
 
-    def waits(self, job: JobFacts, times: int = 1) -> None:
-        """It, or so many like it, may take devices, but there are none: what they are guaranteed nobody borrows meanwhile."""
-        if not self.has_quotas:
+    def try_without(self, queue: str, kind: str, amount: int) -> None:
+        """In a trial: the queue holds so much less, in thousandths of devices, whoever's they are; or more, if it is negative."""
+        assert self._is_trial
+        line = self.lines.queue(queue)
+        self._put(line, kind, -amount, 0, 0)
+        if amount > 0:
+            _hold(line, kind, -amount)
+
+    def waits(self, job: JobFacts, number: int, times: int = 1) -> None:
+        """It, or so many like it, may take devices, but there are none: what they are guaranteed nobody borrows meanwhile.
+        number: of its shape."""
+        if not self.has_quotas or (number, job.queue) in self._rules().found.unguaranteed:
             return
         request = job.shape.request
         amount = job.shape.num_devices * request.milli
         owner, entry = self._rules().owner(self.lines.queue(job.queue), request.types, amount)
-        if owner is not None:
+        if owner is None:
+            self._rules().found.unguaranteed.add((number, job.queue))
+        else:
             owner.waiting[entry] = owner.waiting.get(entry, 0) + amount * times
             if quota.keep(owner.path, entry):
                 self.version = self._stamp()

@@ -201,25 +201,29 @@ def _fits(job: PendingJob, kind: str, trial: Fleet, base: Counts, is_open: Mask)
 
 def grow(round_: Round) -> None:
     """Elastic gangs under their full size take what nobody waits for."""
-    small = [gang for gang in round_.snapshot.running if len(gang.placement.slices) < gang.facts.shape.num_nodes]
+    gangs, kinds = round_.gangs, round_.fleet.ground.kinds
+    sought = np.array([*(kind in round_.kept.waited for kind in kinds), True], np.bool_)  # the last for gangs on no type
+    small = [gangs.all[at] for at in np.flatnonzero(gangs.is_small & ~gangs.stopping & ~sought[gangs.kind])]
     if not small:
         return
     claimed = {round_.tree.kind(job.claim) for job in round_.snapshot.pending if job.claim is not None}
     claimed |= {round_.tree.kind(claim.placement) for claim in round_.claims if claim.placement is not None}
     for gang in sorted(small, key=lambda gang: (-gang.facts.priority, gang.placed_ms, gang.facts.job)):
         kind = round_.tree.kind(gang.placement)
-        if kind and kind not in round_.kept.waited | claimed and round_.victims.may_change(gang):
+        if kind not in round_.kept.waited | claimed and round_.victims.may_change(gang):
             _grow(gang, kind, round_)
 
 
 def _grow(gang: RunningJob, kind: str, round_: Round) -> None:
     shape, have = gang.facts.shape, len(gang.placement.slices)
     least = min(shape.num_nodes, have + max(1, -(-have // GROWS_BY)))
+    lost = lost_ms(gang, round_.snapshot.now_ms)
+    if (shape.num_nodes - have) * shape.request.count * PAYS_BACK_MS <= lost:
+        return
     found = _larger(gang, replace(shape, min_nodes=least), kind, round_)
     if found is None:
         return
     gained = found.world_size - gang.placement.world_size
-    lost = lost_ms(gang, round_.snapshot.now_ms)
     if gained * PAYS_BACK_MS <= lost or not round_.tree.admit(gang.facts, kind, gained).ok:
         return
     own = {part.node for part in gang.placement.slices}
@@ -236,10 +240,12 @@ def _larger(gang: RunningJob, shape: Shape, kind: str, round_: Round) -> Placeme
     base = round_.kept.free(job, kind)
     if shape.within is None and shape.group <= 1:
         more = replace(shape, num_nodes=shape.num_nodes - len(own), min_nodes=shape.min_nodes - len(own))
-        rows = fit(more, kind, fleet, np.where(np.isin(np.arange(len(base)), own), 0, base))
+        others = base.copy()
+        others[own] = 0
+        rows = fit(more, kind, fleet, others)
         if rows is None:
             return None
-        return Placement((*gang.placement.slices, *fleet.copy().take(shape, kind, [int(row) for row in rows]).slices))
+        return Placement((*gang.placement.slices, *(fleet.slice_of(shape.request, kind, int(row)) for row in rows)))
     trial = fleet.copy()
     trial.give_back(gang.facts.shape, gang.placement)
     rows = fit(shape, kind, trial, np.where(round_.kept.open(job, kind), trial.free[kind], base))

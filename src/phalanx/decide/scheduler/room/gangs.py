@@ -58,12 +58,12 @@ class Gangs:
     milliseconds, as of `RunningJob`.
 
     queue: place in `queues`, which are in order of names. limit_ms: UNLIMITED where there is none. kind: number of the type, -1 if
-    no node has its devices. more_nodes: than its fewest. devices: how many; held: thousandths of them; amount: the same, as the job
-    asked for them. shares: it holds parts of devices.
+    no node has its devices. more_nodes: than its fewest; is_small: it has fewer than its most. devices: how many; held: thousandths
+    of them; amount: the same, as the job asked for them. shares: it holds parts of devices.
     """
 
     __slots__ = (
-        "all", "amount", "devices", "evictions", "held", "jobs", "kind", "limit_ms", "more_nodes", "place", "placed_ms",
+        "all", "amount", "devices", "evictions", "held", "is_small", "jobs", "kind", "limit_ms", "more_nodes", "place", "placed_ms",
         "preemptible", "priority", "queue", "queues", "restart_ms", "saved_ms", "shares", "slices", "stopping", "table",
     )  # fmt: skip
 
@@ -77,10 +77,12 @@ class Gangs:
         self.table = table
         self.slices = slices
         (
-            self.queue, self.limit_ms, self.kind, self.more_nodes, self.devices, self.held, self.amount, shares,
+            self.queue, self.limit_ms, self.kind, self.more_nodes, self.devices, self.held, self.amount, shares, is_small,
             self.placed_ms, self.saved_ms, self.restart_ms, self.priority, self.evictions, preemptible, stopping,
         ) = table  # fmt: skip
-        self.preemptible, self.stopping, self.shares = (one.astype(np.bool_) for one in (preemptible, stopping, shares))
+        self.preemptible, self.stopping, self.shares, self.is_small = (
+            one.astype(np.bool_) for one in (preemptible, stopping, shares, is_small)
+        )
 
     @property
     def ending(self) -> list[RunningJob]:
@@ -137,7 +139,9 @@ def _read(gangs: Sequence[RunningJob], queues: Sequence[str], ground: Ground) ->
     world_size, held = (np.bincount(gang, amounts, len(gangs)).astype(np.int64) for amounts in (devices, devices * milli))
     shares = np.bincount(gang, (part == 0) & (milli < WHOLE), len(gangs)).astype(np.int64)
     more_nodes = sizes - np.where(min_nodes > 0, min_nodes, num_nodes)
-    table = np.concatenate([[queue, limit_ms, kind, more_nodes, world_size, held, world_size * asked, shares], facts[4:]])
+    is_small = (sizes < num_nodes).astype(np.int64)
+    own = [queue, limit_ms, kind, more_nodes, world_size, held, world_size * asked, shares, is_small]
+    table = np.concatenate([own, facts[4:]])
     kinds = np.where(part < found_in[gang], -1, kind[gang])
     cpus = np.fromiter(map(_CPUS, gangs), np.float64)[gang]
     there = row >= 0

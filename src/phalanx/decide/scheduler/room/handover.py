@@ -24,7 +24,7 @@ from phalanx.decide.scheduler.where.fit import fit
 def hand_over(job: PendingJob, round_: Round) -> Claim | None:
     """The claim of a job that a quota or limit refused, on what lower gangs let go of; None when that does not make it fit."""
     shape = job.facts.shape
-    kinds = [kind for kind in round_.eligible(shape) if _may_help(job, kind, round_)]
+    kinds = helped_on(job, round_.eligible(shape), round_)
     if not kinds:
         return None
     smallest = job
@@ -34,10 +34,16 @@ def hand_over(job: PendingJob, round_: Round) -> Claim | None:
     return preemption.settle(job, min(offers, key=lambda offer: offer.cost), round_) if offers else None
 
 
-def _may_help(job: PendingJob, kind: str, round_: Round) -> bool:
-    """Whether it could make a difference who is ended; for most jobs that is all there is to find out."""
-    tree = round_.tree
-    return not tree.is_saved(job.facts, kind) and bool(round_.victims.lower(job, kind, tree.lines.root))
+def helped_on(job: PendingJob, kinds: tuple[str, ...], round_: Round) -> list[str]:
+    """Types on which it could make a difference who is ended; for most jobs none, and that is all there is to find out."""
+    tree, key = round_.tree, (job.facts.queue, kinds, job.facts.priority)
+    if key in round_.known.unhelped:
+        return []
+    lower = [kind for kind in kinds if round_.victims.lower(job, kind, tree.lines.root)]
+    found = [kind for kind in lower if not tree.is_saved(job.facts, kind)]
+    if not found:
+        round_.known.unhelped.add(key)
+    return found
 
 
 def _offer(job: PendingJob, kind: str, round_: Round) -> preemption.Offer | None:
@@ -67,16 +73,17 @@ def _yielding(job: PendingJob, kind: str, round_: Round) -> list[int]:
         return []
     gangs = [victims.gangs[number] for number in lower]
     held = sorted((gang.placement.world_size * gang.facts.shape.request.milli for gang in gangs), reverse=True)
-    fewest = bisect_left([*accumulate(held)], _lacking(refusal, job, tree) * WHOLE) + 1
+    least = _lacking(refusal, job, tree) * WHOLE
+    fewest = bisect_left([*accumulate(held)], least) + 1
     are_whole = not any(gang.facts.shape.request.is_share for gang in gangs)
     if fewest > len(lower) or (are_whole and fewest > job.facts.shape.num_devices):  # each has to hold some of what it gets
         return []
     with tree.trial():
-        return _enough(job, kind, lower, round_)
+        return _enough(job, kind, lower, least, round_)
 
 
 def _lacking(refusal: OverLimit | OverQuota, job: PendingJob, tree: Tree) -> int:
-    """Devices that gangs of the queue have to let go of at least, to know quickly when that is too much."""
+    """Devices that gangs of the queue have to let go of at least, to know quickly when that is too much, or too little."""
     used = refusal.used + refusal.asked - 2  # each was rounded up
     if isinstance(refusal, OverLimit):
         return used - refusal.limit
@@ -84,24 +91,47 @@ def _lacking(refusal: OverLimit | OverQuota, job: PendingJob, tree: Tree) -> int
     return used - refusal.quota if is_own and not tree.lines.queue(refusal.queue).queue.borrow else 0
 
 
-def _enough(job: PendingJob, kind: str, lower: Sequence[int], round_: Round) -> list[int]:
-    """Of gangs in that order, those without which its queue may have the job; none when all of them are too few."""
-    victims, tree, chosen, is_enough = round_.victims, round_.tree, list[int](), False
+def _enough(job: PendingJob, kind: str, lower: Sequence[int], least: int, round_: Round) -> list[int]:
+    """Of gangs in that order, those without which its queue may have the job; none when all of them are too few. least: thousandths
+    of devices; with less it may not, which need not be asked."""
+    cost, gangs, chosen, gone = round_.victims.cost, round_.gangs, list[int](), 0
+    together = list[int]()
     for number in lower:
-        chosen.append(number)
-        victims.drop(number)
-        is_enough = tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None
-        if is_enough:
-            break
-    for number in sorted(chosen, key=lambda number: (-victims.cost[number], number)) if is_enough else ():
-        victims.undrop(number)
-        if tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None:
-            chosen.remove(number)
-        else:
-            victims.drop(number)
-    for number in chosen:
-        victims.undrop(number)
-    return chosen if is_enough else []
+        together.append(number)
+        gone += int(gangs.amount[number])
+        if gone >= least:
+            _lets_go(together, kind, round_)
+            chosen, together = [*chosen, *together], []
+            if _may_have(job, kind, round_):
+                break
+    else:
+        _lets_go(chosen, kind, round_, -1)
+        return []
+    for number in sorted(chosen, key=lambda number: (-cost[number], number)):
+        amount = int(gangs.amount[number])
+        if gone - amount >= least:
+            _lets_go([number], kind, round_, -1)
+            if _may_have(job, kind, round_):
+                chosen.remove(number)
+                gone -= amount
+            else:
+                _lets_go([number], kind, round_)
+    _lets_go(chosen, kind, round_, -1)
+    return chosen
+
+
+def _may_have(job: PendingJob, kind: str, round_: Round) -> bool:
+    return round_.tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None
+
+
+def _lets_go(numbers: Sequence[int], kind: str, round_: Round, sign: int = 1) -> None:
+    """As if these gangs were gone, or were not (-1)."""
+    of_queue: dict[str, int] = {}
+    for number in numbers:
+        queue = round_.gangs.all[number].facts.queue
+        of_queue[queue] = of_queue.get(queue, 0) + sign * int(round_.gangs.amount[number])
+    for queue, amount in of_queue.items():
+        round_.tree.try_without(queue, kind, amount)
 
 
 def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) -> Placement | None:
@@ -114,11 +144,16 @@ def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) ->
         trial.give_back(gang.facts.shape, gang.placement)
     free = np.where(round_.kept.open(job, kind), trial.free[kind], round_.kept.free(job, kind))
     theirs = np.zeros(len(free), np.bool_)
-    theirs[[row for gang in gangs for part in gang.placement.slices if (row := trial.ground.row.get(part.node)) is not None]] = True
+    row_of = trial.ground.row
+    near = [{row_of[part.node] for part in gang.placement.slices if part.node in row_of} for gang in gangs]
+    theirs[[row for rows in near for row in rows]] = True
     for where in (free, np.where(theirs, free, 0)):
-        rows = fit(shape, kind, trial, where, job.avoids)
-        placement = None if rows is None else Placement(tuple(trial.slice_of(shape.request, kind, int(row)) for row in rows))
-        if placement is not None and all(_overlap(placement, gang.placement) for gang in gangs):
+        found = fit(shape, kind, trial, where, job.avoids)
+        rows = [] if found is None else [int(row) for row in found]
+        if any(one.isdisjoint(rows) for one in near):  # most often; and devices are dear to name
+            continue
+        placement = Placement(tuple(trial.slice_of(shape.request, kind, row) for row in rows))
+        if all(_overlap(placement, gang.placement) for gang in gangs):
             return placement
     return None
 

@@ -36,6 +36,7 @@ class Kept:
         self._headed: set[JobId] = set()
         self._bound: dict[Hashable, tuple[int, ...]] = {}
         self._free: dict[Hashable, Counts] = {}
+        self._open: dict[Hashable, Mask] = {}
         self._free_at = -1
         self._hopeless: set[tuple[Shape, str]] = set()
         self._closing = spot.closing(fleet.ground)
@@ -102,13 +103,18 @@ class Kept:
     def free(self, job: PendingJob, kind: str) -> Counts:
         """Devices of the type per node that the job may use now without delaying those they are kept for. Not to be changed."""
         shape, alike = job.facts.shape, self.alike(job)
-        if self._free_at != self._fleet.version:
-            self._free_at = self._fleet.version
-            self._free.clear()
+        self._follow()
         key = (kind, alike, shape.cpus, shape.memory_bytes, shape.request.is_share)
         if key not in self._free:
             self._free[key] = self._found_free(job, kind)
         return self._free[key]
+
+    def _follow(self) -> None:
+        """Forgets what was free before something was taken."""
+        if self._free_at != self._fleet.version:
+            self._free_at = self._fleet.version
+            self._free.clear()
+            self._open.clear()
 
     def _found_free(self, job: PendingJob, kind: str) -> Counts:
         free = self._fleet.free[kind]
@@ -124,7 +130,14 @@ class Kept:
         return free
 
     def open(self, job: PendingJob, kind: str) -> Mask:
-        """Nodes of which nothing is kept from the job: there gangs may be ended for it."""
+        """Nodes of which nothing is kept from the job: there gangs may be ended for it. Not to be changed."""
+        self._follow()
+        key = (kind, self.alike(job))
+        if key not in self._open:
+            self._open[key] = self._found_open(job, kind)
+        return self._open[key]
+
+    def _found_open(self, job: PendingJob, kind: str) -> Mask:
         ground = self._fleet.ground
         mask = np.ones(len(ground.nodes), np.bool_) if self._closing is None else ~self._closing
         if self._awaits_spot(job):

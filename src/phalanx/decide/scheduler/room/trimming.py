@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from phalanx.core.devices import Placement
+from phalanx.core.ids import NodeId
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape
 from phalanx.decide.scheduler.where.fit import fit
@@ -55,11 +56,13 @@ class Trimming:
         rows = [int(row) for row in found]
         if not self._counts_only:
             return self._trial.take(self._shape, self._kind, rows)
-        trial, names = self._fleet.copy(), {self._fleet.ground.nodes[row].node for row in rows}
-        at = self._of(self._ends)
+        fleet, names = self._fleet, {self._fleet.ground.nodes[row].node for row in rows}
+        at, freed = self._of(self._ends), dict[NodeId, list[int]]()
         for number in np.unique(self._columns.slice_gang[at[np.isin(self._columns.slice_row[at], rows)]]).tolist():
-            trial.give_back(self._victims.gangs[number].facts.shape, self._victims.releasable(number, names))
-        return Placement(tuple(trial.slice_of(self._shape.request, self._kind, row) for row in rows))
+            for part in self._victims.releasable(number, names).slices:
+                freed.setdefault(part.node, []).extend(part.devices)
+        parts = [(row, freed.get(fleet.ground.nodes[row].node, ())) for row in rows]
+        return Placement(tuple(fleet.slice_of(self._shape.request, self._kind, row, more) for row, more in parts))
 
     def _may_stay(self, numbers: Sequence[int]) -> set[int]:
         """Gangs of which each alone would leave enough nodes with room. Others never may, whoever else stays."""
@@ -102,13 +105,13 @@ class Trimming:
 
     def _count(self, at: Rows, sign: int) -> None:
         """So much more is free on the nodes of the slices, or less."""
-        columns, trial, num_rows = self._columns, self._trial, len(self._open)
+        columns, trial = self._columns, self._trial
         row = columns.slice_row[at]
         trial.version += 1
-        freed = np.bincount(row, columns.slice_devices[at], num_rows).astype(np.int32)
-        trial.free[self._kind] += sign * freed * trial.ground.schedulable
-        trial.free_cpus += sign * np.bincount(row, columns.slice_cpus[at], num_rows)
-        trial.free_memory_bytes += sign * np.bincount(row, columns.slice_memory[at], num_rows).astype(np.int64)
+        freed = (columns.slice_devices[at] * trial.ground.schedulable[row]).astype(np.int32)
+        np.add.at(trial.free[self._kind], row, sign * freed)
+        np.add.at(trial.free_cpus, row, sign * columns.slice_cpus[at])
+        np.add.at(trial.free_memory_bytes, row, sign * columns.slice_memory[at].astype(np.int64))
 
     def _look(self) -> None:
         """Where the job has room now."""

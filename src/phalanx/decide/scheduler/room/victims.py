@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
-from phalanx.decide.scheduler.quotas.deserved import Alike, Deserts
+from phalanx.decide.scheduler.quotas.deserved import Deserts
+from phalanx.decide.scheduler.quotas.fair import Ask
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room.freed import Columns, Freed
@@ -44,7 +45,7 @@ class Victims:
     """Mutable within one decision: who has been asked is not asked again, and what is claimed comes free for nobody else."""
 
     def __init__(
-        self, snapshot: Snapshot, fleet: Fleet, tree: Tree, kept: Kept, gangs: Gangs, waiting: Callable[[], Iterable[Alike]]
+        self, snapshot: Snapshot, fleet: Fleet, tree: Tree, kept: Kept, gangs: Gangs, asks: Callable[[], Mapping[Ask, int]]
     ) -> None:
         self._policy: Policy = snapshot.policy
         now_ms = snapshot.now_ms
@@ -53,7 +54,7 @@ class Victims:
         self._bounds = sorted(one.priority for one in snapshot.policy.classes.values())
         self._gangs = gangs
         self.gangs, self.place = gangs.all, gangs.place
-        self._deserts = Deserts(snapshot, tree, gangs, waiting)
+        self._deserts = Deserts(snapshot, tree, gangs, asks)
         self.cost = cost_ms(gangs, now_ms).astype(np.float64)
         self.ending = gangs.stopping.copy()
         self._class = np.searchsorted(self._bounds, gangs.priority, side="right")
@@ -135,8 +136,10 @@ class Victims:
         due = tuple(booked.queues for booked in self._kept.bookings if self._kept.is_due(booked, facts, kind, num_devices))
         key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, due)
         if key not in self._causes:
-            found = self._found_causes(job, kind, num_devices, due)
-            self._causes[key] = found, np.logical_or.reduce([self._nobody, *found.values()])
+            found, everybody = self._found_causes(job, kind, num_devices, due), self._nobody
+            for mask in found.values():
+                everybody = everybody | mask
+            self._causes[key] = found, everybody
         return self._causes[key]
 
     def _found_causes(self, job: PendingJob, kind: str, num_devices: int, due: Iterable[frozenset[str]]) -> dict[Cause, Mask]:
@@ -226,16 +229,6 @@ class Victims:
         """Counts as let go of."""
         gang = self.gangs[number]
         self._tree.give(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
-
-    def drop(self, number: int) -> None:
-        """Counts as gone."""
-        gang = self.gangs[number]
-        self._tree.drop(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
-
-    def undrop(self, number: int) -> None:
-        """After all it is not gone."""
-        gang = self.gangs[number]
-        self._tree.use(gang.facts, self._tree.kind(gang.placement), gang.placement.world_size)
 
     def take_back(self, number: int) -> None:
         """After all it does not let go."""

@@ -6,6 +6,7 @@ makes a trial.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from phalanx.decide.scheduler.where.ground import CORES_SLACK, Amounts, Counts, 
 from phalanx.decide.scheduler.where.shares import Part, Shares, part_of
 
 __all__ = ["CORES_SLACK", "Counts", "Fleet", "Ground", "Mask", "Rows", "Totals"]
+
+_HOLDING_MAX: Final = 256
+"""Masks over all nodes that are kept: there are as many different amounts of cores and bytes as users can think of."""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class Fleet:
         self.touched: list[int] = []
         self._devices: dict[int, tuple[int, ...]] = {}
         self._totals: dict[str, dict[int, Totals]] = {}
-        self._room: dict[str, tuple[int, list[Rows]]] = {}
+        self._room: dict[str, tuple[Counts, Sequence[Rows]]] = {}
         self._roomy: dict[tuple[object, ...], tuple[Counts, int]] = {}
         self._roomy_at = 0
 
@@ -84,6 +88,7 @@ class Fleet:
             self.shares.copy(),
         )
         trial._devices = self._devices.copy()
+        trial._room = self._room.copy()
         return trial
 
     def renewed(self, nodes: Sequence[NodeFacts]) -> "Fleet":
@@ -109,16 +114,22 @@ class Fleet:
         return self.ground.able(shape)
 
     def could_hold(self, shape: Shape, kind: str) -> Mask:
-        """Nodes that would hold one node's part of the gang if they were idle, however busy, away or drained now."""
-        ground = self.ground
-        mask = ground.able(shape) & (ground.total[kind] >= shape.request.count) & ~ground.gone
-        if shape.request.memory_bytes > 0:
-            mask &= ground.device_memory_bytes >= shape.request.memory_bytes
-        if shape.cpus > 0:
-            mask &= ground.cpus + CORES_SLACK >= shape.cpus
-        if shape.memory_bytes > 0:
-            mask &= ground.memory_bytes >= shape.memory_bytes
-        return mask
+        """Nodes that would hold one node's part of the gang if they were idle, however busy, away or drained now. Not to be
+        changed."""
+        ground, request = self.ground, shape.request
+        key = (id(ground.able(shape)), kind, request.count, request.memory_bytes, shape.cpus, shape.memory_bytes)
+        if key not in ground.seen.holding:
+            mask = ground.able(shape) & (ground.total[kind] >= request.count) & ~ground.gone
+            if request.memory_bytes > 0:
+                mask &= ground.device_memory_bytes >= request.memory_bytes
+            if shape.cpus > 0:
+                mask &= ground.cpus + CORES_SLACK >= shape.cpus
+            if shape.memory_bytes > 0:
+                mask &= ground.memory_bytes >= shape.memory_bytes
+            if len(ground.seen.holding) >= _HOLDING_MAX:
+                ground.seen.holding.clear()
+            ground.seen.holding[key] = mask
+        return ground.seen.holding[key]
 
     def roomy(self, shape: Shape, kind: str, free: Counts) -> Mask:
         """Nodes that can take one node's part now, with `free` whole devices of the type per node."""
@@ -161,13 +172,16 @@ class Fleet:
 
     def room(self, kind: str) -> Sequence[Rows]:
         """Whole free devices of the type in each container of the terrain's tiers."""
-        found = self._room.get(kind)
-        if found is None or found[0] != self.version:
-            free = self.free[kind]
-            found = self._room[kind] = (
-                self.version, [np.bincount(number, free).astype(np.int64) for number in self.ground.terrain.numbers]
-            )  # fmt: skip
-        return found[1]
+        free, numbers = self.free[kind], self.ground.terrain.numbers
+        if kind not in self._room:
+            self._room[kind] = free.copy(), [np.bincount(number, free).astype(np.int64) for number in numbers]
+        before, found = self._room[kind]
+        changed = np.flatnonzero(before != free)
+        if len(changed):
+            more = free[changed] - before[changed]
+            found = [_added(amounts, number[changed], more) for amounts, number in zip(found, numbers, strict=True)]
+            self._room[kind] = free.copy(), found
+        return found
 
     def _usable(self, request: DeviceRequest, kind: str) -> Rows:
         return self.shares.usable(request, self.ground.kind_number[kind], self.ground.device_memory_bytes * request.milli // WHOLE)
@@ -187,10 +201,10 @@ class Fleet:
         in_all = int(total[usable].sum())
         return Totals(usable, int(self.free[kind][usable].sum()), in_all, fenced, int(total[able].sum()) - in_all)
 
-    def devices(self, row: int, kind: str) -> list[int]:
-        """Free whole devices of a type on a node, lowest index first."""
+    def devices(self, row: int, kind: str, more: Iterable[int] = ()) -> list[int]:
+        """Free whole devices of a type on a node, and `more` of it, lowest index first."""
         types = self.ground.types[row]
-        return sorted(index for index in self._left(row) if types[index] == kind)
+        return sorted(index for index in {*self._left(row), *more} if types.get(index) == kind)
 
     def node(self, row: int) -> NodeFacts:
         """As it is after what was taken and given back here."""
@@ -209,11 +223,11 @@ class Fleet:
         self.hold(shape, placement)
         return placement
 
-    def slice_of(self, request: DeviceRequest, kind: str, row: int) -> NodeSlice:
-        """What a part of a gang would get of a node that has room for it."""
+    def slice_of(self, request: DeviceRequest, kind: str, row: int, more: Iterable[int] = ()) -> NodeSlice:
+        """What a part of a gang would get of a node that has room for it. more: whole devices that are let go of for it."""
         node = self.ground.nodes[row]
         if not request.is_share:
-            return NodeSlice(node.node, tuple(self.devices(row, kind)[: request.count]))
+            return NodeSlice(node.node, tuple(self.devices(row, kind, more)[: request.count]))
         part = part_of(request, node.device_memory_bytes)
         found = self.shares.tightest(row, self.ground.kind_number[kind], part) + self.devices(row, kind)
         return NodeSlice(node.node, tuple(sorted(found[: request.count])), *part)
@@ -329,3 +343,9 @@ class Fleet:
 
     def _left(self, row: int) -> tuple[int, ...]:
         return self._devices.get(row, self.ground.nodes[row].free)
+
+
+def _added(amounts: Rows, at: Rows, more: Counts) -> Rows:
+    found = amounts.copy()
+    np.add.at(found, at, more)
+    return found

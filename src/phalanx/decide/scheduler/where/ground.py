@@ -27,7 +27,7 @@ CORES_SLACK: Final = 1e-6
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What has been worked out of nodes' unchanging parts, kept as long as they do not change. kinds: types on which shapes could
-    ever fit, and impossible: why they never do, both by numbers of shapes."""
+    ever fit, and impossible: why they never do, both by numbers of shapes. holding: nodes that would hold a node's part of such."""
 
     able: dict[tuple[frozenset[str], tuple[tuple[str, str], ...], bool], Mask] = field(default_factory=dict)
     labels: dict[str, tuple[Rows, dict[str, int]]] = field(default_factory=dict)
@@ -36,6 +36,7 @@ class Seen:
     kinds: dict[int, tuple[str, ...]] = field(default_factory=dict)
     impossible: dict[int, NeverFits | None] = field(default_factory=dict)
     spot: list[Mask] = field(default_factory=list)
+    holding: dict[tuple[int, str, int, int, float, int], Mask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

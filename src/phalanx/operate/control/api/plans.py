@@ -16,7 +16,7 @@ from phalanx.core.spec_parse import parse_spec
 from phalanx.core.states import Pending
 from phalanx.core.views import PlanRequest, PlanView, WhyView
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, views
+from phalanx.operate.control import refused, views
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.dry_views import plan_view, why_waiting
@@ -43,7 +43,7 @@ async def plan(services: ServicesHere, request: PlanRequest) -> PlanView:
     """What would be decided of a job if it were submitted now. Nothing is submitted."""
     spec = parse_spec(dict(request.spec))
     snapshot = _snapshot(services)
-    asked.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
+    refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
     facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, BY)
     jobs = spec.array.count if spec.array else 1
     return await _on_thread(lambda: plan_view(snapshot, facts, jobs))
