@@ -122,6 +122,23 @@ def test_what_one_has_no_part_in_others_may_save_or_keep() -> None:
     assert tree.lines.queue("a").kept["H100"] == 1000
 
 
+def test_what_is_saved_for_one_stays_its_own_until_another_account_is_short() -> None:
+    policy = {"queues": {"a": {"limit": {"H100": 6, "T4": 6}}}}
+    tree = tree_of(world(policy, [gang("r-1", "a", 3)], nodes=2, kinds=KINDS))
+    for number, name, count in ((1, "j-1", 5), (2, "j-2", 4)):
+        before = tree.version
+        tree.save(job(name, "a", count, since_ms=NOW - HOUR), number, OverLimit("a", "H100", 6, 3, count))
+        assert (tree.version != before) == (name == "j-1"), "the second is short of what is saved already"
+    told = tree.refusal(facts("j-3", "a"), "H100", 1)
+    assert isinstance(told, OverLimit) and "j-1" in told.because
+    other, why = job("j-5", "a", 5, kind="T4", since_ms=NOW - HOUR), OverLimit("a", "T4", 6, 3, 5)
+    tree.save(other, 3, why)
+    assert not tree.is_saved(facts("j-3", "a"), "T4"), "nothing of it is used"
+    tree.use(facts("j-4", "a"), "T4", 3)
+    tree.save(other, 3, why)
+    assert tree.is_saved(facts("j-3", "a"), "T4"), "what was used since is looked at anew"
+
+
 def test_only_jobs_that_wait_for_what_their_queue_is_guaranteed_now_keep_it_from_others() -> None:
     tree, asks = tree_of(world({"queues": {"a": {"quota": {"H100": 4}}}})), facts("j-1", "a", 2)
     tree.waits(asks, 1)

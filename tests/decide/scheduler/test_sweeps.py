@@ -1,7 +1,6 @@
 """Jobs alike are decided together, which changes nothing for any of them."""
 
 import random
-from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler import Plan, Snapshot, Wait, schedule
 from phalanx.decide.scheduler.known import Shapes
-from phalanx.decide.scheduler.line.fair_order import FairOrder
+from phalanx.decide.scheduler.line import fair_order
 from phalanx.decide.scheduler.line.sweeps import Batch, Sweeps, alone
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.snapshot import PendingJob
@@ -75,14 +74,9 @@ def test_lines_that_come_one_after_the_other_come_as_if_each_job_were_asked_for(
     snapshot = world({"queues": queues}, running, line, nodes=2)
     patched = pytest.MonkeyPatch()
     with patched.context() as slow:
-        slow.setattr(FairOrder, "_at_rest", _nothing_is_at_rest)
+        slow.setattr(fair_order, "RESTS_MAX", 0)
         asked = order(snapshot), order_of_starts(snapshot)
     assert (order(snapshot), order_of_starts(snapshot)) == asked
-
-
-def _nothing_is_at_rest(_: FairOrder, batches: list[Batch]) -> Generator[Batch, None, list[Batch]]:
-    yield from ()
-    return batches
 
 
 @settings(max_examples=100, deadline=None)

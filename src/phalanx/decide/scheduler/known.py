@@ -71,7 +71,7 @@ class Known:
     is saved stays saved, and who may not be ended now may not later. Until anything changes: admitted: the types that a shape may
     have in a queue, by whether it is preemptible, and why not the others; fitting: shapes and types that fit all that is free;
     yielding: gangs that make room for others of their queue; short and why_kept: why a shape has to wait for devices of certain
-    types.
+    types; latest: what the job that was considered last heard, where all like it do. state: of what all this is true.
     """
 
     def __init__(self, policy: Policy, now_ms: int, shapes: Shapes) -> None:
@@ -84,22 +84,21 @@ class Known:
         self.admitted: dict[tuple[int, str, bool], tuple[tuple[str, ...], tuple[Reason, ...]]] = {}
         self.yielding: dict[Hashable, list[int]] = {}
         self.short: dict[tuple[int, tuple[str, ...]], Reason] = {}
+        self.latest: Reason | None = None
         self._in_vain: dict[Hashable, list[Mask]] = {}
         self._reasons: dict[Rights | Alike, Reason] = {}
         self._shapes = shapes
+        self.number = shapes.number
         self._late_since = late_since(policy, now_ms)
-        self._state: tuple[int, ...] = ()
+        self.state: tuple[int, ...] = ()
         self._grown = 0
         self._any_kept = False
 
-    def follow(self, fleet: Fleet, *lengths: int) -> bool:
-        """Whether anything has changed since the last call. Then it forgets what may be untrue now. lengths: of whatever else a
-        decision is made from."""
-        state = (fleet.version, *lengths)
-        if state == self._state:
-            return False
-        self._state = state
+    def follow(self, fleet: Fleet, state: tuple[int, ...]) -> None:
+        """Forgets what may be untrue now that things have changed. state: stamps of all that a decision is made from."""
+        self.state = state
         self._reasons.clear()
+        self.latest = None
         self.admitted.clear()
         self.short.clear()
         self.yielding.clear()
@@ -111,17 +110,13 @@ class Known:
             self.hopeless.clear()
             self.barred.clear()
             self._in_vain.clear()
-        return True
-
-    def number(self, shape: Shape) -> int:
-        return self._shapes.number(shape)
 
     def resized(self, shape: Shape, num_nodes: int) -> Shape:
         return self._shapes.resized(shape, num_nodes)
 
     def rights(self, job: PendingJob) -> Rights:
         facts = job.facts
-        return self._shapes.number(facts.shape), facts.queue, facts.priority, facts.preemptible, is_late(job, self._late_since)
+        return self.number(facts.shape), facts.queue, facts.priority, facts.preemptible, is_late(job, self._late_since)
 
     def reason(self, rights: Rights, job: PendingJob, kept: Kept) -> Reason | None:
         """Why jobs like it wait."""
@@ -130,7 +125,7 @@ class Known:
 
     def learn(self, rights: Rights, job: PendingJob, reason: Reason, kept: Kept | None) -> None:
         """All with these rights wait for it; with `kept`, those that have the same devices kept from them."""
-        self._reasons[rights if kept is None else (rights, kept.alike(job))] = reason
+        self._reasons[rights if kept is None else (rights, kept.alike(job))] = self.latest = reason
         self._any_kept |= kept is not None
 
     def is_in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> bool:

@@ -96,7 +96,11 @@ class Round:
 
     def follow(self) -> bool:
         """Whether anything has changed since the last call: what jobs alike were told may be untrue now, and is forgotten."""
-        return self.known.follow(self.fleet, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
+        state = (self.fleet.version, self.tree.version, len(self.kept.reservations), len(self.evictions), len(self.claims))
+        if state == self.known.state:  # asked for every job
+            return False
+        self.known.follow(self.fleet, state)
+        return True
 
     def asks(self) -> Mapping[Ask, int]:
         """How often each is asked for by all jobs that wait."""

@@ -20,13 +20,15 @@ from phalanx.decide.scheduler.room import claims, elastic, handover, preemption
 from phalanx.decide.scheduler.room.leaving import leave
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
-from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fit import fit, fits
 from phalanx.decide.scheduler.where.fleet import Counts, Rows
 from phalanx.decide.scheduler.where.packing import packs
 from phalanx.decide.scheduler.why.explain import no_room
 
 NOT_FOR_DEVICES: Final = (OverQuota, OverLimit, OverBudget, NoNodes)
 """Reasons of jobs that may not take devices now, or could not."""
+
+DECIDED: Final = (Start, Wait)
 
 
 def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
@@ -65,9 +67,10 @@ def decided(snapshot: Snapshot, memory: Memory) -> Round:
 
 def _decisions(round_: Round) -> list[Decision]:
     """gate -> order -> admit -> fit -> shrink or preempt -> reserve -> explain."""
-    gates, found = Gates(round_.snapshot), list[Decision]()
+    gates, found, stood = Gates(round_.snapshot), list[Decision](), list[Batch]()
     at_home = round_.kept.homes.of if round_.kept.homes is not None else ()
     for batch in in_order(round_.snapshot, round_.tree, round_.batches(), at_home, round_.service):
+        stood.append(batch)
         job = batch.first
         closed = gates.why(job)
         if closed is not None:
@@ -80,24 +83,19 @@ def _decisions(round_: Round) -> list[Decision]:
         found.append(decision)
         if isinstance(decision, Start) or isinstance(decision.reason, MakingRoom):
             gates.started(job)
-        elif batch.at < batch.end:
-            found.extend(_wait_alike(batch, round_))
+        elif batch.at < batch.end and not round_.follow() and round_.known.latest is not None:
+            found.extend(_wait_alike(batch, decision, round_.known.latest, round_))
+    round_.sweeps.stood(stood)
     return found
 
 
-def _wait_alike(batch: Batch, round_: Round) -> Sequence[Wait]:
-    """The others of a batch, for the same reason as the one before them; nobody where something has changed since."""
-    job, known = batch.first, round_.known
-    reason = None if round_.follow() else known.reason(known.rights(job), job, round_.kept)
-    if reason is None:
-        return ()
-    first = _waits(job, reason, round_)
-    waits = round_.told.waits(batch, first)
-    others = batch.end - batch.at - 1
-    if others and first.position is not None:
-        round_.waiting[job.facts.queue] += others
+def _wait_alike(batch: Batch, first: Wait, reason: Reason, round_: Round) -> Sequence[Wait]:
+    """The others of a batch, who hear what the one before them heard, since nothing has changed."""
+    waits, facts = round_.told.after(first, batch), batch.first.facts
+    if first.position is not None:
+        round_.waiting[facts.queue] += len(waits)
         if not isinstance(reason, NOT_FOR_DEVICES):
-            round_.tree.waits(job.facts, known.number(job.facts.shape), others)
+            round_.tree.waits(facts, round_.known.number(facts.shape), len(waits))
     batch.at = batch.end
     return waits
 
@@ -134,34 +132,37 @@ def _considered(job: PendingJob, round_: Round) -> Decision:
     known = round_.known
     rights = known.rights(job)
     is_like_others = not (job.avoids or job.repair or job.claim or job.last)
-    reason = known.reason(rights, job, round_.kept) if is_like_others else None
-    if reason is None:
-        found = _found_out(job, rights, round_)
-        if isinstance(found, Start | Wait):
-            return found
-        reason, is_kept = found
-        if is_like_others and not round_.follow():  # else it has become a head, and the next one like it may be another
-            known.learn(rights, job, reason, round_.kept if is_kept else None)
-    return _waits(job, reason, round_)
+    reason = known.latest = known.reason(rights, job, round_.kept) if is_like_others else None
+    if reason is not None:
+        return _waits(job, rights[0], reason, round_)
+    reason = admit.refused_again(job, rights[0], round_)
+    if reason is not None:
+        if is_like_others:
+            known.learn(rights, job, reason, None)
+        return _waits(job, rights[0], reason, round_)
+    found = _found_out(job, rights, round_)
+    if isinstance(found, DECIDED):
+        return found
+    reason, is_kept = found
+    if is_like_others and not round_.follow():  # else it has become a head, and the next one like it may be another
+        known.learn(rights, job, reason, round_.kept if is_kept else None)
+    return _waits(job, rights[0], reason, round_)
 
 
 def _at_home(job: PendingJob, known: Homes, round_: Round) -> Decision | None:
     """In its queue's own cells, where it starts or has to wait; None for jobs that are decided among all."""
-    home = known.of.get(job.facts.job)
+    home, number = known.of.get(job.facts.job), round_.known.number(job.facts.shape)
     if home is None or job.claim is not None:
         reason = known.must_stay(job, round_.snapshot.policy)
-        return None if reason is None else _waits(job, reason, round_)
+        return None if reason is None else _waits(job, number, reason, round_)
     found = move_in(job, home, known, round_)
     if isinstance(found, Claim):
         return _making_room(job, found, round_)
-    return found if isinstance(found, Start) else _waits(job, found, round_)
+    return found if isinstance(found, Start) else _waits(job, number, found, round_)
 
 
 def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tuple[Reason, bool]:
     """It starts, or room is made for it; or why not, and whether that is since devices are kept from it."""
-    again = admit.refused_again(job, rights[0], round_)
-    if again is not None:
-        return again, False
     shape = job.facts.shape
     impossible = round_.never_fits(shape)
     if impossible is not None:
@@ -231,10 +232,9 @@ def _fits_all(job: PendingJob, number: int, kind: str, round_: Round) -> bool:
     """Whether it would fit, were nothing kept from it."""
     fleet, known = round_.fleet, round_.known
     if job.avoids:
-        return fit(job.facts.shape, kind, fleet, fleet.free[kind], job.avoids) is not None
+        return fits(job.facts.shape, kind, fleet, fleet.free[kind], job.avoids)
     if (number, kind) not in known.fitting:
-        shape, free = job.facts.shape, fleet.free[kind]
-        if fleet.num_roomy(shape, kind, free) < shape.fewest_nodes or fit(shape, kind, fleet, free) is None:
+        if not fits(job.facts.shape, kind, fleet, fleet.free[kind]):
             known.full.add((number, kind))
             return False
         known.fitting.add((number, kind))
@@ -279,14 +279,13 @@ def _short(job: PendingJob, number: int, kinds: tuple[str, ...], kept: Sequence[
     return known[number, kinds]
 
 
-def _waits(job: PendingJob, reason: Reason, round_: Round) -> Wait:
-    """In line, but for a job that never fits."""
+def _waits(job: PendingJob, number: int, reason: Reason, round_: Round) -> Wait:
+    """In line, but for a job that never fits. number: of its shape."""
     if isinstance(reason, NeverFits):
         return Wait(job.facts.job, reason, None)
-    number = round_.known.number(job.facts.shape)
+    facts, tree, queue = job.facts, round_.tree, job.facts.queue
     if not isinstance(reason, NOT_FOR_DEVICES):
-        round_.tree.waits(job.facts, number)
-    round_.tree.save(job, number, reason)
-    queue = job.facts.queue
+        tree.waits(facts, number)
+    tree.save(job, number, reason)
     round_.waiting[queue] = position = round_.waiting[queue] + 1
-    return Wait(job.facts.job, replace(reason, position=position) if isinstance(reason, Behind) else reason, position)
+    return Wait(facts.job, replace(reason, position=position) if isinstance(reason, Behind) else reason, position)

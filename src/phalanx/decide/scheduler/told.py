@@ -11,11 +11,12 @@ from phalanx.decide.scheduler.snapshot import PendingJob
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """To jobs[at:end]."""
+    """To jobs[at:end], after the one before them was told `first`."""
 
     jobs: tuple[PendingJob, ...]
     at: int
     end: int
+    first: Wait
     waits: list[Wait]
 
 
@@ -30,22 +31,22 @@ class Told:
         """A decision; what is not told again in it is forgotten with its end."""
         self._before, self._now = self._now, {}
 
-    def waits(self, batch: Batch, first: Wait) -> list[Wait]:
-        """All that may be decided wait as the first of them does, each one place after the other."""
+    def after(self, first: Wait, batch: Batch) -> list[Wait]:
+        """All of the batch that may be decided wait as the one before them does, each one place after the other."""
         known = self._before.get(id(batch.jobs))
         if (
             known is None
             or (known.jobs is not batch.jobs or known.at != batch.at or known.end != batch.end)
-            or known.waits[0] != first
+            or known.first != first
         ):
-            others = batch.jobs[batch.at + 1 : batch.end]
-            waits = [first, *(_after(first, number, job) for number, job in enumerate(others, 1))]
-            known = _Answers(batch.jobs, batch.at, batch.end, waits)
+            jobs = batch.jobs[batch.at : batch.end]
+            waits = [_waits(job, first, number) for number, job in enumerate(jobs, 1)]
+            known = _Answers(batch.jobs, batch.at, batch.end, first, waits)
         self._now[id(batch.jobs)] = known  # with the jobs, so that no others get their number
         return known.waits
 
 
-def _after(first: Wait, number: int, job: PendingJob) -> Wait:
+def _waits(job: PendingJob, first: Wait, number: int) -> Wait:
     if first.position is None:
         return Wait(job.facts.job, first.reason, None)
     position = first.position + number

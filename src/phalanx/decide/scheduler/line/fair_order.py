@@ -5,16 +5,14 @@ by tomorrow.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place
-from phalanx.decide.scheduler.line.sweeps import Batch
+from phalanx.decide.scheduler.line.sweeps import Batch, Sweep
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob
-from phalanx.decide.scheduler.targets import is_late, late_since
+from phalanx.decide.scheduler.targets import late_since
 
 Urgency = tuple[int, bool, bool, float]
 """Priority, negated; not failed by a node; not late; Unix milliseconds by which it has to start. The smallest goes first."""
@@ -26,6 +24,10 @@ _NEVER: Final = float("inf")
 _SLACK: Final = 1e-9
 
 
+RESTS_MAX: Final = 16
+"""Times that the row is put in order anew because something was taken: cheaper than heaps while few jobs start."""
+
+
 class FairOrder:
     """Of one decision. `batches`: all that wait."""
 
@@ -33,53 +35,82 @@ class FairOrder:
         self._batches, self._tree = batches, tree
         self._late_since = late_since(policy, now_ms)
         self._known_parts: _Parts | None = None
+        self._shares: dict[str, tuple[float, ...]] = {}
+        self._used_up: dict[str, bool] = {}
 
     def of(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Some of them, or what is left of these. Whoever takes one decides its first job at least (`Batch.at`), and others up to
         `Batch.end` while nobody takes anything."""
-        left = yield from self._at_rest(batches)
-        yield from self._as_shares_move(left)
+        rows = self._brought_up_to_date([], batches)
+        for _ in range(RESTS_MAX):
+            if self._is_tied(rows):
+                break
+            rows = self._brought_up_to_date((yield from self._at_rest(rows)), ())
+            if not rows:
+                return
+        yield from self._as_shares_move([row[2][4] for row in rows])
 
-    def _at_rest(self, batches: Sequence[Batch]) -> Generator[Batch, None, Sequence[Batch]]:
-        """While nothing is taken, all stand in one row. Returns what is left once something was; all of it where a queue takes
-        turns with what is beside it and has an equal share."""
-        rows = self._rows(batches)
-        if rows is None:
-            return batches
-        rows.sort()
-        moves = self._tree.moves
-        for _, alike in groupby(enumerate(rows), key=lambda one: one[1][:2]):
-            tied = list(alike)
-            yield from oldest_first([row[2] for _, row in tied], self._tree)
+    def _at_rest(self, rows: list[_Row]) -> Generator[Batch, None, list[_Row]]:
+        """While nothing is taken, all stand in one row. Returns what is left once something was."""
+        at, moves = 0, self._tree.moves
+        while at < len(rows):
+            urgency, shares, first = rows[at]
+            end = at + 1
+            while end < len(rows) and rows[end][1] == shares and rows[end][0] == urgency:
+                end += 1
+            if end == at + 1:
+                yield from _whole(first[4], self._tree)
+            else:
+                yield from oldest_first([row[2] for row in rows[at:end]], self._tree)
             if self._tree.moves != moves:
-                left = (row[2][4] for row in rows[tied[0][0] :])
-                return [batch for batch in left if batch.at < len(batch.jobs)]
-        return ()
+                return [row for row in rows[at:] if row[2][4].at < len(row[2][4].jobs)]
+            at = end
+        return []
 
-    def _rows(self, batches: Iterable[Batch]) -> list[_Row] | None:
-        """None where queues, or a queue and a user beside it, have equal shares."""
-        lines, rows = self._tree.lines, list[_Row]()
-        queues: dict[str, tuple[float, ...]] = {}
-        seen: dict[tuple[float, ...], Line] = {}
-        for batch in batches:
-            facts = batch.jobs[batch.at].facts
-            shares = queues.get(facts.queue)
-            if shares is None:
-                path = lines.queue(facts.queue).path[-2::-1]
-                shares = queues[facts.queue] = tuple(line.share for line in path)
-                if any(seen.setdefault(shares[:depth], line) is not line for depth, line in enumerate(path, 1)):
-                    return None
-            urgency = self._urgency(batch)
-            start_ms = urgency[3]
-            if _is_urgent(urgency) and self._parts.are_used_up(facts):
+    def _brought_up_to_date(self, rows: list[_Row], batches: Iterable[Batch]) -> list[_Row]:
+        """With `batches` besides, in order: those of queues whose shares, or whose hurry, are others now get other places."""
+        moved = {queue for queue, shares in self._shares.items() if self._shares_of(queue) != shares}
+        moved |= {queue for queue, was in self._used_up.items() if self._parts.are_used_up(queue) != was}
+        for queue in moved:
+            self._shares.pop(queue)
+            self._used_up.pop(queue, None)
+        stay, again = list[_Row](), list(batches)
+        for row in rows:
+            batch = row[2][4]
+            if batch.at or batch.sweep.ask[0] in moved:
+                again.append(batch)
+            else:
+                stay.append(row)
+        return sorted([*stay, *sorted(map(self._row, again))])
+
+    def _row(self, batch: Batch) -> _Row:
+        sweep = batch.sweep
+        queue, start_ms, urgency = sweep.ask[0], sweep.start_ms, self._urgency(sweep)
+        if queue not in self._shares:
+            self._shares[queue] = self._shares_of(queue)
+        if _is_urgent(urgency):
+            if queue not in self._used_up:
+                self._used_up[queue] = self._parts.are_used_up(queue)
+            if self._used_up[queue]:
                 urgency = (urgency[0], urgency[1], True, _NEVER)
-            rows.append((urgency, (*shares, lines.share(facts.queue, facts.user)), place(start_ms, batch)))
-        return None if any(row[1] in seen for row in rows) else rows
+        return urgency, (*self._shares[queue], self._tree.lines.share(queue, sweep.user)), (start_ms, *sweep.age, batch)
+
+    def _shares_of(self, queue: str) -> tuple[float, ...]:
+        return tuple([line.share for line in self._tree.lines.queue(queue).path[-2::-1]])
+
+    def _is_tied(self, rows: Iterable[_Row]) -> bool:
+        """Whether queues, or a queue and a user beside it, have equal shares and take turns."""
+        seen: dict[tuple[float, ...], Line] = {}
+        for queue, shares in self._shares.items():
+            path = self._tree.lines.queue(queue).path[-2::-1]
+            if any(seen.setdefault(shares[:depth], line) is not line for depth, line in enumerate(path, 1)):
+                return True
+        return any(row[1] in seen for row in rows)
 
     def _as_shares_move(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         groups: dict[Urgency, list[Place]] = {}
         for batch in batches:
-            urgency = self._urgency(batch)
+            urgency = self._urgency(batch.sweep)
             groups.setdefault(urgency, []).append(place(urgency[3], batch))
         waiting = sorted(groups, reverse=True)
         while waiting:
@@ -88,7 +119,7 @@ class FairOrder:
                 yield from as_shares_move(groups[urgency], self._tree)
                 continue
             for batch in as_shares_move(groups[urgency], self._tree):
-                if self._parts.are_used_up(batch.first.facts):
+                if self._parts.are_used_up(batch.first.facts.queue):
                     plain = (urgency[0], urgency[1], True, _NEVER)
                     if plain not in groups:
                         groups[plain] = []
@@ -98,10 +129,9 @@ class FairOrder:
                 else:
                     yield batch
 
-    def _urgency(self, batch: Batch) -> Urgency:
-        job = batch.jobs[batch.at]
-        start_ms = _NEVER if job.facts.deadline_ms is None else _latest_start_ms(job)
-        return -job.facts.priority, not job.repair, not is_late(job, self._late_since), start_ms
+    def _urgency(self, sweep: Sweep) -> Urgency:
+        is_late = sweep.oldest_ms < self._late_since.get(sweep.priority, 0)
+        return -sweep.priority, not sweep.is_repair, not is_late, sweep.start_ms
 
     @property
     def _parts(self) -> "_Parts":
@@ -110,15 +140,15 @@ class FairOrder:
         return self._known_parts
 
 
+def _whole(batch: Batch, tree: Tree) -> Iterator[Batch]:
+    """Until something is taken."""
+    batch.end, moves = len(batch.jobs), tree.moves
+    while batch.at < batch.end and tree.moves == moves:
+        yield batch
+
+
 def _is_urgent(urgency: Urgency) -> bool:
     return not urgency[2] or urgency[3] < _NEVER
-
-
-def _latest_start_ms(job: PendingJob) -> int:
-    """For its deadline, as far as is known how long it still runs."""
-    facts = job.facts
-    left_ms = max(0, facts.expected_ms - job.done_ms) if facts.expected_ms is not None else 0
-    return (facts.deadline_ms or 0) - left_ms
 
 
 class _Parts:
@@ -142,16 +172,16 @@ class _Parts:
             if line.parent is not None:
                 self._part[line] = self._part[line.parent] * line.weight / weights[line.parent]
 
-    def are_used_up(self, job: JobFacts) -> bool:
-        """Of one of the queues that the job is of. What a quota guarantees is never too much."""
+    def are_used_up(self, queue: str) -> bool:
+        """Of the queue, or of one that it is part of. What a quota guarantees is never too much."""
         if self._moves != self._tree.moves:
             self._moves = self._tree.moves
             self._known.clear()
-        found = self._known.get(job.queue)
+        found = self._known.get(queue)
         if found is None:
             tree, part = self._tree, self._part
-            path = tree.lines.queue(job.queue).path[:-1]
-            found = self._known[job.queue] = any(line.has > part[line] + _SLACK and tree.is_over_quota(line) for line in path)
+            path = tree.lines.queue(queue).path[:-1]
+            found = self._known[queue] = any(line.has > part[line] + _SLACK and tree.is_over_quota(line) for line in path)
         return found
 
 

@@ -12,6 +12,7 @@ from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.line.by_service import ServiceOrder
 from phalanx.decide.scheduler.line.fair_order import FairOrder
 from phalanx.decide.scheduler.line.sweeps import Batch, alone
+from phalanx.decide.scheduler.quotas.fair import Ask
 from phalanx.decide.scheduler.quotas.saving import Account
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
@@ -34,11 +35,11 @@ def in_order(
         return
     borrowing, later, saved, moves = _Borrowing(tree), list[Batch](), set[Account](), tree.moves
     for batch in ordered(batches):
-        job = batch.first
-        if borrowing.would(job):
-            saved |= tree.saves_for(job)
+        ask = batch.sweep.ask
+        if borrowing.would(ask):
+            saved |= tree.saves_for(batch.first)
             later.append(batch.rest())
-        elif saved and borrowing.draws_on(job, saved):
+        elif saved and borrowing.draws_on(ask, saved):
             later.append(batch.rest())
         else:
             yield batch
@@ -72,34 +73,32 @@ def _jobs(batches: Sequence[Batch]) -> list[PendingJob]:
 
 
 class _Borrowing:
-    """Whether jobs would borrow now, found out once for jobs that are alike. What would borrow once does so for the whole decision,
-    since what is used only grows, but for evictions."""
+    """Whether jobs would borrow now. What would borrow once does so for the whole decision, since what is used only grows, but for
+    evictions; and whoever asks for more of the same would borrow too."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._version = -1
-        self._would: set[tuple[str, tuple[str, ...], int]] = set()
+        self._would: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._would_not: dict[tuple[str, tuple[str, ...]], int] = {}
         self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
-        self._would_not: set[tuple[str, tuple[str, ...], int]] = set()
 
-    def draws_on(self, job: PendingJob, saved: set[Account]) -> bool:
+    def draws_on(self, ask: Ask, saved: set[Account]) -> bool:
         """Whether what it would have is saved for others; more and more is."""
-        alike = (job.facts.queue, job.facts.shape.request.types, len(saved))
+        alike = (*ask[:2], len(saved))
         if alike not in self._draws:
-            self._draws[alike] = self._tree.draws_on(job.facts, saved)
+            self._draws[alike] = self._tree.draws_on(*ask[:2], saved)
         return self._draws[alike]
 
-    def would(self, job: PendingJob) -> bool:
-        tree, shape = self._tree, job.facts.shape
-        if tree.version != self._version:
-            self._version = tree.version
+    def would(self, ask: Ask) -> bool:
+        if self._tree.version != self._version:
+            self._version = self._tree.version
             self._would_not.clear()
-        request = shape.request
-        alike = (job.facts.queue, request.types, shape.num_nodes * request.count * request.milli)
-        if alike in self._would:
+        queue, types, amount = ask
+        if amount >= self._would.get((queue, types), amount + 1):
             return True
-        if alike in self._would_not:
+        if amount <= self._would_not.get((queue, types), -1):
             return False
-        found = tree.borrows_for(job.facts)
-        (self._would if found else self._would_not).add(alike)
+        found = self._tree.would_borrow(queue, types, amount)
+        (self._would if found else self._would_not)[queue, types] = amount
         return found

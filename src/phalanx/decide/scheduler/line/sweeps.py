@@ -21,6 +21,9 @@ from phalanx.decide.scheduler.targets import late_since
 Number = Callable[[Shape], int]
 """Of a shape; equal shapes have the same one."""
 
+Age = tuple[int, int, JobId]
+"""When a job was submitted, its sequence, its name."""
+
 _WHERE: Final = attrgetter("facts.queue", "facts.user", "facts.priority")
 _AGE: Final = attrgetter("facts.submitted_ms", "facts.sequence", "facts.job")
 _ALIKE: Final = attrgetter("preemptible", "limit_ms", "window", "array", "array_parallel")
@@ -30,36 +33,70 @@ _NOTHING: Final[tuple[object, ...]] = (None, frozenset(), None, False, (), (), N
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """jobs: the oldest first. oldest_ms, youngest_ms: when the first and the last of them began to wait."""
+    """jobs: the oldest first. oldest_ms, youngest_ms: when the first and the last of them began to wait. age: of the first. The
+    others are of each of them: what it asks for; whether a node failed it; by when it has to start (Unix milliseconds, infinite
+    where it has no deadline), as far as is known how long it still runs."""
 
     jobs: tuple[PendingJob, ...]
     oldest_ms: int
     youngest_ms: int
+    age: Age
+    ask: Ask
+    user: str
+    priority: int
+    is_repair: bool
+    start_ms: float
+
+    @classmethod
+    def of(cls, jobs: tuple[PendingJob, ...]) -> "Sweep":
+        """jobs: in order of age."""
+        since = [job.since_ms or job.facts.submitted_ms for job in jobs]
+        first, facts, shape = jobs[0], jobs[0].facts, jobs[0].facts.shape
+        ask = facts.queue, shape.request.types, shape.num_devices * shape.request.milli
+        return cls(
+            jobs, min(since), max(since), _AGE(first), ask, facts.user, facts.priority, first.repair, _latest_start_ms(first)
+        )
+
+
+def _latest_start_ms(job: PendingJob) -> float:
+    facts = job.facts
+    if facts.deadline_ms is None:
+        return float("inf")
+    left_ms = max(0, facts.expected_ms - job.done_ms) if facts.expected_ms is not None else 0
+    return facts.deadline_ms - left_ms
 
 
 class Batch:
     """Of a sweep, jobs that are decided together. at: so many of them are decided; end: so many may be before the order is asked
-    again, which others may have changed by then."""
+    again, which others may have changed by then. part_of: the sweep, where it is known."""
 
-    __slots__ = ("at", "end", "jobs")
+    __slots__ = ("at", "end", "jobs", "part_of")
 
-    def __init__(self, jobs: tuple[PendingJob, ...]) -> None:
+    def __init__(self, jobs: tuple[PendingJob, ...], sweep: Sweep | None = None) -> None:
         self.jobs = jobs
         self.at = 0
         self.end = len(jobs)
+        self.part_of = sweep
 
     @property
     def first(self) -> PendingJob:
         return self.jobs[self.at]
 
+    @property
+    def sweep(self) -> Sweep:
+        """Whose first job is the first of these that is not decided."""
+        if self.part_of is None or self.at:
+            return Sweep.of(self.jobs[self.at : self.at + 1])
+        return self.part_of
+
     def rest(self) -> "Batch":
         """A batch of those that may be decided now; here they count as decided."""
         whole = self.at == 0 and self.end == len(self.jobs)
-        found = Batch(self.jobs if whole else self.jobs[self.at : self.end])
+        found = Batch(self.jobs, self.part_of) if whole else Batch(self.jobs[self.at : self.end])
         self.at = self.end
         return found
 
-    def stop_before(self, age: tuple[int, int, JobId]) -> None:
+    def stop_before(self, age: Age) -> None:
         """Only those that are older may be decided now."""
         if _AGE(self.jobs[-1]) >= age:
             self.end = bisect_left(self.jobs, age, key=_AGE)
@@ -77,6 +114,7 @@ class Sweeps:
         self._pending: Iterable[PendingJob] | None = None
         self._jobs: dict[int, PendingJob] = {}
         self._lines: dict[tuple[str, str, int], tuple[Sequence[PendingJob], tuple[Sweep, ...]]] = {}
+        self._sweeps: dict[int, Sweep] = {}
         self._asked = Counter[Ask]()
 
     def batches(self, snapshot: Snapshot, number: Number) -> list[Batch]:
@@ -84,17 +122,21 @@ class Sweeps:
         found = list[Batch]()
         self._bring_up_to_date(snapshot.pending, number)
         late, saves = late_since(snapshot.policy, snapshot.now_ms), snapshot.now_ms - SAVES_MS
-        for (_, _, priority), (_, sweeps) in self._lines.items():
-            since = late.get(priority, 0)
-            for sweep in sweeps:
-                oldest, youngest, jobs = sweep.oldest_ms, sweep.youngest_ms, sweep.jobs
-                if len(jobs) == 1 and jobs[0].claim is not None:
-                    continue
-                if (oldest < since) == (youngest < since) and (oldest < saves) == (youngest < saves):
-                    found.append(Batch(jobs))
-                else:
-                    found.extend(alone(jobs))
+        for sweep in self._sweeps.values():
+            oldest, youngest, jobs, since = sweep.oldest_ms, sweep.youngest_ms, sweep.jobs, late.get(sweep.priority, 0)
+            if len(jobs) == 1 and jobs[0].claim is not None:
+                continue
+            if (oldest < since) == (youngest < since) and (oldest < saves) == (youngest < saves):
+                found.append(Batch(jobs, sweep))
+            else:
+                found.extend(alone(jobs))
         return found
+
+    def stood(self, batches: Iterable[Batch]) -> None:
+        """In this order, which they are given in next time: what is nearly in order is sorted soon."""
+        these = (batch.part_of for batch in batches)
+        first = {id(sweep): sweep for sweep in these if sweep is not None and id(sweep) in self._sweeps}
+        self._sweeps = {**first, **self._sweeps}
 
     def asked(self, snapshot: Snapshot, number: Number) -> Mapping[Ask, int]:
         """How often each is asked for, by all jobs that could run: those with a claim too."""
@@ -115,10 +157,14 @@ class Sweeps:
         for where, (left, come) in changed.items():
             before, sweeps = self._lines.pop(where, ((), ()))
             self._count(sweeps, -1)
+            for sweep in sweeps:
+                del self._sweeps[id(sweep)]
             jobs = sorted([*(job for job in before if id(job) not in left), *come], key=_AGE)
             if jobs:
-                self._lines[where] = jobs, tuple(_cut(jobs, number))
-                self._count(self._lines[where][1], 1)
+                sweeps = tuple(_cut(jobs, number))
+                self._lines[where] = jobs, sweeps
+                self._sweeps.update((id(sweep), sweep) for sweep in sweeps)
+                self._count(sweeps, 1)
         self._jobs = now  # which keeps them alive: no other job gets the number of one that is known here
 
     def _count(self, sweeps: Iterable[Sweep], sign: int) -> None:
@@ -126,19 +172,15 @@ class Sweeps:
         for sweep in sweeps:
             job = sweep.jobs[0]
             if not job.unmet and not job.failed:
-                shape, request = job.facts.shape, job.facts.shape.request
-                ask = (job.facts.queue, request.types, request.count * shape.num_nodes * request.milli)
-                self._asked[ask] += sign * len(sweep.jobs)
-                if not self._asked[ask]:
-                    del self._asked[ask]
+                self._asked[sweep.ask] += sign * len(sweep.jobs)
+                if not self._asked[sweep.ask]:
+                    del self._asked[sweep.ask]
 
 
 def _cut(jobs: Sequence[PendingJob], number: Number) -> Iterator[Sweep]:
     """jobs: in order of age, of one line and priority."""
     for _, alike in groupby(enumerate(jobs), key=lambda one: _alike(one[0], one[1], number)):
-        sweep = tuple(job for _, job in alike)
-        since = [job.since_ms or job.facts.submitted_ms for job in sweep]
-        yield Sweep(sweep, min(since), max(since))
+        yield Sweep.of(tuple([job for _, job in alike]))
 
 
 def _alike(place: int, job: PendingJob, number: Number) -> tuple[object, ...]:

@@ -42,12 +42,13 @@ class Saved(NamedTuple):
 
 class _Standing(NamedTuple):
     """How a queue stands with a type. books: its limits and quotas, and those above it. room: what the limits leave. spent: a
-    budget that stops it. marks: of each book, what `Bar`s are made of."""
+    budget that stops it. marks: of each book, what `Bar`s are made of. limits: what each leaves, and its mark."""
 
     books: tuple[saving.Book, ...]
     room: float
     spent: OverBudget | None
     marks: tuple[Hashable, ...]
+    limits: tuple[tuple[int, Hashable], ...]
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Found:
     refusals: dict[tuple[saving.Account, int, JobId | None], Admission] = field(default_factory=dict)
     short: dict[tuple[Line, tuple[str, ...], int], frozenset[saving.Account]] = field(default_factory=dict)
     owners: dict[tuple[Line, tuple[str, ...], int], tuple[Line | None, str]] = field(default_factory=dict)
+    unsaved: dict[tuple[Line, tuple[str, ...]], frozenset[saving.Account]] = field(default_factory=dict)
     settled: set[tuple[int, str, bool]] = field(default_factory=set)
     unguaranteed: set[tuple[int, str]] = field(default_factory=set)
 
@@ -77,7 +79,7 @@ class Admissions:
 
     def asked(self, queue: Line, kind: str, amount: int, preemptible: bool) -> Admission:
         """Whether a job of the queue may take so much."""
-        books, room, spent, _ = self._standing(queue, kind)
+        books, room, spent, *_ = self._standing(queue, kind)
         if amount > room:
             return self._refused(books[_full(books, amount)], amount)
         if spent is not None:
@@ -89,17 +91,31 @@ class Admissions:
 
     def bars(self, queue: Line, kinds: Sequence[str], amount: int) -> list[Bar | None]:
         """For each type, by what `asked` refuses so much before it looks at what is guaranteed, if by anything."""
-        found, saved = list[Bar | None](), self.saved
+        found, saved, standings = list[Bar | None](), self.saved, self.found.standings
         for kind in kinds:
-            books, room, spent, marks = self.found.standings.get((queue, kind)) or self._standing(queue, kind)
+            books, room, spent, marks, limits = standings.get((queue, kind)) or self._standing(queue, kind)
             if amount > room:
-                found.append(marks[_full(books, amount)])
+                found.append(next(mark for left, mark in limits if amount > left))
             elif spent is not None or not saved:
                 found.append(spent)
             else:
                 at = _first_saved(books, saved)
                 found.append(None if at is None else Saved(marks[at], saved[books[at].account]))
         return found
+
+    def unsaved(self, queue: Line, types: tuple[str, ...]) -> frozenset[saving.Account]:
+        """What somebody of the queue may be short of and is not saved for anybody yet."""
+        known = self.found.unsaved.get((queue, types))
+        if known is None:
+            books = {book for kind in types or self._capacity for book in self._standing(queue, kind).books}
+            of_use = frozenset([account for account, bound, used, _ in books if bound > 0 and used > 0])
+            known = self.found.unsaved[queue, types] = of_use - self.saved.keys()
+        return known
+
+    def save(self, accounts: AbstractSet[saving.Account], job: JobId) -> None:
+        """The rest of them is saved for the job."""
+        self.saved.update(dict.fromkeys(accounts, job))
+        self.found.unsaved = {who: left - accounts for who, left in self.found.unsaved.items()}
 
     def is_saved(self, queue: Line, kind: str) -> bool:
         """Whether what is left for the queue is saved for a job."""
@@ -140,9 +156,10 @@ class Admissions:
         found = self.found.standings.get((queue, kind))
         if found is None:
             books = tuple(saving.books(queue.path, kind))
-            room = min((book.bound - book.used for book in books if book.is_limit), default=float("inf"))
             spent, marks = budgets.stops(queue.path, self._now_ms), tuple([_mark(book) for book in books])
-            found = self.found.standings[queue, kind] = _Standing(books, room, spent, marks)
+            limits = tuple([(book.bound - book.used, mark) for book, mark in zip(books, marks, strict=True) if book.is_limit])
+            room = min([left for left, _ in limits], default=float("inf"))
+            found = self.found.standings[queue, kind] = _Standing(books, room, spent, marks, limits)
         return found
 
     def _refused(self, book: saving.Book, amount: int, saved_for: JobId | None = None) -> Admission:

@@ -110,7 +110,11 @@ class Tree:
     def borrows_for(self, job: JobFacts) -> bool:
         """Whether the job would borrow on some type that it accepts, were it to start now."""
         request = job.shape.request
-        return self._rules().would_borrow(self.lines.queue(job.queue), request.types, job.shape.num_devices * request.milli)
+        return self.would_borrow(job.queue, request.types, job.shape.num_devices * request.milli)
+
+    def would_borrow(self, queue: str, types: tuple[str, ...], amount: int) -> bool:
+        """Whether a job of the queue that asks for so much of these types would."""
+        return self._rules().would_borrow(self.lines.queue(queue), types, amount)
 
     def saves_for(self, job: PendingJob) -> frozenset[saving.Account]:
         """Of which accounts the rest is saved for the job, if it has to wait."""
@@ -123,9 +127,9 @@ class Tree:
         amount = shape.fewest_nodes * request.count * request.milli
         return self._rules().short_of(self.lines.queue(job.queue), request.types, amount)
 
-    def draws_on(self, job: JobFacts, accounts: AbstractSet[saving.Account]) -> bool:
-        """Whether what the job would have counts against one of them."""
-        return self._rules().counts_against(self.lines.queue(job.queue), job.shape.request.types, accounts)
+    def draws_on(self, queue: str, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
+        """Whether what a job of the queue would have counts against one of them."""
+        return self._rules().counts_against(self.lines.queue(queue), types, accounts)
 
     def _rules(self) -> Admissions:
         """As things are now."""
@@ -139,14 +143,17 @@ class Tree:
         if not self._may_save or not saving.has_waited_long(job, self._now_ms):
             return
         is_refused = isinstance(reason, _MAY_NOT)
-        alike, settled = (number, job.facts.queue, is_refused), self._rules().found.settled
+        facts, rules = job.facts, self._rules()
+        unsaved = rules.unsaved(self.lines.queue(facts.queue), facts.shape.request.types)
+        if not unsaved:
+            return
+        alike, settled = (number, facts.queue, is_refused), rules.found.settled
         if alike in settled:
             return
         settled.add(alike)
-        found, saved = self._short_of(job.facts), self._admissions.saved
-        new = () if saved.keys() >= found else found - saved.keys()
-        if new and (is_refused or self.borrows_for(job.facts)):
-            saved.update(dict.fromkeys(new, job.facts.job))
+        new = self._short_of(facts) & unsaved
+        if new and (is_refused or self.borrows_for(facts)):
+            rules.save(new, facts.job)
             self.version = self._stamp()
 
     def is_over_quota(self, line: Line) -> bool:

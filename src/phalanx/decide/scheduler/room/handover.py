@@ -5,6 +5,7 @@ Each gang that is ended holds some of what the job gets. So all of them are gone
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -12,13 +13,15 @@ from itertools import accumulate
 import numpy as np
 
 from phalanx.core.devices import WHOLE, Placement
+from phalanx.core.ids import NodeId
 from phalanx.core.reasons import OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Claim
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room import preemption
 from phalanx.decide.scheduler.round import Round
-from phalanx.decide.scheduler.snapshot import PendingJob
+from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape
 from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fleet import Fleet
 
 
 def hand_over(job: PendingJob, round_: Round) -> Claim | None:
@@ -139,6 +142,8 @@ def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) ->
     shape, gangs = job.facts.shape, [round_.victims.gangs[number] for number in chosen]
     if sum(not gang.facts.shape.request.is_share for gang in gangs) > shape.num_devices:
         return None  # each of those holds other devices
+    if not shape.request.is_share and not _may_share_nodes(shape, kind, gangs, round_.fleet):
+        return None
     trial = round_.fleet.copy()
     for gang in gangs:
         trial.give_back(gang.facts.shape, gang.placement)
@@ -156,6 +161,17 @@ def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) ->
         if all(_overlap(placement, gang.placement) for gang in gangs):
             return placement
     return None
+
+
+def _may_share_nodes(shape: Shape, kind: str, gangs: Sequence[RunningJob], fleet: Fleet) -> bool:
+    """Whether each of them has a node with devices enough for a part of the gang, once all let go: often one has not, and a trial
+    is dear."""
+    let_go, row_of, free = Counter[NodeId](), fleet.ground.row, fleet.free[kind]
+    for gang in gangs:
+        for part in gang.placement.slices:
+            let_go[part.node] += len(part.devices)
+    enough = {node for node, num in let_go.items() if node in row_of and free[row_of[node]] + num >= shape.request.count}
+    return all(any(part.node in enough for part in gang.placement.slices) for gang in gangs)
 
 
 def _overlap(one: Placement, other: Placement) -> bool:

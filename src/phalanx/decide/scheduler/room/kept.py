@@ -15,7 +15,7 @@ from phalanx.decide.scheduler.room.ends import SOON_MS, Ends
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.hold import CLOSED, NO_BOUND, Hold
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape, Snapshot
-from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fit import fits
 from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Mask
 
 
@@ -36,6 +36,7 @@ class Kept:
         self._headed: set[JobId] = set()
         self._bound: dict[Hashable, tuple[int, ...]] = {}
         self._free: dict[Hashable, Counts] = {}
+        self._left: dict[Hashable, Counts] = {}
         self._open: dict[Hashable, Mask] = {}
         self._free_at = -1
         self._hopeless: set[tuple[Shape, str]] = set()
@@ -114,6 +115,7 @@ class Kept:
         if self._free_at != self._fleet.version:
             self._free_at = self._fleet.version
             self._free.clear()
+            self._left.clear()
             self._open.clear()
 
     def _found_free(self, job: PendingJob, kind: str) -> Counts:
@@ -180,11 +182,19 @@ class Kept:
         until_ms = self._spot_until_ms(job)
         if until_ms is not None and self._now_ms < until_ms:
             return KeptFor("spot to come (placing.spot: prefer)", until_ms)
-        binding = self._binding(job)
-        for hold in binding:
-            if fit(shape, kind, fleet, hold.cut(shape, kind, fleet.free[kind]), job.avoids) is None:
-                return hold.why(position)
-        return binding[0].why(position) if binding else KeptFor("nodes that go away", None)
+        binding = self._bound_by(job)
+        for number in binding:
+            if not fits(shape, kind, fleet, self._beside(number, shape, kind), job.avoids):
+                return self._holds[number].why(position)
+        return self._holds[binding[0]].why(position) if binding else KeptFor("nodes that go away", None)
+
+    def _beside(self, number: int, shape: Shape, kind: str) -> Counts:
+        """What this hold alone would leave of what is free."""
+        self._follow()
+        key = (number, kind, shape.cpus, shape.memory_bytes, shape.request.is_share)
+        if key not in self._left:
+            self._left[key] = self._holds[number].cut(shape, kind, self._fleet.free[kind])
+        return self._left[key]
 
     def reserve(self, job: PendingJob, kinds: Sequence[str], takes_turns: bool = False) -> None:
         """The job has to wait for one of `kinds`: it becomes the head of one that has none yet, the one where it starts first.

@@ -22,3 +22,12 @@ def fit(shape: Shape, kind: str, fleet: Fleet, free: Counts, avoids: Collection[
         return None
     rows = np.flatnonzero(mask)
     return arrange(shape, fleet.ground.terrain, rows, fleet.wish(shape.request, kind)[rows], fleet.room(kind))
+
+
+def fits(shape: Shape, kind: str, fleet: Fleet, free: Counts, avoids: Collection[NodeId] = ()) -> bool:
+    """Whether `fit` finds rows. Which ones matters only where nodes have to be near together. For a `free` that does not change
+    until what is free in the fleet does."""
+    if fleet.num_roomy(shape, kind, free) < shape.fewest_nodes:
+        return False
+    is_anywhere = shape.within is None and shape.group <= 1 and not avoids
+    return is_anywhere or fit(shape, kind, fleet, free, avoids) is not None
