@@ -180,7 +180,7 @@ def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tup
     if refusals and not admitted:
         return admit.refused(job, rights[0], refusals, round_), False
     reason = _short(job, rights[0], admitted, kept, round_)
-    round_.kept.reserve(job, admitted, job.facts.job in round_.turns.place)
+    round_.kept.reserve(job, rights[0], admitted, job.facts.job in round_.turns.place)
     return reason, bool(kept)
 
 

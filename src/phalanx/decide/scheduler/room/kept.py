@@ -39,7 +39,7 @@ class Kept:
         self._left: dict[Hashable, Counts] = {}
         self._open: dict[Hashable, Mask] = {}
         self._free_at = -1
-        self._hopeless: set[tuple[Shape, str]] = set()
+        self._hopeless: set[tuple[int, str]] = set()
         self._closing = spot.closing(fleet.ground)
         self._prices: dict[tuple[str, str], bool] = {}
         self.bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
@@ -196,9 +196,9 @@ class Kept:
             self._left[key] = self._holds[number].cut(shape, kind, self._fleet.free[kind])
         return self._left[key]
 
-    def reserve(self, job: PendingJob, kinds: Sequence[str], takes_turns: bool = False) -> None:
+    def reserve(self, job: PendingJob, number: int, kinds: Sequence[str], takes_turns: bool = False) -> None:
         """The job has to wait for one of `kinds`: it becomes the head of one that has none yet, the one where it starts first.
-        takes_turns: who may be ended makes room for it when its turn comes, and may start until then."""
+        number: of its shape. takes_turns: who may be ended makes room for it when its turn comes, and may start until then."""
         self.waited.update(kinds)
         if job.facts.job in self._headed:
             return
@@ -206,7 +206,7 @@ class Kept:
             for kind in kinds:
                 self._strict(job, kind)
             return
-        bids = [bid for kind in kinds if (bid := self._bid(job, kind)) is not None]
+        bids = [bid for kind in kinds if (bid := self._bid(job, number, kind)) is not None]
         if not bids:
             return
         best = min(bids, key=lambda bid: bid.nearness)
@@ -259,9 +259,9 @@ class Kept:
             self._ends.claimed(placement, holders)
             self._ends.starts(job, placement, SOON_MS if holders else 0)
 
-    def _bid(self, job: PendingJob, kind: str) -> reservation.Bid | None:
+    def _bid(self, job: PendingJob, number: int, kind: str) -> reservation.Bid | None:
         shape = job.facts.shape
-        if len(self._heads[kind]) >= self._policy.heads or (shape, kind) in self._hopeless:
+        if len(self._heads[kind]) >= self._policy.heads or (number, kind) in self._hopeless:
             return None
         rows = np.ones(len(self._fleet.ground.nodes), np.bool_) if self._closing is None else ~self._closing
         if self._awaits_spot(job):
@@ -273,7 +273,7 @@ class Kept:
         view = reservation.View(self._besides(kind, binding), rows)
         bid = reservation.bid(job, kind, view, self._fleet, self.ends, self._now_ms)
         if bid is None:
-            self._hopeless.add((shape, kind))
+            self._hopeless.add((number, kind))
         return bid
 
     def _besides(self, kind: str, holds: Sequence[Hold]) -> Counts:
