@@ -178,7 +178,7 @@ def _starts_again(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def _no_nodes(puts: Callable[[Commit], Iterator[Any]]) -> Callable[[Commit], Iterator[Any]]:
-    return lambda commit: (statement for statement in puts(commit) if statement.table is not tables.nodes)
+    return lambda commit: ((table, found) for table, found in puts(commit) if table is not tables.nodes)
 
 
 def _first_left_out(commit: Callable[..., None]) -> Callable[..., None]:
@@ -188,8 +188,8 @@ def _first_left_out(commit: Callable[..., None]) -> Callable[..., None]:
     return forgetful
 
 
-def _no_claim(_: Any) -> Callable[[JobRecord, Placement | None], JobRecord]:
-    return lambda job, placement: job
+def _no_claim(_: Any) -> Callable[[World, JobRecord, Placement | None], JobRecord]:
+    return lambda world, job, placement: job
 
 
 def _without_claims(rooms: Callable[[Plan], Iterator[Any]]) -> Callable[[Plan], Iterator[Any]]:

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+from hypothesis import given, settings
+
 from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.reasons import Geometry
 from phalanx.decide.scheduler import JobFacts, PendingJob, Snapshot, Start, Wait, schedule
 from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
-from phalanx.decide.scheduler.where.fit import fit
+from phalanx.decide.scheduler.where.fit import fit, fits
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import GIB, gang, names, node
+from tests.decide.scheduler.snapshots import snapshots
 
 
 def decided(nodes: list[NodeFacts], shape: Shape) -> Start | Wait:
@@ -68,3 +71,14 @@ def test_cores_and_memory_are_a_bound_on_each_node() -> None:
     assert names(replace(gang(1), memory_bytes=2 * GIB), fleet) == ["a"]
     assert names(replace(gang(1), cpus=11.0, memory_bytes=2 * GIB), fleet) == ["c"]
     assert names(replace(gang(2), cpus=11.0, memory_bytes=2 * GIB), fleet) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(snapshots())
+def test_whether_a_gang_fits_is_whether_rows_are_found_for_it(snapshot: Snapshot) -> None:
+    fleet = Fleet.of(snapshot.nodes)
+    for job in snapshot.pending:
+        for kind in fleet.ground.kinds:
+            for avoids in (job.avoids, frozenset(one.node for one in snapshot.nodes[:1])):
+                asked = job.facts.shape, kind, fleet, fleet.free[kind], avoids
+                assert fits(*asked) == (fit(*asked) is not None)

@@ -118,6 +118,17 @@ def test_users_of_a_queue_share_it() -> None:
     assert order(world({}, [gang("u-9", user="u")], line))[:2] == ["v-4", "w-5"]
 
 
+def test_users_of_a_queue_share_it_in_types_that_are_not_its_dominant_one() -> None:
+    """What bob takes of the other type changes nothing of what the queue has most of."""
+    line = [
+        job("bob-1", user="bob", kind="T4"),
+        job("bob-2", user="bob", kind="T4", limit_ms=HOUR),
+        job("eve-3", user="eve", kind="T4"),
+    ]
+    busy = [gang("g-9", count=6, user="ann")]
+    assert order_of_starts(world({}, busy, line, kinds=("H100", "T4"))) == ["bob-1", "eve-3", "bob-2"]
+
+
 def test_what_was_used_counts_half_after_a_half_life() -> None:
     """A queue that had a quarter of the fleet for long stands behind one that holds an eighth now, and before one that had all."""
     steady = 8.0 * WEEK_MS / 0.6931  # of all devices, in the end

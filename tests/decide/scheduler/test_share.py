@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.decide.scheduler import schedule
@@ -113,6 +113,8 @@ GANGS = st.tuples(st.sampled_from(sorted(QUEUES)), st.integers(1, 4), st.sampled
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(GANGS, max_size=8), st.lists(GANGS, max_size=8), st.booleans())
+@example([], [("a", 3, 50), ("a", 4, 50), ("c", 1, 40), ("c", 4, 50), ("c", 3, 50), ("d", 1, 80), ("d", 4, 80)], True)
+@example([], [("a", 3, 50), ("a", 4, 50), ("c", 1, 40), ("c", 4, 50), ("c", 2, 50), ("d", 1, 80), ("d", 4, 80)], True)
 def test_moves_end(held: list[tuple[str, int, int]], asked: list[tuple[str, int, int]], with_quota: bool) -> None:
     """Whatever runs and waits: after some rounds nobody is evicted, started or promised anything any more."""
     queues = QUEUES if with_quota else {name: one for name, one in QUEUES.items() if name != "c"}

@@ -67,11 +67,12 @@ def test_lines_that_come_one_after_the_other_come_as_if_each_job_were_asked_for(
         queues["a"] |= {"quota": {"H100": choosing.randrange(8)}}
     line = [
         job(f"j-{number}", choosing.choice(QUEUES), user=choosing.choice(("", "ann", "bob")), since_ms=choosing.choice((0, 1)),
-            priority=choosing.choice((50, 60)), count=choosing.choice((1, 1, 2)), submitted_ms=NOW - choosing.randrange(5))
+            priority=choosing.choice((50, 60)), count=choosing.choice((1, 1, 2)), submitted_ms=NOW - choosing.randrange(5),
+            kind=choosing.choice(("H100", "H100", "T4")))
         for number in range(choosing.randrange(30))
     ]  # fmt: skip
     running = [gang(f"g-{number}", choosing.choice(QUEUES), user="ann", count=2) for number in range(choosing.randrange(4))]
-    snapshot = world({"queues": queues}, running, line, nodes=2)
+    snapshot = world({"queues": queues}, running, line, nodes=2, kinds=("H100", "T4"))
     patched = pytest.MonkeyPatch()
     with patched.context() as slow:
         slow.setattr(fair_order, "RESTS_MAX", 0)

@@ -92,12 +92,13 @@ class Known:
         self._late_since = late_since(policy, now_ms)
         self.state: tuple[int, ...] = ()
         self._grown = 0
-        self._any_kept = False
+        self._kept_for: set[Rights] = set()
 
     def follow(self, fleet: Fleet, state: tuple[int, ...]) -> None:
         """Forgets what may be untrue now that things have changed. state: stamps of all that a decision is made from."""
         self.state = state
         self._reasons.clear()
+        self._kept_for.clear()
         self.latest = None
         self.admitted.clear()
         self.short.clear()
@@ -121,12 +122,13 @@ class Known:
     def reason(self, rights: Rights, job: PendingJob, kept: Kept) -> Reason | None:
         """Why jobs like it wait."""
         found = self._reasons.get(rights)
-        return found if found is not None or not self._any_kept else self._reasons.get((rights, kept.alike(job)))
+        return found if found is not None or rights not in self._kept_for else self._reasons.get((rights, kept.alike(job)))
 
     def learn(self, rights: Rights, job: PendingJob, reason: Reason, kept: Kept | None) -> None:
         """All with these rights wait for it; with `kept`, those that have the same devices kept from them."""
         self._reasons[rights if kept is None else (rights, kept.alike(job))] = self.latest = reason
-        self._any_kept |= kept is not None
+        if kept is not None:
+            self._kept_for.add(rights)
 
     def is_in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> bool:
         """Whether a job like it was looked room for when at least these gangs could be ended for it, and there was none."""

@@ -11,6 +11,7 @@ A process of its own, so that MLflow's seconds of import and its locks never tou
 entry. What libraries print goes to stderr. A home has one at a time: that of a killed server ends its line first.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -33,9 +34,9 @@ _FORM: Final = 'send {"seq": number, "entry": {...}}'
 
 
 def main(home: Path) -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin ends, or nobody hears the answers any more."""
     _wait_for_turn(home)
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         for answer in serve(sys.stdin, lambda: MlflowStore(home).apply):

@@ -103,15 +103,14 @@ def blind(jobs: ServiceJobs, history: ServiceHistory) -> Floats:
     sizes = sorted({*history.sizes, *np.unique(jobs.num_devices).tolist()})
     members = {size: np.flatnonzero(jobs.num_devices == size) for size in sizes}
     lines = {size: _line(history.sizes.get(size, Ended()), jobs.sequence[rows], bins[rows]) for size, rows in members.items()}
-    last = min(NUM_BINS, max(line.last_bin for line in lines.values()) + 3)
-    ended = sum(line.ended[:last] for line in lines.values())
-    reached = sum(line.reached[:last] for line in lines.values())
+    ended = sum(line.ended for line in lines.values())
+    reached = sum(line.reached for line in lines.values())
     anywhere = (ended + PRIOR_WEIGHT * PRIOR_HAZARD) / (reached + PRIOR_WEIGHT)
     for size, rows in members.items():
         if len(rows):
             line = lines[size]
-            hazards = (line.ended[:last] + SIZE_WEIGHT * anywhere) / (line.reached[:last] + SIZE_WEIGHT)
-            keys[rows] = -_gittins(bins[rows], _near(line, hazards, last), last)
+            hazards = (line.ended + SIZE_WEIGHT * anywhere) / (line.reached + SIZE_WEIGHT)
+            keys[rows] = -_gittins(bins[rows], _near(line, hazards))
     return keys
 
 
@@ -134,7 +133,6 @@ class _Line:
     places: NDArray[np.intp]
     ended: Floats
     reached: Floats
-    last_bin: int
 
 
 def _line(past: Ended, sequences: Ints, bins: NDArray[np.intp]) -> _Line:
@@ -147,18 +145,16 @@ def _line(past: Ended, sequences: Ints, bins: NDArray[np.intp]) -> _Line:
     ended = np.bincount(every[:count], minlength=NUM_BINS).astype(np.float64) + np.array(past.older, dtype=np.float64)
     all_in = open_in + ended
     beyond = np.cumsum(all_in[::-1])[::-1] - all_in
-    seen = np.flatnonzero(all_in)
-    last_bin = int(seen[-1]) if len(seen) else 0
-    return _Line(every[order], order < count, place[count:], ended, beyond + ended + HALF * open_in, last_bin)
+    return _Line(every[order], order < count, place[count:], ended, beyond + ended + HALF * open_in)
 
 
-def _near(line: _Line, hazards: Floats, last: int) -> Floats:
+def _near(line: _Line, hazards: Floats) -> Floats:
     """Of each open job, the hazard of ending in each bin: `hazards` corrected by ever nearer neighbours."""
-    columns = np.arange(last)
+    columns = np.arange(NUM_BINS)
     here = columns == line.bins[:, None]
     ended = _running_sum(here & line.done[:, None])
     reached = _running_sum((columns < line.bins[:, None]) + here * np.where(line.done, 1.0, HALF)[:, None])
-    found = np.broadcast_to(hazards, (len(line.places), last))
+    found = np.broadcast_to(hazards, (len(line.places), NUM_BINS))
     for radius in RADII:
         begin = np.maximum(line.places - radius, 0)
         end = np.minimum(line.places + radius + 1, len(line.bins))
@@ -173,12 +169,12 @@ def _running_sum(rows: NDArray[np.float64] | Bools) -> Floats:
     return out
 
 
-def _gittins(bins: NDArray[np.intp], hazards: Floats, last: int) -> Floats:
+def _gittins(bins: NDArray[np.intp], hazards: Floats) -> Floats:
     """The best, over how far to serve it, of the chance that a job ends by then over the service that this takes on average. Who
     ends in a bin ends in its middle."""
     edges = EDGES.astype(np.float64)
-    widths = np.diff(np.append(edges, edges[-1] * EDGE_RATIO))[:last]
-    ahead = np.arange(last) >= bins[:, None]
+    widths = np.diff(np.append(edges, edges[-1] * EDGE_RATIO))
+    ahead = np.arange(NUM_BINS) >= bins[:, None]
     left = np.cumprod(np.where(ahead, 1.0 - hazards, 1.0), axis=1)
     before = np.concatenate((np.ones((len(bins), 1)), left[:, :-1]), axis=1)
     ends = before - left

@@ -5,7 +5,7 @@ by tomorrow.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place
@@ -28,6 +28,14 @@ RESTS_MAX: Final = 16
 """Times that the row is put in order anew because something was taken: cheaper than heaps while few jobs start."""
 
 
+class _Standing(NamedTuple):
+    """Of a queue: the shares of the lines that it is in, from below the root down; and what is used of each type, which shares of
+    its users follow even where its own does not."""
+
+    shares: tuple[float, ...]
+    used: tuple[int, ...]
+
+
 class FairOrder:
     """Of one decision. `batches`: all that wait."""
 
@@ -35,8 +43,9 @@ class FairOrder:
         self._batches, self._tree = batches, tree
         self._late_since = late_since(policy, now_ms)
         self._known_parts: _Parts | None = None
-        self._shares: dict[str, tuple[float, ...]] = {}
+        self._standings: dict[str, _Standing] = {}
         self._used_up: dict[str, bool] = {}
+        self._known: dict[int, tuple[_Standing, Urgency, tuple[float, ...]]] = {}
 
     def of(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Some of them, or what is left of these. Whoever takes one decides its first job at least (`Batch.at`), and others up to
@@ -69,10 +78,10 @@ class FairOrder:
 
     def _brought_up_to_date(self, rows: list[_Row], batches: Iterable[Batch]) -> list[_Row]:
         """With `batches` besides, in order: those of queues whose shares, or whose hurry, are others now get other places."""
-        moved = {queue for queue, shares in self._shares.items() if self._shares_of(queue) != shares}
+        moved = {queue for queue, standing in self._standings.items() if self._standing(queue) != standing}
         moved |= {queue for queue, was in self._used_up.items() if self._parts.are_used_up(queue) != was}
         for queue in moved:
-            self._shares.pop(queue)
+            self._standings.pop(queue)
             self._used_up.pop(queue, None)
         stay, again = list[_Row](), list(batches)
         for row in rows:
@@ -84,24 +93,34 @@ class FairOrder:
         return sorted([*stay, *sorted(map(self._row, again))])
 
     def _row(self, batch: Batch) -> _Row:
-        sweep = batch.sweep
-        queue, start_ms, urgency = sweep.ask[0], sweep.start_ms, self._urgency(sweep)
-        if queue not in self._shares:
-            self._shares[queue] = self._shares_of(queue)
+        sweep, known = batch.sweep, None if batch.at else self._known.get(id(batch.jobs))
+        standing = self._standings.get(sweep.ask[0])
+        if known is None or known[0] is not standing:
+            known = self._placed(sweep)
+            if not batch.at:
+                self._known[id(batch.jobs)] = known
+        return known[1], known[2], (sweep.start_ms, *sweep.age, batch)
+
+    def _placed(self, sweep: Sweep) -> tuple[_Standing, Urgency, tuple[float, ...]]:
+        queue, urgency = sweep.ask[0], self._urgency(sweep)
+        if queue not in self._standings:
+            self._standings[queue] = self._standing(queue)
         if _is_urgent(urgency):
             if queue not in self._used_up:
                 self._used_up[queue] = self._parts.are_used_up(queue)
             if self._used_up[queue]:
                 urgency = (urgency[0], urgency[1], True, _NEVER)
-        return urgency, (*self._shares[queue], self._tree.lines.share(queue, sweep.user)), (start_ms, *sweep.age, batch)
+        standing = self._standings[queue]
+        return standing, urgency, (*standing.shares, self._tree.lines.share(queue, sweep.user))
 
-    def _shares_of(self, queue: str) -> tuple[float, ...]:
-        return tuple([line.share for line in self._tree.lines.queue(queue).path[-2::-1]])
+    def _standing(self, queue: str) -> _Standing:
+        path = self._tree.lines.queue(queue).path
+        return _Standing(tuple([line.share for line in path[-2::-1]]), tuple(path[0].used.values()))
 
     def _is_tied(self, rows: Iterable[_Row]) -> bool:
         """Whether queues, or a queue and a user beside it, have equal shares and take turns."""
         seen: dict[tuple[float, ...], Line] = {}
-        for queue, shares in self._shares.items():
+        for queue, (shares, _) in self._standings.items():
             path = self._tree.lines.queue(queue).path[-2::-1]
             if any(seen.setdefault(shares[:depth], line) is not line for depth, line in enumerate(path, 1)):
                 return True

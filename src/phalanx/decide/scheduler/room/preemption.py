@@ -78,7 +78,7 @@ def _bid(job: PendingJob, kind: str, round_: Round) -> _Bid | None:
             return None
         numbers = found.numbers
         reasons, refused = _reasons(job, kind, numbers, causes, round_)
-        if refused is None:
+        if not refused:
             bid = _Bid(kind, float(sum(victims.cost[number] for number in numbers)), reasons, found.placed)
             return bid if numbers or bid.offer(victims).ending else None
         allowed[refused] = False
@@ -97,22 +97,26 @@ def _as_deserved(job: PendingJob, kind: str, causes: dict[Cause, Mask], victims:
 
 def _reasons(
     job: PendingJob, kind: str, numbers: Sequence[int], causes: dict[Cause, Mask], round_: Round
-) -> tuple[tuple[tuple[int, Cause], ...], int | None]:
-    """Why each of them may be ended; or the one that may not, since its queue has no more than its own once the others are gone."""
-    victims, given, reasons = round_.victims, list[int](), list[tuple[int, Cause]]()
-    refused = None
+) -> tuple[tuple[tuple[int, Cause], ...], list[int]]:
+    """Why each of them may be ended; and those that may not, since their queues have no more than their own once the others are
+    gone: whichever of them goes last. Else one that is within its queue's own after all would be back at once, at others' cost."""
+    victims, given, refused = round_.victims, dict[int, Cause](), list[int]()
     with round_.tree.trial():
         for number in numbers:
             cause = next(cause for cause, mask in causes.items() if mask[number])
             if victims.stays(job, kind, number, cause):
-                refused = number
-                break
-            reasons.append((number, cause))
-            given.append(number)
+                refused.append(number)
+            else:
+                given[number] = cause
+                victims.give(number)
+        for number, cause in given.items():
+            victims.take_back(number)
+            if victims.stays(job, kind, number, cause):
+                refused.append(number)
             victims.give(number)
         for number in given:
             victims.take_back(number)
-    return tuple(reasons), refused
+    return tuple(given.items()), refused
 
 
 def ending_on(placement: Placement, victims: Victims, numbers: Sequence[int]) -> tuple[int, ...]:
