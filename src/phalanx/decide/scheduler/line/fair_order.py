@@ -23,7 +23,6 @@ _Row = tuple[Urgency, tuple[float, ...], Place]
 _NEVER: Final = float("inf")
 _SLACK: Final = 1e-9
 
-
 RESTS_MAX: Final = 16
 """Times that the row is put in order anew because something was taken: cheaper than heaps while few jobs start."""
 
@@ -90,15 +89,16 @@ class FairOrder:
                 again.append(batch)
             else:
                 stay.append(row)
-        return sorted([*stay, *sorted(map(self._row, again))])
+        return sorted([*stay, *map(self._row, again)])
 
     def _row(self, batch: Batch) -> _Row:
-        sweep, known = batch.sweep, None if batch.at else self._known.get(id(batch.jobs))
-        standing = self._standings.get(sweep.ask[0])
-        if known is None or known[0] is not standing:
+        """Where a whole sweep stood is known as long as its queue has not moved."""
+        sweep, whole = batch.sweep, not batch.at and batch.part_of is not None
+        known = self._known.get(id(sweep)) if whole else None
+        if known is None or known[0] is not self._standings.get(sweep.ask[0]):
             known = self._placed(sweep)
-            if not batch.at:
-                self._known[id(batch.jobs)] = known
+            if whole:
+                self._known[id(sweep)] = known  # `batches` hold it, so that no other gets its number
         return known[1], known[2], (sweep.start_ms, *sweep.age, batch)
 
     def _placed(self, sweep: Sweep) -> tuple[_Standing, Urgency, tuple[float, ...]]:

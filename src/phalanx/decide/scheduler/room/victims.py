@@ -85,10 +85,6 @@ class Victims:
                     self._on_node.setdefault(part.node, []).append(number)
         return self._on_node.get(node, [])
 
-    def may_end(self, number: int) -> bool:
-        """Whether the gang may be ended at all: not too soon."""
-        return bool(self._may[number] and not self.ending[number])
-
     def may_end_ms(self, number: int) -> int:
         """From when on it is not too soon (Unix time)."""
         return self.gangs[number].placed_ms + self._policy.preemption.min_runtime_ms
