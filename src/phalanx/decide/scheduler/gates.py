@@ -1,12 +1,17 @@
 """Step 1, may a job start yet at all, whatever is free: put off, waiting for other jobs, its array is full, outside its window."""
 
 from collections import Counter
+from itertools import compress
+from operator import attrgetter
+from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.reasons import ArrayFull, Backoff, Dependencies, DependencyCycle, OutsideWindow, Reason
 from phalanx.decide.restarts import left_ms
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 from phalanx.decide.scheduler.windows import opens_ms
+
+_UNMET: Final = attrgetter("unmet")
 
 
 class Gates:
@@ -17,7 +22,7 @@ class Gates:
         self._windows = snapshot.policy.windows
         self._cycles = _cycles(snapshot)
         in_arrays = [gang.facts.array for gang in snapshot.running if gang.facts.array]
-        self._at_once = Counter([*in_arrays, *(job.facts.array for job in snapshot.pending if job.claim and job.facts.array)])
+        self._at_once = Counter([*in_arrays, *(job.facts.array for job in snapshot.claimants if job.facts.array)])
         self._opens_ms: dict[str, int | None] = {}
 
     def why(self, job: PendingJob) -> Reason | None:
@@ -56,7 +61,7 @@ def _put_off(job: PendingJob, now_ms: int) -> Reason | None:
 def _cycles(snapshot: Snapshot) -> dict[JobId, tuple[JobId, ...]]:
     """Of each waiting job that waits, in the end, for itself: the circle, from itself on. One that only waits for such a job is in
     none."""
-    waits_for = {job.facts.job: job.unmet for job in snapshot.pending if job.unmet}
+    waits_for = {job.facts.job: job.unmet for job in compress(snapshot.pending, map(_UNMET, snapshot.pending))}
     found: dict[JobId, tuple[JobId, ...]] = {}
     done: set[JobId] = set()
     for first in sorted(waits_for):

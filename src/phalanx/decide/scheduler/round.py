@@ -84,7 +84,7 @@ class Round:
 
     def _hold_claims(self) -> None:
         """Before anybody is considered. Claims never overlap; if they did, the job whose name comes first would have it."""
-        claimed = [job for job in self.snapshot.pending if job.claim is not None]
+        claimed = self.snapshot.claimants
         self.holders = claims.holders(claimed, self.gangs, self.fleet.ground)
         for job in sorted(claimed, key=lambda job: job.facts.job):
             assert job.claim is not None

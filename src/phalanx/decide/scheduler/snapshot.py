@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress
+from operator import attrgetter
+from typing import Final
 
 from phalanx.core.devices import DeviceRequest, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -9,6 +13,8 @@ from phalanx.core.policy import TIERS, Policy, Tier
 from phalanx.core.spec import SpotUse
 from phalanx.decide.scheduler.line.attained import ServiceHistory
 from phalanx.decide.scheduler.why.history import History
+
+_CLAIM: Final = attrgetter("claim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ class Usage:
     money: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The fleet and the line at `now_ms` (Unix time). The order of the tuples means nothing. usage: by queue; where that is known
     also by 'queue/user', which counts among that queue's users alone. history: of earlier waits and runs, from which starts are
@@ -197,3 +203,8 @@ class Snapshot:
     usage: Mapping[str, Usage] = field(default_factory=dict)
     history: History = field(default_factory=History)
     service: ServiceHistory = field(default_factory=ServiceHistory)
+
+    @cached_property
+    def claimants(self) -> tuple[PendingJob, ...]:
+        """Waiting jobs that have a claim: every step of a decision begins with them."""
+        return tuple(compress(self.pending, map(_CLAIM, self.pending)))

@@ -5,21 +5,21 @@ by tomorrow.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from phalanx.core.policy import Policy
-from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place
-from phalanx.decide.scheduler.line.sweeps import Batch, Sweep
+from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place, youngest
+from phalanx.decide.scheduler.line.sweeps import Batch, Urgency
+from phalanx.decide.scheduler.quotas.holds import Whose
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.targets import late_since
 
-Urgency = tuple[int, bool, bool, float]
-"""Priority, negated; not failed by a node; not late; Unix milliseconds by which it has to start. The smallest goes first."""
-
 _Row = tuple[Urgency, tuple[float, ...], Place]
 """Of a batch: with the shares of the lines that it stands in, from below the root down."""
 
+_WHOSE: Final = attrgetter("facts.queue", "facts.user")
 _NEVER: Final = float("inf")
 _SLACK: Final = 1e-9
 
@@ -28,10 +28,11 @@ RESTS_MAX: Final = 16
 
 
 class _Standing(NamedTuple):
-    """Of a queue: the shares of the lines that it is in, from below the root down; and what is used of each type, which shares of
-    its users follow even where its own does not."""
+    """Of a queue: the shares of the lines that it is in, from below the root down; the same with that of a user who has nothing
+    and had nothing; and what is used of each type, which shares of its users follow even where its own does not."""
 
     shares: tuple[float, ...]
+    newcomer: tuple[float, ...]
     used: tuple[int, ...]
 
 
@@ -44,83 +45,85 @@ class FairOrder:
         self._known_parts: _Parts | None = None
         self._standings: dict[str, _Standing] = {}
         self._used_up: dict[str, bool] = {}
-        self._known: dict[int, tuple[_Standing, Urgency, tuple[float, ...]]] = {}
+        self._shares: dict[Whose, tuple[float, ...]] = {}
 
     def of(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Some of them, or what is left of these. Whoever takes one decides its first job at least (`Batch.at`), and others up to
         `Batch.end` while nobody takes anything."""
-        rows = self._brought_up_to_date([], batches)
+        rows = self._in_order([], batches)
         for _ in range(RESTS_MAX):
             if self._is_tied(rows):
                 break
-            rows = self._brought_up_to_date((yield from self._at_rest(rows)), ())
+            rows = self._in_order(*(yield from self._at_rest(rows)))
             if not rows:
                 return
         yield from self._as_shares_move([row[2][4] for row in rows])
 
-    def _at_rest(self, rows: list[_Row]) -> Generator[Batch, None, list[_Row]]:
-        """While nothing is taken, all stand in one row. Returns what is left once something was."""
+    def _at_rest(self, rows: list[_Row]) -> Generator[Batch, None, tuple[list[_Row], list[Batch]]]:
+        """While nothing is taken, all stand in one row. Once something was, returns what is left: untouched, and in part."""
         at, moves = 0, self._tree.moves
         while at < len(rows):
             urgency, shares, first = rows[at]
-            end = at + 1
-            while end < len(rows) and rows[end][1] == shares and rows[end][0] == urgency:
-                end += 1
-            if end == at + 1:
-                yield from _whole(first[4], self._tree)
+            places, at = [first], at + 1
+            until = first if len(first[4].jobs) == 1 else youngest(first)
+            while at < len(rows) and rows[at][2] < until and rows[at][1] == shares and rows[at][0] == urgency:
+                places.append(rows[at][2])
+                until = max(until, youngest(rows[at][2]))
+                at += 1
+            batch = first[4]
+            if len(places) > 1:
+                yield from oldest_first([*places], self._tree)
             else:
-                yield from oldest_first([row[2] for row in rows[at:end]], self._tree)
+                batch.end = len(batch.jobs)
+                while batch.at < batch.end and self._tree.moves == moves:
+                    yield batch
             if self._tree.moves != moves:
-                return [row for row in rows[at:] if row[2][4].at < len(row[2][4].jobs)]
-            at = end
-        return []
+                return rows[at:], [place[4] for place in places if place[4].at < len(place[4].jobs)]
+        return [], []
 
-    def _brought_up_to_date(self, rows: list[_Row], batches: Iterable[Batch]) -> list[_Row]:
-        """With `batches` besides, in order: those of queues whose shares, or whose hurry, are others now get other places."""
+    def _in_order(self, rows: list[_Row], batches: Sequence[Batch]) -> list[_Row]:
+        """`rows` and `batches`. Rows of queues whose shares, or whose hurry, are others now get other places."""
         moved = {queue for queue, standing in self._standings.items() if self._standing(queue) != standing}
         moved |= {queue for queue, was in self._used_up.items() if self._parts.are_used_up(queue) != was}
-        for queue in moved:
-            self._standings.pop(queue)
-            self._used_up.pop(queue, None)
-        stay, again = list[_Row](), list(batches)
-        for row in rows:
-            batch = row[2][4]
-            if batch.at or batch.sweep.ask[0] in moved:
-                again.append(batch)
-            else:
-                stay.append(row)
-        return sorted([*stay, *map(self._row, again)])
+        if moved:
+            for queue in moved:
+                self._standings.pop(queue)
+                self._used_up.pop(queue, None)
+            self._shares = {whose: shares for whose, shares in self._shares.items() if whose[0] not in moved}
+        stay = [row for row in rows if row[2][4].queue not in moved] if moved else rows
+        again = [row[2][4] for row in rows if row[2][4].queue in moved] if moved else []
+        return sorted([*stay, *map(self._row, [*again, *batches])])
 
     def _row(self, batch: Batch) -> _Row:
-        """Where a whole sweep stood is known as long as its queue has not moved."""
-        sweep, whole = batch.sweep, not batch.at and batch.part_of is not None
-        known = self._known.get(id(sweep)) if whole else None
-        if known is None or known[0] is not self._standings.get(sweep.ask[0]):
-            known = self._placed(sweep)
-            if whole:
-                self._known[id(sweep)] = known  # `batches` hold it, so that no other gets its number
-        return known[1], known[2], (sweep.start_ms, *sweep.age, batch)
+        sweep = batch.sweep
+        shares, urgency = self._shares.get(sweep.whose), sweep.urgency(self._late_since)
+        if shares is None:
+            shares = self._shares[sweep.whose] = self._found_shares(sweep.whose)
+        if _is_urgent(urgency) and self._is_used_up(batch.queue):
+            urgency = (urgency[0], urgency[1], True, _NEVER)
+        return urgency, shares, (*sweep.place, batch)
 
-    def _placed(self, sweep: Sweep) -> tuple[_Standing, Urgency, tuple[float, ...]]:
-        queue, urgency = sweep.ask[0], self._urgency(sweep)
+    def _found_shares(self, whose: Whose) -> tuple[float, ...]:
+        queue = whose[0]
         if queue not in self._standings:
             self._standings[queue] = self._standing(queue)
-        if _is_urgent(urgency):
-            if queue not in self._used_up:
-                self._used_up[queue] = self._parts.are_used_up(queue)
-            if self._used_up[queue]:
-                urgency = (urgency[0], urgency[1], True, _NEVER)
-        standing = self._standings[queue]
-        return standing, urgency, (*standing.shares, self._tree.lines.share(queue, sweep.user))
+        standing, share = self._standings[queue], self._tree.lines.share(*whose)
+        return (*standing.shares, share) if share else standing.newcomer
+
+    def _is_used_up(self, queue: str) -> bool:
+        if queue not in self._used_up:
+            self._used_up[queue] = self._parts.are_used_up(queue)
+        return self._used_up[queue]
 
     def _standing(self, queue: str) -> _Standing:
         path = self._tree.lines.queue(queue).path
-        return _Standing(tuple([line.share for line in path[-2::-1]]), tuple(path[0].used.values()))
+        shares = tuple([line.share for line in path[-2::-1]])
+        return _Standing(shares, (*shares, 0.0), tuple(path[0].used.values()))
 
     def _is_tied(self, rows: Iterable[_Row]) -> bool:
         """Whether queues, or a queue and a user beside it, have equal shares and take turns."""
         seen: dict[tuple[float, ...], Line] = {}
-        for queue, (shares, _) in self._standings.items():
+        for queue, (shares, *_) in self._standings.items():
             path = self._tree.lines.queue(queue).path[-2::-1]
             if any(seen.setdefault(shares[:depth], line) is not line for depth, line in enumerate(path, 1)):
                 return True
@@ -129,7 +132,7 @@ class FairOrder:
     def _as_shares_move(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         groups: dict[Urgency, list[Place]] = {}
         for batch in batches:
-            urgency = self._urgency(batch.sweep)
+            urgency = batch.sweep.urgency(self._late_since)
             groups.setdefault(urgency, []).append(place(urgency[3], batch))
         waiting = sorted(groups, reverse=True)
         while waiting:
@@ -148,22 +151,11 @@ class FairOrder:
                 else:
                     yield batch
 
-    def _urgency(self, sweep: Sweep) -> Urgency:
-        is_late = sweep.oldest_ms < self._late_since.get(sweep.priority, 0)
-        return -sweep.priority, not sweep.is_repair, not is_late, sweep.start_ms
-
     @property
     def _parts(self) -> "_Parts":
         if self._known_parts is None:
             self._known_parts = _Parts(self._tree, self._batches)
         return self._known_parts
-
-
-def _whole(batch: Batch, tree: Tree) -> Iterator[Batch]:
-    """Until something is taken."""
-    batch.end, moves = len(batch.jobs), tree.moves
-    while batch.at < batch.end and tree.moves == moves:
-        yield batch
 
 
 def _is_urgent(urgency: Urgency) -> bool:
@@ -176,7 +168,7 @@ class _Parts:
 
     def __init__(self, tree: Tree, batches: Iterable[Batch]) -> None:
         self._tree = tree
-        whose = {(batch.jobs[0].facts.queue, batch.jobs[0].facts.user) for batch in batches}
+        whose = set(map(_WHOSE, [batch.jobs[0] for batch in batches]))
         active = {line for queue in {queue for queue, _ in whose} for line in tree.lines.queue(queue).path}
         active |= {line for line in tree.lines.queues if any(line.used.values())}
         self._part = {tree.lines.root: 1.0}

@@ -5,6 +5,7 @@ its class should; what has a deadline, the earliest to be started first; then, f
 then the oldest.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from phalanx.core.devices import WHOLE
@@ -25,7 +26,7 @@ def in_order(
 ) -> Iterator[Batch]:
     """All waiting jobs: those with a claim; those that start in their queue's own cells, in the order of `at_home`; those of
     `batches`, which has all others. Lazy: what the consumer uses of `tree` meanwhile counts for those that follow."""
-    yield from alone(sorted((job for job in snapshot.pending if job.claim is not None), key=age))
+    yield from alone(sorted(snapshot.claimants, key=age))
     if at_home:
         by_name = {job.facts.job: job for job in snapshot.pending if job.claim is None}
         yield from alone(by_name[job] for job in at_home if job in by_name)
@@ -78,9 +79,8 @@ class _Borrowing:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._version = -1
-        self._would: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._would_not: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._moves = -1
+        self._bounds: dict[tuple[str, tuple[str, ...]], tuple[float, int]] = {}  # the least that would, the most that would not
         self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
 
     def draws_on(self, ask: Ask, saved: set[Account]) -> bool:
@@ -91,14 +91,15 @@ class _Borrowing:
         return self._draws[alike]
 
     def would(self, ask: Ask) -> bool:
-        if self._tree.version != self._version:
-            self._version = self._tree.version
-            self._would_not.clear()
+        if self._tree.moves != self._moves:
+            self._moves = self._tree.moves
+            self._bounds = {alike: (least, -1) for alike, (least, _) in self._bounds.items()}
         queue, types, amount = ask
-        if amount >= self._would.get((queue, types), amount + 1):
+        least, most = self._bounds.get((queue, types), (math.inf, -1))
+        if amount >= least:
             return True
-        if amount <= self._would_not.get((queue, types), -1):
+        if amount <= most:
             return False
         found = self._tree.would_borrow(queue, types, amount)
-        (self._would if found else self._would_not)[queue, types] = amount
+        self._bounds[queue, types] = (amount, most) if found else (least, amount)
         return found

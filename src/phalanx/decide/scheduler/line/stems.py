@@ -19,6 +19,12 @@ def place(start_ms: float, batch: Batch) -> Place:
     return start_ms, facts.submitted_ms, facts.sequence, facts.job, batch
 
 
+def youngest(place: Place) -> tuple[float, int, int, JobId]:
+    """Of the batch's last job."""
+    facts = place[4].jobs[-1].facts
+    return place[0], facts.submitted_ms, facts.sequence, facts.job
+
+
 def oldest_first(places: list[Place], tree: Tree) -> Iterator[Batch]:
     """Of lines with equal shares, until something is taken. What was decided is gone from `places` then."""
     heapq.heapify(places)

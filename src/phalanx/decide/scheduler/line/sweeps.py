@@ -8,12 +8,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import filterfalse, groupby
 from operator import attrgetter
 from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.quotas.fair import Ask
+from phalanx.decide.scheduler.quotas.holds import Whose
 from phalanx.decide.scheduler.quotas.saving import SAVES_MS
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape, Snapshot
 from phalanx.decide.scheduler.targets import late_since
@@ -31,21 +32,26 @@ _OWN: Final = attrgetter("put_off", "avoids", "claim", "repair", "unmet", "faile
 _NOTHING: Final[tuple[object, ...]] = (None, frozenset(), None, False, (), (), None, None)
 
 
+Urgency = tuple[int, bool, bool, float]
+"""Priority, negated; not failed by a node; not late; Unix milliseconds by which it has to start, as far as is known how long it
+still runs (infinite where it has no deadline). The smallest goes first."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """jobs: the oldest first. oldest_ms, youngest_ms: when the first and the last of them began to wait. age: of the first. The
-    others are of each of them: what it asks for; whether a node failed it; by when it has to start (Unix milliseconds, infinite
-    where it has no deadline), as far as is known how long it still runs."""
+    """jobs: the oldest first. oldest_ms, youngest_ms: when the first and the last of them began to wait. place: by when the first
+    has to start, and its age. The others are of each of them: what it asks for; queue and user; how urgent it is in time, and when
+    it has waited for too long."""
 
     jobs: tuple[PendingJob, ...]
     oldest_ms: int
     youngest_ms: int
-    age: Age
+    place: tuple[float, int, int, JobId]
     ask: Ask
-    user: str
+    whose: Whose
     priority: int
-    is_repair: bool
-    start_ms: float
+    in_time: Urgency
+    late: Urgency
 
     @classmethod
     def of(cls, jobs: tuple[PendingJob, ...]) -> "Sweep":
@@ -53,9 +59,14 @@ class Sweep:
         since = [job.since_ms or job.facts.submitted_ms for job in jobs]
         first, facts, shape = jobs[0], jobs[0].facts, jobs[0].facts.shape
         ask = facts.queue, shape.request.types, shape.num_devices * shape.request.milli
-        return cls(
-            jobs, min(since), max(since), _AGE(first), ask, facts.user, facts.priority, first.repair, _latest_start_ms(first)
-        )
+        start_ms, class_ = _latest_start_ms(first), (-facts.priority, not first.repair)
+        place, whose = (start_ms, *_AGE(first)), (facts.queue, facts.user)
+        urgencies = (*class_, True, start_ms), (*class_, False, start_ms)
+        return cls(jobs, min(since), max(since), place, ask, whose, facts.priority, *urgencies)
+
+    def urgency(self, late_since: Mapping[int, int]) -> Urgency:
+        """late_since: by priority, who began to wait before that (Unix milliseconds) has waited for too long."""
+        return self.late if self.oldest_ms < late_since.get(self.priority, 0) else self.in_time
 
 
 def _latest_start_ms(job: PendingJob) -> float:
@@ -68,15 +79,16 @@ def _latest_start_ms(job: PendingJob) -> float:
 
 class Batch:
     """Of a sweep, jobs that are decided together. at: so many of them are decided; end: so many may be before the order is asked
-    again, which others may have changed by then. part_of: the sweep, where it is known."""
+    again, which others may have changed by then. queue: of all of them. part_of: the sweep, where it is known."""
 
-    __slots__ = ("at", "end", "jobs", "part_of")
+    __slots__ = ("at", "end", "jobs", "part_of", "queue")
 
     def __init__(self, jobs: tuple[PendingJob, ...], sweep: Sweep | None = None) -> None:
         self.jobs = jobs
         self.at = 0
         self.end = len(jobs)
         self.part_of = sweep
+        self.queue = jobs[0].facts.queue
 
     @property
     def first(self) -> PendingJob:
@@ -115,6 +127,7 @@ class Sweeps:
         self._jobs: dict[int, PendingJob] = {}
         self._lines: dict[tuple[str, str, int], tuple[Sequence[PendingJob], tuple[Sweep, ...]]] = {}
         self._sweeps: dict[int, Sweep] = {}
+        self._singles: dict[int, tuple[Sweep, ...]] = {}
         self._asked = Counter[Ask]()
 
     def batches(self, snapshot: Snapshot, number: Number) -> list[Batch]:
@@ -129,14 +142,19 @@ class Sweeps:
             if (oldest < since) == (youngest < since) and (oldest < saves) == (youngest < saves):
                 found.append(Batch(jobs, sweep))
             else:
-                found.extend(alone(jobs))
+                found.extend([Batch(one.jobs, one) for one in self._one_by_one(sweep)])
         return found
+
+    def _one_by_one(self, sweep: Sweep) -> tuple[Sweep, ...]:
+        """The same each time."""
+        if id(sweep) not in self._singles:
+            self._singles[id(sweep)] = tuple([Sweep.of((job,)) for job in sweep.jobs])
+        return self._singles[id(sweep)]
 
     def stood(self, batches: Iterable[Batch]) -> None:
         """In this order, which they are given in next time: what is nearly in order is sorted soon."""
-        these = (batch.part_of for batch in batches)
-        first = {id(sweep): sweep for sweep in these if sweep is not None and id(sweep) in self._sweeps}
-        self._sweeps = {**first, **self._sweeps}
+        these, known = dict.fromkeys([id(batch.part_of) for batch in batches]), self._sweeps
+        self._sweeps = {**{number: known[number] for number in these if number in known}, **known}
 
     def asked(self, snapshot: Snapshot, number: Number) -> Mapping[Ask, int]:
         """How often each is asked for, by all jobs that could run: those with a claim too."""
@@ -148,17 +166,18 @@ class Sweeps:
         if pending is self._pending:
             return
         self._pending = pending
-        now = {id(job): job for job in pending}
+        now = dict(zip(map(id, pending), pending, strict=True))
         changed: dict[tuple[str, str, int], tuple[set[int], list[PendingJob]]] = {}
-        for gone in self._jobs.keys() - now.keys():
+        for gone in filterfalse(now.__contains__, self._jobs):
             changed.setdefault(_WHERE(self._jobs[gone]), (set(), []))[0].add(gone)
-        for new in now.keys() - self._jobs.keys():
+        for new in filterfalse(self._jobs.__contains__, now):
             changed.setdefault(_WHERE(now[new]), (set(), []))[1].append(now[new])
         for where, (left, come) in changed.items():
             before, sweeps = self._lines.pop(where, ((), ()))
             self._count(sweeps, -1)
             for sweep in sweeps:
                 del self._sweeps[id(sweep)]
+                self._singles.pop(id(sweep), None)
             jobs = sorted([*(job for job in before if id(job) not in left), *come], key=_AGE)
             if jobs:
                 sweeps = tuple(_cut(jobs, number))

@@ -31,6 +31,17 @@ class _Ways(NamedTuple):
     theirs: NDArray[np.intp]
 
 
+class _Terms(NamedTuple):
+    """Of a queue and a type. bounds: of each way up to what it has in common with others, what is used, and how much may be by
+    share; left: of the one that leaves most. guaranteed: the longest way, if it is guaranteed some. nothing: no rights on any."""
+
+    ways: tuple[tuple[Line, ...], ...]
+    bounds: tuple[tuple[int, float], ...]
+    guaranteed: tuple[Line, ...]
+    left: float
+    nothing: tuple[str, ...]
+
+
 class _Bounds(NamedTuple):
     """Of a type. most: what of it each line deserves, and under what of its quota, if it has one."""
 
@@ -81,7 +92,7 @@ class Deserts:
         self._moves = tree.moves
         self._reclaimable: dict[tuple[Line, str, tuple[str, ...], int], Mask] = {}
         self._protected: dict[tuple[Line, str], Mask] = {}
-        self._bounds: dict[tuple[Line, str], tuple[tuple[int, float], ...]] = {}
+        self._known_terms: dict[tuple[Line, str], _Terms] = {}
         self._firm: dict[str, _Firm] = {}
 
     def _follow(self) -> None:
@@ -91,7 +102,7 @@ class Deserts:
             self._right_of.clear()
             self._reclaimable.clear()
             self._protected.clear()
-            self._bounds.clear()
+            self._known_terms.clear()
             self._firm.clear()
 
     def reclaimable(self, job: JobFacts, kind: str, num_devices: int) -> Mask:
@@ -124,21 +135,28 @@ class Deserts:
         self._follow()
         mine, amount = self._path(job), num_devices * job.shape.request.milli
         key = (mine[0], kind, amount)
-        if key not in self._right_of:
-            ways = self._from(mine).mine  # each of them is the first part of the longest
-            owner = quota.guarantor(max(ways, key=len, default=()), kind, amount)
-            self._right_of[key] = tuple(
-                "owner" if owner in own else "share" if used + amount <= most else ""
-                for own, (used, most) in zip(ways, self._bounds_of(mine, kind), strict=True)
-            )
-        return self._right_of[key]
+        found = self._right_of.get(key)
+        if found is None:
+            terms = self._terms(mine, kind)
+            owner = quota.guarantor(terms.guaranteed, kind, amount) if terms.guaranteed else None
+            found = self._right_of[key] = terms.nothing
+            if owner is not None or amount <= terms.left:
+                found = self._right_of[key] = tuple(
+                    "owner" if owner is not None and owner in own else "share" if used + amount <= most else ""
+                    for own, (used, most) in zip(terms.ways, terms.bounds, strict=True)
+                )
+        return found
 
-    def _bounds_of(self, mine: Sequence[Line], kind: str) -> tuple[tuple[int, float], ...]:
-        """Of each way up: what is used, and how much may be by share."""
+    def _terms(self, mine: Sequence[Line], kind: str) -> _Terms:
         key = (mine[0], kind)
-        if key not in self._bounds:
-            self._bounds[key] = tuple(self._bound(own, kind) for own in self._from(mine).mine)
-        return self._bounds[key]
+        if key not in self._known_terms:
+            ways = self._from(mine).mine
+            bounds = tuple(self._bound(own, kind) for own in ways)
+            longest = max(ways, key=len, default=())  # each of them is the first part of it
+            guaranteed = longest if any(account(line.quota, kind) is not None for line in longest) else ()
+            left = max((most - used for used, most in bounds), default=-1.0)
+            self._known_terms[key] = _Terms(ways, bounds, guaranteed, left, ("",) * len(ways))
+        return self._known_terms[key]
 
     def _found_reclaimable(self, job: JobFacts, mine: Sequence[Line], kind: str, rights: Sequence[str]) -> Mask:
         ways = self._from(mine)

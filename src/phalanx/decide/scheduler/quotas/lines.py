@@ -104,6 +104,7 @@ class Lines:
         self._by_name = {ROOT: self.root}
         self.users: dict[Whose, Line] = {}
         self._had: dict[Whose, float] = {}
+        self._known: set[Whose] = set(held.by_user)
         for name in sorted({*policy.queues, *queues, *held.by_queue}):
             self._grow(name)
         for name in sorted(held.by_queue):
@@ -123,6 +124,7 @@ class Lines:
         """Whose jobs in a queue stand in it."""
         found = self.users.get((queue, user))
         if found is None:
+            self._known.add((queue, user))
             found = self.users[queue, user] = self._add(f"{queue}/{user}", _USERS, self.queue(queue))
             found.begin(self._held.by_user.get((queue, user), {}))
             found.usage = self._had.get((queue, user), 0.0)
@@ -131,9 +133,7 @@ class Lines:
 
     def share(self, queue: str, user: str) -> float:
         """Of the user's line; who has nothing and has had nothing needs none."""
-        whose = queue, user
-        known = whose in self.users or whose in self._had or whose in self._held.by_user
-        return self.user(queue, user).share if known else 0.0
+        return self.user(queue, user).share if (queue, user) in self._known else 0.0
 
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:
         """Adds up what each line and those below it have had, before any user is asked for; `fleet_ms` is what the whole fleet
@@ -143,6 +143,7 @@ class Lines:
             queue, _, user = name.partition("/")
             if user:  # of what its queue has had
                 self._had[queue, user] = had.decayed / fleet_ms
+                self._known.add((queue, user))
                 continue
             for line in self.queue(queue).path:
                 line.usage += had.decayed / fleet_ms

@@ -206,7 +206,7 @@ def grow(round_: Round) -> None:
     small = [gangs.all[at] for at in np.flatnonzero(gangs.is_small & ~gangs.stopping & ~sought[gangs.kind])]
     if not small:
         return
-    claimed = {round_.tree.kind(job.claim) for job in round_.snapshot.pending if job.claim is not None}
+    claimed = {round_.tree.kind(job.claim) for job in round_.snapshot.claimants if job.claim is not None}
     claimed |= {round_.tree.kind(claim.placement) for claim in round_.claims if claim.placement is not None}
     for gang in sorted(small, key=lambda gang: (-gang.facts.priority, gang.placed_ms, gang.facts.job)):
         kind = round_.tree.kind(gang.placement)

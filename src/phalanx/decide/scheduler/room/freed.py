@@ -36,7 +36,7 @@ class Freed:
         self._is_claimed = np.zeros(len(fleet.ground.nodes), np.bool_)
         self._columns: dict[str, Columns] = {}
         self._per_row: dict[tuple[str, bytes], NDArray[np.float64]] = {}
-        for job in snapshot.pending:
+        for job in snapshot.claimants:
             if job.claim is not None:
                 self._claim(job.claim)
         for number in np.flatnonzero(gangs.stopping):

@@ -8,14 +8,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
-from phalanx.core.devices import WHOLE, Placement
+from phalanx.core.devices import Placement
 from phalanx.core.ids import NodeId
 from phalanx.core.reasons import OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Claim
+from phalanx.decide.scheduler.quotas.lines import under
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room import preemption
 from phalanx.decide.scheduler.round import Round
@@ -67,74 +68,84 @@ def _offer(job: PendingJob, kind: str, round_: Round) -> preemption.Offer | None
 
 def _yielding(job: PendingJob, kind: str, round_: Round) -> list[int]:
     """Gangs without which its queue may have the job; none when it may not anyway, or where they are too few."""
-    victims, tree, most = round_.victims, round_.tree, round_.snapshot.policy.preemption.max_victims
-    refusal = tree.refusal(job.facts, kind, job.facts.shape.num_devices)
+    victims, gangs, most = round_.victims, round_.gangs, round_.snapshot.policy.preemption.max_victims
+    refusal = round_.tree.refusal(job.facts, kind, job.facts.shape.num_devices)
     if not isinstance(refusal, OverLimit | OverQuota):
         return []
-    lower = victims.lower(job, kind, tree.lines.queue(refusal.queue))[:most]
-    if not lower:
-        return []
-    gangs = [victims.gangs[number] for number in lower]
-    held = sorted((gang.placement.world_size * gang.facts.shape.request.milli for gang in gangs), reverse=True)
-    least = _lacking(refusal, job, tree) * WHOLE
-    fewest = bisect_left([*accumulate(held)], least) + 1
-    are_whole = not any(gang.facts.shape.request.is_share for gang in gangs)
+    lower = list(victims.lower(job, kind, round_.tree.lines.queue(refusal.queue))[:most])
+    held, least = np.sort(gangs.amount[lower])[::-1], _lacking(refusal, job, kind, round_.tree)
+    fewest = int(np.searchsorted(np.cumsum(held), least)) + 1
+    are_whole = not gangs.shares[lower].any()
     if fewest > len(lower) or (are_whole and fewest > job.facts.shape.num_devices):  # each has to hold some of what it gets
         return []
-    with tree.trial():
-        return _enough(job, kind, lower, least, round_)
+    return _enough(job, kind, lower, least, round_)
 
 
-def _lacking(refusal: OverLimit | OverQuota, job: PendingJob, tree: Tree) -> int:
-    """Devices that gangs of the queue have to let go of at least, to know quickly when that is too much, or too little."""
-    used = refusal.used + refusal.asked - 2  # each was rounded up
+def _lacking(refusal: OverLimit | OverQuota, job: PendingJob, kind: str, tree: Tree) -> int:
+    """Thousandths of devices that gangs of the queue have to let go of at least, to know quickly when that is too much, or too
+    little."""
+    line, amount = tree.lines.queue(refusal.queue), job.facts.shape.num_devices * job.facts.shape.request.milli
     if isinstance(refusal, OverLimit):
-        return used - refusal.limit
-    is_own = refusal.queue == job.facts.queue and refusal.type in tree.lines.queue(refusal.queue).quota
-    return used - refusal.quota if is_own and not tree.lines.queue(refusal.queue).queue.borrow else 0
+        return amount - (line.limit[refusal.type] - under(line.held, line.limit, refusal.type))
+    if line.queue.borrow or refusal.queue != job.facts.queue or refusal.type not in line.quota:
+        return 0
+    return amount - (line.quota[refusal.type] - under(line.used, line.quota, refusal.type))
 
 
 def _enough(job: PendingJob, kind: str, lower: Sequence[int], least: int, round_: Round) -> list[int]:
-    """Of gangs in that order, those without which its queue may have the job; none when all of them are too few. least: thousandths
-    of devices; with less it may not, which need not be asked."""
-    cost, gangs, chosen, gone = round_.victims.cost, round_.gangs, list[int](), 0
-    together = list[int]()
-    for number in lower:
-        together.append(number)
-        gone += int(gangs.amount[number])
-        if gone >= least:
-            _lets_go(together, kind, round_)
-            chosen, together = [*chosen, *together], []
-            if _may_have(job, kind, round_):
-                break
-    else:
-        _lets_go(chosen, kind, round_, -1)
-        return []
+    """Of gangs in that order, those without which its queue may have the job; none when all of them are too few, or more of them
+    have to go than the job gets devices. least: thousandths of devices; with less it may not, which need not be asked."""
+    let_go = np.cumsum(round_.gangs.amount[lower])
+    sizes = range(int(np.searchsorted(let_go, least)) + 1, len(lower) + 1)
+    with round_.tree.trial():
+        trial = _Trial(job, kind, round_)
+        enough = bisect_left(sizes, True, key=lambda size: trial.may_have(lower[:size]))
+        chosen = lower[: sizes[enough]] if enough < len(sizes) else []
+        needed = _needed(job, chosen, int(let_go[len(chosen) - 1]) - least, trial, round_) if chosen else []
+        trial.without([])
+    return needed
+
+
+def _needed(job: PendingJob, chosen: Sequence[int], spare: int, trial: "_Trial", round_: Round) -> list[int]:
+    """Of these, the dearest are left alone first. spare: who holds more than so much has to go."""
+    cost, gangs, needed, num_sure = round_.victims.cost, round_.gangs, list(chosen), 0
+    most = len(chosen) if gangs.shares[needed].any() else job.facts.shape.num_devices
+    dear: dict[int, int] = {}  # what of each queue is too much to stay: whoever holds as much of it has to go too
     for number in sorted(chosen, key=lambda number: (-cost[number], number)):
-        amount = int(gangs.amount[number])
-        if gone - amount >= least:
-            _lets_go([number], kind, round_, -1)
-            if _may_have(job, kind, round_):
-                chosen.remove(number)
-                gone -= amount
-            else:
-                _lets_go([number], kind, round_)
-    _lets_go(chosen, kind, round_, -1)
-    return chosen
+        amount, queue = int(gangs.amount[number]), int(gangs.queue[number])
+        fewer = [one for one in needed if one != number]
+        if amount <= spare and amount < dear.get(queue, amount + 1):
+            if trial.may_have(fewer):
+                needed, spare = fewer, spare - amount
+                continue
+            dear[queue] = amount
+        num_sure += 1
+        if num_sure > most:
+            return []
+    return needed
 
 
-def _may_have(job: PendingJob, kind: str, round_: Round) -> bool:
-    return round_.tree.refusal(job.facts, kind, job.facts.shape.num_devices) is None
+class _Trial:
+    """What the queue may have were some gangs gone. Whoever makes one brings all back at the end."""
 
+    def __init__(self, job: PendingJob, kind: str, round_: Round) -> None:
+        self._job, self._kind, self._tree, self._gangs = job, kind, round_.tree, round_.gangs
+        self._gone = self._of_queue([])
 
-def _lets_go(numbers: Sequence[int], kind: str, round_: Round, sign: int = 1) -> None:
-    """As if these gangs were gone, or were not (-1)."""
-    of_queue: dict[str, int] = {}
-    for number in numbers:
-        queue = round_.gangs.all[number].facts.queue
-        of_queue[queue] = of_queue.get(queue, 0) + sign * int(round_.gangs.amount[number])
-    for queue, amount in of_queue.items():
-        round_.tree.try_without(queue, kind, amount)
+    def may_have(self, gone: Sequence[int]) -> bool:
+        self.without(gone)
+        return self._tree.refusal(self._job.facts, self._kind, self._job.facts.shape.num_devices) is None
+
+    def without(self, gone: Sequence[int]) -> None:
+        """These, and no others."""
+        now = self._of_queue(gone)
+        for number in np.flatnonzero(now != self._gone):
+            self._tree.try_without(self._gangs.queues[number], self._kind, int(now[number] - self._gone[number]))
+        self._gone = now
+
+    def _of_queue(self, gone: Sequence[int]) -> NDArray[np.int64]:
+        at = np.array(gone, np.intp)
+        return np.bincount(self._gangs.queue[at], self._gangs.amount[at], len(self._gangs.queues)).astype(np.int64)
 
 
 def _placed(job: PendingJob, kind: str, chosen: Sequence[int], round_: Round) -> Placement | None:

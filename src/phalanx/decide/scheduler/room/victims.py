@@ -60,6 +60,7 @@ class Victims:
         self._class = np.searchsorted(self._bounds, gangs.priority, side="right")
         self._may: Mask = gangs.preemptible & (now_ms - gangs.placed_ms >= snapshot.policy.preemption.min_runtime_ms)
         self._spared: Mask = gangs.evictions >= snapshot.policy.preemption.max_evictions
+        self._lowest_class = int(self._class[~self._spared].min(initial=len(self._bounds)))
         self._above: Mask = gangs.more_nodes > 0
         self._freed = Freed(snapshot, fleet, gangs, self.ending)
         self._lowest_first = np.lexsort((self.cost, gangs.priority))
@@ -132,7 +133,8 @@ class Victims:
         due = tuple(booked.queues for booked in self._kept.bookings if self._kept.is_due(booked, facts, kind, num_devices))
         key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, due)
         if key not in self._causes:
-            found, everybody = self._found_causes(job, kind, num_devices, due), self._nobody
+            might = due or any(rights) or (self._policy.preemption.enabled and self.class_of(facts.priority) > self._lowest_class)
+            found, everybody = self._found_causes(job, kind, num_devices, due) if might else {}, self._nobody
             for mask in found.values():
                 everybody = everybody | mask
             self._causes[key] = found, everybody
