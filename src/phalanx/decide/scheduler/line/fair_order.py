@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place, youngest
-from phalanx.decide.scheduler.line.sweeps import Batch, Urgency
+from phalanx.decide.scheduler.line.sweeps import Batch, Sweep, Urgency
 from phalanx.decide.scheduler.quotas.holds import Whose
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
@@ -46,6 +46,7 @@ class FairOrder:
         self._standings: dict[str, _Standing] = {}
         self._used_up: dict[str, bool] = {}
         self._shares: dict[Whose, tuple[float, ...]] = {}
+        self._known: dict[int, tuple[str, Urgency, tuple[float, ...]]] = {}
 
     def of(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Some of them, or what is left of these. Whoever takes one decides its first job at least (`Batch.at`), and others up to
@@ -90,18 +91,29 @@ class FairOrder:
                 self._standings.pop(queue)
                 self._used_up.pop(queue, None)
             self._shares = {whose: shares for whose, shares in self._shares.items() if whose[0] not in moved}
+            self._known = {number: known for number, known in self._known.items() if known[0] not in moved}
         stay = [row for row in rows if row[2][4].queue not in moved] if moved else rows
         again = [row[2][4] for row in rows if row[2][4].queue in moved] if moved else []
         return sorted([*stay, *map(self._row, [*again, *batches])])
 
     def _row(self, batch: Batch) -> _Row:
-        sweep = batch.sweep
-        shares, urgency = self._shares.get(sweep.whose), sweep.urgency(self._late_since)
+        sweep = batch.part_of
+        if sweep is None or batch.at:
+            return *self._placed(batch.sweep)[1:], (*batch.sweep.place, batch)
+        known = self._known.get(id(sweep))
+        if known is None:
+            known = self._known[id(sweep)] = self._placed(sweep)  # `batches` hold it, so that no other gets its number
+        return known[1], known[2], (*sweep.place, batch)
+
+    def _placed(self, sweep: Sweep) -> tuple[str, Urgency, tuple[float, ...]]:
+        """Its queue, and where it stands until that moves."""
+        whose, urgency = sweep.whose, sweep.urgency(self._late_since)
+        shares = self._shares.get(whose)
         if shares is None:
-            shares = self._shares[sweep.whose] = self._found_shares(sweep.whose)
-        if _is_urgent(urgency) and self._is_used_up(batch.queue):
+            shares = self._shares[whose] = self._found_shares(whose)
+        if _is_urgent(urgency) and self._is_used_up(whose[0]):
             urgency = (urgency[0], urgency[1], True, _NEVER)
-        return urgency, shares, (*sweep.place, batch)
+        return whose[0], urgency, shares
 
     def _found_shares(self, whose: Whose) -> tuple[float, ...]:
         queue = whose[0]

@@ -54,7 +54,8 @@ class _Standing(NamedTuple):
 @dataclass(slots=True)
 class Found:
     """What was found out, as long as nothing is taken or let go of. settled: numbers of shapes, queues, and whether a limit or
-    quota refuses them: all that may be saved for such jobs is. unguaranteed: shapes and queues that are in nobody's guarantee."""
+    quota refuses them: all that may be saved for such jobs is. exhausted: queues and types for which nothing is left to save.
+    unguaranteed: shapes and queues that are in nobody's guarantee."""
 
     standings: dict[tuple[Line, str], _Standing] = field(default_factory=dict)
     rights: dict[tuple[Line, str, int], tuple[Line | None, bool]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Found:
     owners: dict[tuple[Line, tuple[str, ...], int], tuple[Line | None, str]] = field(default_factory=dict)
     unsaved: dict[tuple[Line, tuple[str, ...]], frozenset[saving.Account]] = field(default_factory=dict)
     settled: set[tuple[int, str, bool]] = field(default_factory=set)
+    exhausted: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     unguaranteed: set[tuple[int, str]] = field(default_factory=set)
 
 
@@ -102,6 +104,23 @@ class Admissions:
                 at = _first_saved(books, saved)
                 found.append(None if at is None else Saved(marks[at], saved[books[at].account]))
         return found
+
+    def are_bars(self, bars: Sequence[Bar | None], queue: Line, kinds: Sequence[str], amount: int) -> bool:
+        """Whether these are what `bars` would find."""
+        saved, standings = self.saved, self.found.standings
+        for kind, bar in zip(kinds, bars, strict=True):  # asked for every job that was refused in the last decision
+            books, room, spent, marks, limits = standings.get((queue, kind)) or self._standing(queue, kind)
+            if amount > room:
+                if next(mark for left, mark in limits if amount > left) != bar:
+                    return False
+            elif spent is not None or not saved:
+                if spent != bar:
+                    return False
+            else:
+                at = _first_saved(books, saved)
+                if not isinstance(bar, Saved) or at is None or bar.mark != marks[at] or bar.saved_for != saved[books[at].account]:
+                    return False
+        return True
 
     def unsaved(self, queue: Line, types: tuple[str, ...]) -> frozenset[saving.Account]:
         """What somebody of the queue may be short of and is not saved for anybody yet."""

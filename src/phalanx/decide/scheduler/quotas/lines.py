@@ -133,7 +133,13 @@ class Lines:
 
     def share(self, queue: str, user: str) -> float:
         """Of the user's line; who has nothing and has had nothing needs none."""
-        return self.user(queue, user).share if (queue, user) in self._known else 0.0
+        whose = queue, user
+        if whose not in self._known:
+            return 0.0
+        line, had = self.users.get(whose), self._had.get(whose, 0.0)
+        if line is not None or whose in self._held.by_user:
+            return self.user(queue, user).share
+        return had / _USERS.weight
 
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:
         """Adds up what each line and those below it have had, before any user is asked for; `fleet_ms` is what the whole fleet

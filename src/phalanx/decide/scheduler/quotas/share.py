@@ -44,7 +44,7 @@ class Tree:
         self.version = self.given = self.moves = 0
         self._ticks = 0
         self._is_trial = False
-        self._refusals: dict[tuple[str, str, str, bool], list[tuple[int, Admission]]] = {}
+        self._refusals: dict[tuple[str, str, bool], list[tuple[Sequence[str], int, Sequence[Admission]]]] = {}
         whole = sum(self.capacity.values()) / WHOLE
         self.lines.had(snapshot.usage, max(1.0, whole) * snapshot.policy.half_life_ms / math.log(2))
         for line in sorted(self.lines.all, key=lambda line: len(line.path)):
@@ -74,29 +74,26 @@ class Tree:
         asked to let go meanwhile: else a later job would get what an earlier one of the same queue was told to wait for."""
         if not self._has_rules:
             return FREELY
-        amount, key = num_devices * job.shape.request.milli, (job.queue, job.user, kind, job.preemptible)
+        amount = num_devices * job.shape.request.milli
         found = self._rules().asked(self.lines.queue(job.queue), kind, amount, job.preemptible)
-        if found.ok:
-            earlier = self._refusals.get(key, ())
-            return next((refusal for least, refusal in earlier if least <= amount), found) if earlier else found
-        self._refused(key, amount, found)
-        return found
+        if not found.ok:
+            self.refuse(job, (kind,), amount, (found,))
+            return found
+        earlier = self._refusals.get((job.queue, job.user, job.preemptible), ())
+        again = (told[kinds.index(kind)] for kinds, least, told in earlier if least <= amount and kind in kinds)
+        return next(again, found) if earlier else found
+
+    def is_barred(self, job: JobFacts, kinds: Sequence[str], amount: int, bars: Sequence[Bar | None]) -> bool:
+        """Whether just these refuse the job so much of each type, before it is looked at what is guaranteed."""
+        return self._rules().are_bars(bars, self.lines.queue(job.queue), kinds, amount)
 
     def bars(self, job: JobFacts, kinds: Sequence[str], amount: int) -> list[Bar | None]:
         """What refuses the job so much of each type, if anything does that is looked at before guarantees are."""
         return self._rules().bars(self.lines.queue(job.queue), kinds, amount)
 
     def refuse(self, job: JobFacts, kinds: Sequence[str], amount: int, told: Sequence[Admission]) -> None:
-        """So much of each type, as `admit` would."""
-        for kind, found in zip(kinds, told, strict=True):
-            self._refused((job.queue, job.user, kind, job.preemptible), amount, found)
-
-    def _refused(self, key: tuple[str, str, str, bool], amount: int, found: Admission) -> None:
-        earlier = self._refusals.get(key)
-        if earlier is None:
-            self._refusals[key] = [(amount, found)]
-        elif amount < earlier[-1][0]:  # else one that is there already says it
-            earlier.append((amount, found))
+        """So much of each type, for the whole decision."""
+        self._refusals.setdefault((job.queue, job.user, job.preemptible), []).append((kinds, amount, told))
 
     def refusal(self, job: JobFacts, kind: str, num_devices: int) -> Reason | None:
         """Why it may not take so many as things are now, whatever was refused before."""
@@ -140,13 +137,17 @@ class Tree:
 
     def save(self, job: PendingJob, number: int, reason: Reason) -> None:
         """It has to wait for what its queue may have, or borrows. number: of its shape; one of each saves for all like it."""
-        if not self._may_save or not saving.has_waited_long(job, self._now_ms):
+        if not self._may_save:
+            return
+        facts, rules = job.facts, self._rules()
+        asks = facts.queue, facts.shape.request.types
+        if asks in rules.found.exhausted or not saving.has_waited_long(job, self._now_ms):
+            return
+        unsaved = rules.unsaved(self.lines.queue(facts.queue), asks[1])
+        if not unsaved:
+            rules.found.exhausted.add(asks)
             return
         is_refused = isinstance(reason, _MAY_NOT)
-        facts, rules = job.facts, self._rules()
-        unsaved = rules.unsaved(self.lines.queue(facts.queue), facts.shape.request.types)
-        if not unsaved:
-            return
         alike, settled = (number, facts.queue, is_refused), rules.found.settled
         if alike in settled:
             return
