@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,36 @@ def test_what_a_queue_may_have_later_is_no_never() -> None:
     assert isinstance(refused(shape(), [for_ever]), NeverFits)
     lent = OverQuota("q", "H100", 4, 4, 8, "what others are guaranteed is not lent")
     assert refused(shape(), [lent]) == lent
+
+
+def test_an_elastic_gang_waits_where_its_queue_may_have_its_fewest_nodes_some_day() -> None:
+    elastic, full = shape(1, 8, min_nodes=2), OverLimit("q", "H100", 4, 4, 8)
+    assert refused(elastic, [full]) == full
+    assert isinstance(refused(shape(1, 8), [full]), NeverFits)
+    held = OverQuota("q", "H100", 4, 4, 8, "it may not use more (borrow: false)", for_ever=True)
+    assert refused(elastic, [held]) == held
+    never = refused(elastic, [OverLimit("q", "H100", 1, 0, 8)])
+    assert isinstance(never, NeverFits)
+    assert (never.asked, never.largest, never.change.split(", ")[0]) == ("2", "1", "set min_nodes: 1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "change"),
+    [
+        (shape(8, 3), 20, "set num_nodes: 2"),
+        (shape(8, 2), 5, "set resources.gpus: 2"),  # on each of both nodes
+        (shape(8, 4), 3, "set num_nodes: 1 and resources.gpus: 3"),
+        (shape(1, 8, group=4), 7, "set num_nodes: 4"),
+        (shape(2, 4, group=4), 6, "set resources.gpus: 1"),
+        (shape(1, 8, group=4), 3, ""),
+        (replace(shape(1, 5), request=parse_devices("H100:0.25")), 1, "set num_nodes: 4"),
+        (shape(1), 0, ""),
+    ],
+)
+def test_the_change_that_a_full_queue_is_told_fits_it(asked: Shape, most: int, change: str) -> None:
+    never = refused(asked, [OverLimit("q", "H100", most, 0, 99)])
+    assert isinstance(never, NeverFits)
+    assert never.change == f"{change}{', or ' if change else ''}use another queue, or raise the limit of q in the policy"
 
 
 def test_enough_that_does_not_lie_right_is_told_from_too_little() -> None:

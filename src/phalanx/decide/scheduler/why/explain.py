@@ -7,8 +7,10 @@ First what can never be (`NeverFits`), then what the queue may not have (`refuse
 from collections.abc import Sequence
 from typing import Literal
 
+from phalanx.core.devices import WHOLE
 from phalanx.core.policy import ANY
 from phalanx.core.reasons import Geometry, NeverFits, NoRoom, OverLimit, OverQuota, Reason
+from phalanx.decide.scheduler.quotas.lines import devices
 from phalanx.decide.scheduler.snapshot import Shape
 from phalanx.decide.scheduler.where.eligible import eligible_types, largest_now
 from phalanx.decide.scheduler.where.fleet import Fleet
@@ -25,8 +27,13 @@ def never_fits(shape: Shape, fleet: Fleet) -> NeverFits | None:
 
 def refused(shape: Shape, reasons: Sequence[Reason]) -> Reason:
     """Why the queue may have the gang on none of its types, of the reasons for each. More than a queue may ever have never fits."""
-    never = [found for reason in reasons if (found := _never_admitted(shape, reason)) is not None]
-    return never[0] if len(never) == len(reasons) else next(one for one in reasons if _never_admitted(shape, one) is None)
+    never = list[NeverFits]()
+    for reason in reasons:
+        found = _never_admitted(shape, reason)
+        if found is None:
+            return reason
+        never.append(found)
+    return never[0]
 
 
 def no_room(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> NoRoom | Geometry:
@@ -65,15 +72,27 @@ def _short_of(shape: Shape, kind: str, fleet: Fleet) -> Literal["", "cpus", "mem
 
 
 def _never_admitted(shape: Shape, reason: Reason) -> NeverFits | None:
-    """The refusal as one for ever, when the queue may never have as much."""
+    """The refusal as one for ever, when the queue may never have even the fewest nodes that will do."""
+    least = devices(shape.request.count * shape.fewest_nodes * shape.request.milli)
     match reason:
-        case OverLimit(queue=queue, type=kind, limit=most, asked=asked) if asked > most:
+        case OverLimit(queue=queue, type=kind, limit=most) if least > most:
             change = f"raise the limit of {queue} in the policy"
-        case OverQuota(queue=queue, type=kind, quota=most, asked=asked, for_ever=True) if asked > most:
+        case OverQuota(queue=queue, type=kind, quota=most, for_ever=True) if least > most:
             change = f"raise the quota of {queue} in the policy"
         case _:
             return None
-    nodes = most // shape.request.count
-    smaller = f"set num_nodes: {nodes}, " if 0 < nodes < shape.num_nodes else f"set resources.gpus: {most}, " if most else ""
     resource = f"{'' if kind == ANY else kind + ' '}devices at once in queue {queue}"
-    return NeverFits(resource, str(asked), str(most), f"{smaller}{'or ' if smaller else ''}use another queue, or {change}")
+    smaller = _within(shape, most)
+    return NeverFits(resource, str(least), str(most), f"{smaller}{', or ' if smaller else ''}use another queue, or {change}")
+
+
+def _within(shape: Shape, most: int) -> str:
+    """What to write in the spec so that it asks for so many devices at most: fewer nodes, or else fewer devices on each."""
+    request, field, fewest = shape.request, "min_nodes" if shape.min_nodes else "num_nodes", shape.fewest_nodes
+    nodes = most * WHOLE // (request.count * request.milli)
+    nodes -= nodes % max(1, shape.group)
+    if nodes:
+        return f"set {field}: {nodes}"
+    if most >= fewest:
+        return f"set resources.gpus: {most // fewest}"
+    return f"set {field}: 1 and resources.gpus: {most}" if most and shape.group <= 1 else ""
