@@ -43,7 +43,10 @@ def racked(snapshot: Snapshot, size: int = 2) -> Snapshot:
 def test_cells_are_counted_in_those_of_the_largest_size() -> None:
     snapshot = racked(world({}, nodes=5))
     ground = survey(snapshot.nodes)
-    assert counts(ground) == {("H100", "node"): 5, ("H100", "domain"): 0, ("H100", "rack"): 2, ("H100", "block"): 0}
+    none = (0, 0)
+    assert counts(ground) == {
+        ("H100", "node"): (5, 8), ("H100", "domain"): none, ("H100", "rack"): (2, 16), ("H100", "block"): none,
+    }  # fmt: skip
     assert devices(Cells(type="H100", count=2, tier="rack"), ground) == 32
     assert devices(Cells(type="T4", count=2), ground) == 0
 

@@ -10,7 +10,7 @@ from phalanx.decide.scheduler.quotas.policy_checks import doubts, problems
 
 FLEET = {"H100": 64, "T4": 8}
 HOSTS = {"H100": 8, "T4": 1}
-CELLS = {("H100", "node"): 8, ("H100", "rack"): 2}
+CELLS = {("H100", "node"): (8, 8), ("H100", "rack"): (2, 32)}
 BOOKED = {"queue": "a", "start": "2026-12-01T09:00Z", "end": "2026-12-01T12:00Z"}
 LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
 
@@ -23,16 +23,16 @@ LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
         ({"queues": {"a": {"quota": {"*": 72}}}}, None),
         (
             {"queues": {"a": {"quota": {"H100": 40}}, "b": {"quota": {"H100": 30}}}},
-            ("queues.a.quota.H100", 40, "70 H100 are guaranteed in all, and the fleet has 64; lower quotas by 6"),
+            ("queues.a.quota.H100", 40, "70 H100 are guaranteed in all, and the fleet has 64; guarantee 6 fewer"),
         ),
         (
             {"queues": {"o": {}, "a": {"parent": "o", "quota": {"H100": 40}}, "b": {"parent": "o", "quota": {"H100": 41}}}},
-            ("queues.b.quota.H100", 41, "81 H100 are guaranteed in all, and the fleet has 64; lower quotas by 17"),
+            ("queues.b.quota.H100", 41, "81 H100 are guaranteed in all, and the fleet has 64; guarantee 17 fewer"),
         ),
         ({"queues": {"o": {"quota": {"H100": 64}}, "a": {"parent": "o", "quota": {"H100": 64}}}}, None),
         (
             {"queues": {"a": {"quota": {"*": 40}}, "b": {"quota": {"H100": 40}}}},
-            ("queues.a.quota.*", 40, "80 devices are guaranteed in all, and the fleet has 72; lower quotas by 8"),
+            ("queues.a.quota.*", 40, "80 devices are guaranteed in all, and the fleet has 72; guarantee 8 fewer"),
         ),
         ({"queues": {"a": {"quota": {"B200": 1}}}}, ("queues.a.quota.B200", 1, "the fleet has none; it has H100, T4")),
         ({"queues": {"a": {"quota": {"B200": 0}, "limit": {"B200": 8}}}}, None),
@@ -45,6 +45,25 @@ LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
             {"queues": {"a": {"cells": {"type": "H100", "count": 3, "tier": "rack"}}}},
             ("queues.a.cells.count", 3, "3 racks of H100 are asked for, and the fleet has 2; lower the count"),
         ),
+        ({"queues": {"a": {"cells": {"type": "H100", "count": 5}}, "b": {"quota": {"H100": 24}}}}, None),
+        (
+            {"queues": {"a": {"cells": {"type": "H100", "count": 5}}, "b": {"quota": {"H100": 25}}}},
+            ("queues.b.quota.H100", 25, "65 H100 are guaranteed in all, and the fleet has 64; guarantee 1 fewer"),
+        ),
+        (
+            {"queues": {"a": {"cells": {"type": "H100", "count": 5}}, "b": {"quota": {"*": 33}}}},
+            ("queues.b.quota.*", 33, "73 devices are guaranteed in all, and the fleet has 72; guarantee 1 fewer"),
+        ),
+        (
+            {
+                "queues": {
+                    "a": {"cells": {"type": "H100", "count": 5}},
+                    "o": {},
+                    "b": {"parent": "o", "cells": {"type": "H100", "count": 1, "tier": "rack"}},
+                }
+            },
+            ("queues.a.cells.count", 5, "72 H100 are guaranteed in all, and the fleet has 64; guarantee 8 fewer"),
+        ),
         ({"bookings": {"x": {**BOOKED, "devices": "H100:64"}}}, None),
         (
             {"bookings": {"x": {**BOOKED, "devices": "H100:65"}}},
@@ -56,6 +75,16 @@ LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
         ),
         (
             {"bookings": {"x": {**BOOKED, "devices": "H100:40"}, "y": {**LATER, "devices": "H100:40"}}},
+            None,
+        ),
+        (  # it overlaps with two that never hold anything at the same time
+            {
+                "bookings": {
+                    "x": {**BOOKED, "devices": "H100:32"},
+                    "y": {**LATER, "devices": "H100:32"},
+                    "z": {**BOOKED, "end": LATER["end"], "devices": "H100:32"},
+                }
+            },
             None,
         ),
         ({"spares": {"H100": 7}}, None),

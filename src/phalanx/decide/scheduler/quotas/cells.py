@@ -31,14 +31,15 @@ def devices(cells: Cells, ground: Ground) -> int:
     return cells.count * max(sizes.values(), default=0)
 
 
-def counts(ground: Ground) -> dict[tuple[str, str], int]:
-    """Whole cells of the fleet, by device type and tier: those of the largest size, since only they are alike."""
-    found: dict[tuple[str, str], int] = {}
+def counts(ground: Ground) -> dict[tuple[str, str], tuple[int, int]]:
+    """Whole cells of the fleet and the devices in each, by device type and tier: those of the largest size, since only they are
+    alike."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for kind in ground.kinds:
         for tier in CELL_TIERS:
             sizes = _sizes(Cells(type=kind, count=1, tier=tier), ground).values()
             most = max(sizes, default=0)
-            found[kind, tier] = sum(size == most for size in sizes)
+            found[kind, tier] = sum(size == most for size in sizes), most
     return found
 
 

@@ -1,14 +1,19 @@
 """What is wrong with a policy on this fleet: promises that it cannot keep."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from operator import itemgetter
 
 from phalanx.core.devices import parse_devices
 from phalanx.core.policy import ANY, Policy, Tier
 from phalanx.core.policy_rules import Problem, guaranteed
 from phalanx.core.units import utc_ms
 
-CellCounts = Mapping[tuple[str, str], int]
-"""Whole cells of the fleet, by device type and tier ('node' among them)."""
+CellCounts = Mapping[tuple[str, str], tuple[int, int]]
+"""Whole cells of the fleet and the devices in each, by device type and tier ('node' among them)."""
+
+_Booked = tuple[int, int, int]
+"""From when and until when how many."""
 
 
 def problems(
@@ -19,9 +24,9 @@ def problems(
     if not capacity:
         return
     yield from _unknown_types(policy, capacity)
-    yield from _quotas(policy, capacity)
-    if cells is not None:
-        yield from _cells(policy, cells)
+    too_many = list(_cells(policy, cells)) if cells is not None else []
+    yield from _guarantees(policy, capacity, cells if cells is not None and not too_many else {})
+    yield from too_many
     yield from _bookings(policy, capacity)
     if hosts is not None:
         yield from _spares(policy, hosts)
@@ -46,13 +51,15 @@ def _unknown_types(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Prob
                 yield f"queues.{name}.quota.{kind}", count, f"the fleet has none; it has {known}"
 
 
-def _quotas(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
-    """What is guaranteed to the queues of the root, together."""
+def _guarantees(policy: Policy, capacity: Mapping[str, int], cells: CellCounts) -> Iterator[Problem]:
+    """What is guaranteed to the queues of the root, and in cells, together."""
     promised: dict[str, int] = {}
     for name, queue in policy.queues.items():
-        if not queue.parent:
-            for kind, count in guaranteed(policy, name).items():
-                promised[kind] = promised.get(kind, 0) + count
+        if queue.cells is not None:  # which have no quota above them that would cover them
+            _, size = cells.get((queue.cells.type, queue.cells.tier), (0, 0))
+            promised[queue.cells.type] = promised.get(queue.cells.type, 0) + queue.cells.count * size
+        for kind, count in {} if queue.parent else guaranteed(policy, name).items():
+            promised[kind] = promised.get(kind, 0) + count
     for kind, count in promised.items():
         if kind != ANY and kind in capacity:
             yield from _too_much(policy, kind, f"{count} {kind}", count, capacity[kind])
@@ -63,15 +70,20 @@ def _quotas(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
 
 def _too_much(policy: Policy, kind: str, what: str, count: int, there: int) -> Iterator[Problem]:
     if count > there:
-        name = _largest(policy, kind)
-        fix = f"{what} are guaranteed in all, and the fleet has {there}; lower quotas by {count - there}"
-        yield f"queues.{name}.quota.{kind}", policy.queues[name].quota[kind], fix
+        field, value = _largest(policy, kind)
+        yield field, value, f"{what} are guaranteed in all, and the fleet has {there}; guarantee {count - there} fewer"
 
 
-def _largest(policy: Policy, kind: str) -> str:
-    return max(
-        (name for name, queue in policy.queues.items() if kind in queue.quota), key=lambda name: policy.queues[name].quota[kind]
-    )
+def _largest(policy: Policy, kind: str) -> tuple[str, int]:
+    """The largest quota of the type, or else what has the most cells of it."""
+    queues = policy.queues.items()
+    quotas = [(f"queues.{name}.quota.{kind}", queue.quota[kind]) for name, queue in queues if kind in queue.quota]
+    owned = [
+        (f"queues.{name}.cells.count", queue.cells.count)
+        for name, queue in queues
+        if queue.cells is not None and queue.cells.type == kind
+    ]
+    return max(quotas or owned, key=itemgetter(1))
 
 
 def _cells(policy: Policy, cells: CellCounts) -> Iterator[Problem]:
@@ -80,7 +92,7 @@ def _cells(policy: Policy, cells: CellCounts) -> Iterator[Problem]:
         if queue.cells is not None:
             of = (queue.cells.type, queue.cells.tier)
             promised[of] = promised.get(of, 0) + queue.cells.count
-            there = cells.get(of, 0)
+            there, _ = cells.get(of, (0, 0))
             if promised[of] > there:
                 so_far = "are guaranteed by now" if promised[of] > queue.cells.count else "are asked for"
                 fix = f"{promised[of]} {_whole(*of)} {so_far}, and the fleet has {there}; lower the count"
@@ -103,13 +115,20 @@ def _whole(kind: str, tier: Tier | str) -> str:
 
 def _bookings(policy: Policy, capacity: Mapping[str, int]) -> Iterator[Problem]:
     """Each alone, then those that overlap."""
-    booked: list[tuple[str, str, int, int, int]] = []
+    booked: dict[str, list[_Booked]] = {}
     for name, booking in policy.bookings.items():
         request = parse_devices(booking.devices)
         kind, start, end = "".join(request.types), utc_ms(booking.start), utc_ms(booking.end)
-        there = capacity.get(kind, 0)
-        at_once = sum(count for _, other, count, begins, ends in booked if other == kind and begins < end and ends > start)
+        earlier = booked.setdefault(kind, [])
+        there, at_once = capacity.get(kind, 0), _most_within(start, end, earlier)
         if request.count + at_once > there:
             booked_too = f", and {at_once} are booked at the same time" if at_once else ""
             yield f"bookings.{name}.devices", booking.devices, f"the fleet has {there} {kind} devices{booked_too}; book fewer"
-        booked.append((name, kind, request.count, start, end))
+        earlier.append((start, end, request.count))
+
+
+def _most_within(start: int, end: int, booked: Iterable[_Booked]) -> int:
+    """Devices that are booked at the same instant between the two."""
+    overlapping = [one for one in booked if one[0] < end and one[1] > start]
+    steps = [(max(begins, start), count) for begins, _, count in overlapping] + [(ends, -count) for _, ends, count in overlapping]
+    return max(accumulate(count for _, count in sorted(steps)), default=0)  # what ends then is free for what begins then
