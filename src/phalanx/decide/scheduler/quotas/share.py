@@ -44,7 +44,7 @@ class Tree:
         self.version = self.given = self.moves = 0
         self._ticks = 0
         self._is_trial = False
-        self._refusals: dict[tuple[str, str, bool], list[tuple[Sequence[str], int, Sequence[Admission]]]] = {}
+        self._refusals: dict[tuple[str, bool], dict[str, list[tuple[int, Admission]]]] = {}
         whole = sum(self.capacity.values()) / WHOLE
         self.lines.had(snapshot.usage, max(1.0, whole) * snapshot.policy.half_life_ms / math.log(2))
         for line in sorted(self.lines.all, key=lambda line: len(line.path)):
@@ -76,12 +76,18 @@ class Tree:
             return FREELY
         amount = num_devices * job.shape.request.milli
         found = self._rules().asked(self.lines.queue(job.queue), kind, amount, job.preemptible)
-        if not found.ok:
-            self.refuse(job, (kind,), amount, (found,))
-            return found
-        earlier = self._refusals.get((job.queue, job.user, job.preemptible), ())
-        again = (told[kinds.index(kind)] for kinds, least, told in earlier if least <= amount and kind in kinds)
-        return next(again, found) if earlier else found
+        if found.ok:
+            return (self._refused_before(job, kind, amount) or found) if self._refusals else found
+        self.refuse(job, (kind,), amount, (found,))
+        return found
+
+    def _refused_before(self, job: JobFacts, kind: str, amount: int) -> Admission | None:
+        """To a job of the queue that asked for no more. What one that may be ended was refused, one that may not had not got."""
+        for preemptible in (True,) if job.preemptible else (True, False):
+            for least, refusal in self._refusals.get((job.queue, preemptible), {}).get(kind, ()):
+                if least <= amount:
+                    return refusal
+        return None
 
     def is_barred(self, job: JobFacts, kinds: Sequence[str], amount: int, bars: Sequence[Bar | None]) -> bool:
         """Whether just these refuse the job so much of each type, before it is looked at what is guaranteed."""
@@ -93,7 +99,13 @@ class Tree:
 
     def refuse(self, job: JobFacts, kinds: Sequence[str], amount: int, told: Sequence[Admission]) -> None:
         """So much of each type, for the whole decision."""
-        self._refusals.setdefault((job.queue, job.user, job.preemptible), []).append((kinds, amount, told))
+        of_kind = self._refusals.setdefault((job.queue, job.preemptible), {})
+        for kind, found in zip(kinds, told, strict=True):
+            earlier = of_kind.get(kind)
+            if earlier is None:
+                of_kind[kind] = [(amount, found)]
+            elif amount < earlier[-1][0]:  # else one that is there already says it
+                earlier.append((amount, found))
 
     def refusal(self, job: JobFacts, kind: str, num_devices: int) -> Reason | None:
         """Why it may not take so many as things are now, whatever was refused before."""
