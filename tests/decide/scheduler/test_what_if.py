@@ -57,6 +57,29 @@ def test_fewer_nodes_is_the_most_that_fit_and_comes_before_fewer_devices() -> No
     assert values(tried(snapshot, "j-1")) == [("num_nodes", "2", "4"), ("resources.gpus", "H100:4", "H100:8")]
 
 
+def test_nodes_are_left_out_in_whole_groups() -> None:
+    """Else the spec would be refused: `placing.group` divides `num_nodes`."""
+    fleet = tuple(node(f"n-{number}", free=8 if number < 7 else 0, domain=str(number // 4)) for number in range(8))
+    snapshot = Snapshot(NOW, fleet, (gang("r", {"n-7": 8}),), (job("j-1", 1, 8, 8, group=4),), CALM)
+    assert values(tried(snapshot, "j-1"))[0] == ("num_nodes", "4", "8")
+    less = replace(snapshot, nodes=fleet[1:4], running=())
+    assert "num_nodes" not in tried(less, "j-1")
+
+
+def test_an_elastic_job_is_told_how_few_nodes_have_to_do() -> None:
+    fleet = (node("a"), node("b"), node("c", free=0))
+    elastic = job("j-1", 1, 8, 4, min_nodes=3)
+    snapshot = Snapshot(NOW, fleet, (gang("r", {"c": 8}),), (elastic,), CALM)
+    change = tried(snapshot, "j-1")["min_nodes"]
+    assert (change.value, change.was, change.job.facts.shape.num_nodes) == ("2", "3", 4)
+    full = replace(CALM, queues={"default": Queue(limit={"H100": 24}), "small": Queue(limit={"H100": 16})})
+    assert tried(replace(snapshot, policy=full), "j-1")["min_nodes"].value == "2"
+    busy = replace(elastic, facts=replace(elastic.facts, queue="small", shape=replace(elastic.facts.shape, min_nodes=2)))
+    held = replace(gang("s", {"c": 8}), facts=replace(gang("s", {"c": 8}).facts, queue="small"))
+    found = tried(replace(snapshot, running=(held,), pending=(busy,), policy=full), "j-1")
+    assert found["queue"].value == "default", "it may have three of its four nodes there"
+
+
 def test_another_type_counts_as_less_of_a_change_than_fewer_nodes() -> None:
     fleet = (node("a", free=0), node("t-1", kind="A100-80"), node("t-2", kind="A100-80"))
     snapshot = Snapshot(NOW, fleet, (gang("r", {"a": 8}),), (job("j-1", 1, 8),), CALM)

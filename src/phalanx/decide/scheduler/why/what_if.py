@@ -72,10 +72,25 @@ def starts(job: PendingJob, end: Round) -> bool:
     """Whether the job would start on what everybody else leaves, without anybody making room for it. Changes nothing."""
     shape = job.facts.shape
     return any(
-        end.tree.admit(job.facts, kind, shape.num_devices).ok
-        and any(fit(shape, kind, end.fleet, free, job.avoids) is not None for free in end.kept.views(job, kind))
-        for kind in eligible_types(shape, end.fleet)
+        fit(shape, kind, end.fleet, free, job.avoids) is not None
+        for kind in _admitted(job, end)
+        for free in end.kept.views(job, kind)
     )
+
+
+def _admitted(job: PendingJob, end: Round) -> list[str]:
+    """Types of which its queue may have it, or else as many of its nodes as will do."""
+    shape = job.facts.shape
+    kinds, admit = eligible_types(shape, end.fleet), end.tree.admit
+
+    def of(num_nodes: int) -> list[str]:
+        return [kind for kind in kinds if admit(job.facts, kind, shape.request.count * num_nodes).ok]
+
+    found = of(shape.num_nodes)
+    if found or shape.fewest_nodes == shape.num_nodes:
+        return found
+    most = _most(shape.num_nodes - 1, lambda num_nodes: bool(of(num_nodes)))
+    return of(most) if most >= shape.fewest_nodes else []
 
 
 def _tried(job: PendingJob, end: Round) -> Iterator[Change | None]:
@@ -168,14 +183,16 @@ def _of_type(job: PendingJob, end: Round) -> Change | None:
 
 
 def _of_nodes(job: PendingJob, end: Round) -> Change | None:
-    """The most nodes of the same part."""
-    shape = job.facts.shape
+    """The most nodes of the same part, in whole groups; of an elastic job as many as have to do."""
+    shape, step = job.facts.shape, max(1, job.facts.shape.group)
 
-    def on(num_nodes: int) -> PendingJob:
-        return _shaped(job, replace(shape, num_nodes=num_nodes, min_nodes=min(shape.min_nodes, num_nodes)))
+    def on(num_groups: int) -> PendingJob:
+        fewer = num_groups * step
+        return _shaped(job, replace(shape, min_nodes=fewer) if shape.min_nodes else replace(shape, num_nodes=fewer))
 
-    most = _most(shape.fewest_nodes - 1, lambda num_nodes: starts(on(num_nodes), end))
-    return Change("num_nodes", str(most), str(shape.num_nodes), on(most)) if most else None
+    most = _most((shape.fewest_nodes - 1) // step, lambda num_groups: starts(on(num_groups), end))
+    field = "min_nodes" if shape.min_nodes else "num_nodes"
+    return Change(field, str(most * step), str(shape.fewest_nodes), on(most)) if most else None
 
 
 def _of_devices(job: PendingJob, end: Round) -> Change | None:
