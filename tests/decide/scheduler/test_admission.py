@@ -1,6 +1,7 @@
 """What is remembered of who may have how much is forgotten when it may be untrue, and is the same for all users of a queue."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,18 @@ def test_only_jobs_that_wait_for_what_their_queue_is_guaranteed_now_keep_it_from
     tree.waits(asks, 1)
     tree.give(facts("j-2", "a"), "H100", 4)
     assert [tree.admit(facts("j-3", "b"), "H100", count).ok for count in (6, 7)] == [True, False]
+
+
+def test_a_type_that_the_fleet_does_not_have_is_nothing_to_wait_for() -> None:
+    """It would fall under what is guaranteed of any type, and nobody could borrow that meanwhile."""
+    queues = {"a": {"quota": {"H100": 4, "*": 4}, "limit": {"H100": 6, "*": 6}}}
+    tree = tree_of(world({"queues": queues}, [gang("r-1", "a", 4), gang("r-2", "a", 3, kind="T4")], nodes=2, kinds=KINDS))
+    asks = job("j-1", "a", 4, since_ms=NOW - HOUR)
+    request = replace(asks.facts.shape.request, types=("L4", "H100"))
+    asks = replace(asks, facts=replace(asks.facts, shape=replace(asks.facts.shape, request=request)))
+    assert {entry for _, entry, _ in tree.saves_for(asks)} == {"H100"}
+    tree.waits(asks.facts, 1)
+    assert not any(tree.lines.queue("a").kept.values())
 
 
 def test_a_queue_may_not_borrow_what_one_below_it_does_not_lend() -> None:

@@ -3,7 +3,7 @@
 A user's line has none of these, so all jobs of a queue that ask for as much hear the same.
 """
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -126,7 +126,7 @@ class Admissions:
         """What somebody of the queue may be short of and is not saved for anybody yet."""
         known = self.found.unsaved.get((queue, types))
         if known is None:
-            books = {book for kind in types or self._capacity for book in self._standing(queue, kind).books}
+            books = {book for kind in self._there(types) for book in self._standing(queue, kind).books}
             of_use = frozenset([account for account, bound, used, _ in books if bound > 0 and used > 0])
             known = self.found.unsaved[queue, types] = of_use - self.saved.keys()
         return known
@@ -142,12 +142,11 @@ class Admissions:
 
     def counts_against(self, queue: Line, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
         """Whether what a job of the queue would have counts against one of them."""
-        return any(book.account in accounts for kind in types or self._capacity for book in self._standing(queue, kind).books)
+        return any(book.account in accounts for kind in self._there(types) for book in self._standing(queue, kind).books)
 
     def would_borrow(self, queue: Line, types: tuple[str, ...], amount: int) -> bool:
         """Whether so much of some type would only be there while others do not use what they are guaranteed."""
-        kinds = types or self._capacity
-        return self._has_quotas and any(self._right(queue, kind, amount)[1] for kind in kinds if kind in self._capacity)
+        return self._has_quotas and any(self._right(queue, kind, amount)[1] for kind in self._there(types))
 
     def short_of(self, queue: Line, types: tuple[str, ...], amount: int) -> frozenset[saving.Account]:
         """What would hold so much when nothing of it is used, and does not now."""
@@ -155,7 +154,7 @@ class Admissions:
         if key not in self.found.short:
             found = [
                 account
-                for kind in types or self._capacity
+                for kind in self._there(types)
                 for account, bound, used, _ in self._standing(queue, kind).books
                 if amount <= bound < used + amount
             ]
@@ -166,10 +165,14 @@ class Admissions:
         """Within whose guarantee so much is asked for, and under what of it."""
         key = (queue, types, amount)
         if key not in self.found.owners:
-            found = ((kind, self._right(queue, kind, amount)[0]) for kind in types or self._capacity)
+            found = ((kind, self._right(queue, kind, amount)[0]) for kind in self._there(types))
             owned = ((owner, account(owner.quota, kind) or ANY) for kind, owner in found if owner is not None)
             self.found.owners[key] = next(owned, (None, ""))
         return self.found.owners[key]
+
+    def _there(self, types: tuple[str, ...]) -> Iterable[str]:
+        """Of the types that a job accepts, those that the fleet has; of any that it does not, a quota or limit of '*' would tell."""
+        return [kind for kind in types if kind in self._capacity] if types else self._capacity
 
     def _standing(self, queue: Line, kind: str) -> _Standing:
         found = self.found.standings.get((queue, kind))
