@@ -83,7 +83,7 @@ class Admissions:
         """Whether a job of the queue may take so much."""
         books, room, spent, *_ = self._standing(queue, kind)
         if amount > room:
-            return self._refused(books[_full(books, amount)], amount)
+            return self._refused(next(one for one in books if one.is_limit and one.used + amount > one.bound), amount)
         if spent is not None:
             return Admission(False, reason=spent)
         at = _first_saved(books, self.saved) if self.saved else None
@@ -171,7 +171,7 @@ class Admissions:
         return self.found.owners[key]
 
     def _there(self, types: tuple[str, ...]) -> Iterable[str]:
-        """Of the types that a job accepts, those that the fleet has; of any that it does not, a quota or limit of '*' would tell."""
+        """Of the types that a job accepts, those that the fleet has; what is said of '*' would hold for others too."""
         return [kind for kind in types if kind in self._capacity] if types else self._capacity
 
     def _standing(self, queue: Line, kind: str) -> _Standing:
@@ -224,14 +224,6 @@ class Admissions:
             return False
         whole = sum(kept.values())
         return whole <= 0 or sum(used.values()) + amount <= sum(self._usable.values()) - whole
-
-
-def _full(books: Sequence[saving.Book], amount: int) -> int:
-    """Place of the first limit that does not leave so much."""
-    for at, (_, bound, used, is_limit) in enumerate(books):  # asked thousands of times
-        if is_limit and used + amount > bound:
-            return at
-    raise AssertionError(books, amount)
 
 
 def _first_saved(books: Sequence[saving.Book], saved: Container[saving.Account]) -> int | None:

@@ -4,7 +4,7 @@ A job that its line deserves (`fair.py`) may take from lines that have more than
 lines have too much smaller, and changes nothing of what anybody deserves, so moves end: nothing goes back and forth.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -70,7 +70,7 @@ class Deserts:
         self.fair = Fair(tree, gangs, asks)
         self._kinds = {kind: number for number, kind in enumerate(tree.capacity)}
         self._queues = tuple(tree.lines.queue(name) for name in gangs.queues)
-        self._paths = tuple(_without_users(queue.path) for queue in self._queues)
+        self._paths = tuple(queue.path for queue in self._queues)  # shares among users order jobs, and take nothing back
         self._under: dict[Line, tuple[list[int], list[int]]] = {}
         for number, path in enumerate(self._paths):
             for place, line in enumerate(path):
@@ -232,13 +232,12 @@ class Deserts:
 
     def _from(self, mine: Sequence[Line]) -> _Ways:
         if mine[0] not in self._ways:
-            up = _without_users(mine)
             num_mine, theirs = np.zeros((2, len(self._queues)), np.intp)
-            for place, line in reversed([*enumerate(up)]):  # of lines that are on both ways, the lowest counts
+            for place, line in reversed([*enumerate(mine)]):  # of lines that are on both ways, the lowest counts
                 queues, places = self._under.get(line, ([], []))
                 num_mine[queues], theirs[queues] = place, places
             each, way = np.unique(num_mine, return_inverse=True)
-            self._ways[mine[0]] = _Ways(tuple(up[:num] for num in each.tolist()), way, theirs)
+            self._ways[mine[0]] = _Ways(tuple(tuple(mine[:num]) for num in each.tolist()), way, theirs)
         return self._ways[mine[0]]
 
     def _right(self, own: Sequence[Line], kind: str, amount: int) -> str:
@@ -290,8 +289,3 @@ def _counts(line: Line, runs_on: str, kind: str) -> bool:
     """Whether devices of one type are part of what a line has of another."""
     entry = account(line.quota, kind)
     return runs_on == kind or (entry is not None and account(line.quota, runs_on) == entry)
-
-
-def _without_users(path: Iterable[Line]) -> tuple[Line, ...]:
-    """Shares among users order jobs, and take nothing back."""
-    return tuple(line for line in path if "/" not in line.name)
