@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.devices import CPU_SLOT, WHOLE, DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.policy import TIERS, Policy, Preemption, Queue
+from phalanx.core.policy import TIERS, Cells, Policy, Preemption, Queue
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, PutOff, RunningJob, Shape, Share, Snapshot, Usage
 from phalanx.decide.scheduler.where.shares import part_of
 
@@ -177,8 +177,25 @@ POLICIES = st.builds(
 )
 
 
+OF_TENANTS = st.builds(
+    Policy,
+    backfill=st.booleans(),
+    queues=st.sampled_from(
+        [
+            {"a": Queue(cells=Cells(type="H100", count=1)), "b": Queue(), "b-1": Queue(parent="b")},
+            {"a": Queue(cells=Cells(type="H100", count=1, tier="domain")), "b": Queue(cells=Cells(type="T4", count=1))},
+            {"a": Queue(cells=Cells(type="T4", count=2), borrow=False), "b": Queue(cells=Cells(type="H100", count=2))},
+            {"b-1": Queue(parent="b", cells=Cells(type="T4", count=1, tier="rack")), "b": Queue(limit={"*": 12})},
+        ]
+    ),
+    preemption=st.builds(Preemption, enabled=st.booleans(), reclaim=st.booleans(), min_runtime=st.sampled_from(["0s", "30m"])),
+    order=st.sampled_from(["fair", "fifo"]),
+)
+"""Some queues have cells of their own."""
+
+
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn, policies: st.SearchStrategy[Policy] = POLICIES) -> Snapshot:
     """Running gangs first, then the waiting ones; some of these have claims."""
     board = Board({node.node: node for node in draw(fleets())})
     running = []
@@ -200,7 +217,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
         pending.append(job)
     usage = {"a": Usage(decayed=1e6), "b-1": Usage(decayed=3e6)}
-    return Snapshot(NOW_MS, board.facts(), tuple(running), (*pending, *promised), draw(POLICIES), usage)
+    return Snapshot(NOW_MS, board.facts(), tuple(running), (*pending, *promised), draw(policies), usage)
 
 
 @st.composite

@@ -14,7 +14,9 @@ from phalanx.core.policy import ANY, Queue
 from phalanx.decide.scheduler import Plan, Snapshot, Start, schedule
 from phalanx.decide.scheduler.memory import Memory
 from tests.decide.scheduler.sharing import gang, job, world
-from tests.decide.scheduler.snapshots import snapshots
+from tests.decide.scheduler.snapshots import OF_TENANTS, snapshots
+
+SNAPSHOTS = snapshots() | snapshots(OF_TENANTS)
 
 
 def devices(placement: Placement) -> set[tuple[str, int]]:
@@ -26,14 +28,14 @@ def starts(plan: Plan) -> list[Start]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(snapshots())
+@given(SNAPSHOTS)
 def test_every_pending_job_gets_exactly_one_decision(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
     assert sorted(decision.job for decision in plan.decisions) == sorted(job.facts.job for job in snapshot.pending)
 
 
 @settings(max_examples=150, deadline=None)
-@given(snapshots())
+@given(SNAPSHOTS)
 def test_no_device_is_given_twice_and_shares_stay_within_the_device(snapshot: Snapshot) -> None:
     """Together with what running gangs hold: at most 1000 thousandths and the device's memory, in whole devices or in shares."""
     nodes = {str(node.node): node for node in snapshot.nodes}
@@ -48,7 +50,7 @@ def test_no_device_is_given_twice_and_shares_stay_within_the_device(snapshot: Sn
 
 
 @settings(max_examples=150, deadline=None)
-@given(snapshots())
+@given(SNAPSHOTS)
 def test_a_gang_is_whole_on_nodes_that_will_do_or_absent(snapshot: Snapshot) -> None:
     jobs, nodes = {job.facts.job: job for job in snapshot.pending}, {str(node.node): node for node in snapshot.nodes}
     cpus, memory = defaultdict[str, float](float), Counter[str]()
@@ -75,7 +77,7 @@ def test_a_gang_is_whole_on_nodes_that_will_do_or_absent(snapshot: Snapshot) -> 
 
 
 @settings(max_examples=150, deadline=None)
-@given(snapshots())
+@given(SNAPSHOTS)
 def test_a_gang_lies_in_the_tiers_it_asks_for(snapshot: Snapshot) -> None:
     jobs, nodes = {job.facts.job: job for job in snapshot.pending}, {str(node.node): node for node in snapshot.nodes}
 
@@ -94,7 +96,7 @@ def test_a_gang_lies_in_the_tiers_it_asks_for(snapshot: Snapshot) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(snapshots(), st.randoms(use_true_random=False))
+@given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: random.Random) -> None:
     nodes, running, pending = list(snapshot.nodes), list(snapshot.running), list(snapshot.pending)
     shuffling.shuffle(nodes)
@@ -105,7 +107,7 @@ def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: ran
 
 
 @settings(max_examples=60, deadline=None)
-@given(snapshots())
+@given(SNAPSHOTS)
 def test_a_snapshot_that_travelled_is_decided_alike(snapshot: Snapshot) -> None:
     """Deterministic, and nothing hangs on which objects are the same."""
     again = wire.loads(Snapshot, wire.dumps(Snapshot, snapshot))
@@ -113,7 +115,7 @@ def test_a_snapshot_that_travelled_is_decided_alike(snapshot: Snapshot) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(snapshots(), snapshots(), st.randoms(use_true_random=False))
+@given(SNAPSHOTS, SNAPSHOTS, st.randoms(use_true_random=False))
 def test_memory_changes_no_decision(first: Snapshot, second: Snapshot, choosing: random.Random) -> None:
     """Neither of the same fleet in part changed, nor of another one."""
     memory = Memory()
