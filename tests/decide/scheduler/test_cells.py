@@ -11,11 +11,11 @@ from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Cells
 from phalanx.core.policy_parse import parse_policy
-from phalanx.core.reasons import NoRoom
+from phalanx.core.reasons import NoRoom, OverBudget
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.quotas.cells import counts, devices
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot, Usage
 from phalanx.decide.scheduler.where.ground import survey
 from tests.decide.scheduler import closed_loop
 from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, after, evicted, gang, job, reasons, settled, started, world
@@ -110,6 +110,16 @@ def test_nobody_elses_priority_ends_a_gang_at_home() -> None:
     own = world(policy(a=cells(1)), [gang("a-1", "a", 8, priority=0)], [job("a-2", "a", 8, priority=100)])
     last, _ = settled(own)
     assert [one.facts.job for one in last.running] == ["a-2"], "among themselves priority decides"
+
+
+def test_a_spent_budget_above_the_tenant_stops_its_jobs_at_home_too() -> None:
+    """Also those that would take the place of their own tenant's gangs, and so no more devices than it has."""
+    spent = {"gpu_hours": 1, "at": "stop"}
+    queues = policy(org={"budget": spent}, a={"parent": "org", **cells(1)})
+    for running in ([], [gang("a-1", "a", 8, priority=0)]):
+        line = [job("a-2", "a", 8, priority=100)]
+        plan = schedule(world(queues, running, line, nodes=2, usage={"org": Usage(spent_ms=2 * HOUR)}))
+        assert (started(plan), evicted(plan)) == ([], []) and isinstance(reasons(plan)["a-2"], OverBudget)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.core.reasons import OverBudget, OverLimit, Reason
+from phalanx.core.reasons import OverLimit, Reason
 from phalanx.decide.scheduler.plan import Claim, Evict, Start
+from phalanx.decide.scheduler.quotas import budgets
 from phalanx.decide.scheduler.quotas.homes import Home, Homes
 from phalanx.decide.scheduler.room import elastic, preemption
 from phalanx.decide.scheduler.room.victims import lost_ms
@@ -20,8 +21,11 @@ def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start |
     kind = round_.tree.kind(home.placement)
     more = home.placement.world_size - sum(round_.running[name].placement.world_size for name in home.victims)
     refusal = round_.tree.refusal(job.facts, kind, more) if more > 0 else None
-    if isinstance(refusal, OverLimit | OverBudget):  # what of its quota the tenant uses elsewhere does not count here
+    if isinstance(refusal, OverLimit):  # what of its quota the tenant uses elsewhere does not count here
         return refusal
+    spent = budgets.stops(round_.tree.lines.queue(job.facts.queue).path, round_.snapshot.now_ms)
+    if spent is not None:  # a budget above the tenant, of which its own cluster knows nothing
+        return spent
     found = _Move(job, kind, home, homes, round_).placed()
     if found is None:
         return no_room(job.facts.shape, (kind,), round_.fleet)
