@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Cells
 from phalanx.core.policy_parse import parse_policy
-from phalanx.core.reasons import NoRoom, OverBudget
+from phalanx.core.reasons import MakingRoom, NoRoom, OverBudget, OverLimit
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.quotas.cells import counts, devices
-from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot, Usage
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Share, Snapshot, Usage
 from phalanx.decide.scheduler.where.ground import survey
 from tests.decide.scheduler import closed_loop
 from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, after, evicted, gang, job, reasons, settled, started, world
@@ -120,6 +120,22 @@ def test_a_spent_budget_above_the_tenant_stops_its_jobs_at_home_too() -> None:
         line = [job("a-2", "a", 8, priority=100)]
         plan = schedule(world(queues, running, line, nodes=2, usage={"org": Usage(spent_ms=2 * HOUR)}))
         assert (started(plan), evicted(plan)) == ([], []) and isinstance(reasons(plan)["a-2"], OverBudget)
+
+
+def test_a_job_at_home_that_takes_more_than_its_victims_had_of_a_device_is_held_to_the_limit_above() -> None:
+    def share(name: str, milli: int, at: int) -> RunningJob:
+        one = gang(name, "a", 1, priority=0)
+        shape = replace(one.facts.shape, request=DeviceRequest(("H100",), 1, milli))
+        placement = Placement((NodeSlice(NodeId("h100-0"), (at,), milli),))
+        return replace(one, facts=replace(one.facts, shape=shape), placement=placement)
+
+    for limit, ended in ((4, []), (5, ["a-2"])):
+        queues = policy(org={"limit": {"H100": limit}}, a={"parent": "org", **cells(1)})
+        running = [gang("a-1", "a", 3, priority=100), share("a-2", 250, 3), share("a-3", 500, 4)]
+        snapshot = world(queues, running, [job("a-9", "a", 1, priority=100)], devices=5)
+        node = replace(snapshot.nodes[0], free=(), shares=(Share(3, 750, 0), Share(4, 500, 0)))
+        plan = schedule(replace(snapshot, nodes=(node,)))
+        assert evicted(plan) == ended and isinstance(reasons(plan)["a-9"], MakingRoom if ended else OverLimit)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.core.reasons import OverLimit, Reason
+from phalanx.core.reasons import OverBudget, OverLimit, Reason
 from phalanx.decide.scheduler.plan import Claim, Evict, Start
 from phalanx.decide.scheduler.quotas import budgets
 from phalanx.decide.scheduler.quotas.homes import Home, Homes
@@ -19,13 +19,9 @@ from phalanx.decide.scheduler.why.explain import no_room
 def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start | Claim | Reason:
     """It starts, or gets a claim; or why it has to wait even so."""
     kind = round_.tree.kind(home.placement)
-    more = home.placement.world_size - sum(round_.running[name].placement.world_size for name in home.victims)
-    refusal = round_.tree.refusal(job.facts, kind, more) if more > 0 else None
-    if isinstance(refusal, OverLimit):  # what of its quota the tenant uses elsewhere does not count here
+    refusal = _refusal(job, kind, home, round_)
+    if refusal is not None:
         return refusal
-    spent = budgets.stops(round_.tree.lines.queue(job.facts.queue).path, round_.snapshot.now_ms)
-    if spent is not None:  # a budget above the tenant, of which its own cluster knows nothing
-        return spent
     found = _Move(job, kind, home, homes, round_).placed()
     if found is None:
         return no_room(job.facts.shape, (kind,), round_.fleet)
@@ -37,6 +33,18 @@ def move_in(job: PendingJob, home: Home, homes: Homes, round_: Round) -> Start |
     round_.tree.use(job.facts, kind, placement.world_size)
     round_.kept.started(job, kind, placement)
     return Start(job.facts.job, placement)
+
+
+def _refusal(job: PendingJob, kind: str, home: Home, round_: Round) -> OverLimit | OverBudget | None:
+    """By a limit or budget above the tenant, of which its own cluster knows nothing. What of its quota the tenant uses elsewhere
+    does not count here, and of a limit only what its victims do not leave."""
+    milli = job.facts.shape.request.milli
+    left = sum(int(round_.gangs.amount[round_.victims.place[name]]) for name in home.victims)
+    more = -(-(home.placement.world_size * milli - left) // milli)
+    found = round_.tree.refusal(job.facts, kind, more) if more > 0 else None
+    if isinstance(found, OverLimit):
+        return found
+    return budgets.stops(round_.tree.lines.queue(job.facts.queue).path, round_.snapshot.now_ms)
 
 
 def bring_home(homes: Homes, round_: Round) -> None:
