@@ -115,6 +115,20 @@ def test_groups_of_ranks_stay_whole() -> None:
     assert nodes_of(on(labelled, [grouped], facts("one", 8)), "wide") == ["n00", "n01"]
 
 
+def test_as_many_whole_groups_start_as_the_queue_may_have() -> None:
+    shape = replace(facts("e", 8, 8).shape, min_nodes=2, group=2)
+    nodes = tuple(replace(node, labels={"domain": f"d{number // 2}"}) for number, node in enumerate(fleet(8, held=[])))
+    policy = Policy(queues={"default": Queue(limit={"H100": 40})})
+    (decision,) = on(nodes, [], replace(facts("e"), shape=shape), policy=policy).decisions
+    assert isinstance(decision, Start) and len(decision.placement.slices) == 4
+
+
+@pytest.mark.parametrize(("limit", "num_nodes"), [(16, 0), (23, 0), (24, 3), (31, 3), (32, 4), (64, 4)])
+def test_a_gang_grows_to_what_its_queue_may_have(limit: int, num_nodes: int) -> None:
+    plan = decided(4, [wide(nodes=2)], policy=Policy(queues={"default": Queue(limit={"H100": limit})}))
+    assert [len(nodes_of(plan, one.job)) for one in plan.evictions] == [num_nodes] * bool(num_nodes)
+
+
 def test_idle_nodes_are_grown_into() -> None:
     plan = decided(4, [wide(nodes=2)])
     (evicted,) = plan.evictions

@@ -33,7 +33,7 @@ def admitted(job: PendingJob, shape: Shape, round_: Round) -> tuple[tuple[str, .
 def smaller(job: PendingJob, round_: Round) -> PendingJob | None:
     """An elastic job with as many nodes as its queue may have, when it may not have all."""
     shape, known = job.facts.shape, round_.known
-    sizes = range(shape.fewest_nodes, shape.num_nodes)
+    sizes = shape.sizes[:-1]
     if not sizes:
         return None
     most = bisect_left(sizes, True, key=lambda num_nodes: not admitted(job, known.resized(shape, num_nodes), round_)[0])

@@ -101,6 +101,11 @@ class Shape:
         return min(self.group_within, self.within or self.group_within, key=TIERS.index)
 
     @property
+    def sizes(self) -> range:
+        """Numbers of nodes that a gang of it may have: whole groups."""
+        return range(self.fewest_nodes, self.num_nodes + 1, max(1, self.group))
+
+    @property
     def fewest_nodes(self) -> int:
         return self.min_nodes or self.num_nodes
 

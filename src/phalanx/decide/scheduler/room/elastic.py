@@ -4,6 +4,7 @@ A gang that changes its size is ended like any other, and starts again from its 
 it.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -220,15 +221,21 @@ def _grow(gang: RunningJob, kind: str, round_: Round) -> None:
     lost = lost_ms(gang, round_.snapshot.now_ms)
     if (shape.num_nodes - have) * shape.request.count * PAYS_BACK_MS <= lost:
         return
-    found = _larger(gang, replace(shape, min_nodes=least), kind, round_)
-    if found is None:
-        return
-    gained = found.world_size - gang.placement.world_size
-    if gained * PAYS_BACK_MS <= lost or not round_.tree.admit(gang.facts, kind, gained).ok:
+    most = have + _admitted(gang, kind, shape.num_nodes - have, round_)
+    found = _larger(gang, replace(shape, min_nodes=least, num_nodes=most), kind, round_) if most >= least else None
+    if found is None or (found.world_size - gang.placement.world_size) * PAYS_BACK_MS <= lost:
         return
     own = {part.node for part in gang.placement.slices}
     round_.fleet.hold(shape, Placement(tuple(part for part in found.slices if part.node not in own)))
     resize(gang, Evict(gang.facts.job, gang.attempt, gang.facts.job, "grow", lost, found), round_)
+
+
+def _admitted(gang: RunningJob, kind: str, num_nodes: int, round_: Round) -> int:
+    """How many nodes more its queue may have, of so many."""
+    shape = gang.facts.shape
+    more = range(max(1, shape.group), num_nodes + 1, max(1, shape.group))
+    refused = bisect_left(more, True, key=lambda num: not round_.tree.admit(gang.facts, kind, shape.request.count * num).ok)
+    return more[refused - 1] if refused else 0
 
 
 def _larger(gang: RunningJob, shape: Shape, kind: str, round_: Round) -> Placement | None:

@@ -90,9 +90,9 @@ def _as_deserved(job: PendingJob, kind: str, causes: dict[Cause, Mask], victims:
     shape = job.facts.shape
     if causes and "reclaim" not in causes:
         return shape
-    more = range(shape.fewest_nodes + 1, shape.num_nodes + 1)
-    deserved = bisect_left(more, True, key=lambda num_nodes: not victims.reclaimable(job, kind, num_nodes).any())
-    return replace(shape, num_nodes=shape.fewest_nodes + deserved)
+    sizes = shape.sizes
+    deserved = bisect_left(sizes[1:], True, key=lambda num_nodes: not victims.reclaimable(job, kind, num_nodes).any())
+    return replace(shape, num_nodes=sizes[deserved])
 
 
 def _reasons(

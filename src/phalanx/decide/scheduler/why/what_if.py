@@ -6,6 +6,7 @@ its devices, the number of its nodes, and last the devices on each. Of each kind
 gang, or a shorter one, fits wherever a larger fits.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -89,8 +90,8 @@ def _admitted(job: PendingJob, end: Round) -> list[str]:
     found = of(shape.num_nodes)
     if found or shape.fewest_nodes == shape.num_nodes:
         return found
-    most = _most(shape.num_nodes - 1, lambda num_nodes: bool(of(num_nodes)))
-    return of(most) if most >= shape.fewest_nodes else []
+    most = bisect_left(shape.sizes, True, key=lambda num_nodes: not of(num_nodes))
+    return of(shape.sizes[most - 1]) if most else []
 
 
 def _tried(job: PendingJob, end: Round) -> Iterator[Change | None]:

@@ -13,7 +13,9 @@ from phalanx.core.sim_report import SimAsked, SimReport
 from phalanx.core.units import duration_ms
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.quotas import cells
 from phalanx.decide.scheduler.quotas.policy_checks import problems
+from phalanx.decide.scheduler.where.ground import survey
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_cluster
 from phalanx.operate.sim.replay.costs import Costs
@@ -60,7 +62,8 @@ def notes(nodes: Sequence[NodeFacts], policy: Policy) -> tuple[str, ...]:
     kinds = Counter(kind for node in nodes for _, kind in node.devices)
     unknown = sorted({kind for node in nodes for _, kind in node.devices if lookup(kind) is None and not node.device_memory_bytes})
     told = [f"The catalogue does not have {', '.join(unknown)}: no device memory or price is known of it."] if unknown else []
-    cannot = (f"{field} is {value!r}: {fix}" for field, value, fix in problems(policy, kinds, hosts=_hosts(nodes)))
+    found = problems(policy, kinds, cells.counts(survey(nodes)), _hosts(nodes))
+    cannot = (f"{field} is {value!r}: {fix}" for field, value, fix in found)
     return (*told, *(f"The policy promises what this cluster cannot keep: {one}." for one in cannot))
 
 
