@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import NodeId
+from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.room.buying import Market
 from phalanx.decide.scheduler.room.freed import Columns, Freed
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.where.fleet import Fleet
-from tests.decide.scheduler.sharing import facts, gang, world
+from tests.decide.scheduler.sharing import facts, gang, job, world
 
 SNAPSHOT = world({}, running=[gang("g-1", count=4), gang("g-2", count=4), gang("g-3", count=8, num_nodes=2)], nodes=3)
 FLEET = Fleet.of(SNAPSHOT.nodes)
@@ -60,6 +61,24 @@ def test_claims_in_the_snapshot_and_what_gangs_keep_are_promised_from_the_start(
     gangs = Gangs.of(snapshot.running, FLEET.ground)
     freed = Freed(snapshot, FLEET, gangs, gangs.stopping.copy())
     assert freed.columns("H100").slice_devices.tolist() == [4, 3, 8, 8]
+
+
+def test_a_device_that_its_node_lost_comes_free_for_nobody() -> None:
+    """A gang on eight devices holds the seven that are left: who wants eight of a type, or four beside another gang, must not be
+    promised them."""
+    node = replace(SNAPSHOT.nodes[0], devices=SNAPSHOT.nodes[0].devices[:7])
+    snapshot = replace(SNAPSHOT, nodes=(node, *SNAPSHOT.nodes[1:]))
+    fleet = Fleet.of(snapshot.nodes)
+    gangs = Gangs.of(snapshot.running, fleet.ground)
+    freed = Freed(snapshot, fleet, gangs, np.zeros(3, np.bool_))
+    assert freed.columns("H100").slice_devices.tolist() == [4, 3, 8, 8]
+    assert gangs.devices.tolist() == [4, 4, 16], "what it was given counts for its queue"
+    freed.promise(claim(node.node, 4), [1])
+    assert freed.columns("H100").slice_devices.tolist() == [4, 3, 8, 8]
+    high = job("j-1", count=4, priority=75)
+    plan = schedule(replace(snapshot, nodes=(node,), running=snapshot.running[:2], pending=(high,)))
+    assert [(one.job, one.placement.world_size) for one in plan.claims if one.placement] == [("j-1", 4)]
+    assert [one.job for one in plan.evictions] == ["g-1"]
 
 
 def market(count: int, num_nodes: int, cost: list[float]) -> Market:

@@ -103,10 +103,11 @@ class Freed:
     def _count(self, columns: Columns, which: Mask) -> None:
         """Whole devices that come free with these slices."""
         for at in np.flatnonzero(which):
-            number = columns.slice_gang[at]
+            number, row = columns.slice_gang[at], int(columns.slice_row[at])
             part = self._gangs.all[number].placement.slices[columns.part[at]]
             devices = self._unclaimed(part) if self._ending[number] else part.devices
-            columns.slice_devices[at] = self._fleet.shares.freed(int(columns.slice_row[at]), devices, part.milli)
+            there = [index for index in devices if index in self._fleet.ground.types[row]]
+            columns.slice_devices[at] = self._fleet.shares.freed(row, there, part.milli)
 
     def _unclaimed(self, part: NodeSlice) -> tuple[int, ...]:
         claimed = self._claimed.get(part.node, ())

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.devices import WHOLE, Placement
+from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.snapshot import RunningJob
 from phalanx.decide.scheduler.where.ground import Ground
@@ -41,8 +41,9 @@ class Slices:
     """What gangs hold on each of their nodes: of the first gang, then of the second, in order of ranks. Nodes that are not known
     are left out.
 
-    gang: its place. row: of the node. devices: how many. milli: thousandths of each. memory: bytes. kind: number of the type, -1 if
-    the node has no such devices. part: place in the gang's placement. cpus: cores.
+    gang: its place. row: of the node. devices: how many that the node still has, for nobody gets another. milli: thousandths of
+    each. memory: bytes. kind: number of the type, -1 before the first part of which the node has a device. part: place in the gang's
+    placement. cpus: cores.
     """
 
     __slots__ = ("cpus", "devices", "gang", "kind", "memory", "milli", "part", "row", "table")
@@ -145,7 +146,16 @@ def _read(gangs: Sequence[RunningJob], queues: Sequence[str], ground: Ground) ->
     kinds = np.where(part < found_in[gang], -1, kind[gang])
     cpus = np.fromiter(map(_CPUS, gangs), np.float64)[gang]
     there = row >= 0
-    return table, Slices(np.array([gang, row, devices, milli, memory[gang], kinds, part])[:, there], cpus[there])
+    known = _still_there(parts, row, ground)
+    return table, Slices(np.array([gang, row, known, milli, memory[gang], kinds, part])[:, there], cpus[there])
+
+
+def _still_there(parts: Sequence[NodeSlice], row: Numbers, ground: Ground) -> Numbers:
+    """How many devices of each part its node has: one that fell off the bus is held by a gang, but comes free with nobody's end."""
+    types, nothing = ground.types, dict[int, str]()
+    return _numbers(
+        [len((types[at] if at >= 0 else nothing).keys() & part.devices) for part, at in zip(parts, row.tolist(), strict=True)]
+    )
 
 
 def _numbers(found: Iterable[int]) -> Numbers:
