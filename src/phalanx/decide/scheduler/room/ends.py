@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.devices import WHOLE, Placement
+from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.room.gangs import UNLIMITED, Gangs
 from phalanx.decide.scheduler.snapshot import JobFacts, RunningJob, Shape
 from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet, Rows
@@ -50,41 +51,48 @@ class Ends:
         self._cores: list[float] = []
         self._sorted: tuple[NDArray[np.int64], Amounts, Rows] | None = None
         self._number = {kind: number for number, kind in enumerate(fleet.ground.kinds)}
-        ends_ms, slices = all_end_ms(gangs, now_ms), gangs.slices
+        self._sharing: dict[tuple[int, int], dict[JobId, int]] = {}
+        """By row and device, when each job that holds some of it ends."""
+        ends_ms, slices, self._place = all_end_ms(gangs, now_ms), gangs.slices, gangs.place
         devices = np.where(gangs.shares[slices.gang], 0, slices.devices)
         held = slices.devices > 0
+        self._gang = slices.gang[held]
         self._gangs_whole = np.array([slices.row, ends_ms[slices.gang], devices, slices.kind, slices.memory])[:, held]
         self._gangs_cores = slices.cpus[held]
-        self._whole_again((gangs.all[number], int(ends_ms[number])) for number in np.flatnonzero(gangs.shares))
+        for number in np.flatnonzero(gangs.shares).tolist():
+            self._shares(gangs.jobs[number], gangs.all[number].placement, int(ends_ms[number]))
 
     def starts(self, job: JobFacts, placement: Placement, after_ms: int = 0) -> None:
         """The job starts on it now, or a little later: it is free again when the job's limit is over."""
         self._sorted = None
         ends_ms = NEVER if job.limit_ms is None else self._now_ms + after_ms + job.limit_ms
+        is_share = any(part.milli < WHOLE for part in placement.slices)
         for row, devices, kind in self._parts(placement):
-            whole = devices if placement.slices[0].milli == WHOLE else 0
-            self._enter((row, ends_ms, whole, kind, job.shape.memory_bytes), job.shape.cpus)
+            self._enter((row, ends_ms, 0 if is_share else devices, kind, job.shape.memory_bytes), job.shape.cpus)
+        if is_share:
+            self._shares(job.job, placement, ends_ms)
 
     def ends(self, gang: RunningJob) -> None:
         """The gang is asked to end now."""
         self._sorted = None
-        was_ms, soon_ms = end_ms(gang, self._now_ms), self._now_ms + SOON_MS
-        cpus, memory = gang.facts.shape.cpus, gang.facts.shape.memory_bytes
-        for row, devices, kind in self._parts(gang.placement):
-            self._enter((row, was_ms, -devices, kind, -memory), -cpus)
-            self._enter((row, min(was_ms, soon_ms), devices, kind, memory), cpus)
+        soon_ms = min(end_ms(gang, self._now_ms), self._now_ms + SOON_MS)
+        self._gangs_whole[1, self._gang == self._place[gang.facts.job]] = soon_ms
+        self._shares(gang.facts.job, gang.placement, soon_ms)
 
     def claimed(self, placement: Placement, holders: Iterable[RunningJob]) -> None:
         """These devices, which gangs have yet to let go of, come free for nobody else then."""
         self._sorted = None
-        wanted = {part.node: set(part.devices) for part in placement.slices}
+        wanted, rows = {part.node: set(part.devices) for part in placement.slices}, self._fleet.ground.row
         soon_ms = self._now_ms + SOON_MS
         for gang in holders:
             for part in gang.placement.slices:
                 taken = wanted.get(part.node, set()) & set(part.devices)
-                row = self._fleet.ground.row.get(part.node)
+                row = rows.get(part.node)
                 if taken and row is not None and part.milli == WHOLE:
                     self._enter((row, soon_ms, -len(taken), self._kind(row, min(taken)), 0), 0.0)
+        for part in placement.slices:
+            for index in part.devices if part.milli == WHOLE else ():
+                self._sharing.pop((rows.get(part.node, -1), index), None)
 
     def ready(self, shape: Shape, kind: str, free: Counts, spare: tuple[Amounts, NDArray[np.int64]]) -> Times:
         """The time from which each row holds one node's share: 0 where it does now, NEVER where no limit says so. free: devices
@@ -124,25 +132,24 @@ class Ends:
         """Rows, times, devices, types, bytes; and cores: by row, time, and what is taken before what is given. And where each row
         of the fleet begins."""
         if self._sorted is None:
-            more = np.array(self._entries, np.int64).reshape(-1, 5).T
+            whole_again = [
+                (row, max(ends_ms.values()), 1, self._kind(row, index), 0) for (row, index), ends_ms in self._sharing.items()
+            ]
+            more = np.array([*self._entries, *whole_again], np.int64).reshape(-1, 5).T
             whole = np.concatenate([self._gangs_whole, more], axis=1)
-            cores = np.concatenate([self._gangs_cores, self._cores])
+            cores = np.concatenate([self._gangs_cores, self._cores, np.zeros(len(whole_again))])
             order = np.lexsort((whole[2], whole[1], whole[0]))
             whole = whole[:, order]
             starts = np.searchsorted(whole[0], np.arange(len(self._fleet.ground.nodes) + 1))
             self._sorted = whole, cores[order], starts
         return self._sorted
 
-    def _whole_again(self, sharing: Iterable[tuple[RunningJob, int]]) -> None:
-        """Devices that these gangs hold in part, until the last of them ends."""
-        last_ms: dict[tuple[int, int], int] = {}
-        for gang, at_ms in sharing:
-            for part in gang.placement.slices:
-                row = self._fleet.ground.row.get(part.node, -1)
-                for index in part.devices if row >= 0 else ():
-                    last_ms[row, index] = max(last_ms.get((row, index), 0), at_ms)
-        for (row, index), at_ms in last_ms.items():
-            self._enter((row, at_ms, 1, self._kind(row, index), 0), 0.0)
+    def _shares(self, job: JobId, placement: Placement, ends_ms: int) -> None:
+        """The job holds its parts of these devices until then."""
+        for part in placement.slices:
+            row = self._fleet.ground.row.get(part.node, -1)
+            for index in part.devices if row >= 0 and part.milli < WHOLE else ():
+                self._sharing.setdefault((row, index), {})[job] = ends_ms
 
     def _enter(self, entry: _Entry, cpus: float) -> None:
         self._entries.append(entry)
