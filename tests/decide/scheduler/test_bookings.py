@@ -7,7 +7,7 @@ from phalanx.core.reasons import Kept
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
-from tests.decide.scheduler.closed_loop import ALL, HOUR, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
+from tests.decide.scheduler.closed_loop import ALL, HIGH, HOUR, LOW, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
 from tests.decide.scheduler.test_kept import decided, limited, reason, runs, where
 
 UTC_NOW = "1970-01-05T04:00Z"  # NOW
@@ -74,6 +74,49 @@ def test_no_more_is_ended_for_a_booking_than_is_booked() -> None:
         assert loop.where("a-1") and not loop.where("a-2")
 
 
+def two_bookings() -> Policy:
+    """Eight devices each, for queues `a` and `b`, now."""
+    both = {name: Booking(queue=name, devices="H100:8", start=UTC_NOW, end=AT_8) for name in ("a", "b")}
+    return Policy(bookings=both, queues={"a": Queue(), "b": Queue()}, preemption=Preemption(reclaim=False))
+
+
+def test_two_bookings_do_not_end_each_others_gangs() -> None:
+    """What stands in the way of both may not be ended: without the rule they would take turns every two minutes."""
+    firm = runs("firm", 0)
+    loop = Loop(fleet(2), two_bookings())
+    loop.running = [replace(firm, facts=replace(firm.facts, preemptible=False)), gang("b-1", (1, ALL), queue="b")]
+    loop.submit(facts("a-1", queue="a", priority=LOW))
+    loop.steps(10)
+    assert loop.evicted == []
+
+
+def test_what_is_booked_is_taken_from_its_queue_by_no_priority_share_or_guarantee() -> None:
+    """Its gang would be back at once, in the place of whoever it was ended for."""
+    for queues in ({}, {"b": Queue(), "c": Queue(weight=9.0)}, {"c": Queue(quota={"H100": 8})}):
+        loop = Loop(fleet(1), replace(two_bookings(), preemption=Preemption(), queues=queues))
+        loop.running = [gang("b-1", (0, ALL), queue="b")]
+        loop.submit(facts("c-1", queue="c", priority=HIGH))
+        loop.steps(30)
+        assert loop.evicted == []
+
+
+def test_a_higher_job_of_a_queue_takes_what_is_booked_for_it_from_its_own() -> None:
+    loop = Loop(fleet(1), two_bookings())
+    loop.running = [gang("b-1", (0, ALL), queue="b")]
+    loop.submit(facts("b-2", queue="b", priority=HIGH))
+    loop.steps(30)
+    assert [(job, cause) for _, job, cause in loop.evicted] == [("b-1", "priority")]
+
+
+def test_what_a_queue_has_beyond_its_booking_may_be_ended_for_anothers() -> None:
+    loop = Loop(fleet(2), two_bookings())
+    loop.running = [gang("b-1", (0, ALL), queue="b"), gang("b-2", (1, ALL), queue="b")]
+    loop.submit(facts("a-1", queue="a", priority=LOW))
+    loop.steps(10)
+    assert [(job, cause) for _, job, cause in loop.evicted] == [("b-1", "booking")]
+    assert loop.where("a-1") == ["n00"] and loop.where("b-2") == ["n01"]
+
+
 def test_a_booking_of_more_than_there_is_or_of_another_type_breaks_nothing() -> None:
     assert where(decided(fleet(2), [], facts("next", 8), policy=booked(AT_6, AT_8, 4_000)), "next") is None
     elsewhere = Policy(bookings={"b": Booking(queue="vip", devices="B200:8", start=AT_6, end=AT_8)})
@@ -97,3 +140,12 @@ def test_spares_come_together_again() -> None:
     running = [gang("r", (0, range(6)), priority=STANDARD), gang("s", (1, range(2)), priority=STANDARD)]
     plan = decided(fleet(2, held=running), running, facts("one", 1), policy=Policy(spares={"H100": 1}))
     assert where(plan, "one") == ["n00"]
+
+
+def test_nothing_is_kept_on_a_node_that_goes_away() -> None:
+    """Neither could be started there: it would be kept from others for nothing, and the spare would be none."""
+    for policy, other in ((Policy(spares={"H100": 1}), "n00"), (booked(UTC_NOW, AT_8, 8), "n01")):
+        going = next(name for name in ("n00", "n01") if name != other)
+        nodes = tuple(replace(node, closing_ms=NOW + HOUR if node.node == going else None) for node in fleet(2))
+        (kept,) = decided(nodes, [], facts("next", 8), policy=policy).reservations
+        assert [part.node for part in kept.placement.slices] == [other]

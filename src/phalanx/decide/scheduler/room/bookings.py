@@ -11,7 +11,8 @@ from phalanx.core.policy import Booking, Policy
 from phalanx.core.units import utc_ms
 from phalanx.decide.scheduler.room.ends import Ends
 from phalanx.decide.scheduler.room.hold import NO_BOUND, Hold
-from phalanx.decide.scheduler.where.fleet import Counts, Fleet
+from phalanx.decide.scheduler.room.spot import closing
+from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Ground, Mask
 
 YIELDS_MS: Final = 86_400_000
 """What may be ended for others is started on booked devices up to a day before: it gets that much done, and is ended when the
@@ -64,7 +65,7 @@ def kept_for(booked: Booked, used: int, free: Counts, fleet: Fleet, ends: Ends, 
     if lacking <= 0 or booked.kind not in fleet.ground.kinds:
         return None
     from_ms = max(now_ms, booked.start_ms)
-    there = np.where(fleet.ground.schedulable, np.maximum(0, free + ends.by(from_ms, booked.kind)), 0)
+    there = np.where(_lasting(fleet.ground), np.maximum(0, free + ends.by(from_ms, booked.kind)), 0)
     order = np.argsort(-there, kind="stable")
     before = np.cumsum(there[order]) - there[order]
     kept = np.zeros_like(there)
@@ -81,11 +82,17 @@ def kept_for(booked: Booked, used: int, free: Counts, fleet: Fleet, ends: Ends, 
     )
 
 
+def _lasting(ground: Ground) -> Mask:
+    """Nodes that may be given work and do not go away: where nothing is started any more, nothing is kept for anybody."""
+    leaving = closing(ground)
+    return ground.schedulable if leaving is None else ground.schedulable & ~leaving
+
+
 def spares(kind: str, num_nodes: int, fleet: Fleet, now_ms: int) -> Hold | None:
     """So many nodes of the type, whole: those that are idle, and what comes free on the ones that nearly are. None of spot, which
     may be gone when it is needed."""
     total = fleet.ground.total[kind]
-    able = np.flatnonzero(fleet.ground.schedulable & (total > 0) & ~fleet.ground.spot)
+    able = np.flatnonzero(_lasting(fleet.ground) & (total > 0) & ~fleet.ground.spot)
     busy = total[able] - fleet.free[kind][able]
     chosen = able[np.lexsort((-able, busy))][:num_nodes]
     if num_nodes <= 0 or not len(chosen):

@@ -42,8 +42,8 @@ class Slices:
     are left out.
 
     gang: its place. row: of the node. devices: how many that the node still has, for nobody gets another. milli: thousandths of
-    each. memory: bytes. kind: number of the type, -1 on nodes before the first that has a device of it. part: place in the gang's placement.
-    cpus: cores.
+    each. memory: bytes. kind: number of the type, -1 on nodes before the first that has a device of it. part: place in the gang's
+    placement. cpus: cores.
     """
 
     __slots__ = ("cpus", "devices", "gang", "kind", "memory", "milli", "part", "row", "table")

@@ -9,11 +9,13 @@ from phalanx.core.ids import JobId
 from phalanx.core.reasons import Kept as KeptFor
 from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler.plan import Reservation
+from phalanx.decide.scheduler.quotas.holds import kind_of
 from phalanx.decide.scheduler.quotas.homes import Homes
 from phalanx.decide.scheduler.room import bookings, reservation, spot
-from phalanx.decide.scheduler.room.ends import SOON_MS, Ends
+from phalanx.decide.scheduler.room.ends import Ends
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.hold import CLOSED, NO_BOUND, Hold
+from phalanx.decide.scheduler.room.promises import Promises
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Shape, Snapshot
 from phalanx.decide.scheduler.where.fit import fits
 from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Mask
@@ -28,9 +30,7 @@ class Kept:
         self._policy = snapshot.policy
         self._gangs = gangs
         self._fleet = fleet
-        self._ends: Ends | None = None
-        self._held_later: list[tuple[JobFacts, Placement, Sequence[RunningJob]]] = []
-        self._ended: list[RunningJob] = []
+        self._promises = Promises(gangs, fleet, snapshot.now_ms)
         self._heads: dict[str, list[Hold]] = {kind: [] for kind in fleet.ground.kinds}
         self._holds: list[Hold] = []
         self._headed: set[JobId] = set()
@@ -42,7 +42,11 @@ class Kept:
         self._hopeless: set[tuple[int, str]] = set()
         self._closing = spot.closing(fleet.ground)
         self._prices: dict[tuple[str, str], bool] = {}
-        self.bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
+        self._bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
+        self._booked_now: dict[str, list[bookings.Booked]] = {}
+        for booked in self._bookings:
+            if booked.is_on(snapshot.now_ms):
+                self._booked_now.setdefault(booked.kind, []).append(booked)
         self.reservations: list[Reservation] = []
         self.waited: set[str] = set()
         self.homes: Homes | None = None
@@ -52,54 +56,36 @@ class Kept:
         for kind, num_nodes in sorted(self._policy.spares.items()):
             if kind in self._fleet.ground.kinds:
                 self._keep(bookings.spares(kind, num_nodes, self._fleet, self._now_ms))
-        for booked in self.bookings:
+        for booked in self._bookings:
             if booked.kind in self._fleet.ground.kinds:
                 free = self._besides(booked.kind, self._holds)
-                self._keep(bookings.kept_for(booked, self.used(booked), free, self._fleet, self.ends, self._now_ms))
+                self._keep(bookings.kept_for(booked, self._promises.used(booked), free, self._fleet, self.ends, self._now_ms))
 
-    def used(self, booked: bookings.Booked) -> int:
-        """Devices of the booking's type that its queues' jobs hold and go on holding, or are promised, by now."""
-        gangs, number = self._gangs, self._fleet.ground.kind_number[booked.kind]
-        of_queue = np.array([queue in booked.queues for queue in gangs.queues], np.bool_)
-        stay = of_queue[gangs.queue] & (gangs.kind == number) & ~gangs.stopping
-        ended = {gang.facts.job for gang in self._ended}  # what those keep is promised to them
-        stay[[gangs.place[job] for job in ended]] = False
-        keep = [(gang.facts, gang.keeps) for gang in gangs.ending if gang.keeps is not None and gang.facts.job not in ended]
-        promised = [(job, placement) for job, placement, _ in self._held_later]
-        return int(gangs.devices[stay].sum()) + sum(
-            placement.world_size
-            for job, placement in (*keep, *promised)
-            if job.queue in booked.queues and self.kind_of(placement) == booked.kind
+    def is_booked_for(self, job: JobFacts, kind: str, num_devices: int) -> bool:
+        """Whether so many devices of the type are booked for the job now."""
+        return any(
+            job.queue in booked.queues and self._promises.used(booked) + num_devices <= booked.devices
+            for booked in self._booked_now.get(kind, ())
         )
 
-    def is_due(self, booked: bookings.Booked, job: JobFacts, kind: str, num_devices: int) -> bool:
-        """Whether so many devices are booked for the job now."""
-        is_for = booked.kind == kind and job.queue in booked.queues and booked.is_on(self._now_ms)
-        return is_for and self.used(booked) + num_devices <= booked.devices
+    def firm_queues(self, job: JobFacts, kind: str) -> frozenset[str]:
+        """Other queues that have no more than what is booked for them now. Their gangs are ended for nobody: they would be back at
+        once, in the place of whom they were ended for."""
+        firm = [booked for booked in self._booked_now.get(kind, ()) if job.queue not in booked.queues]
+        return frozenset().union(*(booked.queues for booked in firm if self._promises.used(booked) <= booked.devices))
 
-    def kind_of(self, placement: Placement) -> str | None:
-        """The type of the placement's devices, which are all of one."""
-        for part in placement.slices:
-            row = self._fleet.ground.row.get(part.node)
-            if row is not None and part.devices:
-                return self._fleet.ground.types[row].get(part.devices[0])
-        return None
+    def booked_with(self, job: JobFacts, kind: str) -> frozenset[str]:
+        """Queues that share a booking with the job's now."""
+        return frozenset().union(*(booked.queues for booked in self._booked_now.get(kind, ()) if job.queue in booked.queues))
+
+    def kind_of(self, placement: Placement) -> str:
+        """The type of the placement's devices, which are all of one; '' where nobody knows its nodes."""
+        return kind_of(placement, self._fleet.ground)
 
     @property
     def ends(self) -> Ends:
-        """When devices come free; built when it is first asked for."""
-        if self._ends is None:
-            self._ends = Ends(self._gangs, self._fleet, self._now_ms)
-            for gang in self._gangs.ending:
-                if gang.keeps is not None:
-                    self._ends.claimed(gang.keeps, (gang,))
-                    self._ends.starts(gang.facts, gang.keeps, SOON_MS)
-            for gang in self._ended:
-                self._ends.ends(gang)
-            for job, placement, holders in self._held_later:
-                self._ends.claimed(placement, holders)
-                self._ends.starts(job, placement, SOON_MS if holders else 0)
-        return self._ends
+        """When devices come free."""
+        return self._promises.ends
 
     def free(self, job: PendingJob, kind: str) -> Counts:
         """Devices of the type per node that the job may use now without delaying those they are kept for. Not to be changed."""
@@ -227,14 +213,14 @@ class Kept:
 
     def started(self, job: PendingJob, kind: str, placement: Placement) -> None:
         """The job starts there: what was to spare is less."""
-        self._later(job.facts, placement, ())
+        self._promises.made(job.facts, placement, ())
         self._taken(job, kind, placement)
 
     def promised(self, job: PendingJob, placement: Placement, holders: Sequence[RunningJob]) -> None:
         """The job starts there as soon as gangs, which end, have let go of it; one of them may be itself, in another size."""
-        self._later(job.facts, placement, holders)
+        self._promises.made(job.facts, placement, holders)
         if any(gang.facts.job != job.facts.job for gang in holders):
-            self._taken(job, self.kind_of(placement) or "", placement)
+            self._taken(job, self.kind_of(placement), placement)
 
     def _taken(self, job: PendingJob, kind: str, placement: Placement) -> None:
         """Of what is to spare beside what is kept."""
@@ -244,20 +230,11 @@ class Kept:
 
     def gave_up(self, job: JobFacts) -> None:
         """What was promised to it is not any more."""
-        self._held_later = [one for one in self._held_later if one[0].job != job.job]
-        self._ends = None
+        self._promises.gave_up(job)
 
     def ended(self, gang: RunningJob) -> None:
         """The gang is asked to end in this decision."""
-        self._ended.append(gang)
-        if self._ends is not None:
-            self._ends.ends(gang)
-
-    def _later(self, job: JobFacts, placement: Placement, holders: Sequence[RunningJob]) -> None:
-        self._held_later.append((job, placement, holders))
-        if self._ends is not None:
-            self._ends.claimed(placement, holders)
-            self._ends.starts(job, placement, SOON_MS if holders else 0)
+        self._promises.ended(gang)
 
     def _bid(self, job: PendingJob, number: int, kind: str) -> reservation.Bid | None:
         shape = job.facts.shape

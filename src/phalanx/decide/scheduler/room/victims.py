@@ -1,7 +1,7 @@
 """Gangs that may be asked to let go of devices for others, as columns, and what that costs."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -117,42 +117,42 @@ class Victims:
         if not usable.any():
             return []
         usable &= ~self._spared & (self._gangs.priority <= job.facts.priority)
-        found: list[int] = np.flatnonzero(usable & ~self._deserts.protected(job.facts, kind)).tolist()
+        found: list[int] = np.flatnonzero(usable & ~self.within_guarantee(job, kind)).tolist()
         return found
 
     def causes(self, job: PendingJob, kind: str, num_devices: int) -> tuple[dict[Cause, Mask], Mask]:
         """Who may be ended for the job, by why; and all of these together.
 
-        For a booking that is on: whoever is not of its queue. By priority: lower classes, but for gangs within a guarantee that the
-        job has no part in, whose owner would reclaim it at once. To reclaim: whoever has more than it deserves, while the job has
-        less; how often they were ended today does not protect them, for a guarantee that others' bad luck suspends is none.
+        For what is booked for it: whoever is not of its queue. By priority: lower classes, but for gangs within a guarantee that
+        the job has no part in, whose owner would reclaim it at once. To reclaim: whoever has more than it deserves, while the job
+        has less; how often they were ended today does not protect them, for a guarantee that others' bad luck suspends is none.
+        Nobody of a queue that has no more than what is booked for it, which goes before guarantees: it would be back at once.
         """
         self._follow()
         facts = job.facts
         rights = self._deserts.rights(facts, kind, num_devices) if self._policy.preemption.reclaim else ()
-        due = tuple(booked.queues for booked in self._kept.bookings if self._kept.is_due(booked, facts, kind, num_devices))
-        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, due)
+        is_booked = self._kept.is_booked_for(facts, kind, num_devices)
+        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, is_booked)
         if key not in self._causes:
-            might = due or any(rights) or (self._policy.preemption.enabled and self.class_of(facts.priority) > self._lowest_class)
-            found, everybody = self._found_causes(job, kind, num_devices, due) if might else {}, self._nobody
+            is_above = self._policy.preemption.enabled and self.class_of(facts.priority) > self._lowest_class
+            might = is_booked or any(rights) or is_above
+            found, everybody = self._found_causes(job, kind, num_devices, is_booked) if might else {}, self._nobody
             for mask in found.values():
                 everybody = everybody | mask
             self._causes[key] = found, everybody
         return self._causes[key]
 
-    def _found_causes(self, job: PendingJob, kind: str, num_devices: int, due: Iterable[frozenset[str]]) -> dict[Cause, Mask]:
-        """due: whose bookings are on."""
+    def _found_causes(self, job: PendingJob, kind: str, num_devices: int, is_booked: bool) -> dict[Cause, Mask]:
         facts, policy = job.facts, self._policy.preemption
-        usable = self._usable(kind)
+        usable = self._usable(kind) & ~self._booked(facts, kind)
         found: dict[Cause, Mask] = {}
         if not usable.any():
             return found
-        for queues in due:
-            own = [at for at, name in enumerate(self._gangs.queues) if name in queues]
-            found["booking"] = usable & ~np.isin(self._gangs.queue, own)
+        if is_booked:
+            found["booking"] = usable & ~self._of(self._kept.booked_with(facts, kind))
         if policy.enabled:
             by_priority: Cause = "target" if is_late(job, self._late_since) else "priority"
-            found[by_priority] = self._unprotected(facts, kind)
+            found[by_priority] = usable & self._unprotected(facts, kind)
         if policy.reclaim:
             found["reclaim"] = usable & self._deserts.reclaimable(facts, kind, num_devices)
         return {cause: mask for cause, mask in found.items() if mask.any()}
@@ -180,8 +180,18 @@ class Victims:
         return found
 
     def within_guarantee(self, job: PendingJob, kind: str) -> Mask:
-        """Gangs that stay, whoever goes before them."""
-        return self._deserts.protected(job.facts, kind)
+        """Gangs that stay, whoever goes before them: what they have is guaranteed to others than the job, or booked for them."""
+        return self._deserts.protected(job.facts, kind) | self._booked(job.facts, kind)
+
+    def _booked(self, job: JobFacts, kind: str) -> Mask:
+        """Gangs of queues that have no more than what is booked for them now, which the job is not of."""
+        return self._of(self._kept.firm_queues(job, kind))
+
+    def _of(self, queues: Collection[str]) -> Mask:
+        """Gangs of these queues."""
+        if not queues:
+            return self._nobody
+        return np.isin(self._gangs.queue, [at for at, name in enumerate(self._gangs.queues) if name in queues])
 
     def _follow(self) -> None:
         """Forgets what was found out before something was taken or let go of."""
