@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import NodeId
 from phalanx.decide.scheduler import schedule
-from phalanx.decide.scheduler.room.buying import Market
-from phalanx.decide.scheduler.room.freed import Columns, Freed
+from phalanx.decide.scheduler.room.buying import Market, Offered
+from phalanx.decide.scheduler.room.freed import Freed
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.where.fleet import Fleet
-from tests.decide.scheduler.sharing import facts, gang, job, world
+from tests.decide.scheduler.sharing import gang, job, world
 
 SNAPSHOT = world({}, running=[gang("g-1", count=4), gang("g-2", count=4), gang("g-3", count=8, num_nodes=2)], nodes=3)
 FLEET = Fleet.of(SNAPSHOT.nodes)
@@ -81,29 +81,29 @@ def test_a_device_that_its_node_lost_comes_free_for_nobody() -> None:
     assert [one.job for one in plan.evictions] == ["g-1"]
 
 
-def market(count: int, num_nodes: int, cost: list[float]) -> Market:
+def market(count: int, cost: list[float]) -> Market:
     columns = Freed(SNAPSHOT, FLEET, GANGS, np.zeros(3, np.bool_)).columns("H100")
-    has = np.zeros(3), np.zeros(3), np.zeros(3)
-    return Market(facts("j-9", count=count, num_nodes=num_nodes).shape, columns, np.arange(4), has, np.array(cost))
+    offered = Offered(columns.slice_gang, columns.slice_row, columns.slice_devices[None, :])
+    return Market((float(count),), offered, np.zeros((1, 3)), np.array(cost))
 
 
 def test_the_price_of_a_gang_is_spread_over_the_nodes_that_are_missing() -> None:
-    assert market(8, 2, [1.0, 2.0, 8.0]).prices(missing=2).tolist() == [3.0, 4.0, 4.0]
-    assert market(8, 1, [1.0, 2.0, 8.0]).prices(missing=1).tolist() == [3.0, 8.0, 8.0]
+    assert market(8, [1.0, 2.0, 8.0]).prices(missing=2).tolist() == [3.0, 4.0, 4.0]
+    assert market(8, [1.0, 2.0, 8.0]).prices(missing=1).tolist() == [3.0, 8.0, 8.0]
 
 
 def test_nodes_are_bought_the_cheapest_first_and_with_a_gang_all_that_it_frees() -> None:
-    shop = market(8, 3, [1.0, 2.0, 8.0])
+    shop = market(8, [1.0, 2.0, 8.0])
     assert shop.buy(missing=3, most=3) == ([0, 1], 1)
     assert shop.buy(missing=2, most=1) == ([2], 2)
 
 
 def test_nobody_is_ended_on_a_node_who_is_not_needed_there() -> None:
-    assert market(4, 1, [5.0, 2.0, 8.0]).buy(missing=1, most=3) == ([1], 1)
+    assert market(4, [5.0, 2.0, 8.0]).buy(missing=1, most=3) == ([1], 1)
 
 
 def test_nothing_is_bought_where_so_many_gangs_are_on_too_few_nodes() -> None:
-    assert market(8, 3, [1.0, 1.0, 1.0]).buy(missing=3, most=1) == ([], 0)
+    assert market(8, [1.0, 1.0, 1.0]).buy(missing=3, most=1) == ([], 0)
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,13 +115,9 @@ def test_prices_of_crowded_nodes_and_of_others_are_what_gangs_one_by_one_cost(ch
         (at, gang, choosing.choice((1, 2, 4, 8))) for gang in range(num_gangs) for at in range(num_nodes) if choosing.random() < 0.3
     ]
     gang, row, devices = (np.array([one[column] for one in slices], np.int64) for column in (1, 0, 2))
-    nothing = np.zeros(len(slices))
-    shared = np.zeros(len(slices), np.bool_)
-    columns = Columns(gang, row, devices.astype(np.float64), nothing, nothing, np.zeros_like(gang), shared)
     free = np.array([float(choosing.randrange(count)) for _ in range(num_nodes)])
     cost = np.array([float(choosing.randint(1, 100)) for _ in range(num_gangs)])
-    has = free.copy(), np.zeros(num_nodes), np.zeros(num_nodes)
-    shop = Market(facts("j-9", count=count, num_nodes=num_nodes).shape, columns, np.arange(len(slices)), has, cost)
+    shop = Market((float(count),), Offered(gang, row, devices[None, :].astype(np.float64)), free[None, :].copy(), cost)
     for missing in range(num_nodes, 0, -1):
         expected = _prices(slices, free.tolist(), cost.tolist(), count, missing)
         found = dict(zip(shop.rows.tolist(), shop.prices(missing).tolist(), strict=True))

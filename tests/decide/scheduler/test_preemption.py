@@ -10,7 +10,7 @@ from phalanx.core.policy import JobClass, Policy, Preemption, Queue
 from phalanx.core.reasons import MakingRoom, NoRoom
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
-from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Share, Snapshot
 from tests.decide.scheduler.closed_loop import ALL, HIGH, HOUR, LOW, MINUTE, NOW, STANDARD, Loop, facts, fleet, gang
 
 
@@ -307,3 +307,50 @@ def test_who_is_above_what_its_parent_is_guaranteed_is_ended_and_no_more_of_it()
     policy = Policy(queues=queues)
     assert victims(decided(2, running, facts("all", 8, 2, priority=HIGH, queue="b"), policy=policy)) == []
     assert len(victims(decided(2, running, facts("one", 8, priority=HIGH, queue="c"), policy=policy))) == 1
+
+
+def shares(name: str, device: int, milli: int, priority: int = LOW, **more: Any) -> RunningJob:
+    found = gang(name, (0, [device]), priority=priority, **more)
+    shape = replace(found.facts.shape, request=DeviceRequest(("H100",), 1, milli))
+    placement = Placement((replace(found.placement.slices[0], milli=milli),))
+    return replace(found, facts=replace(found.facts, shape=shape), placement=placement)
+
+
+def victims_of_a_share(milli: int, *running: RunningJob) -> list[str]:
+    """On one node, with as many devices as somebody is on."""
+    count = 1 + max(index for one in running for part in one.placement.slices for index in part.devices)
+    asks = shares("high", 0, milli, HIGH).facts
+    return victims(plan_of(Loop(fleet(1, count), running=list(running)).snapshot().nodes, running, asks))
+
+
+def test_a_share_gets_what_is_left_of_a_device_and_what_others_let_go_of() -> None:
+    firm, low = shares("firm", 0, 500, HIGH), shares("low", 0, 300)
+    assert victims_of_a_share(500, firm, low) == ["low"]
+    assert victims_of_a_share(501, firm, low) == []
+
+
+def test_what_two_let_go_of_on_two_devices_makes_no_room_for_a_share() -> None:
+    """Names alternate between the devices, so that the first two of them are on different ones."""
+    running = [shares(f"low-{number}", number % 2, 300) for number in range(6)]
+    assert victims_of_a_share(500, *running) in (["low-0", "low-2"], ["low-1", "low-3"])
+    firm = [shares(f"firm-{device}", device, 700, HIGH) for device in range(2)]
+    cheap = [shares(f"cheap-{device}", device, 300, saved_ms=NOW) for device in range(2)]
+    assert victims_of_a_share(500, *firm, *cheap, shares("firm-2", 2, 500, HIGH), shares("dear", 2, 500)) == ["dear"]
+
+
+def test_the_cheapest_share_that_is_enough_is_ended_and_none_that_frees_more_than_is_asked_for() -> None:
+    small = [shares("small", 0, 500, saved_ms=NOW - MINUTE), shares("firm", 0, 500, HIGH)]
+    assert victims_of_a_share(500, *small, shares("large", 1, 1000, saved_ms=NOW - MINUTE)) == ["small"]
+
+
+def test_a_share_is_bound_by_memory_too() -> None:
+    def in_mib(one: RunningJob, mib: int) -> RunningJob:
+        return replace(one, placement=Placement(tuple(replace(part, memory_bytes=mib * 2**20) for part in one.placement.slices)))
+
+    running = [in_mib(shares("large", 0, 100), 600), in_mib(shares("small", 0, 100, saved_ms=NOW - MINUTE), 300)]
+    node = replace(fleet(1, 1)[0], free=(), device_memory_bytes=1000 * 2**20, shares=(Share(0, 800, 100 * 2**20),))
+    asks = shares("high", 0, 100, HIGH).facts
+    for mib, ended in ((350, ["small"]), (500, ["large"]), (950, ["large", "small"])):
+        request = DeviceRequest(("H100",), 1, 100, mib * 2**20)
+        plan = plan_of((node,), running, replace(asks, shape=replace(asks.shape, request=request)))
+        assert victims(plan) == ended

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,8 +11,12 @@ from phalanx.core.devices import WHOLE, DeviceRequest, Placement
 from phalanx.core.ids import JobId
 from phalanx.core.policy import Policy, Preemption, Queue
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
+from phalanx.decide.scheduler.memory import Memory
+from phalanx.decide.scheduler.room.preemption import make_room
 from phalanx.decide.scheduler.room.victims import lost_ms
+from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Shape
+from phalanx.decide.scheduler.where.fit import fit
 from tests.decide.scheduler.closed_loop import MINUTE, NOW, Loop, fleet
 from tests.decide.scheduler.snapshots import snapshots
 
@@ -146,6 +151,26 @@ def test_who_is_ended_and_how_many(snapshot: Snapshot) -> None:
             assert gang.facts.priority <= priority[one.claimant]
         if one.keeps is not None:
             assert gang.facts.shape.fewest_nodes <= len(one.keeps.slices) <= gang.facts.shape.num_nodes
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowded())
+def test_room_is_made_wherever_all_who_may_be_ended_leave_enough(snapshot: Snapshot) -> None:
+    """Found out device by device. Nobody is ended where what ends anyway is enough."""
+    policy = Policy(preemption=Preemption(max_victims=64, reclaim=False))
+    for job in snapshot.pending:
+        round_ = Round.of(replace(snapshot, policy=policy), Memory())
+        victims, shape = round_.victims, job.facts.shape
+        lower = np.flatnonzero(victims.causes(job, "H100", 1)[1]).tolist()
+        if "H100" not in round_.eligible(shape):
+            continue
+        trial, fitting = round_.fleet.copy(), list[bool]()
+        for leaving in (np.flatnonzero(victims.ending).tolist(), lower):
+            for number in leaving:
+                trial.give_back(victims.gangs[number].facts.shape, victims.releasable(number))
+            fitting.append(fit(shape, "H100", trial, trial.free["H100"]) is not None)
+        claim = make_room(job, ("H100",), round_)
+        assert (claim is not None) == (fitting == [False, True])
 
 
 LIMITS = st.sampled_from([None, 10 * MINUTE, 30 * MINUTE, 60 * MINUTE, 200 * MINUTE])

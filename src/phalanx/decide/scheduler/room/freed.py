@@ -27,6 +27,18 @@ class Columns:
     shared: Mask
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of single devices of a type, and their memory, that come free with slices; of whole ones on a node the first stands for all.
+    at: place in `Columns`. device: number, of which each row has `width`; -1 where it is promised to somebody."""
+
+    at: Rows
+    device: Rows
+    milli: Rows
+    memory: Rows
+    width: int
+
+
 class Freed:
     """Mutable within one decision. ending: by place, who ends; whoever asks more of them to says so there, and here (`promise`)."""
 
@@ -35,6 +47,7 @@ class Freed:
         self._claimed: dict[NodeId, set[int]] = {}
         self._is_claimed = np.zeros(len(fleet.ground.nodes), np.bool_)
         self._columns: dict[str, Columns] = {}
+        self._parts: dict[str, Parts] = {}
         self._per_row: dict[tuple[str, bytes], NDArray[np.float64]] = {}
         for job in snapshot.claimants:
             if job.claim is not None:
@@ -59,6 +72,35 @@ class Freed:
             )
             self._count(found, found.shared | (self._ending[found.slice_gang] & self._is_claimed[found.slice_row]))
         return self._columns[kind]
+
+    def parts(self, kind: str) -> Parts:
+        if kind not in self._parts:
+            columns, types = self.columns(kind), self._fleet.ground.types
+            width = 1 + max((max(has) for has in {id(has): has for has in types if has}.values()), default=0)
+            found = list[tuple[int, int, int, int]]()
+            for at, (number, row, place) in enumerate(
+                zip(columns.slice_gang.tolist(), columns.slice_row.tolist(), columns.part.tolist(), strict=True)
+            ):
+                part = self._gangs.all[number].placement.slices[place]
+                there = [index for index in part.devices if index in types[row]]
+                for index in there[:1] if part.milli == WHOLE else there:
+                    found.append((at, row * width + index, part.milli, part.memory_bytes))
+            at_, device, milli, memory = np.array(found, np.int64).reshape(-1, 4).T.copy()
+            memory[milli == WHOLE] = self._fleet.ground.device_memory_bytes[device[milli == WHOLE] // width]
+            parts = self._parts[kind] = Parts(at_, device, milli, memory, width)
+            self._point(parts, columns, self._ending[columns.slice_gang] & self._is_claimed[columns.slice_row])
+        return self._parts[kind]
+
+    def _point(self, parts: Parts, columns: Columns, which: Mask) -> None:
+        """At devices that these slices, of gangs that end, have promised to nobody."""
+        for at in np.flatnonzero(which[parts.at]).tolist():
+            part, row = self._part(columns, int(parts.at[at])), int(columns.slice_row[parts.at[at]])
+            free = [row * parts.width + index for index in self._unclaimed(part) if index in self._fleet.ground.types[row]]
+            if parts.device[at] not in free:
+                parts.device[at] = free[0] if free and part.milli == WHOLE else -1
+
+    def _part(self, columns: Columns, at: int) -> NodeSlice:
+        return self._gangs.all[int(columns.slice_gang[at])].placement.slices[int(columns.part[at])]
 
     def per_row(self, kind: str, who: Mask) -> NDArray[np.float64]:
         """Devices of the type that come free on each node when all of these end. Not to be changed."""
@@ -87,9 +129,12 @@ class Freed:
         is_asked[list(asked)] = True
         touched[slices.row[is_asked[slices.gang]]] = True
         touched[self._rows(claim)] = True
-        for columns in self._columns.values():
+        for kind, columns in self._columns.items():
             differ = columns.shared | self._is_claimed[columns.slice_row]
-            self._count(columns, differ & touched[columns.slice_row] & self._ending[columns.slice_gang])
+            changed = differ & touched[columns.slice_row] & self._ending[columns.slice_gang]
+            self._count(columns, changed)
+            if kind in self._parts:
+                self._point(self._parts[kind], columns, changed)
 
     def _claim(self, claim: Placement) -> None:
         self._is_claimed[self._rows(claim)] = True
@@ -102,10 +147,9 @@ class Freed:
 
     def _count(self, columns: Columns, which: Mask) -> None:
         """Whole devices that come free with these slices."""
-        for at in np.flatnonzero(which):
-            number, row = columns.slice_gang[at], int(columns.slice_row[at])
-            part = self._gangs.all[number].placement.slices[columns.part[at]]
-            devices = self._unclaimed(part) if self._ending[number] else part.devices
+        for at in np.flatnonzero(which).tolist():
+            part, row = self._part(columns, at), int(columns.slice_row[at])
+            devices = self._unclaimed(part) if self._ending[columns.slice_gang[at]] else part.devices
             there = [index for index in devices if index in self._fleet.ground.types[row]]
             columns.slice_devices[at] = self._fleet.shares.freed(row, there, part.milli)
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.core.devices import WHOLE, Placement
-from phalanx.decide.scheduler.room.buying import Has, Market, has_room
+from phalanx.decide.scheduler.room.buying import Amounts, Market, Offered, has_room
 from phalanx.decide.scheduler.room.ends import NEVER
 from phalanx.decide.scheduler.room.freed import Columns
+from phalanx.decide.scheduler.room.on_device import NEEDS, on_cheapest_device
 from phalanx.decide.scheduler.room.reservation import soonest
 from phalanx.decide.scheduler.room.trimming import Trimming
 from phalanx.decide.scheduler.room.victims import Victims
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, Shape
 from phalanx.decide.scheduler.where.eligible import largest_of
-from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Mask
+from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Mask, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,13 @@ class Search:
         self._could = self._holding
         self.is_enough = False
         self._usable = allowed | self._victims.ending
-        self._have = np.maximum(0, self._base).astype(np.float64)
 
     def run(self) -> Found | None:
         if not self._has_devices():
             return None
         columns, ending = self._columns, self._victims.ending
         self._at = np.flatnonzero(self._usable[columns.slice_gang] & self._open[columns.slice_row])
-        self._cpus = self._round.fleet.free_cpus.copy()
-        self._memory = self._round.fleet.free_memory_bytes.astype(np.float64)
+        self._wanted, self._has, self._given = self._things()
         gangs = columns.slice_gang[self._at]
         free: list[int] = np.unique(gangs[ending[gangs]]).tolist()
         self._release(free)
@@ -63,6 +62,18 @@ class Search:
         if chosen is None or (self.is_enough and not self._reclaims):
             return None
         return self._trimmed(chosen, free)
+
+    def _things(self) -> tuple[Sequence[float], Amounts, Amounts]:
+        """What one node's part needs of each thing, what each node has of it, and what comes free with each slice."""
+        shape, fleet, columns = self._shape, self._round.fleet, self._columns
+        needs: Sequence[float] = (shape.request.count * shape.request.milli / WHOLE,)
+        has, given = [np.maximum(0, self._base)], [columns.slice_devices]
+        if shape.request.is_share and shape.request.count == 1:
+            there, freed = on_cheapest_device(shape, self._kind, self._base, self._at, self._round)
+            needs, has, given = NEEDS, [*there], [*freed]
+        has += [fleet.free_cpus, fleet.free_memory_bytes]
+        given += [columns.slice_cpus, columns.slice_memory]
+        return (*needs, shape.cpus, shape.memory_bytes), np.array(has, np.float64), np.array(given)
 
     def _holding_rows(self) -> Mask:
         """Where the job may run at all."""
@@ -75,9 +86,10 @@ class Search:
 
     def _has_devices(self) -> bool:
         """Whether enough nodes would have the devices if all of them let go, whatever else there is: mostly they have not."""
-        request, freed = self._shape.request, self._victims.freed(self._kind, self._usable)
-        have = self._have + np.where(self._open, freed, 0)
-        enough = self._holding & (have + 2 * CORES_SLACK >= request.count * request.milli / WHOLE)
+        if self._shape.request.is_share:
+            return True
+        have = np.maximum(0, self._base) + np.where(self._open, self._victims.freed(self._kind, self._usable), 0)
+        enough = self._holding & (have + 2 * CORES_SLACK >= self._shape.request.count)
         return bool(np.count_nonzero(enough) >= self._shape.fewest_nodes)
 
     def _release(self, numbers: Sequence[int]) -> None:
@@ -86,30 +98,28 @@ class Search:
         gone[numbers] = True
         are_gone = gone[columns.slice_gang[self._at]]
         at, self._at = self._at[are_gone], self._at[~are_gone]
-        np.add.at(self._have, columns.slice_row[at], columns.slice_devices[at])
-        np.add.at(self._cpus, columns.slice_row[at], columns.slice_cpus[at])
-        np.add.at(self._memory, columns.slice_row[at], columns.slice_memory[at])
+        self._has = self._with(at)
+
+    def _with(self, at: Rows) -> Amounts:
+        """What nodes would have with these slices."""
+        rows, num_rows = self._columns.slice_row[at], self._has.shape[1]
+        return self._has + [np.bincount(rows, given[at], num_rows) for given in self._given]
 
     def _is_possible(self) -> bool:
         """Whether it would fit if all of them let go, and as few as may be ended have as much together."""
-        columns, at = self._columns, self._at
-        rows, num_rows = columns.slice_row[at], len(self._have)
-        have = self._have + np.bincount(rows, columns.slice_devices[at], num_rows)
-        cpus = self._cpus + np.bincount(rows, columns.slice_cpus[at], num_rows)
-        memory = self._memory + np.bincount(rows, columns.slice_memory[at], num_rows)
-        self._could = self._holding & has_room(self._shape, (have, cpus, memory))
+        self._could = self._holding & has_room(self._wanted, self._with(self._at))
         if largest_of(self._shape, self._could, self._round.fleet) < self._shape.fewest_nodes:
             return False
         count, num_nodes = self._shape.request.count, self._shape.fewest_nodes
-        there = np.sort(np.minimum(self._have[self._could], count))[::-1][:num_nodes].sum()
-        sizes = np.sort(np.bincount(columns.slice_gang[at], columns.slice_devices[at]))[::-1]
+        there = np.sort(np.minimum(self._has[0][self._could], count))[::-1][:num_nodes].sum()
+        sizes = np.sort(np.bincount(self._columns.slice_gang[self._at], self._given[0][self._at]))[::-1]
         most = self._round.snapshot.policy.preemption.max_victims
         return bool(there + sizes[:most].sum() >= count * num_nodes) or self._shape.request.is_share
 
     def _bought(self) -> list[int] | None:
         """Gangs, node after node, until there are enough nodes; None when that takes more gangs than may be ended for one."""
         shape, most, chosen = self._shape, self._round.snapshot.policy.preemption.max_victims, list[int]()
-        ready = self._could & has_room(shape, self._has)
+        ready = self._could & has_room(self._wanted, self._has)
         if shape.within is not None or shape.group > 1:
             self._could = self._lying_right(ready)
             ready &= self._could
@@ -123,9 +133,10 @@ class Search:
         return chosen if missing <= 0 and len(chosen) <= most else None
 
     def _market(self, ready: Mask) -> Market:
-        lacking = self._could & ~ready
-        at = self._at[lacking[self._columns.slice_row[self._at]]]
-        return Market(self._shape, self._columns, at, self._has, self._victims.cost)
+        lacking, columns = self._could & ~ready, self._columns
+        at = self._at[lacking[columns.slice_row[self._at]]]
+        offered = Offered(columns.slice_gang[at], columns.slice_row[at], self._given[:, at])
+        return Market(self._wanted, offered, self._has, self._victims.cost)
 
     def _lying_right(self, ready: Mask) -> Mask:
         """The nodes on which a gang that must lie in certain tiers is cheapest, about: their dearest node is the cheapest."""
@@ -137,10 +148,6 @@ class Search:
         if target is not None:
             mask[target] = True
         return mask
-
-    @property
-    def _has(self) -> Has:
-        return self._have, self._cpus, self._memory
 
     def _trimmed(self, chosen: Sequence[int], free: Sequence[int]) -> Found | None:
         """Without those that are not needed after all, the dearest first."""

@@ -14,7 +14,7 @@ from phalanx.decide.scheduler.quotas.deserved import Deserts
 from phalanx.decide.scheduler.quotas.fair import Ask
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
-from phalanx.decide.scheduler.room.freed import Columns, Freed
+from phalanx.decide.scheduler.room.freed import Columns, Freed, Parts
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
@@ -249,6 +249,9 @@ class Victims:
 
     def columns(self, kind: str) -> Columns:
         return self._freed.columns(kind)
+
+    def parts(self, kind: str) -> Parts:
+        return self._freed.parts(kind)
 
     def freed(self, kind: str, who: Mask) -> NDArray[np.float64]:
         """Devices of the type that come free on each node when all of these end. Not to be changed."""
