@@ -11,7 +11,7 @@ from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Cells
 from phalanx.core.policy_parse import parse_policy
-from phalanx.core.reasons import MakingRoom, NoRoom, OverBudget, OverLimit
+from phalanx.core.reasons import Kept, MakingRoom, NoRoom, OverBudget, OverLimit
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.quotas.cells import counts, devices
@@ -69,6 +69,12 @@ def test_a_tenant_without_a_right_to_borrow_waits_for_its_own_cells_and_is_told_
     plan = schedule(world(policy(a=cells(1)), [gang("a-1", "a", 6)], [job("a-2", "a", 4), job("a-3", "a", 2)], nodes=3))
     assert reasons(plan)["a-2"] == NoRoom(asked=4, free=2, held=6)
     assert started(plan) == [] or started(plan) == ["a-3"]
+
+
+def test_who_would_fit_into_anothers_cell_is_told_whose_it_is() -> None:
+    own = policy(a=cells(1), b=cells(1, borrow=True))
+    plan = schedule(world(own, [gang("a-1", "a", 2), gang("b-1", "b", 8)], [job("b-9", "b", 5)], nodes=2))
+    assert reasons(plan)["b-9"] == Kept("other queues, in whose cells they are", None)
 
 
 def test_a_tenant_that_may_borrow_does_and_gives_back() -> None:

@@ -172,7 +172,12 @@ class Kept:
         for number in binding:
             if not fits(shape, kind, fleet, self._beside(number, shape, kind), job.avoids):
                 return self._holds[number].why(position)
-        return self._holds[binding[0]].why(position) if binding else KeptFor("nodes that go away", None)
+        shut = self.homes.shut(job) if self.homes is not None else None
+        if shut is not None:
+            none = CLOSED if shape.request.is_share else 0
+            if not fits(shape, kind, fleet, np.where(shut, none, fleet.free[kind]), job.avoids):
+                return KeptFor("other queues, in whose cells they are", None)
+        return self._holds[binding[0]].why(position) if binding else KeptFor("nobody: their nodes go away", None)
 
     def _beside(self, number: int, shape: Shape, kind: str) -> Counts:
         """What this hold alone would leave of what is free."""
