@@ -146,16 +146,23 @@ def _read(gangs: Sequence[RunningJob], queues: Sequence[str], ground: Ground) ->
     kinds = np.where(part < found_in[gang], -1, kind[gang])
     cpus = np.fromiter(map(_CPUS, gangs), np.float64)[gang]
     there = row >= 0
-    known = _still_there(parts, row, ground)
+    known = _still_there(parts, devices, row, ground)
     return table, Slices(np.array([gang, row, known, milli, memory[gang], kinds, part])[:, there], cpus[there])
 
 
-def _still_there(parts: Sequence[NodeSlice], row: Numbers, ground: Ground) -> Numbers:
+def _still_there(parts: Sequence[NodeSlice], devices: Numbers, row: Numbers, ground: Ground) -> Numbers:
     """How many devices of each part its node has: one that fell off the bus is held by a gang, but comes free with nobody's end."""
-    types, nothing = ground.types, dict[int, str]()
-    return _numbers(
-        [len((types[at] if at >= 0 else nothing).keys() & part.devices) for part, at in zip(parts, row.tolist(), strict=True)]
-    )
+    found, known = devices.copy(), dict[int, frozenset[int]]()
+    for number, (part, at) in enumerate(zip(parts, row.tolist(), strict=True)):
+        if at < 0:
+            continue
+        types = ground.types[at]
+        has = known.get(id(types))
+        if has is None:  # alike nodes share it
+            has = known[id(types)] = frozenset(types)
+        if not has.issuperset(part.devices):
+            found[number] = len(has.intersection(part.devices))
+    return found
 
 
 def _numbers(found: Iterable[int]) -> Numbers:
