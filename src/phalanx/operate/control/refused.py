@@ -16,7 +16,8 @@ from phalanx.decide.scheduler.quotas import cells, policy_checks
 from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.where.ground import survey
 from phalanx.decide.scheduler.why.explain import never_fits
-from phalanx.decide.scheduler.why.impossible import CPUS, DEVICE_MEMORY, MEMORY, NODES, SPOT, WHERE, WITHIN
+from phalanx.decide.scheduler.why.shortage import CPUS, DEVICE_MEMORY, MEMORY, NODES, WITHIN
+from phalanx.decide.scheduler.why.wants import SPOT, WHERE
 from phalanx.operate.control.snapshots import node_facts, shape
 from phalanx.operate.control.world import World
 
