@@ -41,7 +41,7 @@ class Kept:
         self._free_at = -1
         self._hopeless: set[tuple[int, str]] = set()
         self._closing = spot.closing(fleet.ground)
-        self._prices: dict[tuple[str, str], bool] = {}
+        self._spot = spot.Spot(fleet.ground, snapshot.policy.spot_fallback_ms, snapshot.now_ms)
         self._bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
         self._booked_now: dict[str, list[bookings.Booked]] = {}
         for booked in self._bookings:
@@ -105,17 +105,21 @@ class Kept:
             self._open.clear()
 
     def _found_free(self, job: PendingJob, kind: str) -> Counts:
-        free = self._fleet.free[kind]
-        none = CLOSED if job.facts.shape.request.is_share else 0  # nor a share of a device that others hold in part
-        if self._closing is not None:
-            free = np.where(self._closing, none, free)
-        if self._awaits_spot(job):
-            free = np.where(self._fleet.ground.spot, free, none)
-        if self.homes is not None and (shut := self.homes.shut(job)) is not None:
-            free = np.where(shut, none, free)
+        free, shut = self._fleet.free[kind], self._shut(job)
+        if shut is not None:
+            free = np.where(shut, _none(job.facts.shape), free)
         for hold in self._binding(job):
             free = hold.cut(job.facts.shape, kind, free)
         return free
+
+    def _shut(self, job: PendingJob) -> Mask | None:
+        """Nodes on which nothing is started for the job now: they go away, are others' cells, or no spot while it awaits that."""
+        no_spot = ~self._fleet.ground.spot if self._awaits_spot(job) else None
+        masks = [mask for mask in (self._closing, no_spot, self._others_cells(job)) if mask is not None]
+        return np.logical_or.reduce(masks) if masks else None
+
+    def _others_cells(self, job: PendingJob) -> Mask | None:
+        return None if self.homes is None else self.homes.shut(job)
 
     def open(self, job: PendingJob, kind: str) -> Mask:
         """Nodes of which nothing is kept from the job: there gangs may be ended for it. Not to be changed."""
@@ -126,12 +130,8 @@ class Kept:
         return self._open[key]
 
     def _found_open(self, job: PendingJob, kind: str) -> Mask:
-        ground = self._fleet.ground
-        mask = np.ones(len(ground.nodes), np.bool_) if self._closing is None else ~self._closing
-        if self._awaits_spot(job):
-            mask &= ground.spot
-        if self.homes is not None and (shut := self.homes.shut(job)) is not None:
-            mask &= ~shut
+        shut = self._shut(job)
+        mask = np.ones(len(self._fleet.ground.nodes), np.bool_) if shut is None else ~shut
         for hold in self._binding(job):
             if hold.kind == kind:
                 mask &= hold.spare >= NO_BOUND // 2  # less what was taken of it
@@ -140,15 +140,13 @@ class Kept:
     def views(self, job: PendingJob, kind: str) -> Sequence[Counts]:
         """What the job is tried on, one after the other: spot alone where it comes first, then all that it may use."""
         free = self.free(job, kind)
-        if job.facts.shape.spot == "never" or not self._spot_first(job, kind):
+        if not self._spot.comes_first(job, kind):
             return (free,)
-        none = CLOSED if job.facts.shape.request.is_share else 0
-        return np.where(self._fleet.ground.spot, free, none), free
+        return np.where(self._fleet.ground.spot, free, _none(job.facts.shape)), free
 
     def alike(self, job: PendingJob) -> Hashable:
         """Jobs of one shape for which this is equal have the same devices kept from them now, for the same reason."""
-        facts, spot_ms = job.facts, self._spot_until_ms(job)
-        awaited_ms = spot_ms if spot_ms is not None and self._now_ms < spot_ms else None
+        facts, awaited_ms = job.facts, self._spot.awaited_until_ms(job)
         if self.homes is None:
             return self._bound_by(job), awaited_ms
         return self._bound_by(job), awaited_ms, facts.queue, facts.preemptible
@@ -165,18 +163,16 @@ class Kept:
     def why(self, job: PendingJob, kind: str, position: int) -> Reason:
         """For whom the devices are kept that the job would fit on. The one who alone keeps them from it, else the first."""
         shape, fleet = job.facts.shape, self._fleet
-        until_ms = self._spot_until_ms(job)
-        if until_ms is not None and self._now_ms < until_ms:
+        until_ms = self._spot.awaited_until_ms(job)
+        if until_ms is not None:
             return KeptFor("spot to come (placing.spot: prefer)", until_ms)
         binding = self._bound_by(job)
         for number in binding:
             if not fits(shape, kind, fleet, self._beside(number, shape, kind), job.avoids):
                 return self._holds[number].why(position)
-        shut = self.homes.shut(job) if self.homes is not None else None
-        if shut is not None:
-            none = CLOSED if shape.request.is_share else 0
-            if not fits(shape, kind, fleet, np.where(shut, none, fleet.free[kind]), job.avoids):
-                return KeptFor("other queues, in whose cells they are", None)
+        cells = self._others_cells(job)
+        if cells is not None and not fits(shape, kind, fleet, np.where(cells, _none(shape), fleet.free[kind]), job.avoids):
+            return KeptFor("other queues, in whose cells they are", None)
         return self._holds[binding[0]].why(position) if binding else KeptFor("nobody: their nodes go away", None)
 
     def _beside(self, number: int, shape: Shape, kind: str) -> Counts:
@@ -289,19 +285,10 @@ class Kept:
     def _likely(self, hold: Hold) -> Placement:
         return reservation.likely(hold.kind, hold.kept, self._fleet, self._gangs, self._now_ms)
 
-    def _spot_until_ms(self, job: PendingJob) -> int | None:
-        if job.facts.shape.spot != "prefer":
-            return None
-        types, known = job.facts.shape.request.types, self._fleet.ground.kinds
-        kinds = [kind for kind in types if kind in known] if types else known
-        return spot.waits_until_ms(job, kinds, self._fleet.ground, self._policy.spot_fallback_ms)
-
     def _awaits_spot(self, job: PendingJob) -> bool:
-        until_ms = self._spot_until_ms(job)
-        return until_ms is not None and self._now_ms < until_ms
+        return self._spot.awaited_until_ms(job) is not None
 
-    def _spot_first(self, job: PendingJob, kind: str) -> bool:
-        key = (job.facts.shape.spot, kind)
-        if key not in self._prices:
-            self._prices[key] = spot.comes_first(job, kind, self._fleet.ground)
-        return self._prices[key]
+
+def _none(shape: Shape) -> int:
+    """Free devices of a node that is shut: a share gets nothing of a device that others hold in part either."""
+    return CLOSED if shape.request.is_share else 0

@@ -1,6 +1,5 @@
 """Nodes that may be taken away: who takes them first, who waits for them, and who has to leave before they go."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -22,19 +21,30 @@ def closing(ground: Ground) -> Mask | None:
     return found
 
 
-def waits_until_ms(job: PendingJob, kinds: Sequence[str], ground: Ground, fallback_ms: int) -> int | None:
-    """How long a job that prefers spot waits for it, before on-demand nodes will do (Unix time). None for others, and where the
-    fleet has no spot node of a type it accepts."""
-    if job.facts.shape.spot != "prefer" or not any((ground.total[kind][ground.spot] > 0).any() for kind in kinds):
-        return None
-    return (job.since_ms or job.facts.submitted_ms) + fallback_ms
+class Spot:
+    """Of one decision: who waits for spot nodes, and who is tried on them first."""
 
+    def __init__(self, ground: Ground, fallback_ms: int, now_ms: int) -> None:
+        self._ground, self._fallback_ms, self._now_ms = ground, fallback_ms, now_ms
+        self._there = {kind: bool((total[ground.spot] > 0).any()) for kind, total in ground.total.items()}
+        self._is_cheap: dict[str, bool] = {}
 
-def comes_first(job: PendingJob, kind: str, ground: Ground) -> bool:
-    """Whether the job is tried on spot alone before it takes on-demand nodes: it wants to, or spot costs no more."""
-    if job.facts.shape.spot == "never" or not ground.spot.any():
-        return False
-    return job.facts.shape.spot == "prefer" or _costs_no_more(kind, ground)
+    def awaited_until_ms(self, job: PendingJob) -> int | None:
+        """How long a job that prefers spot waits for it yet, before on-demand nodes will do (Unix time). None for others, and where
+        the fleet has no spot node of a type that it accepts."""
+        if job.facts.shape.spot != "prefer":
+            return None
+        until_ms = (job.since_ms or job.facts.submitted_ms) + self._fallback_ms
+        types = job.facts.shape.request.types or tuple(self._there)
+        return until_ms if self._now_ms < until_ms and any(self._there.get(kind, False) for kind in types) else None
+
+    def comes_first(self, job: PendingJob, kind: str) -> bool:
+        """Whether the job is tried on spot alone before it takes on-demand nodes: it wants to, or spot costs no more."""
+        if job.facts.shape.spot == "never" or not self._ground.spot.any():
+            return False
+        if kind not in self._is_cheap:
+            self._is_cheap[kind] = _costs_no_more(kind, self._ground)
+        return job.facts.shape.spot == "prefer" or self._is_cheap[kind]
 
 
 def _costs_no_more(kind: str, ground: Ground) -> bool:

@@ -35,7 +35,6 @@ class Seen:
     eligible: dict[Shape, tuple[str, ...]] = field(default_factory=dict)
     kinds: dict[int, tuple[str, ...]] = field(default_factory=dict)
     impossible: dict[int, NeverFits | None] = field(default_factory=dict)
-    spot: list[Mask] = field(default_factory=list)
     holding: dict[tuple[int, str, int, int, float, int], Mask] = field(default_factory=dict)
 
 
