@@ -19,12 +19,12 @@ from phalanx.decide.scheduler.line.rotation import Gang, rotate
 from phalanx.decide.scheduler.plan import Claim, Start
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.room import preemption
+from phalanx.decide.scheduler.room.taking import Taking
 from phalanx.decide.scheduler.room.victims import Cause
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape
 from phalanx.decide.scheduler.where.eligible import eligible_types
 from phalanx.decide.scheduler.where.fleet import Mask
-from phalanx.decide.scheduler.where.taking import Taking
 
 LOOKS_MAX: Final = 200_000
 """Waiting gangs times nodes that are looked at in one decision: about half a second. What stands further back in line is decided as

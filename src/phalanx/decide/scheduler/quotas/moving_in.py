@@ -9,10 +9,10 @@ from phalanx.decide.scheduler.plan import Claim, Evict, Start
 from phalanx.decide.scheduler.quotas import budgets
 from phalanx.decide.scheduler.quotas.homes import Home, Homes
 from phalanx.decide.scheduler.room import elastic, preemption
+from phalanx.decide.scheduler.room.taking import Taking
 from phalanx.decide.scheduler.room.victims import lost_ms
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
-from phalanx.decide.scheduler.where.taking import Taking
 from phalanx.decide.scheduler.why.explain import no_room
 
 

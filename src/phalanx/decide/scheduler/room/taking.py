@@ -3,10 +3,11 @@ of gangs that are ended for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from phalanx.core.devices import NodeSlice, Placement
+from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import Shape
 from phalanx.decide.scheduler.where.ground import CORES_SLACK
+from phalanx.decide.scheduler.where.shares import Part
 
 
 class Taking:
@@ -47,19 +48,30 @@ class Taking:
     def _choices(self, part: NodeSlice, row: int) -> Iterator[tuple[int, ...]]:
         """Devices of the node that are free, before those that will be; or the other way round, since cores and memory come free
         with these. One that shares hold is free once the last of them has gone."""
-        fleet, victims = self._round.fleet, self._round.victims
-        trial = fleet.copy()
-        for number in self._leaving(part):
-            trial.give_back(victims.gangs[number].facts.shape, victims.releasable(number))
+        fleet, then = self._round.fleet, self._left_then(part, row)
+        whole = [index for index, (milli, _) in sorted(then.items()) if milli >= WHOLE]
         if self._shape.request.is_share:
-            if trial.is_free(Placement((part,))):
+            enough = {index for index, left in then.items() if left[0] >= part.milli and left[1] >= part.memory_bytes}
+            if fleet.ground.schedulable[row] and enough.union(whole, fleet.devices(row, self._kind)).issuperset(part.devices):
                 yield part.devices
             return
-        free = fleet.devices(row, self._kind)
-        more = [index for index in trial.devices(row, self._kind) if index not in free]
+        free, types = fleet.devices(row, self._kind), fleet.ground.types[row]
+        more = [index for index in whole if index not in free and types.get(index) == self._kind]
         if len(free) + len(more) >= len(part.devices):
             yield tuple([*free, *more][: len(part.devices)])
             yield tuple([*more, *free][: len(part.devices)])
+
+    def _left_then(self, part: NodeSlice, row: int) -> dict[int, Part]:
+        """Of devices that are held, in part or as a whole: what is left of each once all have gone who leave."""
+        fleet, victims = self._round.fleet, self._round.victims
+        found: dict[int, Part] = {index: fleet.shares.left(row, index) or (0, 0) for index in fleet.ground.types[row]}
+        for number in self._leaving(part):
+            for freed in victims.releasable(number, {part.node}).slices:
+                for index in freed.devices if freed.milli < WHOLE else ():
+                    milli, memory = found.get(index, (0, 0))
+                    found[index] = (milli + freed.milli, memory + freed.memory_bytes)
+                found.update(dict.fromkeys(freed.devices if freed.milli == WHOLE else (), (WHOLE, 0)))
+        return found
 
     def _has_host(self, part: NodeSlice, row: int, found: Iterable[int]) -> bool:
         """Cores and memory: what is free, and what comes free with the devices."""
