@@ -354,3 +354,25 @@ def test_a_share_is_bound_by_memory_too() -> None:
         request = DeviceRequest(("H100",), 1, 100, mib * 2**20)
         plan = plan_of((node,), running, replace(asks, shape=replace(asks.shape, request=request)))
         assert victims(plan) == ended
+
+
+def victims_of_whole(count: int, *running: RunningJob) -> list[str]:
+    nodes = Loop(fleet(1, 4), running=list(running)).snapshot().nodes
+    return victims(plan_of(nodes, running, facts("high", count, priority=HIGH)))
+
+
+def test_a_shared_device_is_whole_only_when_nobody_stays_on_it() -> None:
+    """What is cheap on a device on which somebody stays, or on two devices half each, is of no use to whole ones."""
+    firm = [shares(f"firm-{device}", device, 500, HIGH) for device in range(2)]
+    cheap = [shares(f"cheap-{device}", device, 500, saved_ms=NOW) for device in range(2)]
+    both = [shares("half-2", 2, 500), shares("other-half-2", 2, 500), gang("whole-3", (0, [3]), priority=HIGH)]
+    assert victims_of_whole(1, *firm, *cheap, *both) == ["half-2", "other-half-2"]
+    halves = [shares(f"{half}-{device}", device, 500) for half in ("a", "b") for device in range(4)]
+    assert victims_of_whole(2, *halves) == ["a-0", "a-1", "b-0", "b-1"]
+
+
+def test_what_ends_anyway_of_a_shared_device_is_no_reason_to_wait_where_somebody_stays_on_it() -> None:
+    """Half of each of two devices comes free soon, which makes no whole one: the cheapest other half is ended for it."""
+    ending = [shares(f"ending-{device}", device, 500, stopping=True) for device in range(4)]
+    stay = [shares(f"low-{device}", device, 500, saved_ms=NOW - device * MINUTE) for device in range(1, 4)]
+    assert victims_of_whole(1, *ending, shares("firm", 0, 500, HIGH), *stay) == ["low-1"]

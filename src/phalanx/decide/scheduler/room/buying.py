@@ -23,11 +23,13 @@ def has_room(needs: Sequence[float], has: Sequence[Amounts] | Amounts) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Slices of gangs that may be bought: whose, on which node, and what comes free with each."""
+    """Slices of gangs that may be bought: whose, on which node, and what comes free with each. together: equal for slices on a node
+    of which one without the others frees nothing; None where there are none such."""
 
     gang: Rows
     node: Rows
     given: Amounts
+    together: Rows | None = None
 
 
 class Market:
@@ -47,6 +49,7 @@ class Market:
         self._enough: Mask = has_room(needs, self._has[:, self._node] + given) & ~self._is_crowded
         self._given = given[:, self._is_crowded]
         """What comes free with slices on crowded nodes."""
+        self._together = None if offered.together is None else offered.together[order][self._is_crowded]
 
     def buy(self, missing: int, most: int) -> tuple[list[int], int]:
         """Gangs to end for the node that costs the least, and how many more nodes have room then. Nobody where no node can be
@@ -73,13 +76,18 @@ class Market:
         return np.asarray((self._cost / np.minimum(np.maximum(sizes, 1), missing))[self._gang])
 
     def _crowd(self, share: NDArray[np.float64]) -> "_Crowd | None":
-        """On crowded nodes, gangs that lose the least for a device that helps come first; of equals the first gang."""
+        """On crowded nodes, gangs that lose the least for a device that helps come first, with those that have to go with them; of
+        equals the first gang."""
         at = np.flatnonzero(self._is_crowded)
         if not len(at):
             return None
         node, given = self._node[at], self._given
         need = np.maximum(1e-3, self._needs[0] - self._has[0][node])
-        order = np.lexsort((share[at] / np.minimum(need, np.maximum(1e-3, given[0])), node))
+        paid, helps, together = share[at], given[0], self._together
+        if together is not None:
+            paid, helps = (np.bincount(together, one).astype(np.float64)[together] for one in (paid, helps))
+        price = paid / np.minimum(need, np.maximum(1e-3, helps))
+        order = np.lexsort((price, node) if together is None else (together, price, node))
         starts = np.flatnonzero(np.concatenate([[True], node[1:] != node[:-1]]))
         place = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(node)))
         has = [_running(has, more[order], node, starts[place]) for has, more in zip(self._has, given, strict=True)]
@@ -112,7 +120,9 @@ class Market:
         num_ready, stay = int(np.count_nonzero(self._enough & gone)), ~gone
         if self._given.size:
             num_ready += self._sold_of_crowded(gone, stay)
-            self._given = self._given[:, stay[self._is_crowded]]
+            left = stay[self._is_crowded]
+            self._given = self._given[:, left]
+            self._together = None if self._together is None else self._together[left]
         self._node, self._gang = self._node[stay], self._gang[stay]
         self._enough, self._is_crowded = self._enough[stay], self._is_crowded[stay]
         return num_ready

@@ -1,7 +1,7 @@
-"""Shares of devices that gangs are ended for: on which device of each node that costs the least.
+"""Devices held in part, where gangs are ended for others: what several let go of counts only where it is on one device.
 
-What two gangs let go of on two devices makes room for no share. So of each node one device counts: one that has room already, or
-the one where those that are in the way are cheapest.
+For a share one device of each node counts: one that has room already, or the one where those that are in the way are cheapest. For
+whole devices those count of which nobody stays.
 """
 
 from typing import Final
@@ -45,6 +45,26 @@ def on_cheapest_device(shape: Shape, kind: str, base: Counts, at: Rows, round_: 
     counts, freed = np.isin(of_device, cheapest), np.zeros((2, len(may)))
     freed[:, slices[counts]] = given[:, counts]
     return has, freed
+
+
+def as_whole_devices(kind: str, at: Rows, round_: Round) -> tuple[NDArray[np.float64], Rows]:
+    """How many whole devices come free with each slice of the type, and the first slice of those that have to be bought together.
+    A device that nobody of those stays on comes free with all of them who do not end anyway, a part with each. at: as above."""
+    columns, parts, ending = round_.victims.columns(kind), round_.victims.parts(kind), round_.victims.ending
+    freed, together = np.where(columns.shared, 0.0, columns.slice_devices), np.arange(len(columns.shared))
+    may = np.zeros(len(together), np.bool_)
+    may[at] = True
+    held = np.flatnonzero((parts.device >= 0) & (parts.milli < WHOLE) & may[parts.at])
+    slices, milli = parts.at[held], parts.milli[held]
+    device, first, of_device = np.unique(parts.device[held], return_index=True, return_inverse=True)
+    left = round_.fleet.shares.left_of(device // parts.width, device % parts.width)[0]
+    ends = ending[columns.slice_gang[slices]]
+    in_all, soon = (np.bincount(of_device, amounts, len(device)) for amounts in (milli, milli * ends))
+    is_free_soon = left + soon >= WHOLE
+    counts = np.where(is_free_soon[of_device], ends, ~ends & (left + in_all >= WHOLE)[of_device])
+    np.add.at(freed, slices, counts * milli / np.maximum(1, np.where(is_free_soon, soon, in_all - soon))[of_device])
+    together[slices] = slices[first][of_device]
+    return freed, together
 
 
 def _in_shares(amounts: Rows, asked: Rows) -> Amounts:

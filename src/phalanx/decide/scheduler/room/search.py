@@ -13,7 +13,7 @@ from phalanx.core.devices import WHOLE, Placement
 from phalanx.decide.scheduler.room.buying import Amounts, Market, Offered, has_room
 from phalanx.decide.scheduler.room.ends import NEVER
 from phalanx.decide.scheduler.room.freed import Columns
-from phalanx.decide.scheduler.room.on_device import NEEDS, on_cheapest_device
+from phalanx.decide.scheduler.room.on_device import NEEDS, as_whole_devices, on_cheapest_device
 from phalanx.decide.scheduler.room.reservation import soonest
 from phalanx.decide.scheduler.room.trimming import Trimming
 from phalanx.decide.scheduler.room.victims import Victims
@@ -44,6 +44,7 @@ class Search:
         self._open = self._holding & round_.kept.open(job, kind)
         self._could = self._holding
         self.is_enough = False
+        self._together: Rows | None = None
         self._usable = allowed | self._victims.ending
 
     def run(self) -> Found | None:
@@ -68,9 +69,12 @@ class Search:
         shape, fleet, columns = self._shape, self._round.fleet, self._columns
         needs: Sequence[float] = (shape.request.count * shape.request.milli / WHOLE,)
         has, given = [np.maximum(0, self._base)], [columns.slice_devices]
+        if not shape.request.is_share and columns.shared.any():
+            freed, self._together = as_whole_devices(self._kind, self._at, self._round)
+            given = [freed]
         if shape.request.is_share and shape.request.count == 1:
-            there, freed = on_cheapest_device(shape, self._kind, self._base, self._at, self._round)
-            needs, has, given = NEEDS, [*there], [*freed]
+            there, parts = on_cheapest_device(shape, self._kind, self._base, self._at, self._round)
+            needs, has, given = NEEDS, [*there], [*parts]
         has += [fleet.free_cpus, fleet.free_memory_bytes]
         given += [columns.slice_cpus, columns.slice_memory]
         return (*needs, shape.cpus, shape.memory_bytes), np.array(has, np.float64), np.array(given)
@@ -135,7 +139,8 @@ class Search:
     def _market(self, ready: Mask) -> Market:
         lacking, columns = self._could & ~ready, self._columns
         at = self._at[lacking[columns.slice_row[self._at]]]
-        offered = Offered(columns.slice_gang[at], columns.slice_row[at], self._given[:, at])
+        together = None if self._together is None else self._together[at]
+        offered = Offered(columns.slice_gang[at], columns.slice_row[at], self._given[:, at], together)
         return Market(self._wanted, offered, self._has, self._victims.cost)
 
     def _lying_right(self, ready: Mask) -> Mask:
