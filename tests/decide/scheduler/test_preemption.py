@@ -376,3 +376,10 @@ def test_what_ends_anyway_of_a_shared_device_is_no_reason_to_wait_where_somebody
     ending = [shares(f"ending-{device}", device, 500, stopping=True) for device in range(4)]
     stay = [shares(f"low-{device}", device, 500, saved_ms=NOW - device * MINUTE) for device in range(1, 4)]
     assert victims_of_whole(1, *ending, shares("firm", 0, 500, HIGH), *stay) == ["low-1"]
+
+
+def test_parts_of_a_device_make_a_whole_one() -> None:
+    """Added up as floats they are a little less."""
+    parts = [shares(f"low-{number}", 0, milli) for number, milli in enumerate((100, 300, 300, 300))]
+    others = [gang(f"firm-{device}", (0, [device]), priority=HIGH) for device in (1, 2, 3)]
+    assert len(victims_of_whole(1, *parts, *others)) == 4

@@ -69,12 +69,12 @@ class Search:
         shape, fleet, columns = self._shape, self._round.fleet, self._columns
         needs: Sequence[float] = (shape.request.count * shape.request.milli / WHOLE,)
         has, given = [np.maximum(0, self._base)], [columns.slice_devices]
-        if not shape.request.is_share and columns.shared.any():
-            freed, self._together = as_whole_devices(self._kind, self._at, self._round)
-            given = [freed]
         if shape.request.is_share and shape.request.count == 1:
-            there, parts = on_cheapest_device(shape, self._kind, self._base, self._at, self._round)
-            needs, has, given = NEEDS, [*there], [*parts]
+            needs, (there, freed) = NEEDS, on_cheapest_device(shape, self._kind, self._base, self._at, self._round)
+            has, given = [*there], [*freed]
+        elif columns.shared.any() and not shape.request.is_share:
+            whole, self._together = as_whole_devices(self._kind, self._at, self._round)
+            given = [whole]
         has += [fleet.free_cpus, fleet.free_memory_bytes]
         given += [columns.slice_cpus, columns.slice_memory]
         return (*needs, shape.cpus, shape.memory_bytes), np.array(has, np.float64), np.array(given)
@@ -118,7 +118,8 @@ class Search:
         there = np.sort(np.minimum(self._has[0][self._could], count))[::-1][:num_nodes].sum()
         sizes = np.sort(np.bincount(self._columns.slice_gang[self._at], self._given[0][self._at]))[::-1]
         most = self._round.snapshot.policy.preemption.max_victims
-        return bool(there + sizes[:most].sum() >= count * num_nodes) or self._shape.request.is_share
+        enough = there + sizes[:most].sum() + CORES_SLACK >= count * num_nodes  # parts of devices were added up
+        return bool(enough) or self._shape.request.is_share
 
     def _bought(self) -> list[int] | None:
         """Gangs, node after node, until there are enough nodes; None when that takes more gangs than may be ended for one."""
