@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.decide.scheduler.room.ends import NEVER, Ends
 from phalanx.decide.scheduler.room.gangs import Gangs
@@ -76,3 +79,28 @@ def test_a_device_is_promised_as_a_whole_when_shares_are_ended_for_it() -> None:
     assert world.ready(1) == -1
     world.ends.starts(replace(one.facts, limit_ms=HOUR), of(0), MINUTE)
     assert world.ready(1) == 61
+
+
+HOLDERS = st.lists(st.tuples(st.sampled_from([2, 3, 5, None]), st.booleans()), max_size=3)
+"""Of one device: hours of each one's limit, and whether it is ended now."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(HOLDERS, min_size=1, max_size=4))
+def test_so_many_devices_are_free_when_the_last_holder_of_each_has_gone(devices: list[list[tuple[int | None, bool]]]) -> None:
+    """Counted device by device: who is alone holds it whole, others hold parts."""
+    running, ended, free_at = list[RunningJob](), list[RunningJob](), list[int]()
+    for index, holders in enumerate(devices):
+        until = [0]
+        for number, (hours, is_ended) in enumerate(holders):
+            limit_ms = None if hours is None else hours * HOUR
+            one = runs(f"{index}-{number}", [index], limit_ms, 1000 if len(holders) == 1 else 300)
+            running.append(one)
+            until.append(1 if is_ended else 60 * (hours - 1) if hours is not None else 10**9)
+            ended += [one] if is_ended else []
+        free_at.append(max(until))
+    world = World(len(devices), *running)
+    for one in ended:
+        world.ends.ends(one)
+    for count, minutes in enumerate(sorted(free_at), 1):
+        assert world.ready(count) == (-1 if minutes == 10**9 else minutes)
