@@ -77,6 +77,13 @@ def test_who_would_fit_into_anothers_cell_is_told_whose_it_is() -> None:
     assert reasons(plan)["b-9"] == Kept("other queues, in whose cells they are", None)
 
 
+@pytest.mark.parametrize("devices", [5, 8])
+def test_a_head_waits_for_its_own_cells_and_keeps_nothing_of_others(devices: int) -> None:
+    own = policy(a=cells(1), b=cells(1, borrow=True))
+    plan = schedule(world(own, [gang("a-1", "a", 2), gang("b-1", "b", 8)], [job("b-9", "b", devices)], nodes=2))
+    assert [[part.node for part in kept.placement.slices] for kept in plan.reservations] == [["h100-1"]]
+
+
 def test_a_tenant_that_may_borrow_does_and_gives_back() -> None:
     own = policy(a=cells(1, borrow=True), b=cells(1))
     last, _ = settled(world(own, [], [job("a-1", "a", 8), job("a-2", "a", 8)], nodes=2))

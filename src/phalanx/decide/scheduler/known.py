@@ -130,15 +130,15 @@ class Known:
         if kept is not None:
             self._kept_for.add(rights)
 
-    def is_in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> bool:
+    def is_in_vain(self, job: PendingJob, kind: str, allowed: Mask, reclaims: bool, kept: Kept) -> bool:
         """Whether a job like it was looked room for when at least these gangs could be ended for it, and there was none."""
-        found = self._in_vain.get(self._sought(job, kind, kept), ())
+        found = self._in_vain.get(self._sought(job, kind, reclaims, kept), ())
         return any(not (allowed & ~mask).any() for mask in found)
 
-    def in_vain(self, job: PendingJob, kind: str, allowed: Mask, kept: Kept) -> None:
+    def in_vain(self, job: PendingJob, kind: str, allowed: Mask, reclaims: bool, kept: Kept) -> None:
         """There is no room for it on the type, whoever of these is ended."""
         if not job.avoids:
-            self._in_vain.setdefault(self._sought(job, kind, kept), []).append(allowed.copy())
+            self._in_vain.setdefault(self._sought(job, kind, reclaims, kept), []).append(allowed.copy())
 
-    def _sought(self, job: PendingJob, kind: str, kept: Kept) -> Hashable:
-        return self._shapes.number(job.facts.shape), kind, kept.alike(job)
+    def _sought(self, job: PendingJob, kind: str, reclaims: bool, kept: Kept) -> Hashable:
+        return self._shapes.number(job.facts.shape), kind, reclaims, kept.alike(job)

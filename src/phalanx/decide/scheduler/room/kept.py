@@ -39,7 +39,7 @@ class Kept:
         self._left: dict[Hashable, Counts] = {}
         self._open: dict[Hashable, Mask] = {}
         self._free_at = -1
-        self._hopeless: set[tuple[int, str]] = set()
+        self._hopeless: set[tuple[int, str, Hashable]] = set()
         self._closing = spot.closing(fleet.ground)
         self._spot = spot.Spot(fleet.ground, snapshot.policy.spot_fallback_ms, snapshot.now_ms)
         self._bookings = bookings.bookings(snapshot.policy, snapshot.now_ms)
@@ -239,11 +239,13 @@ class Kept:
 
     def _bid(self, job: PendingJob, number: int, kind: str) -> reservation.Bid | None:
         shape = job.facts.shape
-        if len(self._heads[kind]) >= self._policy.heads or (number, kind) in self._hopeless:
+        if len(self._heads[kind]) >= self._policy.heads:
             return None
-        rows = np.ones(len(self._fleet.ground.nodes), np.bool_) if self._closing is None else ~self._closing
-        if self._awaits_spot(job):
-            rows &= self._fleet.ground.spot
+        alike = number, kind, None if self.homes is None else self.alike(job)
+        if alike in self._hopeless:
+            return None
+        shut = self._shut(job)
+        rows = np.ones(len(self._fleet.ground.nodes), np.bool_) if shut is None else ~shut
         binding = self._binding(job)
         for hold in binding:
             if hold.kind == kind:
@@ -251,7 +253,7 @@ class Kept:
         view = reservation.View(self._besides(kind, binding), rows)
         bid = reservation.bid(job, kind, view, self._fleet, self.ends, self._now_ms)
         if bid is None:
-            self._hopeless.add((number, kind))
+            self._hopeless.add(alike)
         return bid
 
     def _besides(self, kind: str, holds: Sequence[Hold]) -> Counts:

@@ -69,12 +69,13 @@ def _bid(job: PendingJob, kind: str, round_: Round) -> _Bid | None:
     for _ in range(_TRIES_MAX):
         if not (allowed.any() or reclaims):
             return None
-        if round_.known.is_in_vain(job, kind, allowed, round_.kept):
+        if round_.known.is_in_vain(job, kind, allowed, reclaims, round_.kept):
             return None
         search = Search(job, _as_deserved(job, kind, causes, victims), kind, allowed, round_, reclaims)
         found = search.run()
         if found is None:
-            round_.known.in_vain(job, kind, np.ones_like(allowed) if search.is_enough else allowed, round_.kept)
+            whoever = np.ones_like(allowed) if search.is_enough else allowed
+            round_.known.in_vain(job, kind, whoever, reclaims, round_.kept)
             return None
         numbers = found.numbers
         reasons, refused = _reasons(job, kind, numbers, causes, round_)
