@@ -1,7 +1,7 @@
 """Nodes that are bought for a job, one after the other, by ending gangs on them: what each costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,14 @@ class Market:
         self._enough: Mask = has_room(needs, self._has[:, self._node] + given) & ~self._is_crowded
         self._given = given[:, self._is_crowded]
         """What comes free with slices on crowded nodes."""
+        self._known: tuple[NDArray[np.float64], _Crowd] | None = None
         self._together = None if offered.together is None else offered.together[order][self._is_crowded]
 
     def buy(self, missing: int, most: int) -> tuple[list[int], int]:
         """Gangs to end for the node that costs the least, and how many more nodes have room then. Nobody where no node can be
         bought, and where not even so many gangs are on as many nodes as are missing."""
         sizes = np.bincount(self._gang, minlength=len(self._names))
-        if np.sort(sizes)[-most:].sum() < missing:
+        if (sizes if most >= len(sizes) else np.partition(sizes, -most)[-most:]).sum() < missing:
             return [], 0
         gangs = self._cheapest(self._share(sizes, missing))
         return self._names[gangs].tolist(), self._sold(gangs) if gangs else 0
@@ -81,9 +82,15 @@ class Market:
         at = np.flatnonzero(self._is_crowded)
         if not len(at):
             return None
+        paid = share[at]
+        if self._known is None or not np.array_equal(self._known[0], paid):  # most are bought elsewhere, and change nothing here
+            self._known = paid, self._found_crowd(at, paid)
+        return replace(self._known[1], at=at)
+
+    def _found_crowd(self, at: Rows, paid: NDArray[np.float64]) -> "_Crowd":
         node, given = self._node[at], self._given
         need = np.maximum(1e-3, self._needs[0] - self._has[0][node])
-        paid, helps, together = share[at], given[0], self._together
+        helps, together = given[0], self._together
         if together is not None:
             paid, helps = (np.bincount(together, one).astype(np.float64)[together] for one in (paid, helps))
         price = paid / np.minimum(need, np.maximum(1e-3, helps))
@@ -133,6 +140,7 @@ class Market:
         touched = np.unique(crowded[of_crowd])
         if not len(touched):
             return 0
+        self._known = None
         for has, given in zip(self._has, self._given, strict=True):
             np.add.at(has, crowded[of_crowd], given[of_crowd])
         ready = touched[has_room(self._needs, self._has[:, touched])]

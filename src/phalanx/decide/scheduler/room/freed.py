@@ -47,7 +47,7 @@ class Freed:
         self._claimed: dict[NodeId, set[int]] = {}
         self._is_claimed = np.zeros(len(fleet.ground.nodes), np.bool_)
         self._columns: dict[str, Columns] = {}
-        self._parts: dict[str, Parts] = {}
+        self._parts: dict[tuple[str, bool], Parts] = {}
         self._per_row: dict[tuple[str, bytes], NDArray[np.float64]] = {}
         for job in snapshot.claimants:
             if job.claim is not None:
@@ -73,23 +73,25 @@ class Freed:
             self._count(found, found.shared | (self._ending[found.slice_gang] & self._is_claimed[found.slice_row]))
         return self._columns[kind]
 
-    def parts(self, kind: str) -> Parts:
-        if kind not in self._parts:
+    def parts(self, kind: str, of_shares: bool = False) -> Parts:
+        """of_shares: only those of slices that hold parts of devices, which are few."""
+        key = (kind, of_shares)
+        if key not in self._parts:
             columns, types = self.columns(kind), self._fleet.ground.types
+            among = np.flatnonzero(columns.shared) if of_shares else np.arange(len(columns.shared))
+            gangs, rows, places = (column[among].tolist() for column in (columns.slice_gang, columns.slice_row, columns.part))
             width = 1 + max((max(has) for has in {id(has): has for has in types if has}.values()), default=0)
             found = list[tuple[int, int, int, int]]()
-            for at, (number, row, place) in enumerate(
-                zip(columns.slice_gang.tolist(), columns.slice_row.tolist(), columns.part.tolist(), strict=True)
-            ):
+            for at, number, row, place in zip(among.tolist(), gangs, rows, places, strict=True):
                 part = self._gangs.all[number].placement.slices[place]
                 there = [index for index in part.devices if index in types[row]]
                 for index in there[:1] if part.milli == WHOLE else there:
                     found.append((at, row * width + index, part.milli, part.memory_bytes))
             at_, device, milli, memory = np.array(found, np.int64).reshape(-1, 4).T.copy()
             memory[milli == WHOLE] = self._fleet.ground.device_memory_bytes[device[milli == WHOLE] // width]
-            parts = self._parts[kind] = Parts(at_, device, milli, memory, width)
+            parts = self._parts[key] = Parts(at_, device, milli, memory, width)
             self._point(parts, columns, self._ending[columns.slice_gang] & self._is_claimed[columns.slice_row])
-        return self._parts[kind]
+        return self._parts[key]
 
     def _point(self, parts: Parts, columns: Columns, which: Mask) -> None:
         """At devices that these slices, of gangs that end, have promised to nobody."""
@@ -133,8 +135,9 @@ class Freed:
             differ = columns.shared | self._is_claimed[columns.slice_row]
             changed = differ & touched[columns.slice_row] & self._ending[columns.slice_gang]
             self._count(columns, changed)
-            if kind in self._parts:
-                self._point(self._parts[kind], columns, changed)
+            for parts in (self._parts.get((kind, of_shares)) for of_shares in (False, True)):
+                if parts is not None:
+                    self._point(parts, columns, changed)
 
     def _claim(self, claim: Placement) -> None:
         self._is_claimed[self._rows(claim)] = True

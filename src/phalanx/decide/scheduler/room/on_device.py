@@ -50,7 +50,7 @@ def on_cheapest_device(shape: Shape, kind: str, base: Counts, at: Rows, round_: 
 def as_whole_devices(kind: str, at: Rows, round_: Round) -> tuple[NDArray[np.float64], Rows]:
     """How many whole devices come free with each slice of the type, and the first slice of those that have to be bought together.
     A device that nobody of those stays on comes free with all of them who do not end anyway, a part with each. at: as above."""
-    columns, parts, ending = round_.victims.columns(kind), round_.victims.parts(kind), round_.victims.ending
+    columns, parts, ending = round_.victims.columns(kind), round_.victims.parts(kind, of_shares=True), round_.victims.ending
     freed, together = np.where(columns.shared, 0.0, columns.slice_devices), np.arange(len(columns.shared))
     may = np.zeros(len(together), np.bool_)
     may[at] = True

@@ -250,8 +250,8 @@ class Victims:
     def columns(self, kind: str) -> Columns:
         return self._freed.columns(kind)
 
-    def parts(self, kind: str) -> Parts:
-        return self._freed.parts(kind)
+    def parts(self, kind: str, of_shares: bool = False) -> Parts:
+        return self._freed.parts(kind, of_shares)
 
     def freed(self, kind: str, who: Mask) -> NDArray[np.float64]:
         """Devices of the type that come free on each node when all of these end. Not to be changed."""
