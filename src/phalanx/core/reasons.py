@@ -10,6 +10,9 @@ from pydantic import Field
 from phalanx.core.ids import JobId
 from phalanx.core.units import MILLI, utc_day, utc_minute
 
+FIRM: Final = "a job that is not preemptible may not use more"
+"""Why such a job may not have what a preemptible one would borrow."""
+
 _PLURAL: Final = re.compile(r"\b(device|slot|node|cpu)s\b")
 
 
@@ -130,7 +133,8 @@ class Geometry:
 @dataclass(frozen=True, slots=True)
 class OverQuota:
     """The queue has its guaranteed devices, and may not borrow more now: `because`. type '*': of all that its quota does not name.
-    for_ever: whatever others lend, such a job never borrows."""
+    for_ever: whatever others lend, such a job never borrows. unpromised: the queue is guaranteed nothing, and the job may
+    only use what nobody is: `quota` is all of that, `used` what is used of it."""
 
     queue: str
     type: str
@@ -139,12 +143,23 @@ class OverQuota:
     asked: int
     because: str
     for_ever: bool = False
+    unpromised: bool = False
     kind: Literal["over_quota"] = field(default="over_quota", kw_only=True)
 
     def sentence(self) -> str:
+        if self.unpromised:
+            return f"waits for quota: {self._nobodys()}, this asks for {self.asked}; {self.because}"
         return (
             f"waits for quota: {self.queue} is guaranteed {_many(self.quota, self.type)} and uses {self.used}, "
             f"this asks for {self.asked}; {self.because}"
+        )
+
+    def _nobodys(self) -> str:
+        """'4 cpu devices are guaranteed to nobody, 1 of them is used'."""
+        if self.quota == 1:
+            return f"{_many(1, self.type)} is guaranteed to nobody, and it is {'used' if self.used else 'free'}"
+        return (
+            f"{_many(self.quota, self.type)} are guaranteed to nobody, {self.used} of them {'is' if self.used == 1 else 'are'} used"
         )
 
 

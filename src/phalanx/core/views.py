@@ -324,8 +324,8 @@ class PolicyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """One queue, with those below it. By device type: `held`, `quota` guaranteed, `limit`, and what of `held` is `borrowed`; a
-    share of a device is a fraction.
+    """One queue, with those below it. By device type: `held`, `quota` guaranteed, `limit`, and what of `held` is `borrowed`: beyond
+    its quota, or without one beyond what nobody is guaranteed; a share of a device is a fraction.
 
     used_hours: device-hours that count in its fair share, older ones less. spent_hours, spent_usd: in the period of its budget.
     """

@@ -233,3 +233,19 @@ def test_S16_the_smallest_change_would_fit_and_the_reason_is_true(nodes: tuple[N
         assert not any(node.devices for node in nodes if not node.gone)
     else:
         assert eligible_types(change, fleet), (found, change)
+
+
+def test_a_firm_job_never_has_more_than_nobody_is_guaranteed() -> None:
+    queues = {"a": Queue(quota={"*": 2}), "b": Queue(quota={"*": 2})}
+    never = decided(Policy(queues=queues), (node("a"),), shape(7), preemptible=False)
+    assert isinstance(never, NeverFits)
+    assert never.sentence() == (
+        "never fits: asks for 7 H100 devices that nobody is guaranteed, the largest possible is 4; "
+        "set resources.gpus: 4, or set preemptible: true, or use another queue, or give q a quota in the policy"
+    )
+    within = decided(Policy(queues={"q": Queue(quota={"*": 4})}), (node("a"),), shape(7), preemptible=False)
+    assert isinstance(within, NeverFits)
+    assert within.sentence() == (
+        "never fits: asks for 7 devices at once in queue q, the largest possible is 4; "
+        "set resources.gpus: 4, or set preemptible: true, or use another queue, or raise the quota of q in the policy"
+    )

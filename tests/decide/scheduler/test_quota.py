@@ -272,3 +272,37 @@ def test_an_elastic_job_starts_as_large_as_its_queue_may_have() -> None:
         assert started(schedule(world(queues, pending=[wide], nodes=4))) == []
     (decision,) = schedule(world(policy(a=h100(8, borrow=False)), pending=[elastic], nodes=4)).decisions
     assert isinstance(decision, Wait), "two nodes are the fewest"
+
+
+FIRM_ONLY = "a job that is not preemptible may not use more"
+
+
+def test_a_firm_job_without_quota_hears_what_nobody_is_guaranteed() -> None:
+    """Of eight devices four are guaranteed: such a job may use the other four, and three of them while one is used."""
+    queues = policy(a={"quota": {"*": 2}}, b={"quota": {"*": 2}})
+    tree = tree_of(world(queues, [gang("r-1", "default", 1)]))
+    assert tree.admit(facts("j-1", "default", preemptible=False), "H100", 3) == FREELY
+    refused = tree.admit(facts("j-1", "default", preemptible=False), "H100", 4).reason
+    assert refused == OverQuota("default", "H100", 4, 1, 4, FIRM_ONLY, True, unpromised=True)
+    assert refused.sentence() == (
+        "waits for quota: 4 H100 devices are guaranteed to nobody, 1 of them is used, this asks for 4; " + FIRM_ONLY
+    )
+    borrowed = tree_of(world(queues, [gang("r-1", "other", 6)])).admit(facts("j-1", "default", preemptible=False), "H100", 1).reason
+    assert borrowed == OverQuota("default", "H100", 4, 4, 1, FIRM_ONLY, True, unpromised=True), "all of them, and two are lent"
+    one = OverQuota("default", "*", 1, 1, 1, FIRM_ONLY, True, unpromised=True)
+    assert one.sentence().startswith("waits for quota: 1 device is guaranteed to nobody, and it is used, this asks for 1;")
+
+
+def test_a_queue_without_quota_that_may_not_borrow_hears_the_same() -> None:
+    tree = tree_of(world(policy(a=h100(4), none={"borrow": False}), [gang("r-1", "other", 1)]))
+    refused = tree.admit(facts("j-1", "none"), "H100", 4).reason
+    assert refused == OverQuota("none", "H100", 4, 1, 4, "none may not borrow (borrow: false)", True, unpromised=True)
+
+
+def test_of_several_types_the_one_that_is_short_is_told() -> None:
+    queues = policy(a={"quota": {"H100": 6}}, b={"quota": {"*": 8}})
+    tree = tree_of(world(queues, kinds=("H100", "T4")))
+    of_type = tree.admit(facts("j-1", "default", preemptible=False), "H100", 3).reason
+    assert of_type == OverQuota("default", "H100", 2, 0, 3, FIRM_ONLY, True, unpromised=True)
+    of_all = tree.admit(facts("j-2", "default", preemptible=False), "T4", 3).reason
+    assert of_all == OverQuota("default", "*", 2, 0, 3, FIRM_ONLY, True, unpromised=True), "eight are of any type"

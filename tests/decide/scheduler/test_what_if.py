@@ -205,3 +205,11 @@ def test_a_job_is_told_from_when_on_a_gang_is_old_enough_to_be_ended_for_it() ->
     assert trial(equal, JobId("high-2")).young == (), "nobody would be ended for it at any age"
     later = trial(replace(snapshot, now_ms=NOW + MINUTE_MS), JobId("high-2"))
     assert ([evict.job for evict in later.evictions], later.young) == (["low-1"], ())
+
+
+def test_that_it_may_be_ended_for_others() -> None:
+    policy = replace(CALM, queues={"a": Queue(quota={"*": 4})})
+    held = gang("r", {"a": 1})
+    (firm,) = (replace(one, facts=replace(one.facts, preemptible=False)) for one in [job("j-1", 1, 4)])
+    snapshot = Snapshot(NOW, (node("a", free=7),), (held,), (firm,), policy)
+    assert values(tried(snapshot, "j-1"))[0] == ("preemptible", "true", "false")

@@ -348,3 +348,41 @@ def test_a_home_of_the_revision_before_is_opened_with_all_it_has(tmp_path: Path)
     assert world.open_jobs[JobId("old-1")].spec == JobSpec(name="old", entrypoint="true")
     assert (world.policy, world.usage) == (Policy(), {})
     store.close()
+
+
+def test_a_queue_without_quota_borrows_what_is_there_only_while_others_do_not_use_theirs(bench: Bench) -> None:
+    bench.add("a", count=12)
+    bench.tick()
+    queues = {
+        "left": Queue(quota={"*": 4}),
+        "right": Queue(quota={"*": 4}),
+        "org": Queue(),
+        "own": Queue(parent="org", quota={"*": 0}),
+    }
+    bench.control.set_policy(Policy(queues=queues), "ada")
+    jobs = [
+        bench.submit(replace(a_spec(), queue=queue, resources=Resources(gpus=gpus)))
+        for queue, gpus in (("default", "4"), ("default", "6"))
+    ]
+    bench.tick(decide=lambda _: Plan((Start(jobs[0], Placement((NodeSlice(A, tuple(range(4))),))),)))
+    views = {view.name: view for view in queue_views(bench.control.observe())}
+    assert views["default"].borrowed == {}, "nobody is guaranteed these four"
+    bench.tick(decide=lambda _: Plan((Start(jobs[1], Placement((NodeSlice(A, tuple(range(4, 10))),))),)))
+    views = {view.name: view for view in queue_views(bench.control.observe())}
+    assert (views["default"].held, views["default"].borrowed) == ({"cpu": 10.0}, {"cpu": 6.0})
+    assert views["org"].borrowed == views["left"].borrowed == {}
+
+
+def test_what_is_held_within_the_quota_of_a_queue_above_is_not_borrowed(bench: Bench) -> None:
+    bench.add("a", count=8)
+    bench.tick()
+    queues = {"org": Queue(quota={"cpu": 4}), "lab": Queue(parent="org"), "left": Queue(quota={"cpu": 4})}
+    bench.control.set_policy(Policy(queues=queues), "ada")
+    jobs = [
+        bench.submit(replace(a_spec(), queue=queue, resources=Resources(gpus=gpus)))
+        for queue, gpus in (("lab", "5"), ("default", "3"))
+    ]
+    parts = [Placement((NodeSlice(A, devices),)) for devices in ((0, 1, 2, 3, 4), (5, 6, 7))]
+    bench.tick(decide=lambda _: Plan(tuple(Start(job, part) for job, part in zip(jobs, parts, strict=True))))
+    views = {view.name: view.borrowed for view in queue_views(bench.control.observe())}
+    assert views == {"default": {"cpu": 3.0}, "lab": {"cpu": 1.0}, "left": {}, "org": {"cpu": 1.0}}

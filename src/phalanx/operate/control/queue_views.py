@@ -8,6 +8,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.units import MILLI
 from phalanx.core.views import QueueView
+from phalanx.decide.scheduler.quotas.lent import lent_to
 from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot, Usage
 
 HOUR_MS = 3_600_000
@@ -32,7 +33,11 @@ def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
             beyond[name].update(of_job if job.placement.borrowed else {})
     for pending in snapshot.pending:
         waiting.update(chain(policy, pending.facts.queue))
-    usage = _usage(snapshot)
+    usage, lent = _usage(snapshot), lent_to(snapshot)
+    for name in names:
+        queue = policy.queues.get(name, Queue())
+        if not queue.cells:
+            beyond[name] = Counter(_beyond_quota(queue.quota, held[name]) if queue.quota else lent.get(name, {}))
     return tuple(
         _view(name, policy, held[name], beyond[name], running[name], waiting[name], usage.get(name, Usage()))
         for name in sorted(names)
@@ -71,7 +76,7 @@ def _usage(snapshot: Snapshot) -> dict[str, Usage]:
 def _view(
     name: str, policy: Policy, held: Counter[str], beyond: Counter[str], running: int, waiting: int, usage: Usage
 ) -> QueueView:
-    """beyond: what of `held` lies outside the cells that are guaranteed."""
+    """beyond: what of `held` is more than is guaranteed."""
     queue = policy.queues.get(name, Queue())
     return QueueView(
         name=name,
@@ -82,7 +87,7 @@ def _view(
         held=_devices(dict(sorted(held.items()))),
         quota=dict(queue.quota),
         limit=dict(queue.limit),
-        borrowed=_devices(dict(sorted(beyond.items())) if queue.cells else _borrowed(queue.quota, held)),
+        borrowed=_devices(dict(sorted(beyond.items()))),
         used_hours=usage.decayed / HOUR_MS,
         spent_hours=usage.spent_ms / HOUR_MS,
         spent_usd=usage.money,
@@ -94,10 +99,8 @@ def _devices(milli: Mapping[str, int]) -> dict[str, float]:
     return {kind: count / MILLI for kind, count in milli.items()}
 
 
-def _borrowed(quota: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
-    """Thousandths that are held beyond the quota. A queue without quota borrows nothing: it has nothing that it could exceed."""
-    if not quota:
-        return {}
+def _beyond_quota(quota: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
+    """Thousandths that are held beyond the quota."""
     named = {kind: count - quota[kind] * MILLI for kind, count in sorted(held.items()) if kind in quota}
     rest = sum(count for kind, count in held.items() if kind not in quota) - quota.get(ANY, 0) * MILLI
     over = {kind: count for kind, count in named.items() if count > 0}

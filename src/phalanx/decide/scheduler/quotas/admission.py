@@ -8,9 +8,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
 from phalanx.core.policy import ANY
-from phalanx.core.reasons import OverBudget, OverQuota, Reason
+from phalanx.core.reasons import FIRM, OverBudget, OverQuota, Reason
 from phalanx.decide.scheduler.quotas import budgets, quota, saving
 from phalanx.decide.scheduler.quotas.lines import Line, account, devices, under
 
@@ -70,10 +71,19 @@ class Found:
 
 class Admissions:
     """Of one decision. Whoever takes something or lets go of it replaces `found`. saved: accounts of which the rest is saved, and
-    for whom. Amounts are thousandths of devices; capacity: of the fleet by type, usable: on nodes that may be given work."""
+    for whom. Amounts are thousandths of devices; capacity: of the fleet by type, usable: on nodes that may be given work. promised:
+    what is guaranteed to anybody, by type, and of any type under ANY; None where nothing is."""
 
-    def __init__(self, root: Line, has_quotas: bool, capacity: Mapping[str, int], usable: Mapping[str, int], now_ms: int) -> None:
-        self._root, self._has_quotas = root, has_quotas
+    def __init__(
+        self,
+        root: Line,
+        promised: Mapping[str, int] | None,
+        capacity: Mapping[str, int],
+        usable: Mapping[str, int],
+        now_ms: int,
+    ) -> None:
+        self._root, self._has_quotas = root, promised is not None
+        self._promised: Mapping[str, int] = promised or {}
         self._capacity, self._usable = capacity, usable
         self._now_ms = now_ms
         self.saved: dict[saving.Account, JobId] = {}
@@ -207,15 +217,29 @@ class Admissions:
         owners = [line for line in queue.path if account(line.quota, kind) is not None]
         unwilling = next((line for line in queue.path if not line.queue.borrow and (borrows or line in owners)), None)
         if unwilling is not None:
+            if not owners:
+                return self._over_unpromised(unwilling, kind, amount, f"{unwilling.name} may not borrow (borrow: false)")
             return _over_quota(unwilling, kind, amount, "it may not use more (borrow: false)", unwilling in owners)
-        if (owners or borrows) and not preemptible:
-            why = "a job that is not preemptible may not use more"
-            most = max(owners, key=lambda line: line.quota[account(line.quota, kind) or kind], default=queue)
-            return _over_quota(most, kind, amount, why, bool(owners))
+        if not preemptible and owners:
+            most = max(owners, key=lambda line: line.quota[account(line.quota, kind) or kind])
+            return _over_quota(most, kind, amount, FIRM, True)
+        if not preemptible and borrows:
+            return self._over_unpromised(queue, kind, amount, FIRM)
         if borrows and not self._is_lent(queue, kind, amount):
             why = "what others are guaranteed is not lent, or is waited for by their own jobs"
             return _over_quota(owners[0] if owners else queue, kind, amount, why)
         return BORROWING if borrows else FREELY
+
+    def _over_unpromised(self, line: Line, kind: str, amount: int, because: str) -> Admission:
+        """More than is left of what nobody is guaranteed: of the type, or of all types where that is what is short."""
+        promised, committed, capacity = self._promised, self._root.committed, self._capacity
+        entry, most, left = kind, capacity.get(kind, 0) - promised.get(kind, 0), capacity.get(kind, 0) - committed.get(kind, 0)
+        whole = sum(capacity.values())
+        if left >= amount or whole - sum(promised.values()) < amount <= most:
+            entry = kind if len(capacity) == 1 else ANY
+            most, left = whole - sum(promised.values()), whole - sum(committed.values())
+        all_, used = max(0, most // WHOLE), max(0, devices(min(most, most - left)))
+        return Admission(False, reason=OverQuota(line.name, entry, all_, used, devices(amount), because, True, unpromised=True))
 
     def _is_lent(self, queue: Line, kind: str, amount: int) -> bool:
         """Whether it leaves what others keep of their quotas."""

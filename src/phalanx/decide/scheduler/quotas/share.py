@@ -57,7 +57,8 @@ class Tree:
                     quota.keep(line.path, entry)
         self._may_save = (self.has_quotas or has_limits) and not snapshot.policy.shares_in_time
         usable = {kind: int(total[ground.schedulable].sum()) * WHOLE for kind, total in ground.total.items()}
-        self._admissions = Admissions(self.lines.root, self.has_quotas, self.capacity, usable, snapshot.now_ms)
+        promised = dict(self.lines.root.committed) if self.has_quotas else None  # of which nothing is held yet
+        self._admissions = Admissions(self.lines.root, promised, self.capacity, usable, snapshot.now_ms)
         self._admissions_at = self.moves
         self._commit()
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from phalanx.core.devices import WHOLE
 from phalanx.core.policy import ANY
-from phalanx.core.reasons import Geometry, NeverFits, NoRoom, OverLimit, OverQuota, Reason
+from phalanx.core.reasons import FIRM, Geometry, NeverFits, NoRoom, OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler.quotas.lines import devices
 from phalanx.decide.scheduler.snapshot import Shape
 from phalanx.decide.scheduler.where.eligible import eligible_types, largest_now
@@ -76,14 +76,17 @@ def _never_admitted(shape: Shape, reason: Reason) -> NeverFits | None:
     least = devices(shape.request.count * shape.fewest_nodes * shape.request.milli)
     match reason:
         case OverLimit(queue=queue, type=kind, limit=most) if least > most:
-            change = f"raise the limit of {queue} in the policy"
+            where, change = f"at once in queue {queue}", f"raise the limit of {queue} in the policy"
+        case OverQuota(queue=queue, type=kind, quota=most, unpromised=True) if least > most:
+            where, change = "that nobody is guaranteed", f"give {queue} a quota in the policy"
         case OverQuota(queue=queue, type=kind, quota=most, for_ever=True) if least > most:
-            change = f"raise the quota of {queue} in the policy"
+            where, change = f"at once in queue {queue}", f"raise the quota of {queue} in the policy"
         case _:
             return None
-    resource = f"{'' if kind == ANY else kind + ' '}devices at once in queue {queue}"
-    smaller = _within(shape, most)
-    return NeverFits(resource, str(least), str(most), f"{smaller}{', or ' if smaller else ''}use another queue, or {change}")
+    firm = "set preemptible: true" if isinstance(reason, OverQuota) and reason.because == FIRM else ""
+    changes = [_within(shape, most), firm, "use another queue", change]
+    resource = f"{'' if kind == ANY else kind + ' '}devices {where}"
+    return NeverFits(resource, str(least), str(most), ", or ".join(filter(None, changes)))
 
 
 def _within(shape: Shape, most: int) -> str:

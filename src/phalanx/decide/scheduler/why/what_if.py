@@ -1,9 +1,9 @@
 """The smallest changes that would start a waiting job now, each tried on the decision as it stands at its end: all others are
 decided, so that nobody waits longer for it. The decision is made once for any number of questions (`memory.Memory.decided`).
 
-Changes are ordered by how little of the job they touch: when it may start, where it may lie, its queue, its time limit, the type of
-its devices, the number of its nodes, and last the devices on each. Of each kind the least one is found by halving, since a smaller
-gang, or a shorter one, fits wherever a larger fits.
+Changes are ordered by how little of the job they touch: when it may start, where it may lie, whether it may be ended for others,
+its queue, its time limit, the type of its devices, the number of its nodes, and last the devices on each. Of each kind the least
+one is found by halving, since a smaller gang, or a shorter one, fits wherever a larger fits.
 """
 
 from bisect import bisect_left
@@ -96,6 +96,8 @@ def _admitted(job: PendingJob, end: Round) -> list[str]:
 
 def _tried(job: PendingJob, end: Round) -> Iterator[Change | None]:
     yield from _elsewhere(job, end)
+    if not job.facts.preemptible:
+        yield _if_starts("preemptible", "true", "false", replace(job, facts=replace(job.facts, preemptible=True)), end)
     yield _of_queue(job, end)
     yield _of_limit(job, end)
     yield _of_type(job, end)
