@@ -131,12 +131,32 @@ def test_traces_are_found_by_name_and_what_there_is_is_said(tmp_path: Path) -> N
     assert read_trace("philly", tmp_path).name == "philly"
     assert read_trace("itp/cluster09", tmp_path).name == "itp/cluster09"
     assert read_trace(str(tmp_path / "itp" / "cluster09.csv"), None).name == "itp/cluster09"
-    with pytest.raises(NotFound, match=r"there are itp/cluster09, philly/jobs"):
+    with pytest.raises(NotFound, match=r"there are itp/cluster09, philly$"):
         read_trace("itp/cluster08", tmp_path)
     with pytest.raises(NotFound, match="--trace-dir"):
         read_trace("philly", None)
     with pytest.raises(NotFound, match="no such file"):
         read_trace(str(tmp_path / "absent.csv"), None)
+
+
+def test_only_names_that_are_read_are_offered(tmp_path: Path) -> None:
+    """Nodes of a trace, pods without times and files that are no traces are not; each name that is offered can be written."""
+    pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli"
+    for folder in ("openb", "swf", "other"):
+        (tmp_path / folder).mkdir()
+    for mix in ("default", "gpushare40"):
+        written(tmp_path / "openb" / f"pods_{mix}.csv", f"{pods},creation_time,deletion_time\na,1,1,1,1000,0,9\n")
+    written(tmp_path / "openb" / "pods_multigpu20.csv", f"{pods}\na,1,1,1,1000\n")
+    written(tmp_path / "openb" / "nodes_gpu.csv", "sn,cpu_milli,memory_mib,gpu,model\nn,1,1,1,P100\n")
+    written(tmp_path / "swf" / "machine.swf", SWF)
+    written(tmp_path / "other" / "notes.csv", "when,what\n")
+    (tmp_path / "other" / "broken.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(NotFound) as caught:
+        read_trace("openb/pods_default", tmp_path)
+    offered = caught.value.fix.partition("there are ")[2].split(", ")
+    assert offered == ["openb/default", "openb/gpushare40", "swf/machine"]
+    for name in offered:
+        assert read_trace(name, tmp_path).jobs
 
 
 def test_the_peak_counts_what_overlaps() -> None:

@@ -21,6 +21,9 @@ _BY_HEAD: Final[Sequence[tuple[Sequence[str], Reader]]] = (
     (openb.POD_COLUMNS, openb.read),
     (plain.COLUMNS, plain.read),
 )
+NAMES_SHOWN: Final = 20
+"""Of the traces that there are, where one is named that is not."""
+
 HEAD_SHOWN: Final = 80
 """Characters of a head that nobody knows."""
 
@@ -44,13 +47,17 @@ def read_file(file: Path) -> Trace:
     """By its ending, or by the columns that its first line names."""
     if ".swf" in file.suffixes:
         return swf.read(file)
-    with opened(file) as text:
-        head = text.readline(10_000).strip().split(",")
+    head = _head(file)
     for columns, read in _BY_HEAD:
         if set(columns) <= set(head):
             return read(file)
     fix = f"names the columns of no known format; write {','.join(plain.COLUMNS)}, or those of another in docs/simulator.md"
     raise TraceError.at(file, 1, ",".join(head)[:HEAD_SHOWN], fix)
+
+
+def _head(file: Path) -> list[str]:
+    with opened(file) as text:
+        return text.readline(10_000).strip().split(",")
 
 
 def _below(name: str, folder: Path | None) -> Path:
@@ -66,8 +73,27 @@ def _below(name: str, folder: Path | None) -> Path:
 
 
 def _there(folder: Path) -> str:
-    """What people may have meant."""
+    """What people may have meant: names that would be read."""
     if not folder.is_dir():
         return "is no such folder"
-    names = sorted(f"{path.parent.name}/{path.name.partition('.')[0]}" for path in folder.glob("*/*.csv*"))
-    return f"are {', '.join(names[:20])}" if names else "is no trace"
+    files = sorted(path for ending in ("csv", "csv.gz", "swf", "swf.gz") for path in folder.glob(f"*/*.{ending}"))
+    names = dict.fromkeys(_name(path) for path in files if _is_trace(path))
+    return f"are {', '.join(list(names)[:NAMES_SHOWN])}" if names else "is no trace"
+
+
+def _name(file: Path) -> str:
+    """As `file_of` finds it."""
+    stem = f"{file.parent.name}/{file.name.partition('.')[0]}"
+    short = next((name for name, of in _FOLDERS.items() if of == stem and "/pods_" not in of), stem)
+    return short.replace("openb/pods_", "openb/")
+
+
+def _is_trace(file: Path) -> bool:
+    """Whether its first line is that of one: not the nodes of a trace, nor pods without times."""
+    if ".swf" in file.suffixes:
+        return True
+    try:
+        head = _head(file)
+    except TraceError:
+        return False
+    return any(set(columns) <= set(head) for columns, _ in _BY_HEAD if columns is not openb.POD_COLUMNS)
