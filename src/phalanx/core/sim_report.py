@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Skipped = Literal["never_ran", "no_gpu"]
+"""Why rows of a trace are no jobs: they were cancelled before they ran, or ask for no GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimAsked:
@@ -78,7 +81,8 @@ class SimReport:
     typical job, and fragmentation_waiting: for the first job in line. jct: submission to end. wait: submission to first start.
     lost_gpu_hours: held while stopping, starting again and doing again. jain: of tenants' normalised shares; max_min: the smallest
     over the largest. ledger: thousandths of devices times milliseconds by category; it sums to `capacity`. blocked_by: of the
-    waiting jobs looked at, how many waited for which kind of reason. notes: what to know before the figures are believed.
+    waiting jobs looked at, how many waited for which kind of reason. skipped: rows of the trace that are left
+    out. notes: what to know before the figures are believed.
     """
 
     trace: str
@@ -124,6 +128,7 @@ class SimReport:
     wall_s: float
     notes: tuple[str, ...] = ()
     report: str = ""
+    skipped_for: Skipped = "never_ran"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

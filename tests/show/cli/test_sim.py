@@ -39,8 +39,17 @@ def test_one_is_one_and_what_to_know_is_said(capsys: pytest.CaptureFixture[str])
     view = replace(SIM_REPORT, jobs=1, devices=1, nodes=1, decisions=1, skipped=1, notes=("Nobody knows FOO.",))
     emit(Output.TABLE, SimReport, view, lambda: report_page(view))
     out = capsys.readouterr().out
-    for text in (": 1 job over", "1 row of the trace", "1 device on 1 node", "1 time through schedule", "Nobody knows FOO."):
+    for text in (
+        ": 1 job over",
+        "1 row never ran and is left out",
+        "1 device on 1 node",
+        "1 time through schedule",
+        "Nobody knows FOO.",
+    ):
         assert text in out
+    view = replace(view, skipped=1088, skipped_for="no_gpu")
+    emit(Output.TABLE, SimReport, view, lambda: report_page(view))
+    assert "1,088 rows ask for no GPU and are left out" in " ".join(capsys.readouterr().out.split())
     side = replace(WHAT_IF.own, starts=1, started_devices=1)
     both = replace(WHAT_IF, devices=1, nodes=1, running=1, pending=1, own=side, other=side)
     emit(Output.TABLE, WhatIfView, both, lambda: what_if_page(both))

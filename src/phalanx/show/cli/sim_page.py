@@ -40,8 +40,10 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
 
 def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     never = f", {view.never_fitting} can never fit" if view.never_fitting else ""
-    skipped = f", {count_of(view.skipped, 'row')} of the trace ran nothing" if view.skipped else ""
-    yield "Trace", f"{view.trace}: {count_of(view.jobs, 'job')} over {view.days:.1f} days, {view.finished} ended{never}{skipped}"
+    yield (
+        "Trace",
+        f"{view.trace}: {count_of(view.jobs, 'job')} over {view.days:.1f} days, {view.finished} ended{never}{_skipped(view)}",
+    )
     yield "Cluster", f"{view.cluster}: {count_of(view.devices, 'device')} on {count_of(view.nodes, 'node')}"
     yield "Policy", f"{view.policy} (order: {view.order}, limits: {view.limits}, seed {view.seed})"
     yield "Utilisation", f"{view.utilisation:.1%} productive of all device time"
@@ -75,6 +77,15 @@ def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     )
     for note in view.notes:
         yield "Note", note
+
+
+def _skipped(view: SimReport) -> str:
+    """', 1,088 rows ask for no GPU and are left out'."""
+    if not view.skipped:
+        return ""
+    one = view.skipped == 1
+    why = "never ran" if view.skipped_for == "never_ran" else f"{'asks' if one else 'ask'} for no GPU"
+    return f", {count_of(view.skipped, 'row')} {why} and {'is' if one else 'are'} left out"
 
 
 def _spreads(first: str, rows: Mapping[str, Spread]) -> Grid:

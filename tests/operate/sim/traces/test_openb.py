@@ -49,7 +49,7 @@ def test_a_mix_without_times_or_models_has_pods_all_the_same(tmp_path: Path) -> 
 def test_by_name_it_is_a_trace_of_jobs_with_gpus(tmp_path: Path) -> None:
     written(tmp_path, "pods_default.csv", PODS)
     trace = read_trace("openb", tmp_path)
-    assert (trace.name, trace.source, trace.skipped) == ("openb/default", openb.SOURCE, 1)
+    assert (trace.name, trace.source, trace.skipped, trace.skipped_for) == ("openb/default", openb.SOURCE, 1, "no_gpu")
     gang, share = trace.jobs
     assert (gang.name, gang.submit_ms, gang.duration_ms, gang.devices, gang.milli) == ("openb-pod-0000", 0, 10_000, 8, 1000)
     assert (share.submit_ms, share.devices, share.milli, share.types) == (61_000, 1, 460, ("V100M16", "V100M32"))

@@ -41,7 +41,6 @@ def report(
     devices = sum(len(node.devices) for node in outcome.nodes)
     until_ms = max(trace.jobs[-1].submit_ms, 1)
     never = [life for life in lives if life.never]
-    idle = _integral(outcome.series, outcome.series.idle_milli, outcome.ended_ms)
     lost = sum(outcome.ledger.get(name, 0) for name in (RESTART, RECOMPUTE, DRAINING))
     normalised = {name: share for name, one in outcome.shares.items() if (share := _normalised(one)) is not None}
     return SimReport(
@@ -60,17 +59,15 @@ def report(
         jobs=len(lives),
         finished=sum(life.ended_ms is not None for life in lives),
         skipped=trace.skipped,
+        skipped_for=trace.skipped_for,
         never_fitting=len(never),
         never=tuple(NeverView(job=life.job.name, devices=life.job.devices, why=life.never) for life in never[:NEVER_SHOWN]),
         utilisation=sum(outcome.ledger.get(name, 0) for name in (PRODUCTIVE, RUNNING_UNMEASURED)) / max(1, outcome.capacity),
         allocation=outcome.held_submitting / (until_ms * devices * 1000),
         allocation_bound=bound(trace, devices, until_ms),
         allocation_over_time=_steps(outcome.series, devices, outcome.ended_ms),
-        fragmentation=_of(_integral(outcome.series, outcome.series.stranded_milli, outcome.ended_ms), idle),
-        fragmentation_waiting=_of(
-            _integral(outcome.series, outcome.series.blocked_milli, outcome.ended_ms),
-            _waiting_idle(outcome.series, outcome.ended_ms),
-        ),
+        fragmentation=_stranded(outcome),
+        fragmentation_waiting=_blocked(outcome),
         jct=spread(life.jct_ms for life in lives),
         wait=spread(life.wait_ms for life in lives),
         wait_by_class=_waits(lives, lambda life: class_of(life, policy)),
@@ -197,6 +194,18 @@ def _integral(series: Series, column: Sequence[int], until_ms: int) -> int:
         following = series.at_ms[index + 1] if index + 1 < len(series.at_ms) else until_ms
         total += column[index] * (min(following, until_ms) - at_ms)
     return total
+
+
+def _stranded(outcome: Outcome) -> float:
+    """Of the idle time, what lay on nodes too full for the typical job."""
+    series, until_ms = outcome.series, outcome.ended_ms
+    return _of(_integral(series, series.stranded_milli, until_ms), _integral(series, series.idle_milli, until_ms))
+
+
+def _blocked(outcome: Outcome) -> float:
+    """Of the idle time while anybody waited, what lay on nodes too full for the first in line."""
+    series, until_ms = outcome.series, outcome.ended_ms
+    return _of(_integral(series, series.blocked_milli, until_ms), _waiting_idle(series, until_ms))
 
 
 def _waiting_idle(series: Series, until_ms: int) -> int:

@@ -63,7 +63,7 @@ def read(file: Path) -> Trace:
     found = [(row, _pod(row)) for row in rows(file, TIMED_COLUMNS)]
     jobs = (_job(row, pod) for row, pod in found if pod.num_gpu)
     name = f"openb/{file.name.partition('.')[0].removeprefix('pods_')}"
-    return Trace.of(name, jobs, SOURCE, sum(not pod.num_gpu for _, pod in found)).must_have_jobs(file)
+    return Trace.of(name, jobs, SOURCE, sum(not pod.num_gpu for _, pod in found), skipped_for="no_gpu").must_have_jobs(file)
 
 
 def _job(row: Row, pod: OpenbPod) -> TraceJob:

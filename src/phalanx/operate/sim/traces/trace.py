@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from phalanx.core.sim_report import Skipped
 from phalanx.operate.sim.traces.errors import TraceError
 
 
@@ -32,22 +33,31 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """jobs: sorted by submission, the first one at 0. skipped: rows that asked for nothing, such as jobs cancelled before they
-    ran. source: for people. machine_devices: of the whole machine, where the trace tells."""
+    """jobs: sorted by submission, the first one at 0. skipped: rows that are left out, all of them for one cause, `skipped_for`.
+    source: for people. machine_devices: of the whole machine, where the trace tells."""
 
     name: str
     jobs: tuple[TraceJob, ...]
     source: str = ""
     skipped: int = 0
     machine_devices: int = 0
+    skipped_for: Skipped = "never_ran"
 
     @classmethod
-    def of(cls, name: str, jobs: Iterable[TraceJob], source: str = "", skipped: int = 0, machine_devices: int = 0) -> "Trace":
+    def of(
+        cls,
+        name: str,
+        jobs: Iterable[TraceJob],
+        source: str = "",
+        skipped: int = 0,
+        machine_devices: int = 0,
+        skipped_for: Skipped = "never_ran",
+    ) -> "Trace":
         """From rows in any order; equal times stay in the order of the rows."""
         ordered = sorted(jobs, key=lambda job: job.submit_ms)
         first_ms = ordered[0].submit_ms if ordered else 0
         shifted = tuple(replace(job, submit_ms=job.submit_ms - first_ms) if first_ms else job for job in ordered)
-        return cls(name, shifted, source, skipped, machine_devices)
+        return cls(name, shifted, source, skipped, machine_devices, skipped_for)
 
     def first(self, count: int | None) -> "Trace":
         """The `count` jobs that were submitted first."""
