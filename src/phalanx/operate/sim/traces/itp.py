@@ -17,7 +17,7 @@ def read(file: Path) -> Trace:
             name=row.text("job_id") or f"itp-{row.line}",
             submit_ms=row.whole("submission_time", scale=1000),
             duration_ms=row.whole("duration", least=1, scale=1000),
-            devices=row.whole("num_gpu", least=1),
+            devices=row.count("num_gpu", least=1),
         )
         for row in rows(file, COLUMNS)
     )

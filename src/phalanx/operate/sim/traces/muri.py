@@ -42,7 +42,7 @@ def _plain(job: MuriJob) -> TraceJob:
 
 
 def _job(row: Row) -> MuriJob:
-    devices = row.whole("num_gpu", least=1)
+    devices = row.count("num_gpu", least=1)
     if devices > NODE_DEVICES and devices % NODE_DEVICES:
         raise row.error("num_gpu", f"write up to {NODE_DEVICES}, or a multiple of it: a larger gang takes whole nodes")
     return MuriJob(

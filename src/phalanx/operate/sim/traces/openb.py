@@ -83,7 +83,7 @@ def _job(row: Row, pod: OpenbPod) -> TraceJob:
 
 
 def _node(row: Row) -> OpenbNode:
-    num_gpu, model = row.whole("gpu"), row.text("model").strip()
+    num_gpu, model = row.count("gpu"), row.text("model").strip()
     if num_gpu > NODE_GPUS_MAX:
         raise row.error("gpu", f"write {NODE_GPUS_MAX} or less")
     if bool(num_gpu) != bool(model):
@@ -92,7 +92,7 @@ def _node(row: Row) -> OpenbNode:
 
 
 def _pod(row: Row) -> OpenbPod:
-    num_gpu, milli = row.whole("num_gpu"), row.whole("gpu_milli")
+    num_gpu, milli = row.count("num_gpu"), row.count("gpu_milli")
     if num_gpu > NODE_GPUS_MAX:
         raise row.error("num_gpu", f"write {NODE_GPUS_MAX} or less")
     if milli > WHOLE_MILLI or (num_gpu == 0) != (milli == 0) or (num_gpu > 1 and milli != WHOLE_MILLI):

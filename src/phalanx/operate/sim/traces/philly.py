@@ -18,7 +18,7 @@ def read(file: Path) -> Trace:
             name=f"philly-{row.line}",
             submit_ms=_submit_ms(row),
             duration_ms=row.whole("duration", least=1, scale=1000),
-            devices=row.whole("num_gpus", least=1),
+            devices=row.count("num_gpus", least=1),
             tenant=row.text("cluster") or "default",
         )
         for row in rows(file, COLUMNS)

@@ -8,19 +8,20 @@ from phalanx.operate.sim.traces.rows import Row, rows
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 COLUMNS: Final = ("submit_s", "duration_s", "devices")
+OPTIONAL: Final = ("name", "tenant", "limit_s", "priority", "types", "milli")
 
 
 def read(file: Path) -> Trace:
-    """Raises TraceError for a row that is no job, by its line."""
-    return Trace.of(file.name.partition(".")[0], (_job(row) for row in rows(file, COLUMNS))).must_have_jobs(file)
+    """Raises TraceError for a row that is no job, by its line, and for a column that nobody reads."""
+    return Trace.of(file.name.partition(".")[0], (_job(row) for row in rows(file, COLUMNS, OPTIONAL))).must_have_jobs(file)
 
 
 def _job(row: Row) -> TraceJob:
     def given(column: str) -> str:
         return row.cells.get(column, "")
 
-    milli = row.whole("milli", least=1) if given("milli") else 1000
-    devices = row.whole("devices", least=1)
+    milli = row.count("milli", least=1) if given("milli") else 1000
+    devices = row.count("devices", least=1)
     if milli > 1000 or (milli < 1000 and devices > 1):
         raise row.error("milli", "write 1 to 1000, and less than 1000 only for one device")
     return TraceJob(
@@ -37,7 +38,7 @@ def _job(row: Row) -> TraceJob:
 
 
 def _priority(row: Row) -> int:
-    priority = row.whole("priority")
+    priority = row.count("priority")
     if priority > 100:
         raise row.error("priority", "write 0 to 100")
     return priority

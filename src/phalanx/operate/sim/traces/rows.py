@@ -1,6 +1,7 @@
 """Rows of a trace's file, plain or gzip, each with its line; and its numbers, checked."""
 
 import csv
+import difflib
 import gzip
 import math
 import zlib
@@ -59,6 +60,13 @@ class Row:
         """A number times `scale`, rounded. Raises TraceError unless it is `least` or more after that."""
         return whole(self.file, self.line, column, self.cells[column], least, scale)
 
+    def count(self, column: str, least: int = 0) -> int:
+        """A whole number of things: a fraction is refused, not rounded. Raises TraceError."""
+        number = self.whole(column, least)
+        if not self.cells[column].isdecimal() and number != float(self.cells[column]):
+            raise self.error(column, "write a whole number")
+        return number
+
     def error(self, column: str, fix: str) -> TraceError:
         return TraceError.at(self.file, self.line, self.cells[column], f"{column}: {fix}")
 
@@ -82,14 +90,15 @@ def _bound(least: int, scale: int) -> str:
     return "a number above 0" if 0 < least < scale else f"{least // scale} or more"
 
 
-def rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Every row, with at least these columns. Raises TraceError for a head without them, and a row of another length."""
+def rows(file: Path, columns: Sequence[str], optional: Sequence[str] | None = None) -> Iterator[Row]:
+    """Every row, with at least these columns; with `optional`, no others than those. Raises TraceError for a head that lacks one,
+    has one twice or one that is not known, and for a row of another length."""
     with opened(file) as text:
         reader = csv.reader(text)
         line = 1
         try:
             head = next(reader, [])
-            _check_head(file, head, columns)
+            _check_head(file, head, columns, optional)
             line = reader.line_num + 1
             for cells in reader:
                 if cells:
@@ -99,11 +108,20 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             raise TraceError.at(file, line, None, f"is not a row of CSV: {error}") from None
 
 
-def _check_head(file: Path, head: Sequence[str], columns: Sequence[str]) -> None:
+def _check_head(file: Path, head: Sequence[str], columns: Sequence[str], optional: Sequence[str] | None) -> None:
     missing = [column for column in columns if column not in head]
     if missing:
         fix = f"the head lacks {', '.join(missing)}; the first line names the columns {', '.join(columns)}"
         raise TraceError.at(file, 1, ",".join(head), fix)
+    known = (*columns, *(optional or ()))
+    twice = next((column for column in known if head.count(column) > 1), None)
+    if twice is not None:
+        raise TraceError.at(file, 1, twice, "the head names this column twice; leave one out")
+    unknown = next((column for column in head if column not in known), None) if optional is not None else None
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise TraceError.at(file, 1, unknown, f"is no column of such a trace; {hint}")
 
 
 def _row(file: Path, line: int, head: Sequence[str], cells: Sequence[str]) -> Row:

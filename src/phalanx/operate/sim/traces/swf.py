@@ -58,6 +58,9 @@ def _job(file: Path, line: int, cells: Sequence[str]) -> TraceJob | None:
         for name, cell in zip(FIELDS, cells, strict=True)
         for scale in (1000 if name in ("submit time", "run time", "requested time") else 1,)
     }
+    for name in ("allocated processors", "requested processors"):
+        if not (cell := cells[FIELDS.index(name)]).isdecimal() and number[name] != float(cell):
+            raise TraceError.at(file, line, cell, f"{name}: write a whole number")
     if number["submit time"] < 0:
         raise TraceError.at(file, line, cells[1], "submit time: write 0 or more")
     devices = max(number["requested processors"], 0) or number["allocated processors"]
