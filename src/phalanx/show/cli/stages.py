@@ -1,4 +1,5 @@
-"""Progress of a long local command, on standard error: a bar on a terminal, else one line a stage."""
+"""Progress of a long local command, on standard error: a bar on a terminal, else one line a stage, and how far it is
+now and then."""
 
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from phalanx.core.units import show_size
+from phalanx.show.cli.beats import beats
 from phalanx.show.cli.text import clean, note
 from phalanx.show.cli.tools import ProgressSink
 
@@ -17,7 +19,9 @@ from phalanx.show.cli.tools import ProgressSink
 def stages() -> Iterator[ProgressSink]:
     """A sink for (stage, done, total)."""
     if not sys.stderr.isatty():
-        yield _plain()
+        plain = _Plain()
+        with beats(plain.said):
+            yield plain
         return
     console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     columns = (
@@ -33,19 +37,29 @@ class _Sizes(ProgressColumn):
     """'10.4 MiB of 22.0 MiB', or only what is done while the whole is not known."""
 
     def render(self, task: Task) -> Text:
-        done = show_size(int(task.completed))
-        return Text(done if task.total is None else f"{done} of {show_size(int(task.total))}")
+        return Text(_sizes(int(task.completed), int(task.total or 0)))
 
 
-def _plain() -> ProgressSink:
-    seen: set[str] = set()
+def _sizes(done: int, total: int) -> str:
+    return f"{show_size(done)} of {show_size(total)}" if total else show_size(done)
 
-    def sink(stage: str, done: int, total: int) -> None:
-        if stage not in seen:
-            seen.add(stage)
+
+class _Plain:
+    """A sink that says each stage once. said: how far the last one is."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._last = ("", 0, 0)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._last = (stage, done, total)
+        if stage not in self._seen:
+            self._seen.add(stage)
             note(stage)
 
-    return sink
+    def said(self) -> str:
+        stage, done, total = self._last
+        return f"{stage or 'not begun'}: {_sizes(done, total)}"
 
 
 def _bars(progress: Progress) -> ProgressSink:
