@@ -12,7 +12,7 @@ Skipped = Literal["never_ran", "no_gpu"]
 class SimAsked:
     """What `phalanx sim run` asks for. trace: a name below `trace_dir`, or a file. cluster: TYPE:COUNTxNODES, a file, or '' for one
     sized to the trace. policy, report: files, '' for none. limit: only the first so many jobs. failures: mean time between
-    failures of a node, '' for none."""
+    failures of a node, '' for none. start: UTC time of time 0, '' for the trace's own."""
 
     trace: str
     trace_dir: str = ""
@@ -20,6 +20,7 @@ class SimAsked:
     policy: str = ""
     limit: int | None = None
     seed: int = 0
+    start: str = ""
     limits: str = "trace"
     interval: str = "10s"
     startup: str = "30s"
@@ -82,7 +83,7 @@ class SimReport:
     lost_gpu_hours: held while stopping, starting again and doing again. jain: of tenants' normalised shares; max_min: the smallest
     over the largest. ledger: thousandths of devices times milliseconds by category; it sums to `capacity`. blocked_by: of the
     waiting jobs looked at, how many waited for which kind of reason. skipped: rows of the trace that are left
-    out. notes: what to know before the figures are believed.
+    out. notes: what to know before the figures are believed. start_ms: Unix time of the first submission.
     """
 
     trace: str
@@ -129,6 +130,7 @@ class SimReport:
     notes: tuple[str, ...] = ()
     report: str = ""
     skipped_for: Skipped = "never_ran"
+    start_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,12 @@ def run(
         str, typer.Option(metavar="FILE", help="YAML with queues, quotas and the rest.  [default: the empty policy]")
     ] = "",
     limit: Annotated[int | None, typer.Option(help="Only the jobs that were submitted first.", min=1)] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="When the first job is submitted, in UTC.  [default: as the trace says, else 2023-11-14T22:13:20Z]"
+        ),
+    ] = "",
     limits: Annotated[
         str, typer.Option(help="What jobs say of their run time: trace, none, exact, factor:1.5, or estimate from finished ones.")
     ] = "trace",
@@ -62,7 +68,8 @@ def run(
 
     asked = SimAsked(
         trace=trace, trace_dir=trace_dir, cluster=cluster, policy=policy, limit=limit, seed=seed, limits=limits, interval=interval,
-        startup=startup, restart=restart, checkpoint=checkpoint, failures=failures, through_control=through_control, report=report,
+        start=start, startup=startup, restart=restart, checkpoint=checkpoint, failures=failures, through_control=through_control,
+        report=report,
     )  # fmt: skip
     with counted("jobs over") as progress:
         found = tools_of(context).simulate(asked, progress)

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from phalanx.core.sim_report import SideView, SimReport, Spread, WhatIfView
-from phalanx.core.units import count_of, device_seconds, show_duration
+from phalanx.core.units import count_of, device_seconds, show_duration, utc_minute
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.ledger_page import bar_of, share_of
 from phalanx.show.cli.output import line, moment, pairs, section
@@ -44,6 +44,7 @@ def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
         "Trace",
         f"{view.trace}: {count_of(view.jobs, 'job')} over {view.days:.1f} days, {view.finished} ended{never}{_skipped(view)}",
     )
+    yield "Time", f"from {utc_minute(view.start_ms)} to {utc_minute(view.start_ms + round(view.days * 86_400_000))}"
     yield "Cluster", f"{view.cluster}: {count_of(view.devices, 'device')} on {count_of(view.nodes, 'node')}"
     yield "Policy", f"{view.policy} (order: {view.order}, limits: {view.limits}, seed {view.seed})"
     yield "Utilisation", f"{view.utilisation:.1%} productive of all device time"

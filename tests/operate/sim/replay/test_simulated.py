@@ -10,6 +10,7 @@ import pytest
 from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.policy_parse import load_policy
 from phalanx.core.sim_report import SimAsked
+from phalanx.core.units import utc_minute
 from phalanx.decide.scheduler import schedule
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.costs import Costs
@@ -34,7 +35,7 @@ def test_the_example_runs_under_its_policy_and_writes_its_page(tmp_path: Path) -
     assert found.allocation <= found.allocation_bound
     assert found.tenants["11cb48"].weight == 2
     assert done == [(over, 60) for over in range(1, 61)]
-    assert found.notes == ()
+    assert [note.partition(":")[0] for note in found.notes] == ["0 of 60 jobs got a limit by --limits estimate"]
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 
@@ -49,6 +50,11 @@ def test_through_the_control_plane(tmp_path: Path) -> None:
     found = simulate(SimAsked(trace=str(trace), cluster="H100:8x2", through_control=True), lambda over, jobs: None)
     assert (found.through, found.finished) == ("control", 3)
     assert sum(found.ledger.values()) == found.capacity
+    asked = SimAsked(trace=str(trace), cluster="H100:8x2", through_control=True, start="2017-10-04T00:00Z")
+    earlier = simulate(asked, lambda over, jobs: None)
+    assert utc_minute(earlier.start_ms) == "2017-10-04 00:00 UTC"
+    first, second = (replace(one, wall_s=0, decide_ms=0, start_ms=0) for one in (earlier, found))
+    assert first == second, "the date changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,10 @@ def test_through_the_control_plane(tmp_path: Path) -> None:
         ({"startup": "-5"}, "--startup"),
         ({"limits": "some"}, "--limits"),
         ({"cluster": "lots"}, "--cluster"),
+        ({"start": "2026-02-30"}, "--start"),
+        ({"start": "2026-02-28T23:00"}, "--start"),
+        ({"start": "1969-01-01T00:00Z"}, "--start"),
+        ({"start": "9999-01-01T00:00Z"}, "--start"),
         ({"report": "/"}, "--report"),
         ({"report": "absent/r.html"}, "--report"),
         ({"policy": "absent.yaml"}, "policy file"),
@@ -76,11 +86,73 @@ def test_what_cannot_be_is_named(changes: dict[str, object], field: str) -> None
 def test_what_the_cluster_cannot_keep_or_nobody_knows_of_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("queues: {a: {quota: {FOO: 32}}}\n")
     policy = str(tmp_path / "p.yaml")
-    unknown, quota = simulate(replace(ASKED, limit=5, cluster="FOO:8x2", policy=policy), lambda over, jobs: None).notes
+    unknown, quota, *_ = simulate(replace(ASKED, limit=5, cluster="FOO:8x2", policy=policy), lambda over, jobs: None).notes
     assert unknown == "The catalogue does not have FOO: no device memory or price is known of it."
     assert quota.startswith(
         "The policy promises what this cluster cannot keep: queues.a.quota.FOO is 32: 32 FOO are guaranteed in all"
     )
+
+
+PLAIN = "submit_s,duration_s,devices,limit_s\n0,3600,8,\n10,3600,8,\n20,3600,8,{limit}\n"
+LIMITLESS = "none passes the first in line on the devices kept for it"
+
+
+def notes_of(tmp_path: Path, limit: str = "", policy: str = "", **more: object) -> tuple[str, ...]:
+    """Of three jobs, on one node where not told otherwise."""
+    trace, rules = tmp_path / "mine.csv", tmp_path / "p.yaml"
+    trace.write_text(PLAIN.format(limit=limit))
+    rules.write_text(policy)
+    asked = replace(SimAsked(trace=str(trace), cluster="H100:8x1", policy=str(rules) if policy else ""), **more)  # type: ignore[arg-type]
+    return simulate(asked, lambda over, jobs: None).notes
+
+
+def test_it_is_said_when_nobody_says_how_long_it_runs_and_so_nothing_passes(tmp_path: Path) -> None:
+    assert notes_of(tmp_path) == (f"No job says how long it runs, so {LIMITLESS}; try --limits estimate, exact or factor:1.5.",)
+    assert notes_of(tmp_path, limits="none") == notes_of(tmp_path)
+    (few,) = notes_of(tmp_path, limits="estimate")
+    assert few.startswith("0 of 3 jobs got a limit by --limits estimate: the jobs of a tenant and size have one once 20 of them")
+    assert few.endswith(f"So {LIMITLESS}.")
+    assert notes_of(tmp_path, through_control=True) == notes_of(tmp_path)
+    for more in ({"limit": "9999"}, {"limits": "exact"}, {"cluster": "H100:8x3"}, {"policy": "backfill: false\n"}):
+        assert notes_of(tmp_path, **more) == ()
+
+
+def test_that_a_cluster_was_made_to_fit_is_said(tmp_path: Path) -> None:
+    (made,) = notes_of(tmp_path, cluster="")
+    assert made.startswith("The cluster was made as large as the trace's peak, so that jobs hardly wait")
+
+
+BOOKED = 'bookings: {{demo: {{queue: default, devices: "H100:8", start: "{0}T00:00Z", end: "{0}T12:00Z"}}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("date", "start", "has_effect"),
+    [
+        ("2023-11-15", "", True),  # a trace without dates begins on the evening before
+        ("2026-03-01", "", False),
+        ("2026-03-01", "2026-02-28T23:00:00Z", True),
+        ("2023-11-15", "2026-03-01T00:00:00+01:00", False),
+    ],
+)
+def test_bookings_go_by_the_date_of_the_run(tmp_path: Path, date: str, start: str, has_effect: bool) -> None:
+    notes = notes_of(tmp_path, "3600", BOOKED.format(date), start=start)
+    assert (notes == ()) == has_effect
+    if not has_effect:
+        assert notes[0].startswith("The booking demo lies outside this run, which is from 20")
+        assert notes[0].endswith("UTC, and had no effect; --start sets another date.")
+
+
+def test_a_trace_with_dates_runs_at_its_own() -> None:
+    """And at which date it runs changes no figure of a policy that knows no dates."""
+    asked = replace(ASKED, limit=40, policy=str(EXAMPLE / "policy.yaml"))
+    own, other = (simulate(replace(asked, start=start), lambda over, jobs: None) for start in ("", "2026-02-28T23:00Z"))
+    assert (utc_minute(own.start_ms), utc_minute(other.start_ms)) == ("2017-10-04 00:00 UTC", "2026-02-28 23:00 UTC")
+    assert replace(own, wall_s=0, decide_ms=0, start_ms=0) == replace(other, wall_s=0, decide_ms=0, start_ms=0)
+
+
+def test_windows_that_no_job_names_are_told(tmp_path: Path) -> None:
+    (told,) = notes_of(tmp_path, "3600", "windows: {nights: [{days: all}]}\n")
+    assert told == "No job of a trace names a window, so the policy's windows had no effect."
 
 
 def test_a_wrong_cluster_is_told_before_the_trace_is_read() -> None:

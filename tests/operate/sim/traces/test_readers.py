@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import NotFound
+from phalanx.core.units import utc_ms
 from phalanx.operate.sim.traces import itp, philly, plain, swf
 from phalanx.operate.sim.traces.errors import TraceError
 from phalanx.operate.sim.traces.named import read_file, read_trace
@@ -31,6 +32,7 @@ def test_philly_times_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
         ("philly-3", 0, 2_951_500, 8, "6214e9"),
         ("philly-2", 2_932_000, 66_000, 1, "11cb48"),
     ]
+    assert trace.start_ms == utc_ms("2017-10-09T06:13:03Z")
 
 
 def test_itp_in_a_gzip_file(tmp_path: Path) -> None:
@@ -47,7 +49,10 @@ def test_itp_in_a_gzip_file(tmp_path: Path) -> None:
 def test_swf_jobs_that_never_ran_are_counted_and_unknown_numbers_are_left_out(tmp_path: Path) -> None:
     trace = swf.read(written(tmp_path / "machine.swf", SWF))
     assert trace.skipped == 1
-    assert trace.machine_devices == 128
+    assert (trace.machine_devices, trace.start_ms) == (128, None)
+    dated = swf.read(written(tmp_path / "dated.swf", "; UnixStartTime: 835466073\n" + SWF.replace("  1     0 ", "  1     5 ")))
+    assert dated.start_ms == 835_466_078_000
+    assert swf.read(written(tmp_path / "undated.swf", "; UnixStartTime: 0\n" + SWF)).start_ms is None
     assert trace.source == "a made-up machine"
     first, second = trace.jobs
     assert (first.name, first.devices, first.duration_ms, first.limit_ms, first.tenant) == ("swf-1", 4, 300_000, 600_000, "group-2")

@@ -30,7 +30,7 @@ from phalanx.operate.sim.network import Line, LineEnd, Network
 from phalanx.operate.sim.replay import outcome as replayed
 from phalanx.operate.sim.replay.engine import Progress, Setup
 from phalanx.operate.sim.replay.gangs import Estimates, Gangs, limit_ms
-from phalanx.operate.sim.timeline import SimClock, Timeline
+from phalanx.operate.sim.timeline import UNIX_START_MS, SimClock, Timeline
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 from phalanx.record.telemetry.ledger.account import account
 
@@ -58,8 +58,8 @@ def through_control(trace: Trace, nodes: Sequence[NodeFacts], setup: Setup, prog
 class _Machine(Machine):
     """One of the simulated cluster's nodes, with the devices that it has there."""
 
-    def __init__(self, facts: NodeFacts, timeline: Timeline, random: Random) -> None:
-        super().__init__(facts.node, len(facts.devices), timeline, random, _program, Witness())
+    def __init__(self, facts: NodeFacts, timeline: Timeline, random: Random, skew_ms: int) -> None:
+        super().__init__(facts.node, len(facts.devices), timeline, random, _program, Witness(), skew_ms)
         self._facts = facts
 
     @property
@@ -84,7 +84,7 @@ class _Cluster:
         self._random = Random(setup.seed)  # noqa: S311 - histories, not secrets
         self._faults = Faults(self._random, CALM)
         self._timeline = Timeline()
-        self._clock = SimClock(self._timeline)
+        self._clock = SimClock(self._timeline, setup.start_ms - UNIX_START_MS)
         self._database = Database(lambda _: None, lambda: None)
         self._failed: BaseException | None = None
         self._index: dict[JobId, int] = {}
@@ -107,7 +107,7 @@ class _Cluster:
         """The control plane leads, every node is there, and the policy is in force."""
         self._server.start()
         for facts in self._nodes:
-            machine = _Machine(facts, self._timeline, self._random)
+            machine = _Machine(facts, self._timeline, self._random, self._setup.start_ms - UNIX_START_MS)
             network = Network(self._timeline, self._faults, slow_ms=0)
             SimAgent(machine, self._dialling(network)).start()
         while len(self._server.world.nodes) < len(self._nodes):
@@ -159,6 +159,8 @@ class _Cluster:
             shares={},
             blocked_by={},
             evictions=Counter(event.body.cause for event in log if isinstance(event.body, JobEvicted)),
+            num_limited=sum(self._server.world.jobs[job].spec.max_duration_ms is not None for job in self._index),
+            start_ms=self._began_ms,
         )
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ _Kind = Literal["end", "released", "saved", "fails", "repaired"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """interval_ms, heartbeat_ms: as above. known: the scheduler is told how long jobs run, as `shortest` needs. predicts: starts
-    are predicted, and what came of it is learnt."""
+    are predicted, and what came of it is learnt. start_ms: Unix time of time 0, by which bookings, windows and periods go."""
 
     policy: Policy = field(default_factory=Policy)
     costs: Costs = field(default_factory=Costs)
@@ -56,6 +56,7 @@ class Setup:
     seed: int = 0
     known: bool = False
     predicts: bool = True
+    start_ms: int = UNIX_START_MS
 
 
 class Replay:
@@ -63,7 +64,7 @@ class Replay:
 
     def __init__(self, trace: Trace, nodes: Sequence[NodeFacts], setup: Setup, decide: Decide, progress: Progress | None = None):
         self._trace, self._nodes, self._setup, self._decide = trace, tuple(nodes), setup, decide
-        self._progress = progress
+        self._progress, self._start_ms = progress, setup.start_ms
         self._random = Random(setup.seed)  # noqa: S311 - histories, not secrets
         self._fleet = SimFleet(nodes)
         self._shapes = Gangs(nodes)
@@ -89,6 +90,7 @@ class Replay:
         self._beat_ms = setup.heartbeat_ms
         self._waiting_milli = 0
         self._held_submitting = 0
+        self._limited = 0
         self._starts: list[tuple[int, int]] = []
         self._decisions = 0
         self._decide_s = 0.0
@@ -193,7 +195,8 @@ class Replay:
         life, setup = self._lives[index], self._setup
         shape = self._shapes.shape(life.job)
         limit = limit_ms(life.job, setup.limits, self._estimates, setup.costs.restart_ms)
-        facts = job_facts(index, life.job, shape, limit, UNIX_START_MS, setup.known)
+        facts = job_facts(index, life.job, shape, limit, self._start_ms, setup.known)
+        self._limited += limit is not None
         self._forecasts.submitted(facts)
         milli = shape.num_devices * shape.request.milli
         total = life.job.duration_ms - min(setup.costs.start_ms, life.job.duration_ms)
@@ -202,7 +205,7 @@ class Replay:
 
     def _line_up(self, gang: Gang, repair: bool) -> None:
         claim, gang.keeps = gang.keeps, None
-        gang.waits(self._now_ms, UNIX_START_MS, repair, claim)
+        gang.waits(self._now_ms, self._start_ms, repair, claim)
         assert gang.pending is not None
         self._pending[gang.facts.job] = gang.pending
         self._tenants.want(gang.facts.queue, gang.milli)
@@ -251,7 +254,7 @@ class Replay:
     def _saved(self, gang: Gang) -> None:
         """It made a checkpoint: evicting it costs less from here on."""
         assert gang.running is not None
-        gang.running = self._running[gang.facts.job] = replace(gang.running, saved_ms=UNIX_START_MS + self._now_ms)
+        gang.running = self._running[gang.facts.job] = replace(gang.running, saved_ms=self._start_ms + self._now_ms)
         self._later(self._now_ms + self._setup.costs.checkpoint_ms, "saved", gang.facts.job, gang.life.attempts)
 
     # Failures
@@ -308,7 +311,7 @@ class Replay:
     def _snapshot(self) -> Snapshot:
         self._tenants.pass_time(self._now_ms)
         return Snapshot(
-            now_ms=UNIX_START_MS + self._now_ms,
+            now_ms=self._start_ms + self._now_ms,
             nodes=self._fleet.facts(),
             running=tuple(self._running.values()),
             pending=tuple(self._pending.values()),
@@ -341,14 +344,14 @@ class Replay:
         before = self._fleet.held_milli
         self._fleet.take(start.placement, shape.cpus, shape.memory_bytes)
         self._tenants.hold(gang.facts.queue, self._fleet.held_milli - before)
-        ends_ms = gang.begin(start.placement, now_ms, UNIX_START_MS + now_ms, self._setup.costs)
+        ends_ms = gang.begin(start.placement, now_ms, self._start_ms + now_ms, self._setup.costs)
         assert gang.running is not None
         self._running[start.job] = gang.running
         for part in start.placement.slices:
             self._on_node.setdefault(part.node, {})[start.job] = None
         if gang.life.started_ms is None:
             gang.life.started_ms = now_ms
-        gang.life.eta = self._forecasts.started(start.job, UNIX_START_MS + now_ms, UNIX_START_MS) or gang.life.eta
+        gang.life.eta = self._forecasts.started(start.job, self._start_ms + now_ms, self._start_ms) or gang.life.eta
         self._starts.append((now_ms, gang.index))
         self._started_ms = now_ms
         self._later(ends_ms, "end", start.job, gang.life.attempts)
@@ -407,6 +410,8 @@ class Replay:
             blocked_by=self._notes.blocked_by,
             evictions=self._evictions,
             num_failures=self._failures,
+            num_limited=self._limited,
+            start_ms=self._start_ms,
         )
 
 

@@ -80,8 +80,8 @@ class TenantShare:
 class Outcome:
     """A replay that has ended. lives: in the trace's order. starts: (time, number of the job in the trace), as they were decided.
     ledger: by category, in thousandths of devices times milliseconds; it sums to `capacity`. held_submitting: what gangs held until
-    the last submission. shares: by tenant. blocked_by: jobs
-    that waited at the moments that were looked at, by kind of reason. evictions: by cause. decide_s: of CPU time."""
+    the last submission. shares: by tenant. blocked_by: jobs that waited at the moments that were looked at, by kind of reason.
+    evictions: by cause. decide_s: of CPU time. num_limited: jobs that said how long they run. start_ms: Unix time of time 0."""
 
     trace: str
     nodes: tuple[NodeFacts, ...]
@@ -99,3 +99,5 @@ class Outcome:
     blocked_by: Mapping[str, int]
     evictions: Mapping[str, int]
     num_failures: int = 0
+    num_limited: int = 0
+    start_ms: int = 0

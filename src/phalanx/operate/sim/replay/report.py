@@ -60,6 +60,7 @@ def report(
         finished=sum(life.ended_ms is not None for life in lives),
         skipped=trace.skipped,
         skipped_for=trace.skipped_for,
+        start_ms=outcome.start_ms,
         never_fitting=len(never),
         never=tuple(NeverView(job=life.job.name, devices=life.job.devices, why=life.never) for life in never[:NEVER_SHOWN]),
         utilisation=sum(outcome.ledger.get(name, 0) for name in (PRODUCTIVE, RUNNING_UNMEASURED)) / max(1, outcome.capacity),

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,13 +11,14 @@ from phalanx.core.errors import SpecError
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import load_policy
 from phalanx.core.sim_report import SimAsked, SimReport
-from phalanx.core.units import duration_ms
+from phalanx.core.units import duration_ms, utc_ms
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.quotas import cells
 from phalanx.decide.scheduler.quotas.policy_checks import problems
 from phalanx.decide.scheduler.where.ground import survey
 from phalanx.fabric.catalogue import lookup
+from phalanx.operate.sim.replay.caveats import caveats
 from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_cluster
 from phalanx.operate.sim.replay.costs import Costs
 from phalanx.operate.sim.replay.engine import Progress, Replay, Setup
@@ -24,10 +26,12 @@ from phalanx.operate.sim.replay.gangs import parse_limits
 from phalanx.operate.sim.replay.outcome import Outcome
 from phalanx.operate.sim.replay.page import page
 from phalanx.operate.sim.replay.report import report
+from phalanx.operate.sim.timeline import UNIX_START_MS
 from phalanx.operate.sim.traces.named import read_trace
 from phalanx.operate.sim.traces.trace import Trace
 
 INTERVAL_MS_MAX: Final = 24 * 3_600_000
+START_MS_MAX: Final = 2**32 * 1000
 
 
 def simulate(asked: SimAsked, progress: Progress) -> SimReport:
@@ -37,6 +41,8 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
     written = written_cluster(asked.cluster) if asked.cluster else None  # before the trace, which may take a while
     folder = Path(asked.trace_dir) if asked.trace_dir else None
     trace = read_trace(asked.trace, folder).first(asked.limit)
+    if not asked.start and trace.start_ms is not None:
+        setup = replace(setup, start_ms=trace.start_ms)
     nodes = with_rules(cluster_of("", trace) if written is None else written, setup.policy)
     began_s = time.perf_counter()
     outcome = _run(trace, nodes, setup, asked.through_control, progress)
@@ -49,7 +55,7 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
         seed=asked.seed,
         wall_s=time.perf_counter() - began_s,
         through="control" if asked.through_control else "schedule",
-        notes=notes(nodes, setup.policy),
+        notes=(*notes(nodes, setup.policy), *caveats(trace, outcome, setup, is_sized=written is None)),
         written=str(out) if out else "",
     )
     if out is not None:
@@ -106,8 +112,19 @@ def _setup(asked: SimAsked) -> Setup:
         interval_ms=max(1, interval_ms),
         heartbeat_ms=max(5 * 60_000, interval_ms),
         seed=asked.seed,
+        start_ms=_start_ms(asked.start) if asked.start else UNIX_START_MS,
         known=limits.kind == "exact",
     )
+
+
+def _start_ms(text: str) -> int:
+    try:
+        ms = utc_ms(text)
+    except ValueError as error:
+        raise SpecError("--start", text, str(error)) from None
+    if not 0 <= ms <= START_MS_MAX:
+        raise SpecError("--start", text, "write a time from 1970 to 2106")
+    return ms
 
 
 def _time(option: str, text: str, least_ms: int = 0) -> int:

@@ -23,7 +23,7 @@ def read(file: Path) -> Trace:
         )
         for row in rows(file, COLUMNS)
     )
-    return Trace.of("philly", jobs, SOURCE).must_have_jobs(file)
+    return Trace.of("philly", jobs, SOURCE, epoch_ms=0).must_have_jobs(file)
 
 
 def _submit_ms(row: Row) -> int:

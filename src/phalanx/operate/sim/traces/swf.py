@@ -19,6 +19,9 @@ FIELDS: Final = (
     "preceding job", "think time",
 )  # fmt: skip
 UNKNOWN: Final = -1
+UNIX_MAX_S: Final = 2**32
+"""The year 2106: a later start is no date."""
+
 _REMARK: Final = re.compile(r"\s*;\s*([A-Za-z]+)\s*:\s*(.*)")
 
 
@@ -35,7 +38,14 @@ def read(file: Path) -> Trace:
     source = " ".join(remarks[name] for name in ("Computer", "Installation") if name in remarks)
     processors = remarks.get("MaxProcs", "")
     machine = int(processors) if processors.isdecimal() else 0
-    return Trace.of(file.name.partition(".")[0], jobs, source, skipped, machine).must_have_jobs(file)
+    name, epoch_ms = file.name.partition(".")[0], _epoch_ms(remarks.get("UnixStartTime", ""))
+    return Trace.of(name, jobs, source, skipped, machine, epoch_ms=epoch_ms).must_have_jobs(file)
+
+
+def _epoch_ms(text: str) -> int | None:
+    """From when its times count: seconds of Unix time, 0 where nobody knows."""
+    seconds = int(text) if text.isdecimal() else 0
+    return seconds * 1000 if 0 < seconds <= UNIX_MAX_S else None
 
 
 def _lines(file: Path, remarks: dict[str, str]) -> Iterator[tuple[int, list[str]]]:

@@ -34,7 +34,8 @@ class TraceJob:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """jobs: sorted by submission, the first one at 0. skipped: rows that are left out, all of them for one cause, `skipped_for`.
-    source: for people. machine_devices: of the whole machine, where the trace tells."""
+    source: for people. machine_devices: of the whole machine, and start_ms: Unix time of the first submission, where the trace
+    tells."""
 
     name: str
     jobs: tuple[TraceJob, ...]
@@ -42,6 +43,7 @@ class Trace:
     skipped: int = 0
     machine_devices: int = 0
     skipped_for: Skipped = "never_ran"
+    start_ms: int | None = None
 
     @classmethod
     def of(
@@ -52,12 +54,15 @@ class Trace:
         skipped: int = 0,
         machine_devices: int = 0,
         skipped_for: Skipped = "never_ran",
+        epoch_ms: int | None = None,
     ) -> "Trace":
-        """From rows in any order; equal times stay in the order of the rows."""
+        """From rows in any order; equal times stay in the order of the rows. epoch_ms: Unix time from which they count, where the
+        trace tells."""
         ordered = sorted(jobs, key=lambda job: job.submit_ms)
         first_ms = ordered[0].submit_ms if ordered else 0
         shifted = tuple(replace(job, submit_ms=job.submit_ms - first_ms) if first_ms else job for job in ordered)
-        return cls(name, shifted, source, skipped, machine_devices, skipped_for)
+        start_ms = None if epoch_ms is None else epoch_ms + first_ms
+        return cls(name, shifted, source, skipped, machine_devices, skipped_for, start_ms)
 
     def first(self, count: int | None) -> "Trace":
         """The `count` jobs that were submitted first."""
