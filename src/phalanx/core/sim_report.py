@@ -150,7 +150,7 @@ class SideView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveView:
     """A job that the other policy treats otherwise. before, after: what becomes of it under each, as a sentence. verdict: gains,
-    loses, or only waits for another reason."""
+    loses, or only waits for another reason. place_before, place_after: in its queue's line, from 1; None for none."""
 
     job: str
     queue: str
@@ -158,11 +158,13 @@ class MoveView:
     verdict: Literal["gains", "loses", "changes"]
     before: str
     after: str
+    place_before: int | None = None
+    place_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfView:
-    """A saved snapshot, decided under its own and another policy. at_ms: Unix time of the snapshot."""
+    """A saved snapshot, decided under its own and another policy. at_ms: Unix time of the snapshot. notes: what to know first."""
 
     snapshot: str
     at_ms: int
@@ -173,3 +175,4 @@ class WhatIfView:
     own: SideView
     other: SideView
     moves: tuple[MoveView, ...] = field(default=())
+    notes: tuple[str, ...] = ()

@@ -85,8 +85,12 @@ SIDE = SideView(
 WHAT_IF = WhatIfView(
     snapshot="", at_ms=1_790_000_000_000, nodes=2, devices=16, running=1, pending=3, own=SIDE, other=SIDE,
     moves=(
-        MoveView(job="a-1", queue="vision", devices=8, verdict="loses", before="starts now on 8 devices", after="waits for quota"),
+        MoveView(
+            job="a-1", queue="vision", devices=8, verdict="loses", before="starts now on 8 devices", after="waits for quota",
+            place_after=2,
+        ),
     ),
+    notes=("The policy promises too much.",),
 )  # fmt: skip
 
 

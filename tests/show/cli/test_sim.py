@@ -73,10 +73,12 @@ def test_both_policies_stand_side_by_side_with_whom_it_touches(capsys: pytest.Ca
     assert run(TOOLS, ["sim", "replay", "now.json", "--policy", "other.yaml"]) == 0
     out = capsys.readouterr().out
     assert "ITS OWN POLICY" in out
-    assert "OTHER.YAML" in out
+    assert "THE OTHER POLICY" in out
+    assert "other.yaml" in out and "OTHER.YAML" not in out
+    assert "The policy promises too much." in out
     assert "now.json, of 2026-09-21 14:13:20 UTC" in out
     (line,) = [line for line in out.splitlines() if "a-1" in line]
-    assert line.split()[:4] == ["loses", "a-1", "vision", "8"]
+    assert line.split()[:7] == ["loses", "a-1", "vision", "8", "-", "->", "2"]
     assert line.endswith("waits for quota")
 
 

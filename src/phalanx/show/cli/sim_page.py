@@ -6,7 +6,7 @@ from typing import Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.core.sim_report import SideView, SimReport, Spread, WhatIfView
+from phalanx.core.sim_report import MoveView, SideView, SimReport, Spread, WhatIfView
 from phalanx.core.units import count_of, device_seconds, show_duration, utc_minute
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.ledger_page import bar_of, share_of
@@ -138,18 +138,26 @@ def what_if_page(view: WhatIfView) -> Iterator[RenderableType]:
         (
             ("Snapshot", f"{view.snapshot}, of {moment(view.at_ms)}"),
             ("Fleet", _fleet(view)),
+            ("Other policy", view.other.policy),
+            *(("Note", note) for note in view.notes),
         )
     )
-    yield from section("Decided", Grid(("", "ITS OWN POLICY", view.other.policy.upper()), list(_sides(view.own, view.other))))
+    yield from section("Decided", Grid(("", "ITS OWN POLICY", "THE OTHER POLICY"), list(_sides(view.own, view.other))))
     if not view.moves:
         yield Text("")
         yield line("Nobody gains or loses.")
         return
-    rows = [(one.verdict, one.job, one.queue, one.devices, one.before, one.after) for one in view.moves[:MOVES_SHOWN]]
-    head = ("", "JOB", "QUEUE", "DEVICES", "NOW", "THEN")
+    rows = [(one.verdict, one.job, one.queue, one.devices, _place(one), one.before, one.after) for one in view.moves[:MOVES_SHOWN]]
+    head = ("", "JOB", "QUEUE", "DEVICES", "PLACE", "NOW", "THEN")
     yield from section("Who gains and who loses", Grid(head, rows, right=("DEVICES",), drop=("DEVICES",), cut="NOW"))
     if len(view.moves) > MOVES_SHOWN:
         yield line(f"and {len(view.moves) - MOVES_SHOWN} more; -o json has all")
+
+
+def _place(move: MoveView) -> str:
+    """'4 -> 2' in the line of its queue, '-' where it stands in none."""
+    was, is_ = ("-" if place is None else str(place) for place in (move.place_before, move.place_after))
+    return was if was == is_ else f"{was} -> {is_}"
 
 
 def _fleet(view: WhatIfView) -> str:

@@ -57,6 +57,30 @@ def test_a_gang_that_would_be_ended_loses(tmp_path: Path) -> None:
     assert moves["high-2"].verdict == "gains"
 
 
+def test_a_job_that_can_never_start_any_more_loses(tmp_path: Path) -> None:
+    file = saved(tmp_path, pending("a-1", "a", 8, age=2), pending("b-2", "a", 8, age=1))
+    view = what_if(str(file), str(written(tmp_path / "p.yaml", "queues: {a: {limit: {'*': 6}}}")))
+    moves = {move.job: (move.verdict, move.place_before, move.place_after) for move in view.moves}
+    assert moves == {"a-1": ("loses", None, None), "b-2": ("loses", 1, None)}
+
+
+def test_a_better_place_is_told_with_the_places(tmp_path: Path) -> None:
+    jobs = [pending(f"j-{number}", "a", 8, age=9 - number) for number in (1, 2, 3)]
+    small = replace(jobs[2], facts=replace(jobs[2].facts, expected_ms=60_000))
+    file = saved(tmp_path, jobs[0], jobs[1], small)
+    view = what_if(str(file), str(written(tmp_path / "p.yaml", "order: shortest")))
+    moves = {move.job: (move.verdict, move.place_before, move.place_after) for move in view.moves}
+    assert moves == {"j-3": ("gains", 2, None), "j-1": ("loses", None, 1), "j-2": ("loses", 1, 2)}
+
+
+def test_what_the_fleet_of_the_snapshot_cannot_keep_is_said(tmp_path: Path) -> None:
+    file = saved(tmp_path, pending("a-1", "vision", 8, age=2))
+    policy = "queues: {a: {quota: {'*': 10}}, b: {quota: {'*': 10}}, c: {cells: {type: H100, count: 9}}}"
+    quota, cells = what_if(str(file), str(written(tmp_path / "p.yaml", policy))).notes
+    assert quota.startswith("The policy promises what this cluster cannot keep: queues.a.quota.* is 10: 20 ")
+    assert "cells" in cells
+
+
 def test_what_is_no_snapshot_or_no_policy_is_named(tmp_path: Path) -> None:
     policy = written(tmp_path / "p.yaml", "{}")
     with pytest.raises(DataError, match=r"absent\.json.*cannot be read"):

@@ -1,8 +1,7 @@
 """What `phalanx sim run` does: reads, sizes, replays, reports."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,11 +13,8 @@ from phalanx.core.sim_report import SimAsked, SimReport
 from phalanx.core.units import duration_ms, utc_ms
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
-from phalanx.decide.scheduler.quotas import cells
-from phalanx.decide.scheduler.quotas.policy_checks import problems
-from phalanx.decide.scheduler.where.ground import survey
 from phalanx.fabric.catalogue import lookup
-from phalanx.operate.sim.replay.caveats import caveats
+from phalanx.operate.sim.replay.caveats import caveats, unkept
 from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_cluster
 from phalanx.operate.sim.replay.costs import Costs
 from phalanx.operate.sim.replay.engine import Progress, Replay, Setup
@@ -65,16 +61,9 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
 
 def notes(nodes: Sequence[NodeFacts], policy: Policy) -> tuple[str, ...]:
     """What of the cluster and the policy makes the figures say less than they seem to."""
-    kinds = Counter(kind for node in nodes for _, kind in node.devices)
     unknown = sorted({kind for node in nodes for _, kind in node.devices if lookup(kind) is None and not node.device_memory_bytes})
     told = [f"The catalogue does not have {', '.join(unknown)}: no device memory or price is known of it."] if unknown else []
-    found = problems(policy, kinds, cells.counts(survey(nodes)), _hosts(nodes))
-    cannot = (f"{field} is {value!r}: {fix}" for field, value, fix in found)
-    return (*told, *(f"The policy promises what this cluster cannot keep: {one}." for one in cannot))
-
-
-def _hosts(nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
-    return Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
+    return (*told, *unkept(nodes, policy))
 
 
 def deciding() -> Callable[[Snapshot], Plan]:

@@ -15,6 +15,7 @@ from phalanx.core.sim_report import MoveView, SideView, WhatIfView
 from phalanx.core.units import count_of, show_duration
 from phalanx.decide.scheduler import Evict, Plan, Snapshot, Start, Wait, schedule
 from phalanx.decide.scheduler.snapshot import JobFacts
+from phalanx.operate.sim.replay.caveats import unkept
 from phalanx.operate.sim.replay.cluster import with_rules
 
 Verdict = Literal["gains", "loses", "changes"]
@@ -41,6 +42,7 @@ def what_if(snapshot_file: str, policy_file: str) -> WhatIfView:
         own=_side_view("its own", snapshot, own),
         other=_side_view(policy_file, snapshot, other),
         moves=_moves(snapshot, own, other),
+        notes=tuple(unkept([node for node in with_rules(snapshot.nodes, policy) if not node.gone], policy)),
     )
 
 
@@ -85,7 +87,12 @@ class _Side:
             return 3
         if wait is None:
             return 0
-        return 1 if wait.reason.kind == "making_room" else 2
+        return {"making_room": 1, "never_fits": 4}.get(wait.reason.kind, 2)
+
+    def place(self, job: JobId) -> int | None:
+        """In its queue's line, from 1; None when it stands in none."""
+        wait = self.waits.get(job)
+        return None if wait is None else wait.position
 
     def sentence(self, job: JobId, now_ms: int) -> str:
         if (start := self.starts.get(job)) is not None:
@@ -135,7 +142,16 @@ def _move(facts: JobFacts, own: _Side, other: _Side, now_ms: int) -> MoveView | 
     if verdict is None:
         return None
     before, after = own.sentence(job, now_ms), other.sentence(job, now_ms)
-    return MoveView(job=job, queue=facts.queue, devices=facts.shape.num_devices, verdict=verdict, before=before, after=after)
+    return MoveView(
+        job=job,
+        queue=facts.queue,
+        devices=facts.shape.num_devices,
+        verdict=verdict,
+        before=before,
+        after=after,
+        place_before=own.place(job),
+        place_after=other.place(job),
+    )
 
 
 def _verdict(job: JobId, own: _Side, other: _Side) -> Verdict | None:
@@ -145,6 +161,7 @@ def _verdict(job: JobId, own: _Side, other: _Side) -> Verdict | None:
     first, second = own.waits.get(job), other.waits.get(job)
     if first is None or second is None:
         return None
-    if first.position is not None and second.position is not None and first.position != second.position:
-        return "gains" if second.position < first.position else "loses"
+    was, is_ = own.place(job), other.place(job)
+    if was is not None and is_ is not None and was != is_:
+        return "gains" if is_ < was else "loses"
     return "changes" if first.reason.kind != second.reason.kind else None
