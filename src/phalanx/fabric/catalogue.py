@@ -25,6 +25,11 @@ CATALOGUE: Final = {
     for model in (
         # A stand-in for devices: one slot of a CPU machine. About a vCPU pair of a general-purpose cloud machine: 0.05 an hour.
         GpuModel(CPU_SLOT, 0, None, 0.05),
+        # NVIDIA P100 datasheet (SXM2): 21.2 TFLOP/s fp16; Pascal has neither tensor cores nor bf16. Google Cloud list price: 1.46.
+        GpuModel("P100", 16 * GIB, 21.2e12, 1.46),
+        # NVIDIA V100 datasheet (SXM2): 125 TFLOP/s fp16 tensor cores; Volta has no bf16, so this is fp16's. The 32 GB form has the
+        # same name: here it counts as the smaller one. AWS p3.2xlarge: 3.06.
+        GpuModel("V100", 16 * GIB, 125e12, 3.06),
         # NVIDIA T4 datasheet: 65 TFLOP/s fp16 tensor cores; Turing has no bf16, so this is fp16's. AWS g4dn.xlarge: 0.526.
         GpuModel("T4", 16 * GIB, 65e12, 0.526),
         # NVIDIA A10 datasheet: 125; the A10G that AWS sells is documented at 70 dense. AWS g5.xlarge: 1.006.
