@@ -24,6 +24,7 @@ def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixtur
         "62.5% productive of all device time",
         "70.0% held until the last submission; no scheduler could exceed 75.0%",
         "2 (priority 2); 0.5 GPU-hours went into stopping, starting again and doing again",
+        "of idle device time lay on nodes too full for the typical job; while jobs waited, ",
         "Jain's index 0.990, least to most 0.900",
         "62.50%",
         "never fits: asks for 32",

@@ -54,8 +54,8 @@ def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     )
     yield (
         "Fragmentation",
-        f"{view.fragmentation:.1%} of idle time on nodes too full for the typical job, "
-        f"{view.fragmentation_waiting:.1%} for the first one in line",
+        f"{view.fragmentation:.1%} of idle device time lay on nodes too full for the typical job; "
+        f"while jobs waited, {view.fragmentation_waiting:.1%} of it on nodes too full for the first in line",
     )
     causes = f" ({', '.join(f'{name} {count}' for name, count in view.evicted_for.items())})" if view.evicted_for else ""
     yield (

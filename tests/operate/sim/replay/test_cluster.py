@@ -9,6 +9,8 @@ from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.policy import NodeRule, Policy
 from phalanx.operate.sim.replay.cluster import cluster_of, describe, with_rules
 from phalanx.operate.sim.replay.gangs import ESTIMATE_MIN, ESTIMATE_OF, Estimates, Gangs, Limits, parse_limits, split
+from phalanx.operate.sim.traces.errors import TraceError
+from phalanx.operate.sim.traces.named import read_file
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 TRACE = Trace.of("t", [TraceJob("a", 0, 100, 12), TraceJob("b", 50, 100, 8)])
@@ -97,6 +99,20 @@ def test_what_is_wrong_in_a_line_is_named(text: str, value: object, fix: str) ->
         cluster_of(text, TRACE)
     assert (caught.value.field, caught.value.value) == ("--cluster", value)
     assert fix in caught.value.fix
+
+
+def test_a_trace_that_no_cluster_is_made_to_fit_is_named_and_the_row_that_does_it(tmp_path: Path) -> None:
+    file = tmp_path / "huge.csv"
+    file.write_text("submit_s,duration_s,devices\n0,1,1\n0,1,100000000\n")
+    with pytest.raises(TraceError, match="--cluster") as caught:
+        cluster_of("", read_file(file))
+    assert (caught.value.field, caught.value.value) == ("huge:3", 100_000_000)
+    many = Trace.of("t", [TraceJob(str(number), 0, 100, 10**6) for number in range(9)])
+    with pytest.raises(TraceError, match="are held at once at its peak") as caught:
+        cluster_of("", many)
+    assert (caught.value.field, caught.value.value) == ("t", 9 * 10**6)
+    with pytest.raises(TraceError, match="of the whole machine"):
+        cluster_of("", Trace.of("t", TRACE.jobs, machine_devices=10**9))
 
 
 def test_an_absent_file_is_named() -> None:

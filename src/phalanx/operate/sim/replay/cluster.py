@@ -19,6 +19,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.core.yaml_text import read_yaml_file
 from phalanx.decide.scheduler import NodeFacts
 from phalanx.fabric.catalogue import lookup
+from phalanx.operate.sim.traces.errors import TraceError
 from phalanx.operate.sim.traces.openb import read_nodes
 from phalanx.operate.sim.traces.trace import Trace
 
@@ -110,10 +111,25 @@ def describe(nodes: Sequence[NodeFacts]) -> str:
 
 def _sized_to(trace: Trace) -> list[NodeGroup]:
     """Nodes of eight: the machine that the trace tells of, else as many as its jobs would hold at their peak if none ever
-    waited."""
+    waited. Raises TraceError where that is too much."""
     devices = trace.machine_devices or trace.peak_devices
-    kinds = sorted({kind for job in trace.jobs for kind in job.types})
-    return [NodeGroup(count=max(1, math.ceil(devices / 8)), gpus=f"{kind}:8") for kind in kinds or ["H100"]]
+    kinds = sorted({kind for job in trace.jobs for kind in job.types}) or ["H100"]
+    most = 8 * (NODES_MAX // len(kinds))
+    if devices > most:
+        raise _too_large(trace, devices, most)
+    return [NodeGroup(count=max(1, math.ceil(devices / 8)), gpus=f"{kind}:8") for kind in kinds]
+
+
+def _too_large(trace: Trace, devices: int, most: int) -> TraceError:
+    """About the row that asks for more than `most` devices, if one alone does."""
+    largest = max(trace.jobs, key=lambda job: job.devices)
+    fits = f"a cluster that is made to fit a trace has at most {most}"
+    if trace.machine_devices:
+        return TraceError(trace.name, devices, f"devices of the whole machine: {fits}; name a cluster with --cluster")
+    if largest.devices <= most:
+        return TraceError(trace.name, devices, f"devices are held at once at its peak: {fits}; name a cluster with --cluster")
+    where = f"{trace.name}:{largest.line}" if largest.line else f"{trace.name}: {largest.name}"
+    return TraceError(where, largest.devices, f"devices: {fits}; write fewer, or name a cluster with --cluster")
 
 
 def _written(part: str, whole: str) -> NodeGroup:

@@ -18,6 +18,7 @@ def read(file: Path) -> Trace:
             submit_ms=row.whole("submission_time", scale=1000),
             duration_ms=row.whole("duration", least=1, scale=1000),
             devices=row.count("num_gpu", least=1),
+            line=row.line,
         )
         for row in rows(file, COLUMNS)
     )

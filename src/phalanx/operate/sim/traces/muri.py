@@ -1,6 +1,6 @@
 """Job traces of the Muri paper (SIGCOMM 2022): one row a job, times in milliseconds, for a cluster of 8 nodes of 8 GPUs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ class MuriJob:
     model: str
     duration_ms: int
     iteration_ms: int
+    line: int = field(default=0, compare=False)
 
 
 def read_jobs(file: Path) -> tuple[MuriJob, ...]:
@@ -38,7 +39,7 @@ def read(file: Path) -> Trace:
 
 
 def _plain(job: MuriJob) -> TraceJob:
-    return TraceJob(job.name, job.submit_ms, job.duration_ms, job.devices)
+    return TraceJob(job.name, job.submit_ms, job.duration_ms, job.devices, line=job.line)
 
 
 def _job(row: Row) -> MuriJob:
@@ -53,4 +54,5 @@ def _job(row: Row) -> MuriJob:
         model=row.text("model_name"),
         duration_ms=row.whole("duration", least=1),
         iteration_ms=row.whole("iteration_time", least=1),
+        line=row.line,
     )

@@ -79,6 +79,7 @@ def _job(row: Row, pod: OpenbPod) -> TraceJob:
         milli=pod.gpu_milli,
         cpus=pod.cpu_milli / 1000,
         memory_bytes=pod.memory_mib * 2**20,
+        line=row.line,
     )
 
 

@@ -20,6 +20,7 @@ def read(file: Path) -> Trace:
             duration_ms=row.whole("duration", least=1, scale=1000),
             devices=row.count("num_gpus", least=1),
             tenant=row.text("cluster") or "default",
+            line=row.line,
         )
         for row in rows(file, COLUMNS)
     )

@@ -34,6 +34,7 @@ def _job(row: Row) -> TraceJob:
         priority=_priority(row) if given("priority") else 50,
         types=tuple(part.strip() for part in given("types").split("|") if part.strip()),
         milli=milli,
+        line=row.line,
     )
 
 

@@ -84,6 +84,7 @@ def _job(file: Path, line: int, cells: Sequence[str]) -> TraceJob | None:
         devices=devices,
         tenant=_tenant(number),
         limit_ms=limit_ms if limit_ms > 0 else None,
+        line=line,
     )
 
 
