@@ -64,7 +64,7 @@ class CheckpointView:
 class JobView:
     """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
     its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number
-    there."""
+    there. `deadline_ms`: when it should be done (Unix time); `late`: in words, that it is not, or may not be."""
 
     id: JobId
     name: str
@@ -93,6 +93,8 @@ class JobView:
     collected_ms: int | None = None
     array: str = ""
     array_index: int = 0
+    deadline_ms: int | None = None
+    late: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class WhyView:
     """Why a job is where it is: one sentence, and for a waiting job the typed reason and its place in the line.
 
     eta: when it is expected to start. changes: the smallest ones that would start it now, the smallest first; None when nobody
-    asked for them, or the job does not wait.
+    asked for them, or the job does not wait. late: that its deadline has passed, or may not be kept; '' of any other job.
     """
 
     job: JobId
@@ -129,6 +131,7 @@ class WhyView:
     position: int | None
     eta: EtaView | None = None
     changes: tuple[ChangeView, ...] | None = None
+    late: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What people are told of a job that waits, besides its reason: of a frozen snapshot."""
 
 from phalanx.core.ids import JobId
+from phalanx.core.units import show_duration
 from phalanx.core.views import WhyView
 from phalanx.decide.scheduler.plan import Eta
 from phalanx.operate.control.dry_views import eta_view, plan_view, why_waiting
@@ -25,3 +26,27 @@ def test_an_interval_of_weeks_that_may_begin_at_once_is_vague() -> None:
     views = {name: eta_view(eta, NOW) for name, eta in far.items()}
     assert {name: view.vague for name, view in views.items() if view is not None} == {"near": True, "far": False, "short": False}
     assert eta_view(None, NOW) is None
+
+
+def test_a_deadline_that_cannot_be_kept_is_told() -> None:
+    free, due = world({}), NOW + 10 * MINUTE
+    late = plan_view(free, facts("mine-3", count=4, deadline_ms=due, limit_ms=HOUR))
+    assert (late.sentence, late.notes[0]) == (
+        "would start now",
+        "run for max_duration (1h 00m), it would be done 50m 00s after its deadline",
+    )
+    for kept in (facts("mine-3", deadline_ms=NOW + HOUR, limit_ms=HOUR), facts("mine-3", deadline_ms=due), facts("mine-3")):
+        assert not any("deadline" in note for note in plan_view(free, kept).notes)
+    after = facts("mine-3", deadline_ms=due, limit_ms=HOUR, window="nights")
+    assert "be done at least 50m 00s after its deadline" in plan_view(free, after).notes[0]
+    assert "deadline" not in "".join(plan_view(free, facts("mine-3", count=64, deadline_ms=due, limit_ms=HOUR)).notes)
+
+
+def test_a_job_that_waits_is_late_by_when_it_is_expected_to_start() -> None:
+    waits = job("mine-2", count=8, deadline_ms=NOW + HOUR, limit_ms=HOUR)
+    snapshot = world({}, [gang("low-1", count=8, placed_ms=NOW - HOUR, limit_ms=3 * HOUR)], [waits])
+    said = why_waiting(snapshot, WhyView(job=JobId("mine-2"), state="pending", sentence="waits", reason=None, position=1))
+    assert said.eta is not None
+    assert not said.eta.vague
+    over = (said.eta.low_ms + said.eta.high_ms) // 2 - NOW
+    assert said.late == f"run for max_duration (1h 00m), it would be done about {show_duration(over)} after its deadline"

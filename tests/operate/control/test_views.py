@@ -1,5 +1,7 @@
 """What people are shown, of real worlds: every view goes to JSON and back, and every sentence says what is."""
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.core import wire
@@ -131,3 +133,30 @@ def test_counts_models_and_events(bench: Bench) -> None:
         shown_event = event_view(event)
         assert shown_event.kind == shown_event.body["kind"]
         assert wire.loads(EventView, wire.dumps(EventView, shown_event)) == shown_event
+
+
+def test_a_deadline_that_is_past_or_cannot_be_kept_is_told_while_it_matters(bench: Bench) -> None:
+    spec = replace(a_spec(max_duration="1h"), deadline="70m")
+    job = bench.submit(spec)
+    bench.tick()
+
+    def late() -> str:
+        now_ms = bench.clock.now_ms()
+        view = job_view(bench.world, bench.job(job), bench.control.waiting, now_ms=now_ms)
+        assert view.late == why_view(bench.world, bench.job(job), bench.control.waiting, now_ms).late
+        assert view.deadline_ms == bench.job(job).submitted_ms + 70 * 60_000
+        return view.late
+
+    assert late() == ""
+    bench.clock.sleep(20 * 60_000)
+    assert late() == "run for max_duration (1h 00m), it would be done at least 10m 00s after its deadline"
+    bench.add("a")
+    bench.tick()
+    assert late().endswith("it would be done 10m 00s after its deadline")
+    bench.clock.sleep(53 * 60_000)
+    assert late() == "its deadline passed 3m 00s ago"
+    job = bench.submit(spec)
+    bench.clock.sleep(75 * 60_000)
+    assert late() == "its deadline passed 5m 00s ago"
+    bench.control.cancel(job, "ada")
+    assert late() == ""

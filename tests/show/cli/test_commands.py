@@ -30,6 +30,7 @@ from tests.recorded import (
 from tests.show.cli.phalanx_under_test import TOOLS
 from tests.show.cli.terminal import Terminal
 
+DAY = 1_795_824_000_000  # 2026-11-28
 PACK_SHA = hashlib.sha256(b"packed code").hexdigest()
 
 
@@ -203,6 +204,18 @@ def test_a_failed_model_sample_says_nothing_on_standard_output(phalanx: Terminal
     failing = dataclasses.replace(TOOLS, sample_model=lambda *_: 2)
     assert run(failing, ["model", "sample", "tiny-lm:1", "-o", output]) == 2
     assert phalanx.capture.readouterr().out == ""
+
+
+def test_a_late_job_is_called_so_and_one_that_finished_was_late(phalanx: Terminal) -> None:
+    late = job_view(state="pending", why="waits", attempts=(), deadline_ms=DAY, late="its deadline passed 3m 00s ago")
+    phalanx.server.view(f"/jobs/{JOB}", JobView, late)
+    assert "Deadline   2026-11-28 00:00:00 UTC; its deadline passed 3m 00s ago\n" in phalanx("describe", JOB).out
+    phalanx.server.view("/jobs", tuple[JobView, ...], (late,))
+    assert "waits; its deadline passed 3m 00s ago" in phalanx("ls").out
+    for after_ms, after in ((60_000, "; it finished 1m 00s after it"), (-1, "")):
+        done = job_view(state="finished", outcome="succeeded", finished_ms=DAY + after_ms, deadline_ms=DAY)
+        phalanx.server.view(f"/jobs/{JOB}", JobView, done)
+        assert f"Deadline   2026-11-28 00:00:00 UTC{after}\n" in phalanx("describe", JOB).out
 
 
 def test_describe_hides_values_whose_names_sound_secret_from_the_screen(phalanx: Terminal) -> None:

@@ -56,6 +56,13 @@ def test_why_gives_the_interval_and_the_changes(terminal: Terminal) -> None:
     assert shown["changes"][1] == {"field": "num_nodes", "value": "2", "was": "4"}
 
 
+def test_why_says_that_a_job_is_late(terminal: Terminal) -> None:
+    terminal.server.view(f"/jobs/{JOB}", JobView, job_view(state="pending", attempts=()))
+    waits = why_view(state="pending", sentence="waits for devices", late="its deadline passed 3m 00s ago")
+    terminal.server.view(f"/jobs/{JOB}/why", WhyView, waits)
+    assert terminal("why", JOB).out == f"{JOB} is pending: waits for devices\nIts deadline passed 3m 00s ago.\n"
+
+
 def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Terminal) -> None:
     terminal.server.view(f"/jobs/{JOB}", JobView, job_view(state="pending", attempts=()))
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices"))

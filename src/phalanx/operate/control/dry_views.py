@@ -11,9 +11,10 @@ from phalanx.core.policy import ANY, Policy, Queue
 from phalanx.core.reasons import NeverFits, Reason, named
 from phalanx.core.units import utc_second
 from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
-from phalanx.decide.scheduler.plan import Eta, Start
+from phalanx.decide.scheduler.plan import Eta, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, Snapshot
 from phalanx.decide.scheduler.why.dry_run import Trial, dry_run, trial
+from phalanx.decide.scheduler.why.late import late_text
 from phalanx.decide.scheduler.why.what_if import Change
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.control.node_rules import known_of
@@ -51,10 +52,27 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
         cost_of_limit=None if per_hour is None or facts.limit_ms is None else per_hour * facts.limit_ms / HOUR_MS,
         queues=tuple(_effects(snapshot, facts, kind)),
         as_of_ms=snapshot.now_ms,
-        notes=() if per_hour is not None else (f"no price is known for {kind or 'these devices'}, so there is no cost",),
+        notes=tuple(_notes(snapshot, facts, tried, None if per_hour is not None else kind)),
         jobs=jobs,
         region=snapshot.policy.region,
     )
+
+
+def _notes(snapshot: Snapshot, facts: JobFacts, tried: Trial, unpriced: str | None) -> Iterator[str]:
+    """unpriced: the device type that has no price, '' where that is of any."""
+    if late := _late(snapshot, facts, tried):
+        yield late
+    if unpriced is not None:
+        yield f"no price is known for {unpriced or 'these devices'}, so there is no cost"
+
+
+def _late(snapshot: Snapshot, facts: JobFacts, tried: Trial) -> str:
+    if isinstance(tried.decision, Wait) and isinstance(tried.decision.reason, NeverFits):
+        return ""
+    starts_ms = snapshot.now_ms if isinstance(tried.decision, Start) or tried.evictions else None
+    seen = eta_view(tried.eta, snapshot.now_ms)
+    eta = None if seen is None or seen.vague else tried.eta
+    return late_text(facts.deadline_ms, facts.limit_ms, snapshot.now_ms, starts_ms, eta)
 
 
 def eta_view(eta: Eta | None, now_ms: int) -> EtaView | None:
@@ -81,8 +99,14 @@ def why_waiting(snapshot: Snapshot, view: WhyView) -> WhyView:
         tried = trial(snapshot, view.job)
     except KeyError:
         return view
-    sentence = f"{view.sentence}{_young(tried)}"
-    return replace(view, sentence=sentence, eta=eta_view(tried.eta, snapshot.now_ms), changes=change_views(tried.changes))
+    facts = next(job.facts for job in snapshot.pending if job.facts.job == view.job)
+    return replace(
+        view,
+        sentence=f"{view.sentence}{_young(tried)}",
+        eta=eta_view(tried.eta, snapshot.now_ms),
+        changes=change_views(tried.changes),
+        late=_late(snapshot, facts, tried) or view.late,
+    )
 
 
 def _sentence(tried: Trial) -> str:

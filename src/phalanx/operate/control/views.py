@@ -23,6 +23,7 @@ from phalanx.core.views import (
     WhyView,
 )
 from phalanx.decide.scheduler.plan import Wait
+from phalanx.decide.scheduler.why.late import late_text
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, World
 
 Waiting = Mapping[JobId, Wait]
@@ -31,8 +32,11 @@ Waiting = Mapping[JobId, Wait]
 _UNDECIDED: Final = "waits for the scheduler's next decision"
 
 
-def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress | None = None) -> JobView:
-    """A job as `describe` shows it. `progress` is of its newest attempt, from the series store."""
+def job_view(
+    world: World, job: JobRecord, waiting: Waiting, progress: Progress | None = None, now_ms: int | None = None
+) -> JobView:
+    """A job as `describe` shows it. `progress` is of its newest attempt, from the series store. now_ms: Unix time, by which it is
+    late or not."""
     state, spec = job.state, job.spec
     attempts = [world.attempts[attempt] for attempt in job.attempts]
     over = isinstance(state, Finished)
@@ -64,11 +68,13 @@ def job_view(world: World, job: JobRecord, waiting: Waiting, progress: Progress 
         collected_ms=job.collected_ms,
         array=job.array,
         array_index=job.array_index,
+        deadline_ms=spec.deadline_ms(job.submitted_ms),
+        late=_late(world, job, now_ms),
     )
 
 
-def why_view(world: World, job: JobRecord, waiting: Waiting) -> WhyView:
-    """Why the job is where it is."""
+def why_view(world: World, job: JobRecord, waiting: Waiting, now_ms: int | None = None) -> WhyView:
+    """Why the job is where it is. now_ms: Unix time, by which it is late or not."""
     wait = waiting.get(job.id) if isinstance(job.state, Pending) else None
     reason = wait.reason if wait else job.reason
     return WhyView(
@@ -77,6 +83,7 @@ def why_view(world: World, job: JobRecord, waiting: Waiting) -> WhyView:
         sentence=_sentence(world, job, waiting),
         reason=wire.plain(Reason, reason) if reason else None,
         position=wait.position if wait else None,
+        late=_late(world, job, now_ms),
     )
 
 
@@ -178,6 +185,13 @@ def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
         )
         for saved in attempt.checkpoints
     ]
+
+
+def _late(world: World, job: JobRecord, now_ms: int | None) -> str:
+    if now_ms is None or not job.spec.deadline or isinstance(job.state, Finished):
+        return ""
+    began_ms = world.attempts[job.attempt].placed_ms if job.attempt and isinstance(job.state, Holding) else None
+    return late_text(job.spec.deadline_ms(job.submitted_ms), job.spec.max_duration_ms, now_ms, began_ms)
 
 
 def _evicted_for(world: World, job: JobRecord) -> JobId | None:

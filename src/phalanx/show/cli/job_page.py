@@ -172,7 +172,7 @@ def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
         job.priority,
         job.restarts,
         show_duration(max(0, now_ms - job.submitted_ms)),
-        why,
+        "; ".join(part for part in (why, job.late) if part),
     )
 
 
@@ -209,11 +209,19 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     yield "Submitted", f"{moment(job.submitted_ms)} by {job.submitted_by}"
     yield "Started", moment(job.started_ms)
     yield "Finished", moment(job.finished_ms)
+    if job.deadline_ms is not None:
+        yield "Deadline", f"{moment(job.deadline_ms)}{_kept(job, job.deadline_ms)}"
     if job.collected_ms is not None:
         yield "Files", f"collected {moment(job.collected_ms)}: logs, checkpoints and work folders are gone"
     yield "Code", job.code or "- (no workdir)"
     yield "Config", job.config
     yield "Model", job.model or "-"
+
+
+def _kept(job: JobView, deadline_ms: int) -> str:
+    if job.finished_ms is not None and job.finished_ms > deadline_ms:
+        return f"; it finished {show_duration(job.finished_ms - deadline_ms)} after it"
+    return f"; {job.late}" if job.late else ""
 
 
 def _progress(job: JobView) -> Iterator[tuple[str, object]]:

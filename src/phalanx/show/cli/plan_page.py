@@ -23,6 +23,8 @@ def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
     """`log`: the command that shows why a rank fell, if one did."""
     sentence = without_echo(view.sentence)
     yield line(f"{view.job} is {sentence if sentence.startswith(f'{view.state};') else f'{view.state}: {sentence}'}")
+    if view.late:
+        yield line(f"{view.late[0].upper()}{view.late[1:]}.")
     if view.eta is not None:
         yield line(eta_text(view.eta))
     if view.changes is not None:

@@ -31,7 +31,7 @@ _asked: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plans")
 async def why(services: ServicesHere, job: JobHere, changes: Annotated[bool, Query()] = False) -> WhyView:
     """Why it is where it is. `changes`: of one that waits also when it is expected to start, and what would start it now; this
     takes as long as a decision."""
-    view = views.why_view(services.control.world, job, services.control.waiting)
+    view = views.why_view(services.control.world, job, services.control.waiting, services.clock.now_ms())
     snapshot = services.control.snapshot
     if not changes or snapshot is None or not isinstance(job.state, Pending):
         return view
