@@ -10,7 +10,18 @@ import pytest
 import yaml
 
 from phalanx.core import wire
-from phalanx.core.views import JobView, LedgerView, LogPage, ModelView, Progress, StatusView, SubmitRequest, WhyView
+from phalanx.core.ids import NodeId
+from phalanx.core.views import (
+    JobView,
+    LedgerView,
+    LogPage,
+    ModelView,
+    Progress,
+    RankView,
+    StatusView,
+    SubmitRequest,
+    WhyView,
+)  # fmt: skip
 from phalanx.show.cli.job_page import gang_devices
 from phalanx.show.cli.main import run
 from tests.recorded import (
@@ -216,6 +227,21 @@ def test_a_late_job_is_called_so_and_one_that_finished_was_late(phalanx: Termina
         done = job_view(state="finished", outcome="succeeded", finished_ms=DAY + after_ms, deadline_ms=DAY)
         phalanx.server.view(f"/jobs/{JOB}", JobView, done)
         assert f"Deadline   2026-11-28 00:00:00 UTC{after}\n" in phalanx("describe", JOB).out
+
+
+def test_describe_counts_the_nodes_that_an_elastic_gang_holds(phalanx: Terminal) -> None:
+    ranks = tuple(RankView(rank=rank, node=NodeId(f"r{rank + 2}"), device=0, pid=None) for rank in range(2))
+    two = dataclasses.replace(killed_attempt(), ended_ms=None, ranks=ranks)
+    elastic = {"num_nodes": 3, "devices": "1", "spec": {"num_nodes": 3, "min_nodes": 1}}
+    for view, said_ in (
+        (job_view(**elastic, attempts=(two,)), "1 on each of 2 nodes (asks for 3, at least 1)"),
+        (job_view(**elastic, attempts=(dataclasses.replace(two, ranks=ranks[:1]),)), "1 on 1 node (asks for 3, at least 1)"),
+        (job_view(**elastic, attempts=(two,), state="pending"), "1 on each of 3 nodes (at least 1)"),
+        (job_view(num_nodes=3, devices="2", spec={}, attempts=(), state="pending"), "2 on each of 3 nodes"),
+        (job_view(num_nodes=1, devices="2", spec={}, attempts=(), state="pending"), "2 on 1 node"),
+    ):
+        phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+        assert f"Devices    {said_} (devices here: " in phalanx("describe", JOB).out
 
 
 def test_describe_hides_values_whose_names_sound_secret_from_the_screen(phalanx: Terminal) -> None:

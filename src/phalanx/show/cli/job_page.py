@@ -182,9 +182,22 @@ def gang_devices(job: JobView) -> str:
         asked = parse_devices(job.devices)
     except ValueError:  # a form that this version does not know
         return job.devices
-    holds = bool(job.attempts) and job.state in ("starting", "running", "stopping")
-    count = len(job.attempts[-1].ranks) if holds else asked.count * job.num_nodes
+    count = len(job.attempts[-1].ranks) if _holds(job) else asked.count * job.num_nodes
     return f"{'|'.join(asked.types)}{':' if asked.types else ''}{number(count * asked.milli / WHOLE)}"
+
+
+def _holds(job: JobView) -> bool:
+    return bool(job.attempts) and job.state in ("starting", "running", "stopping")
+
+
+def _nodes_text(job: JobView) -> str:
+    """'1 node', 'each of 2 nodes (asks for 3, at least 1)': those that the gang holds now, else those it asks for."""
+    held = {rank.node for rank in job.attempts[-1].ranks} if _holds(job) else ()
+    count, least = len(held) or job.num_nodes, job.spec.get("min_nodes") or job.num_nodes
+    parts = [f"asks for {job.num_nodes}"] if count != job.num_nodes else []
+    parts += [f"at least {least}"] if least != job.num_nodes else []
+    nodes = "1 node" if count == 1 else f"each of {count} nodes"
+    return f"{nodes} ({', '.join(parts)})" if parts else nodes
 
 
 def _style(job: JobView) -> str:
@@ -202,7 +215,7 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     yield "Kind", job.kind
     yield "Project", job.project
     yield "Queue", f"{job.queue}, priority {job.priority}"
-    yield "Devices", f"{job.devices} on {job.num_nodes} node{'s' if job.num_nodes != 1 else ''} (devices here: {devices_are})"
+    yield "Devices", f"{job.devices} on {_nodes_text(job)} (devices here: {devices_are})"
     if job.array:
         yield "Array", f"number {job.array_index} of {job.array}"
     yield "Restarts", job.restarts
