@@ -13,7 +13,7 @@ from phalanx.core.errors import Exit, NotFound, PhalanxError, UserError, WorldEr
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, split_attempt
 from phalanx.core.messages import Chunk, FromAgent, Renew
 from phalanx.core.records import Metric, RankRecord
-from phalanx.core.units import device_seconds, duration_ms, show_duration, show_size, size_bytes
+from phalanx.core.units import device_seconds, duration_ms, show_amount, show_duration, show_size, size_bytes
 
 
 @pytest.mark.parametrize(("text", "ms"), [("90s", 90_000), ("1.5h", 5_400_000), ("2d", 172_800_000), ("250ms", 250)])
@@ -34,6 +34,10 @@ def test_units_refuse_what_they_do_not_know(text: str) -> None:
 
 def test_people_read_units() -> None:
     assert [show_duration(ms) for ms in (4_200, 200_000, 3_720_000, 90_000_000)] == ["4.2s", "3m 20s", "1h 02m", "1d 01h"]
+    assert [show_amount(value) for value in (0.0166, 0.01, 0, 12.345, 100, 4999.94, 1_234_567.8)] == [
+        "0.0166", "0.01", "0", "12.35", "100", "4999.9", "1234567.8",
+    ]  # fmt: skip
+    assert [show_amount(value) for value in (1e-300, 0.99999, 2 / 3)] == ["0", "1", "0.6667"]
     assert [show_size(size) for size in (10, 3_435_973_837, 2**41)] == ["10 B", "3.2 GiB", "2.0 TiB"]
     assert device_seconds(2_000 * 1_500) == 3.0
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from phalanx.core.ids import JobId
-from phalanx.core.units import MILLI, utc_day, utc_minute
+from phalanx.core.units import MILLI, show_amount, utc_day, utc_minute
 
 FIRM: Final = "a job that is not preemptible may not use more"
 """Why such a job may not have what a preemptible one would borrow."""
@@ -195,7 +195,9 @@ class OverBudget:
 
     def sentence(self) -> str:
         again = "" if self.resets_ms is None else f"; a new period begins on {utc_day(self.resets_ms)}"
-        return f"waits for budget: {self.queue} has spent {self.spent:.1f} of {self.budget:.1f} {self.unit}{again}"
+        return (
+            f"waits for budget: {self.queue} has spent {show_amount(self.spent)} of {show_amount(self.budget)} {self.unit}{again}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 The ledger counts in milli-devices x milliseconds: Python integers, since 100,000 GPUs make 3e18 of them a year.
 """
 
+import math
 import re
 from typing import Final
 
@@ -75,6 +76,12 @@ def show_duration(ms: int) -> str:
 def count_of(count: int, thing: str) -> str:
     """'1 job', '1,200 jobs'."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def show_amount(value: float) -> str:
+    """'0.0166', '12.35', '4999.9': four significant digits and at least one decimal, without zeros at the end."""
+    decimals = 1 if abs(value) >= 1000 or value == 0 else min(9, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
 
 
 def utc_day(ms: int) -> str:

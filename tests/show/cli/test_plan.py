@@ -25,7 +25,7 @@ def plan_view(**changes: Any) -> PlanView:
         "answer": "starts", "sentence": "would start now", "type": "H100", "num_devices": 16,
         "placed": tuple(PlacedView(node=NodeId(f"n-{number}"), type="H100", devices=(0, 1), price=2.5) for number in range(2)),
         "evicts": (), "reason": None, "position": None, "eta": None, "changes": (), "cost_per_hour": 40.0, "cost_of_limit": 80.0,
-        "queues": (QueueEffectView(queue="research", held=8, after=24, quota=16, limit=None, budget="3.0 of 100 GPU-hours"),),
+        "queues": (QueueEffectView(queue="research", held=8, after=24, quota=16, limit=None, budget="3 of 100 GPU-hours"),),
         "as_of_ms": DAY,
     }  # fmt: skip
     return PlanView(**{**base, **changes})
@@ -95,7 +95,7 @@ def test_plan_shows_placement_cost_and_queue(terminal: Terminal, spec: str) -> N
     terminal.server.on("POST", "/plan", said(PlanView, plan_view()))
     out = terminal("plan", spec, "--set", "num_nodes=2").out
     assert out.startswith("mine: would start now. Nothing was submitted.\n")
-    for text in ("n-0   H100  0, 1", "16 x H100", "40.00 USD", "80.00 USD", "research      8       24     16      -  3.0 of 100"):
+    for text in ("n-0   H100  0, 1", "16 x H100", "40.00 USD", "80.00 USD", "research      8       24     16      -  3 of 100"):
         assert text in out
     assert json.loads(terminal.server.asked[0].body)["spec"]["num_nodes"] == 2
     assert terminal.server.paths("POST") == ["/plan"]

@@ -9,7 +9,7 @@ from phalanx.core.devices import CPU_SLOT, WHOLE, Placement
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import ANY, Policy, Queue
 from phalanx.core.reasons import NeverFits, Reason, named
-from phalanx.core.units import utc_second
+from phalanx.core.units import show_amount, utc_second
 from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
 from phalanx.decide.scheduler.plan import Eta, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, Snapshot
@@ -155,9 +155,9 @@ def _effects(snapshot: Snapshot, facts: JobFacts, kind: str) -> Iterator[QueueEf
         budget = queue.budget
         spent = ""
         if budget is not None and view is not None:
-            hours = f"{view.spent_hours:.1f} of {budget.gpu_hours:g} GPU-hours" if budget.gpu_hours is not None else ""
-            money = f"{view.spent_usd:.2f} of {budget.money:g} USD" if budget.money is not None else ""
-            spent = f"{' and '.join(part for part in (hours, money) if part)} a {budget.period}"
+            parts = ((view.spent_hours, budget.gpu_hours, "GPU-hours"), (view.spent_usd, budget.money, "USD"))
+            of = [f"{show_amount(had)} of {show_amount(most)} {unit}" for had, most, unit in parts if most is not None]
+            spent = f"{' and '.join(of)} a {budget.period}"
         yield QueueEffectView(
             queue=name,
             held=held,

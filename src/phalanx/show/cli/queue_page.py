@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 
+from phalanx.core.units import show_amount
 from phalanx.core.views import QueueView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line
@@ -31,7 +32,7 @@ def _nested(queues: Sequence[QueueView], parent: str = "", depth: int = 0) -> It
 def _row(queue: QueueView, depth: int) -> tuple[object, ...]:
     return (
         "  " * depth + queue.name, f"{queue.weight:g}", queue.running, queue.waiting, _counts(queue.held), _counts(queue.quota),
-        _counts(queue.limit), _counts(queue.borrowed), f"{queue.used_hours:.1f}", _budget(queue),
+        _counts(queue.limit), _counts(queue.borrowed), show_amount(queue.used_hours), _budget(queue),
     )  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def _budget(queue: QueueView) -> str:
     """'12.5 of 100 h, 40 of 500 USD in the month'."""
     parts = []
     if queue.budget.get("gpu_hours") is not None:
-        parts.append(f"{queue.spent_hours:.1f} of {queue.budget['gpu_hours']:g} h")
+        parts.append(f"{show_amount(queue.spent_hours)} of {show_amount(queue.budget['gpu_hours'])} h")
     if queue.budget.get("money") is not None:
-        parts.append(f"{queue.spent_usd:.2f} of {queue.budget['money']:g} USD")
+        parts.append(f"{show_amount(queue.spent_usd)} of {show_amount(queue.budget['money'])} USD")
     period = queue.budget.get("period", "month")
     return f"{', '.join(parts)} in {'all' if period == 'total' else f'the {period}'}" if parts else "-"
