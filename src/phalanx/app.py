@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
+    from phalanx.core.views import DownView
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
@@ -79,7 +80,7 @@ def _refuse_joined(home: Path) -> None:
         raise SetupError("home", str(home), fix)
 
 
-def down(home: Path, force: bool) -> bool:
+def down(home: Path, force: bool) -> "DownView":
     from phalanx.operate.engines import local
 
     return local.down(_machine(), home, force)

@@ -1,5 +1,6 @@
 """A second agent, with a home of its own, joins the platform: a gang over both nodes, a drain, a kill, and back without a token."""
 
+import json
 import os
 import signal
 import stat
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from live_platform import BIN, DEADLINE_S, Platform, until
+from live_platform import BIN, DEADLINE_S, Platform, alive, until
 
 from phalanx.core.views import NodeView
 
@@ -141,3 +142,27 @@ def test_a_stranger_is_told_how_to_get_in(platform: Platform, tmp_path: Path) ->
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert words in done.stderr
     assert "stranger" not in nodes(platform)
+
+
+def test_down_by_force_ends_the_ranks_of_joined_nodes_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own, folder = Platform(tmp_path_factory.mktemp("own")), tmp_path_factory.mktemp("joined")
+    own.up()
+    try:
+        own.run("agent", "token", "--out", str(folder / "token"))
+        with joined(own, folder / "home", "--token-file", str(folder / "token"), "--name", "rack2"):
+            until(lambda: up(own, "rack2"))
+            job = own.submit({**LONG, "max_restarts": 0})
+            assert len(until(lambda: running_on(own, job))) == 2
+            with own.client() as client:
+                pids = [one.pid for one in client.job(job).attempts[-1].ranks if one.pid]
+            assert len(pids) == 4
+            said = own.run("down", "--force", "-o", "json")
+            assert json.loads(said.stdout)["left"] == []
+            assert [pid for pid in pids if alive(pid)] == []
+            own.up()
+            until(lambda: up(own, "rack2"))
+            assert len(until(lambda: running_on(own, job))) == 2
+            with own.client() as client:
+                assert client.job(job).attempts[0].detail == "stopped with the platform"
+    finally:
+        own.run("down", "--force")

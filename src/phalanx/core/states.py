@@ -10,7 +10,7 @@ from phalanx.core.errors import IllegalTransition
 from phalanx.core.ids import JobId
 
 Outcome = Literal["succeeded", "failed", "cancelled"]
-StopCause = Literal["cancel", "max_duration", "pause", "drain", "preempt"]
+StopCause = Literal["cancel", "max_duration", "pause", "drain", "preempt", "down"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class GangEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A user cancelled or paused it, a limit was reached, or its node is to be emptied."""
+    """A user cancelled or paused it, a limit was reached, its node is to be emptied, or the platform goes down."""
 
     cause: StopCause
 
@@ -154,7 +154,7 @@ def _from_holding(state: Holding, move: JobMove) -> JobState | None:
             return Stopping(attempt, placement, cause)
         case Stopping(attempt, placement), StopAsked("cancel"):
             return Stopping(attempt, placement, "cancel")
-        case Stopping(attempt, placement, "drain" | "preempt"), StopAsked("pause"):
+        case Stopping(attempt, placement, "drain" | "preempt" | "down"), StopAsked("pause"):
             return Stopping(attempt, placement, "pause")
         case ((Starting(attempt) | Running(attempt)), GangEnded(ok, again, detail, not_before_ms)):
             return Pending(attempt, not_before_ms) if again else Finished(attempt, "succeeded" if ok else "failed", detail)
@@ -171,9 +171,9 @@ def _stopped(attempt: int, cause: StopCause, ok: bool, detail: str) -> JobState:
             return Finished(attempt, "cancelled", detail)
         case "max_duration":
             return Finished(attempt, "failed", detail)
-        case "pause" | "drain" | "preempt" if ok:
+        case "pause" | "drain" | "preempt" | "down" if ok:
             return Finished(attempt, "succeeded", detail)
         case "pause":
             return Paused(attempt)
-        case "drain" | "preempt":
+        case "drain" | "preempt" | "down":
             return Pending(attempt)

@@ -364,6 +364,30 @@ class DrainRequest:
     now: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltRequest:
+    """Body of POST /halt. `but`: the node that whoever asks ends by itself."""
+
+    but: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltView:
+    """left: the other nodes where ranks still live, or may. busy: more comes of waiting."""
+
+    left: tuple[NodeId, ...]
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownView:
+    """What `down` did in a home. stopped: whether anything was running. left: joined nodes where ranks may run on."""
+
+    home: str
+    stopped: bool
+    left: tuple[str, ...] = ()
+
+
 JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)
 """Shortest and longest life of a join token."""
 

@@ -208,7 +208,7 @@ def test_another_process_with_the_recorded_number_is_never_touched(tmp_path: Pat
             (tmp_path / "run" / "server.json").write_text(wire.dumps(Record, record))
             assert daemons.alive(tmp_path, "server") is None
             machine = local.Machine(lambda *_: ())
-            assert local.down(machine, tmp_path) is False
+            assert local.down(machine, tmp_path).stopped is False
         assert stranger.poll() is None and sleeper.poll() is None
     finally:
         for process in (stranger, sleeper):

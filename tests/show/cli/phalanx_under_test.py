@@ -11,6 +11,7 @@ from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
+from phalanx.core.views import DownView
 from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
@@ -19,10 +20,10 @@ def up(home: Path, port: int, cpu_slots: int | None, store: str = "") -> bool:
     return cpu_slots != 1
 
 
-def down(home: Path, force: bool) -> bool:
+def down(home: Path, force: bool) -> DownView:
     if not force:
         raise Conflict("home", str(home), "1 job holds devices; wait for it, or add --force")
-    return True
+    return DownView(home=str(home), stopped=True, left=("rack2", "rack3"))
 
 
 def prepare_data(paths: Sequence[Path], out: Path, vocab_size: int, force: bool, progress: ProgressSink) -> Mapping[str, Any]:

@@ -95,7 +95,8 @@ def test_up_and_down_speak_on_stderr(phalanx: Terminal) -> None:
     assert (refused.code, refused.out) == (2, "")
     assert "add --force" in refused.err
     forced = phalanx("down", "--force", "-o", "json")
-    assert json.loads(forced.out) == {"home": str(phalanx.home), "stopped": True}
+    assert json.loads(forced.out) == {"home": str(phalanx.home), "stopped": True, "left": ["rack2", "rack3"]}
+    assert "Ranks may still run on rack2, rack3: `phalanx down --force` there" in forced.err
 
 
 def test_ls_has_a_line_a_job(phalanx: Terminal) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from phalanx.core import wire
@@ -25,7 +25,7 @@ from phalanx.core.units import utc_day
 from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.refused import refuse_elsewhere, refuse_never_fitting
-from phalanx.operate.control.world import JobRecord, NodeRecord, World
+from phalanx.operate.control.world import AttemptRecord, JobRecord, NodeRecord, World
 
 REASON_CHARS_MAX: Final = 500
 
@@ -129,6 +129,25 @@ def drain(world: World, seen: Sightings, node: NodeId, reason: str, by: str, now
     here = [world.jobs[world.attempts[attempt].job] for attempt in world.on_nodes.get(node, ()) if now]
     moved = (job for job in here if isinstance(job.state, Starting | Running) and not _is_done(world, seen, job))
     return [*asked, *(StopRequested(job.id, "drain", by) for job in moved)]
+
+
+def halt(world: World, seen: Sightings, but: NodeId, by: str) -> list[EventBody]:
+    """What has a part on another node than `but` is stopped, less what is done and only ships its logs."""
+    elsewhere = _elsewhere(world, but)
+    stopped = (job for job, _ in elsewhere if isinstance(job.state, Starting | Running) and not _is_done(world, seen, job))
+    return [StopRequested(job.id, "down", by) for job in stopped]
+
+
+def is_halting(world: World, left: Iterable[NodeId], but: NodeId) -> bool:
+    """Whether more comes of waiting: ranks live on nodes that are up, or a gang all of whose nodes are up has yet to be over."""
+    gangs = ([part.node for part in attempt.placement.slices] for _, attempt in _elsewhere(world, but))
+    up = {node for node, record in world.nodes.items() if record.up}
+    return not up.isdisjoint(left) or any(up.issuperset(gang) for gang in gangs)
+
+
+def _elsewhere(world: World, but: NodeId) -> Iterator[tuple[JobRecord, AttemptRecord]]:
+    """Gangs with a part on another node."""
+    return ((job, attempt) for job, attempt in world.holding() if any(part.node != but for part in attempt.placement.slices))
 
 
 def _is_done(world: World, seen: Sightings, job: JobRecord) -> bool:

@@ -7,6 +7,7 @@ the HTTP side, an engine, or `time`.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -16,6 +17,7 @@ from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
 from phalanx.core.policy import Policy
 from phalanx.core.records import RankFact
 from phalanx.core.spec import JobSpec
+from phalanx.core.views import HaltView
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
 from phalanx.operate.control import asked, leases, names, observed, planned, refused, wanted
@@ -32,6 +34,9 @@ from phalanx.operate.control.store import OutboxRow, Store
 from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
 
 log = structlog.get_logger(__name__)
+
+HALT_MS: Final = 10_000
+"""So long nothing is started after somebody said that the platform goes down: should it stay up, it goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ class Controller:
         self._learning = Learning(self.world, self._snapshots.facts)
         self._observed: Snapshot | None = None
         self._talkers: set[AttemptId] = set()
+        self._halted_until_ms = 0
 
     @property
     def world(self) -> World:
@@ -141,6 +147,15 @@ class Controller:
         used up; otherwise they run to their end. Twice is once. Raises NotFound, SpecError, StoreUnavailable."""
         self._committed.find_out()
         self._commit_all(asked.drain(self.world, self._seen, node, reason, by, now))
+
+    def halt(self, but: NodeId, by: str) -> HaltView:
+        """Before the platform goes down: gangs that have a part on another node than `but` are stopped, and start again when it is
+        up; no restart is used up. For HALT_MS nothing is started; ask again while it is `busy`. Raises StoreUnavailable."""
+        self._committed.find_out()
+        self._halted_until_ms = self._clock.monotonic_ms() + HALT_MS
+        self._commit_all(asked.halt(self.world, self._seen, but, by))
+        left = observed.alive(self.world, self._seen) - {but}
+        return HaltView(left=tuple(sorted(left)), busy=asked.is_halting(self.world, left, but))
 
     def undrain(self, node: NodeId, by: str) -> None:
         """The node may be given work again. Raises NotFound, StoreUnavailable."""
@@ -247,7 +262,8 @@ class Controller:
         if self._observed is not None:
             self._learning.decided(self._observed, plan)
         draft = self._draft()
-        planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
+        if self._clock.monotonic_ms() >= self._halted_until_ms:
+            planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
         self._commit(draft)
         self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
         self.waiting = planned.waiting(self.world, plan, self.waiting)

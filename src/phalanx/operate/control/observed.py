@@ -94,6 +94,12 @@ def ready(world: World, seen: Sightings) -> frozenset[NodeId]:
     return frozenset(node for node in seen.greeted if node in nodes and nodes[node].up and not nodes[node].drained)
 
 
+def alive(world: World, seen: Sightings) -> frozenset[NodeId]:
+    """Nodes where ranks live, or may: as they say themselves; of those that were not greeted, as the world says."""
+    said = {node for (node, _), report in seen.reports.items() if report.phase != "ended"} | {node for node, _ in seen.started}
+    return frozenset(said | {node for node, held in world.held().items() if held and node not in seen.greeted})
+
+
 def take_in(draft: Draft, seen: Sightings, heard: Heard, at_ms: int) -> None:
     """Folds one message into the sightings, and what follows from it into the draft."""
     node, message = heard.node, heard.message

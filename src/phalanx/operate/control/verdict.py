@@ -52,10 +52,10 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
     causes = _causes(attempt, reports)
     cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
     stop = _stop(job, cause)
-    moved_on = stop in ("pause", "drain", "preempt")
+    moved_on = stop in ("pause", "drain", "preempt", "down")
     exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
     interrupted = moved_on or (cause is not None and cause.interrupted)
-    again = _again(job, attempt, cause) if stop is None else stop in ("drain", "preempt")
+    again = _again(job, attempt, cause) if stop is None else stop in ("drain", "preempt", "down")
     ended_ms = _ended_ms(attempt, reports, at_ms)
     held_ms = ended_ms - attempt.placed_ms
     put_off = again and not interrupted
@@ -83,7 +83,7 @@ def _stop(job: JobRecord, cause: "_Cause | None") -> StopCause | None:
     """Which wish ended it; None where none did. A trainer of ours that ends well under a pause or a drain was done before; a script
     may as well have saved its state and left, so it counts as stopped."""
     match job.state:
-        case Stopping(cause="pause" | "drain" | "preempt") if cause is None and job.spec.recipe:
+        case Stopping(cause="pause" | "drain" | "preempt" | "down") if cause is None and job.spec.recipe:
             return None
         case Stopping(cause=asked):
             return asked
@@ -116,6 +116,7 @@ def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop
             "pause": "paused",
             "drain": "moved off a drained node",
             "preempt": _evicted(job, attempt),
+            "down": "stopped with the platform",
             "max_duration": f"stopped: it ran for max_duration ({job.spec.max_duration})",
         }
         return "; ".join((words[stop], *(_lost(node, why) for node, why in sorted(attempt.lost.items()))))

@@ -234,6 +234,7 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
                 "pause": "somebody paused it",
                 "drain": "its node is drained",
                 "preempt": _makes_room(world, job),
+                "down": "the platform goes down",
                 "max_duration": f"max_duration ({job.spec.max_duration}) is over",
             }[cause]
             return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement, lost)}"

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from phalanx.core.errors import Conflict, Exit, PhalanxError, ServerUnreachable, SetupError
+from phalanx.core.views import DownView
 from phalanx.operate import daemons
 from phalanx.operate.daemons import Daemon
 from phalanx.operate.engines import leftovers
@@ -189,27 +190,42 @@ def _tail(log: Path) -> str:
     return "\n".join(f"  {line[:500]}" for line in lines[-LOG_LINES:]) or "  (empty)"
 
 
-def down(machine: Machine, home: Path, force: bool = False) -> bool:
-    """Ends agent and server; True when anything was running. Pending jobs wait in the home for the next `up`.
+def down(machine: Machine, home: Path, force: bool = False) -> DownView:
+    """Ends agent and server. Pending jobs wait in the home for the next `up`.
 
-    Raises Conflict while jobs hold devices, unless `force`: then their ranks are stopped, and the jobs go on from their last
-    checkpoint at the next `up`; it costs them no restart.
+    Raises Conflict while jobs hold devices, unless `force`: then their ranks are stopped, on joined nodes by their agents while
+    these are heard, and the jobs go on from their last checkpoint at the next `up`; it costs them no restart.
     """
     home = home.expanduser().resolve()
     if not (home / "run").is_dir():
-        return False
+        return DownView(home=str(home), stopped=False)
     with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
         server, agent = daemons.alive(home, "server"), daemons.alive(home, "agent")
         held = _held(home) or leftovers.attempts(home)
         if held and not force:
             fix = "hold devices; wait for them, cancel them, or use --force: it stops their ranks, and the next `up` restarts them"
             raise Conflict("jobs", ", ".join(held), fix)
+        left = _halted(machine, home) if force else ()
         for process in (agent, server):
             if process is not None:
                 _end(machine, process)
         leftovers.end_children(home)
         swept = leftovers.sweep(home, machine.clock, machine.sleep)
-        return server is not None or agent is not None or swept
+        return DownView(home=str(home), stopped=server is not None or agent is not None or swept, left=left)
+
+
+def _halted(machine: Machine, home: Path) -> tuple[str, ...]:
+    """Stops what runs on joined nodes; answers with those where it does not end in time, or that are not heard."""
+    left: list[str] = []
+
+    def over() -> bool:
+        answer = _ask(home, "POST", "/halt", {"but": node_name(home)})
+        left[:] = answer["left"]
+        return not answer["busy"]
+
+    with contextlib.suppress(ServerUnreachable):
+        _wait(machine, END_S_MAX, over)
+    return tuple(left)
 
 
 def _held(home: Path) -> list[str]:
@@ -266,7 +282,7 @@ def _has_agent(home: Path) -> bool:
     return agent is not None and status["processes"].get("agent") == agent.pid and up
 
 
-def _ask(home: Path, method: str, path: str) -> Any:
+def _ask(home: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """One exchange with this home's server. Raises ServerUnreachable, or Conflict when it refuses."""
     record = daemons.read(home, "server")
     if record is None:
@@ -274,7 +290,7 @@ def _ask(home: Path, method: str, path: str) -> Any:
     try:
         token = (home / "token").read_text(encoding="ascii").strip()
         with httpx.Client(base_url=f"{record.url}/api/v1", trust_env=False, timeout=10.0, verify=False) as client:  # noqa: S501 (plain loopback)
-            answer = client.request(method, path, headers={"Authorization": f"Bearer {token}"})
+            answer = client.request(method, path, headers={"Authorization": f"Bearer {token}"}, json=body)
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise ServerUnreachable(f"{record.url} does not answer: {error}") from error
     if answer.status_code == 409:

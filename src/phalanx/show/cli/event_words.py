@@ -42,6 +42,7 @@ _STOPS = {
     "max_duration": "asked to end: max_duration is over",
     "drain": "asked to move: its node is drained, by {by}",
     "preempt": "asked to make room for another job",
+    "down": "asked to end: the platform goes down, by {by}",
 }
 
 _EVICTED = {

@@ -52,19 +52,24 @@ def up(
 def down(
     context: typer.Context,
     home: LocalHomeOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Also when jobs hold devices: their ranks are stopped.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also when jobs hold devices: their ranks are stopped, on joined nodes too.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Stop the platform on this machine. Jobs, models and the ledger stay in the home."""
     from phalanx.client import home_folder
-    from phalanx.show.cli.output import emit_plain
+    from phalanx.core.views import DownView
+    from phalanx.show.cli.output import emit
     from phalanx.show.cli.text import note
 
     folder = home_folder(home)
-    stopped = tools_of(context).down(folder, force)
-    note(f"Phalanx is down; its home stays at {folder}." if stopped else f"Nothing was running in {folder}.")
+    view = tools_of(context).down(folder, force)
+    note(f"Phalanx is down; its home stays at {folder}." if view.stopped else f"Nothing was running in {folder}.")
+    if view.left:
+        note(f"Ranks may still run on {', '.join(view.left)}: `phalanx down --force` there, with the home of its agent, ends them.")
     if output is not Output.TABLE:
-        emit_plain(output, {"home": str(folder), "stopped": stopped})
+        emit(output, DownView, view, lambda: ())
 
 
 def status(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
+    from phalanx.core.views import DownView
 
 ProgressSink = Callable[[str, int, int], None]
 """Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
@@ -21,8 +22,8 @@ class Tools:
     up(home, port, cpu_slots, store): starts what is not running yet and returns once the API answers; True when something was
         started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose; store ''
         leaves the blobs where they are.
-    down(home, force): stops server and agent; True when something was running. Raises Conflict while jobs hold devices, unless
-        `force`, which stops their ranks too.
+    down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
+        too; says where it could not.
     prepare_data(paths, out, vocab_size, force, progress): tokenizer and token shards into `out`; returns what show_data shows.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
@@ -38,7 +39,7 @@ class Tools:
     """
 
     up: Callable[[Path, int, int | None, str], bool]
-    down: Callable[[Path, bool], bool]
+    down: "Callable[[Path, bool], DownView]"
     prepare_data: Callable[[Sequence[Path], Path, int, bool, ProgressSink], Mapping[str, Any]]
     show_data: Callable[[Path], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
-from phalanx.core.views import DrainRequest, NodeView
+from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import BY, ServicesHere
 from phalanx.operate.control.api.services import Services
@@ -34,6 +34,12 @@ async def undrain(services: ServicesHere, node: Node) -> NodeView:
     """It may be given work again."""
     await services.control.change(lambda controller: controller.undrain(NodeId(node), BY))
     return _view(services, NodeId(node))
+
+
+@router.post("/halt")
+async def halt(services: ServicesHere, request: HaltRequest) -> HaltView:
+    """Before the platform goes down: stops what runs on other nodes. Nothing is started for 10 s; ask again while it is `busy`."""
+    return await services.control.change(lambda controller: controller.halt(NodeId(request.but), BY))
 
 
 def _view(services: Services, node: NodeId) -> NodeView:
