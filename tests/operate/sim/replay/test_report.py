@@ -18,6 +18,7 @@ from phalanx.operate.sim.replay.outcome import Outcome
 from phalanx.operate.sim.replay.page import cdf, page
 from phalanx.operate.sim.replay.report import bound, buckets, report, spread
 from phalanx.operate.sim.replay.simulated import deciding
+from phalanx.operate.sim.replay.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, line_plot
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 MINUTE = 60_000
@@ -91,10 +92,11 @@ def test_the_page_is_one_file_without_scripts_or_network_and_escapes_names() -> 
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert not re.search(r"(src|href)=|https?://|@import|url\(", text)
-    assert text.count("<svg") == text.count("</svg>") == 7
+    assert text.count("<svg") == text.count("</svg>") == 6
+    assert text.count("There is nothing to draw.") == 1, "no share of tenants is known"
     for title in ("Held devices over time", "The line over time", "Submission to end", "Where every device-second went", "Tenants"):
         assert title in text
-    for label in ("share of devices", "hours since the first submission", "share of jobs"):
+    for label in ("share of devices", "minutes since the first submission", "share of jobs"):
         assert label in text
     assert "prefers-color-scheme:dark" in text
 
@@ -109,6 +111,40 @@ def test_the_page_tells_what_jobs_waited_for_and_why_gangs_were_ended() -> None:
     assert "1 job over" in text
     assert "8 devices on 1 node." in text
     assert "<p>Of &lt;FOO&gt;.</p>" in text
+
+
+def test_the_page_names_the_jobs_that_can_never_fit_and_says_where_there_is_nothing_to_draw() -> None:
+    found, outcome = reported([TraceJob("giant", 0, MINUTE, 64)])
+    text = page(found, outcome, Policy())
+    assert "Jobs that can never fit" in text
+    assert "<td>giant</td><td>64</td>" in text
+    assert text.count("There is nothing to draw.") >= 4
+    assert "e-07" not in text
+    many = replace(found, never_fitting=23)
+    assert "<p>And 22 more jobs.</p>" in page(many, outcome, Policy())
+
+
+def test_a_wait_holds_until_the_next_one() -> None:
+    """Half start at once, half after 1,000 s: nothing lies between."""
+    x, y = Axis("wait", 1.0, 10_000.0, log=True, time=True), Axis("share", 0, 1, percent=True)
+    drawn = line_plot(x, y, {"jobs": cdf([0, 0, 1_000_000, 1_000_000])}, steps=True)
+    path = re.search(r'class="line s0" d="([^"]*)"', drawn)
+    assert path is not None
+    half, end = (TOP + HEIGHT - BOTTOM) / 2, WIDTH - RIGHT
+    middle = LEFT + 0.75 * (end - LEFT)
+    assert path[1].split(" ")[:3] == [f"M{LEFT:.1f},{half:.1f}", f"H{middle:.1f}", f"V{(TOP + half) / 2:.1f}"]
+    assert path[1].endswith(f" H{end:.1f}")
+
+
+def test_axes_are_in_units_that_people_use_and_no_tick_is_cut_off() -> None:
+    axis = Axis("wait", 1.0, 1_000_000.0, log=True, time=True)
+    assert [axis.show(tick) for tick in axis.ticks()] == ["1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "1 d", "10 d"]
+    assert Axis("n", 0, 2_000_000).show(1_500_000) == "1.5M"
+    edge = line_plot(Axis("n", 0, 500_000), Axis("share", 0, 1), {"jobs": [(0.0, 0.5), (1.0, 0.5)]})
+    assert f'<text class="end" x="{WIDTH}" y="232">500,000</text>' in edge
+    for span_ms, unit in ((3_600_000, "minutes"), (10 * 3_600_000, "hours"), (600 * 3_600_000, "days")):
+        found, outcome = reported([TraceJob("a", 0, span_ms, 8)])
+        assert f"{unit} since the first submission" in page(found, outcome, Policy())
 
 
 def reported(jobs: list[TraceJob], cluster: str = "H100:8x1", name: str = "t") -> tuple[SimReport, Outcome]:

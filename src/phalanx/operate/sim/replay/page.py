@@ -1,5 +1,6 @@
 """The report as one HTML page: no script, no network, light and dark. Names come from traces and are escaped."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
@@ -9,9 +10,11 @@ from phalanx.core.sim_report import SimReport, Spread
 from phalanx.core.units import count_of, device_seconds, show_duration
 from phalanx.operate.sim.replay.outcome import Life, Outcome
 from phalanx.operate.sim.replay.report import SIZES, buckets, class_of, size_of
-from phalanx.operate.sim.replay.svg import Axis, Points, bar_plot, line_plot, stack_bar, up_to
+from phalanx.operate.sim.replay.svg import Axis, Points, bar_plot, line_plot, nothing, stack_bar, up_to
 
-HOUR_MS: Final = 3_600_000
+_UNITS: Final = (("minutes", 60_000, 3 * 3_600_000), ("hours", 3_600_000, 3 * 86_400_000), ("days", 86_400_000, math.inf))
+"""Of an axis over time: name, milliseconds, and up to which span it is used."""
+
 POINTS: Final = 240
 CDF_POINTS: Final = 200
 TENANTS_SHOWN: Final = 16
@@ -61,6 +64,8 @@ def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
         *_counts(found),
         _section("Waits", _wait_table(found), wide=True),
     ]
+    if found.never:
+        parts.append(_section("Jobs that can never fit", _never_table(found), _left_out(found), wide=True))
     if len(found.tenants) > 1:
         parts.insert(5, _section("Held over fair share, by tenant", _tenants(found), "The mark is a whole weighted fair share."))
         parts.append(_section("Tenants", _tenant_table(found), wide=True))
@@ -113,7 +118,7 @@ def _allocation(outcome: Outcome, found: SimReport) -> str:
     held = _over_time(series.at_ms, series.held_milli, outcome.ended_ms, 1000 * found.devices)
     stranded = _over_time(series.at_ms, series.blocked_milli, outcome.ended_ms, 1000 * found.devices)
     lines = {"held": held, "idle, on nodes too full for the first job in line": stranded}
-    return line_plot(_hours(outcome), Axis("share of devices", 0, 1, percent=True), lines, area=True)
+    return line_plot(_span(outcome), Axis("share of devices", 0, 1, percent=True), lines, area=True)
 
 
 def _queue(outcome: Outcome) -> str:
@@ -121,20 +126,26 @@ def _queue(outcome: Outcome) -> str:
     jobs = _over_time(series.at_ms, series.waiting, outcome.ended_ms, 1)
     devices = _over_time(series.at_ms, series.waiting_devices, outcome.ended_ms, 1000)
     high = up_to(value for _, value in (*jobs, *devices))
-    return line_plot(_hours(outcome), Axis("waiting", 0, high), {"jobs": jobs, "devices": devices}, area=True)
+    return line_plot(_span(outcome), Axis("waiting", 0, high), {"jobs": jobs, "devices": devices}, area=True)
 
 
 def _over_time(times: Sequence[int], values: Sequence[int], until_ms: int, scale: float) -> Points:
-    return [(at_ms / HOUR_MS, value / scale) for at_ms, value in buckets(times, values, until_ms, POINTS)]
+    _, unit_ms = _unit(until_ms)
+    return [(at_ms / unit_ms, value / scale) for at_ms, value in buckets(times, values, until_ms, POINTS)]
 
 
-def _hours(outcome: Outcome) -> Axis:
-    return Axis("hours since the first submission", 0, max(outcome.ended_ms / HOUR_MS, 1e-6))
+def _span(outcome: Outcome) -> Axis:
+    name, unit_ms = _unit(outcome.ended_ms)
+    return Axis(f"{name} since the first submission", 0, max(outcome.ended_ms / unit_ms, 1e-6))
+
+
+def _unit(span_ms: int) -> tuple[str, int]:
+    return next((name, unit_ms) for name, unit_ms, most_ms in _UNITS if span_ms <= most_ms)
 
 
 def _waits(lives: Sequence[Life], group: Callable[[Life], str], names: Iterable[str]) -> str:
     groups = {name: [life.wait_ms for life in lives if life.wait_ms is not None and group(life) == name] for name in names}
-    return _distribution({name: times for name, times in groups.items() if times}, "wait in seconds (from 1)")
+    return _distribution({name: times for name, times in groups.items() if times}, "wait (from 1 second)")
 
 
 def _jct(lives: Sequence[Life]) -> str:
@@ -142,14 +153,15 @@ def _jct(lives: Sequence[Life]) -> str:
         "submission to end": [life.jct_ms for life in lives if life.jct_ms is not None],
         "duration alone": [life.job.duration_ms for life in lives if life.ended_ms is not None],
     }
-    return _distribution(times, "seconds")
+    return _distribution(times, "time (from 1 second)")
 
 
 def _distribution(groups: "dict[str, list[int]]", label: str) -> str:
     """Cumulative shares over a logarithmic axis."""
     most = max((max(times) for times in groups.values() if times), default=1000) / 1000
-    x = Axis(label, 1.0, max(10.0, most * 1.05), log=True)
-    return line_plot(x, Axis("share of jobs", 0, 1, percent=True), {name: cdf(times) for name, times in groups.items()})
+    x = Axis(label, 1.0, max(10.0, most * 1.05), log=True, time=True)
+    lines = {name: cdf(times) for name, times in groups.items()}
+    return line_plot(x, Axis("share of jobs", 0, 1, percent=True), lines, steps=True)
 
 
 def cdf(times_ms: Sequence[int]) -> Points:
@@ -169,8 +181,10 @@ def _tenants(found: SimReport) -> str:
 
 
 def _ledger(found: SimReport) -> str:
+    if not found.capacity:
+        return nothing()
     parts = sorted(found.ledger.items(), key=lambda item: -item[1])
-    capacity = max(1, found.capacity)
+    capacity = found.capacity
     told = [
         (
             name.replace("_", " "),
@@ -205,6 +219,15 @@ def _bars(label: str, counts: Mapping[str, int], shares: bool) -> str:
 def _wait_table(found: SimReport) -> str:
     rows = [("all", found.wait), *found.wait_by_class.items(), *found.wait_by_size.items()]
     return _table(("", "jobs", "mean", "p50", "p99", "longest"), [(name, *_spread(one)) for name, one in rows])
+
+
+def _never_table(found: SimReport) -> str:
+    return _table(("job", "devices", "why"), [(one.job, f"{one.devices:,}", one.why) for one in found.never])
+
+
+def _left_out(found: SimReport) -> str:
+    more = found.never_fitting - len(found.never)
+    return f"And {count_of(more, 'more job')}." if more else ""
 
 
 def _tenant_table(found: SimReport) -> str:

@@ -14,16 +14,27 @@ COLOURS: Final = 8
 
 Points = Sequence[tuple[float, float]]
 
+CHAR: Final = 6.5
+"""About the width of a character of a tick's text."""
+
+_TIMES: Final = {
+    1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 d", 864_000: "10 d",
+    8_640_000: "100 d", 86_400_000: "1,000 d", 864_000_000: "10,000 d",
+}  # fmt: skip
+"""Ticks of a logarithmic axis of time, by seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """label: what it shows, with its unit. log: by powers of ten; its range then begins above 0."""
+    """label: what it shows, with its unit. log: by powers of ten; its range then begins above 0. time: in seconds, which are shown
+    in units that people use."""
 
     label: str
     low: float
     high: float
     log: bool = False
     percent: bool = False
+    time: bool = False
 
     def at(self, value: float) -> float:
         """0 to 1 along it."""
@@ -33,6 +44,8 @@ class Axis:
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     def ticks(self) -> list[float]:
+        if self.log and self.time:
+            return [float(value) for value in _TIMES if self.low <= value <= self.high * 1.0001]
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1) if self.low <= 10.0**power <= self.high * 1.0001]
@@ -43,6 +56,10 @@ class Axis:
     def show(self, value: float) -> str:
         if self.percent:
             return f"{100 * value:.0f} %"
+        if self.log and self.time:
+            return _TIMES[round(value)]
+        if value >= 1_000_000:
+            return f"{value / 1_000_000:g}M"
         return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
@@ -61,13 +78,16 @@ def up_to(values: Iterable[float], least: float = 1.0) -> float:
     return step * math.ceil(max(most, least) / step - 1e-9)
 
 
-def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False) -> str:
-    """One line a name, in the page's colours, with a legend where there are several."""
+def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False, steps: bool = False) -> str:
+    """One line a name, in the page's colours, with a legend where there are several. steps: a value holds until the next one, the
+    last to the axis' end; else points are joined."""
+    if not any(lines.values()):
+        return nothing()
     parts = [_frame(x, y)]
     for number, (name, points) in enumerate(lines.items()):
         if not points:
             continue
-        path = " ".join(f"{'M' if index == 0 else 'L'}{_x(x, a):.1f},{_y(y, b):.1f}" for index, (a, b) in enumerate(points))
+        path = _steps(x, y, points) if steps else _joined(x, y, points)
         if area and number == 0:
             floor, start, end = _y(y, y.low), _x(x, points[0][0]), _x(x, points[-1][0])
             parts.append(f'<path class="area f{number % COLOURS}" d="{path} L{end:.1f},{floor:.1f} L{start:.1f},{floor:.1f} Z"/>')
@@ -75,8 +95,25 @@ def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False)
     return _svg("".join(parts), f"{y.label} over {x.label}") + (legend(list(lines)) if len(lines) > 1 else "")
 
 
+def nothing() -> str:
+    """In place of a plot without anything in it."""
+    return "<p>There is nothing to draw.</p>"
+
+
+def _joined(x: Axis, y: Axis, points: Points) -> str:
+    return " ".join(f"{'L' if index else 'M'}{_x(x, a):.1f},{_y(y, b):.1f}" for index, (a, b) in enumerate(points))
+
+
+def _steps(x: Axis, y: Axis, points: Points) -> str:
+    (first, value), *rest = points
+    parts = [f"M{_x(x, first):.1f},{_y(y, value):.1f}", *(f"H{_x(x, a):.1f} V{_y(y, b):.1f}" for a, b in rest)]
+    return " ".join([*parts, f"H{_x(x, x.high):.1f}"])
+
+
 def bar_plot(label: str, rows: Sequence[tuple[str, float, str]], marks: Mapping[str, float] | None = None) -> str:
     """Horizontal bars of (name, value, what is written behind it). marks: a line across a bar, by name."""
+    if not rows:
+        return nothing()
     high = up_to([*(value for _, value, _ in rows), *(marks or {}).values()], least=1e-9)
     height, left, room = 22, 170, WIDTH - 170 - 170
     parts = []
@@ -125,7 +162,10 @@ def _frame(x: Axis, y: Axis) -> str:
     for value in x.ticks():
         at = _x(x, value)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text class="middle" x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(x.show(value))}</text>')
+        said = x.show(value)
+        clipped = at + CHAR * len(said) / 2 > WIDTH
+        where = f'class="end" x="{WIDTH}"' if clipped else f'class="middle" x="{at:.1f}"'
+        parts.append(f'<text {where} y="{HEIGHT - BOTTOM + 16}">{escape(said)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis middle" x="{middle:.0f}" y="{HEIGHT - 8}">{escape(x.label)}</text>')
     centre = (TOP + HEIGHT - BOTTOM) / 2
