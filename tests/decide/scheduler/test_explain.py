@@ -59,7 +59,7 @@ def test_S16_a_tier_that_is_too_small() -> None:
         "nodes with H100:8 in one rack", "3", "2", "set placing.within: block, or add nodes",
     )  # fmt: skip
     assert never(shape(num_nodes=6, within="rack"), *fleet) == (
-        "nodes with H100:8 in one rack", "6", "2", "set placing.within: '', or add nodes",
+        "nodes with H100:8 in one rack", "6", "2", "leave placing.within out, or add nodes",
     )  # fmt: skip
     assert never(shape(num_nodes=6, within="domain"), *fleet)[:3] == ("nodes with H100:8 in one domain", "6", "1")
     assert never(shape(num_nodes=8, group=4, group_within="rack"), *fleet) == (

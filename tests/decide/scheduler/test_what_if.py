@@ -128,6 +128,9 @@ def test_where_it_may_lie() -> None:
         "waits for devices that lie together: 16 are free, but of the 16 asked for at once only 8 in one rack"
     )
     assert values(tried(snapshot, "j-1"))[0] == ("placing.within", "block", "rack")
+    snapshot = Snapshot(NOW, fleet, running, (job("j-1", 1, 8, 2, within="block"),), CALM)
+    apart = tuple(replace(one, labels={**one.labels, "block": one.node}) for one in fleet)
+    assert values(tried(replace(snapshot, nodes=apart), "j-1"))[0] == ("placing.within", "", "block")
     on_spot = tuple(replace(one, spot=one.node == "b") for one in fleet)
     snapshot = Snapshot(NOW, on_spot, running, (job("j-1", 1, 8, 2),), CALM)
     assert values(tried(snapshot, "j-1"))[0] == ("placing.spot", "allow", "never")

@@ -45,7 +45,7 @@ def test_why_gives_the_interval_and_the_changes(terminal: Terminal) -> None:
     assert terminal("why", JOB).out == (
         f"{JOB} is pending: waits for devices\n"
         "Expected to start between 2026-11-28 14:05 and 15:20 UTC (80 %).\n"
-        "It would start now with one of these:\n"
+        "Submitted again with one of these, it would start now:\n"
         "  max_duration: 90m instead of 4h\n"
         "  num_nodes: 2 instead of 4\n"
         "  placing.where.zone left out (it is eu)\n"
@@ -78,6 +78,13 @@ def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Te
     assert terminal("why", JOB).out == f"{JOB} is pending: waits for a-1 to succeed\n"
 
 
+def test_why_of_a_job_that_never_fits_says_that_it_stays_as_it_is(terminal: Terminal) -> None:
+    never = why_view(state="pending", sentence="never fits: set num_nodes: 2", reason={"kind": "never_fits"}, changes=())
+    terminal.server.view(f"/jobs/{JOB}/why", WhyView, never)
+    terminal.server.view(f"/jobs/{JOB}", JobView, job_view(state="pending", attempts=()))
+    assert terminal("why", JOB).out.endswith("stays as it is: cancel it, and submit it again with the change.\n")
+
+
 def test_why_saves_the_snapshot(terminal: Terminal, tmp_path: Path) -> None:
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view())
     terminal.server.view(f"/jobs/{JOB}", JobView, job_view())
@@ -95,7 +102,13 @@ def test_plan_shows_placement_cost_and_queue(terminal: Terminal, spec: str) -> N
     terminal.server.on("POST", "/plan", said(PlanView, plan_view()))
     out = terminal("plan", spec, "--set", "num_nodes=2").out
     assert out.startswith("mine: would start now. Nothing was submitted.\n")
-    for text in ("n-0   H100  0, 1", "16 x H100", "40.00 USD", "80.00 USD", "research      8       24     16      -  3 of 100"):
+    for text in (
+        "n-0   H100  devices 0, 1",
+        "16 x H100",
+        "40.00 USD",
+        "80.00 USD",
+        "research      8       24     16      -  3 of 100",
+    ):
         assert text in out
     assert json.loads(terminal.server.asked[0].body)["spec"]["num_nodes"] == 2
     assert terminal.server.paths("POST") == ["/plan"]
@@ -122,7 +135,7 @@ def test_plan_of_a_job_that_waits(terminal: Terminal, spec: str) -> None:
     terminal.server.on("POST", "/plan", said(PlanView, waits))
     out = terminal("plan", spec).out
     assert out.startswith("mine: would start once a-1 made room for it; position 2 in its queue. Nothing was submitted.\nExpected")
-    assert "max_duration: 90m instead of 4h" in out
+    assert "It would start now with one of these:\n  max_duration: 90m instead of 4h" in out
     assert "Ends for it" in out
     assert "no price is known for X9" in out
     shown = json.loads(terminal("plan", spec, "-o", "json").out)

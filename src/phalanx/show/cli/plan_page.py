@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from phalanx.core.devices import devices_words
 from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueEffectView, WhyView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.job_page import without_echo
@@ -28,7 +29,9 @@ def why_page(view: WhyView, log: str = "") -> Iterator[RenderableType]:
     if view.eta is not None:
         yield line(eta_text(view.eta))
     if view.changes is not None:
-        yield from _changes(view.changes, view.reason)
+        yield from _changes(view.changes, view.reason, "Submitted again with one of these, it would start now:")
+        if (view.reason or {}).get("kind") == "never_fits":
+            yield line("A submitted job stays as it is: cancel it, and submit it again with the change.")
     if log:
         yield line(f"What it wrote: {log}")
 
@@ -43,7 +46,7 @@ def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
     if view.placed:
         yield from section("Placement", _placement(view.placed))
     elif view.answer == "waits":
-        yield from _changes(view.changes, view.reason)
+        yield from _changes(view.changes, view.reason, "It would start now with one of these:")
     if view.answer == "never":
         return
     yield from section("Cost", pairs(_cost(view)))
@@ -64,14 +67,14 @@ def eta_text(eta: EtaView) -> str:
     return f"Expected to start between {low} and {until} UTC (80 %)."
 
 
-def _changes(changes: Sequence[ChangeView], reason: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+def _changes(changes: Sequence[ChangeView], reason: Mapping[str, Any] | None, head: str) -> Iterator[RenderableType]:
     kind = (reason or {}).get("kind")
     if kind == "never_fits" or (kind in _SAID and not changes):
         return
     if not changes:
         yield line("No single change of its spec would start it now.")
         return
-    yield line("It would start now with one of these:")
+    yield line(head)
     for change in changes:
         yield line(f"  {_change_text(change)}")
 
@@ -84,7 +87,7 @@ def _change_text(change: ChangeView) -> str:
 
 def _placement(placed: Sequence[PlacedView]) -> RenderableType:
     rows: list[tuple[str, str, str]] = [
-        (one.node, device_word(one.type), ", ".join(map(str, one.devices))) for one in placed[:NODES_SHOWN]
+        (one.node, device_word(one.type), devices_words(one.devices)) for one in placed[:NODES_SHOWN]
     ]
     if len(placed) > NODES_SHOWN:
         rows.append((f"and {len(placed) - NODES_SHOWN} more nodes", "", ""))

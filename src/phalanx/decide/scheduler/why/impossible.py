@@ -135,6 +135,8 @@ def in_words(shape: Shape, change: Shape | None, fleet: Fleet) -> str:
         return "add a node with devices"
     left_out = [want for want in wants_of(shape) if want not in wants_of(change)]
     wishes = [want.leave_out for want in left_out]
+    if shape.within is not None and change.within is None:
+        wishes.append("leave placing.within out")
     parts = list(_settings(shape, change))
     wish = " and ".join([*wishes, f"set {', '.join(parts)}"] if parts else wishes) or "ask for less"
     if not wants_of(shape) or not eligible_types(unwanting(shape), fleet):
@@ -164,8 +166,8 @@ def _of_devices(asked: DeviceRequest, change: DeviceRequest) -> Iterator[str]:
 
 
 def _of_tiers(shape: Shape, change: Shape) -> Iterator[str]:
-    if change.within != shape.within:
-        yield f"placing.within: {change.within or repr('')}"
+    if change.within is not None and change.within != shape.within:
+        yield f"placing.within: {change.within}"
     if change.group != shape.group:
         yield f"placing.group: {change.group}"
     elif change.group_within != shape.group_within:

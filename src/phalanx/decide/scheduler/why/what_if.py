@@ -139,8 +139,7 @@ def _elsewhere(job: PendingJob, end: Round) -> Iterator[Change | None]:
     if shape.within is not None:
         wider = (*TIERS[TIERS.index(shape.within) + 1 :], None)
         tried = (
-            _if_starts("placing.within", tier or "''", shape.within, _shaped(job, replace(shape, within=tier)), end)
-            for tier in wider
+            _if_starts("placing.within", tier or "", shape.within, _shaped(job, replace(shape, within=tier)), end) for tier in wider
         )
         yield next((change for change in tried if change is not None), None)
     for name, value in shape.where:
