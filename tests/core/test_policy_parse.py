@@ -1,5 +1,6 @@
 """A policy file gets one clear error for the first thing that cannot be, and reads back as it was written."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_a_whole_policy_is_read_and_written_back(tmp_path: Path) -> None:
     assert parse_policy(yaml.safe_load(yaml.safe_dump(written))) == policy
     assert wire.loads(Policy, wire.dumps(Policy, policy)) == policy
     assert written["queues"]["vision"] == {"parent": "org", "borrow": False, "lend": False}, "what is as by default is left out"
+
+
+def test_a_policy_can_be_written_with_every_field(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(WHOLE)
+    for policy in (DEFAULT, load_policy(tmp_path / "policy.yaml")):
+        written = dump_policy(policy, whole=True)
+        assert parse_policy(yaml.safe_load(yaml.safe_dump(written))) == policy
+        assert set(written) == {item.name for item in dataclasses.fields(Policy)}
+    assert dump_policy(DEFAULT, whole=True)["preemption"]["max_victims"] == 64
 
 
 def test_the_default_policy_is_empty() -> None:
@@ -129,8 +139,8 @@ def org(parent: dict[str, Any], *quotas: dict[str, int]) -> dict[str, Any]:
             "less than the 9 guaranteed",
         ),
         (queue(budget={}), "queues.a.budget", "gpu_hours, money or both"),
-        (queue(budget={"money": -5}), "queues.a.budget.money", "0 or more"),
-        (queue(budget={"gpu_hours": NAN}), "queues.a.budget.gpu_hours", "0 or more"),
+        (queue(budget={"money": -5}), "queues.a.budget.money", "0 to 1,000,000,000,000"),
+        (queue(budget={"gpu_hours": NAN}), "queues.a.budget.gpu_hours", "0 to 1,000,000,000,000"),
         (queue(budget={"money": 1, "period": "year"}), "queues.a.budget.period", "'day'"),
         (
             {"queues": {"o": {"budget": {"money": 1}}, "a": {"parent": "o", "budget": {"money": 1, "period": "day"}}}},
@@ -151,11 +161,16 @@ def org(parent: dict[str, Any], *quotas: dict[str, int]) -> dict[str, Any]:
             "o, which it is part of, has a quota",
         ),
         ({"half_life": "7 days"}, "half_life", "'30m'"),
-        ({"half_life": 7}, "half_life", "'90s'"),
-        ({"preemption": {"min_runtime": 2}}, "preemption.min_runtime", "write a duration such as '90s'"),
-        ({"classes": {"x": {"priority": 1, "wait_target": 5}}}, "classes.x.wait_target", "'90s'"),
+        ({"half_life": 7}, "half_life", "with its unit: 7s, 7m, 7h or 7d"),
+        ({"preemption": {"min_runtime": 2}}, "preemption.min_runtime", "2s, 2m, 2h or 2d"),
+        ({"classes": {"x": {"priority": 1, "wait_target": 5}}}, "classes.x.wait_target", "5m"),
         (queue(quota=2), "queues.a.quota", "{'*': 2}"),
         ({"spares": 1}, "spares", "{'H100': 1}"),
+        ({"preemption": "off"}, "preemption", "write {enabled: false}"),
+        ({"preemption": False}, "preemption", "write {enabled: false}"),
+        (queue(weight="1.0e300"), "queues.a.weight", "at most 1000000"),
+        (queue(weight="1e3"), "queues.a.weight", "YAML reads it as text; write 1.0e+3"),
+        (queue(weight="2.5e-1"), "queues.a.weight", "write 2.5e-1"),
         ({"preemption": {"enabled": "on"}}, "preemption.enabled", "true or false"),
         (queue(borrow="no"), "queues.a.borrow", "true or false"),
         ({"backfill": 1}, "backfill", "true or false"),
@@ -190,8 +205,8 @@ def org(parent: dict[str, Any], *quotas: dict[str, int]) -> dict[str, Any]:
         ({"region": "Europe West"}, "region", "lower-case"),
         ({"region": 1}, "region", "write text"),
         ({"nodes": [{"match": ""}]}, "nodes.0.match", "glob"),
-        ({"nodes": [{"match": "*", "price": -1}]}, "nodes.0.price", "0 or more"),
-        ({"nodes": [{"match": "*", "price": INF}]}, "nodes.0.price", "0 or more"),
+        ({"nodes": [{"match": "*", "price": -1}]}, "nodes.0.price", "0 to 1,000,000,000,000"),
+        ({"nodes": [{"match": "*", "price": INF}]}, "nodes.0.price", "0 to 1,000,000,000,000"),
         ({"nodes": [{"match": "*", "labels": {"rack": ""}}]}, "nodes.0.labels.rack", "a value"),
         ({"nodes": {"match": "*"}}, "nodes", "a list"),
     ],

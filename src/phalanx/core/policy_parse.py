@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from phalanx.core.errors import SpecError
 from phalanx.core.policy import ANY, Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_rules import problems
-from phalanx.core.validation import misread, value_of, what_to_write
+from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
@@ -46,9 +46,10 @@ def parse_policy(data: object) -> Policy:
         policy: Policy = _ADAPTER.validate_python(normal)
     except ValidationError as error:
         raise _spec_error(error) from error
+    checked(policy)  # first: of a number that is too large and was read as text, the bound says more
     for name, value, fix in misread(normal, policy, ""):
         raise SpecError(name, value, fix)
-    return checked(policy)
+    return policy
 
 
 def checked(policy: Policy) -> Policy:
@@ -58,22 +59,22 @@ def checked(policy: Policy) -> Policy:
     return policy
 
 
-def dump_policy(policy: Policy) -> dict[str, Any]:
-    """The reverse of `parse_policy`, as mappings, lists, texts and numbers; what is as by default is left out."""
-    found: dict[str, Any] = _lean(policy)
+def dump_policy(policy: Policy, whole: bool = False) -> dict[str, Any]:
+    """The reverse of `parse_policy`, as mappings, lists, texts and numbers. What is as by default is left out, but not of a `whole`
+    one, where only what has no value is."""
+    found: dict[str, Any] = _lean(policy, whole)
     return found
 
 
-def _lean(value: Any) -> Any:
+def _lean(value: Any, whole: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(item, getattr(value, item.name)) for item in dataclasses.fields(value)]
         return {
-            item.name: _lean(getattr(value, item.name))
-            for item in dataclasses.fields(value)
-            if not _is_default(item, getattr(value, item.name))
+            item.name: _lean(part, whole) for item, part in parts if part is not None and (whole or not _is_default(item, part))
         }
     if isinstance(value, Mapping):
-        return {key: _lean(part) for key, part in value.items()}
-    return [_lean(part) for part in value] if isinstance(value, tuple) else value
+        return {key: _lean(part, whole) for key, part in value.items()}
+    return [_lean(part, whole) for part in value] if isinstance(value, tuple) else value
 
 
 def _is_default(item: "dataclasses.Field[Any]", value: object) -> bool:
@@ -135,12 +136,14 @@ def _spec_error(error: ValidationError) -> SpecError:
 
 
 def _form(where: list[str], problem: Mapping[str, Any]) -> str:
-    """What to write where a number stands for a text or a mapping that has its own form; '' elsewhere."""
+    """What to write for a text or a mapping that has its own form, where a number or a word stands; '' elsewhere."""
     value = problem["input"]
+    if where == ["preemption"] and not isinstance(value, Mapping):
+        return "write {enabled: false} to switch it off, or {enabled: true}"
     if type(value) not in (int, float):
         return ""
     if where[-1] in _DURATIONS:
-        return "write a duration such as '90s', '30m', '2h' or '1d'"
+        return with_unit(problem)
     return f"write devices by type, such as {{{_COUNTS[where[-1]]!r}: {value}}}" if where[-1] in _COUNTS else ""
 
 

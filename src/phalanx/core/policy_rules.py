@@ -132,7 +132,7 @@ def _budget(at: str, budget: Budget) -> Iterator[Problem]:
         yield at, None, "give gpu_hours, money or both"
     for name, value in (("gpu_hours", budget.gpu_hours), ("money", budget.money)):
         if value is not None and not (math.isfinite(value) and 0 <= value <= NUMBER_MAX):
-            yield f"{at}.{name}", value, "write a number, 0 or more"
+            yield f"{at}.{name}", value, f"write a number from 0 to {NUMBER_MAX:,.0f}"
 
 
 def _tree(policy: Policy) -> Iterator[Problem]:
@@ -239,7 +239,7 @@ def _rule(number: int, rule: NodeRule) -> Iterator[Problem]:
     if not rule.match:
         yield f"{at}.match", rule.match, "write a glob of node names, such as 'gpu-*'"
     if rule.price is not None and not (math.isfinite(rule.price) and 0 <= rule.price <= NUMBER_MAX):
-        yield f"{at}.price", rule.price, "write US dollars per device and hour, 0 or more"
+        yield f"{at}.price", rule.price, f"write US dollars per device and hour, 0 to {NUMBER_MAX:,.0f}"
     for label, value in rule.labels.items():
         if not label or not value:
             yield f"{at}.labels.{label}", value, "give labels a name and a value"

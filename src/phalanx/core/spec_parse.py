@@ -19,11 +19,13 @@ from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
 from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Resources
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
-from phalanx.core.validation import value_of, what_to_write
+from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
 
 SPEC_BYTES_MAX: Final = 256 * 1024
 WEBHOOK_CHARS_MAX: Final = 1_000
+CPUS_MAX: Final = 1_000_000
+"""Cores of a node's part; far beyond any machine."""
 _SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 """Words that only mean something to a shell."""
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -82,11 +84,15 @@ def parse_spec(data: object) -> JobSpec:
     """Raises SpecError for the first problem found."""
     if not isinstance(data, dict):
         raise SpecError("job", data, _MAPPING)
+    normal = _normal(data)
     try:
-        spec: JobSpec = _ADAPTER.validate_python(_normal(data))
+        spec: JobSpec = _ADAPTER.validate_python(normal)
     except ValidationError as error:
         raise _spec_error(error) from error
-    return checked(spec)
+    checked(spec)  # first: of a number that is too large and was read as text, the bound says more
+    for name, value, fix in misread(normal, spec, ""):
+        raise SpecError(name, value, fix)
+    return spec
 
 
 def checked(spec: JobSpec) -> JobSpec:
@@ -180,8 +186,8 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
         yield name, getattr(spec, name), NAME.fullmatch(getattr(spec, name)) is not None, label
     yield "num_nodes", spec.num_nodes, 1 <= spec.num_nodes <= 100_000, "write a number from 1 to 100000"
     yield "priority", spec.priority, 0 <= spec.priority <= 100, "write a number from 0 to 100"
-    yield "max_restarts", spec.max_restarts, 0 <= spec.max_restarts <= 1_000_000, "write 0 or more"
-    yield "resources.cpus", spec.resources.cpus, 0 <= spec.resources.cpus < 1e6, "write 0 or more cores"
+    yield "max_restarts", spec.max_restarts, 0 <= spec.max_restarts <= 1_000_000, "write 0 to 1,000,000"
+    yield "resources.cpus", spec.resources.cpus, 0 <= spec.resources.cpus <= CPUS_MAX, f"write 0 to {CPUS_MAX:,} cores"
     yield "checkpoint.every", spec.checkpoint.every, spec.checkpoint.every >= 0, "write a number of steps, 0 or more"
     yield "checkpoint.keep_last", spec.checkpoint.keep_last, spec.checkpoint.keep_last >= 1, "write 1 or more"
     yield parsed("resources.gpus", spec.resources.gpus, lambda: parse_devices(spec.resources.gpus))
@@ -276,7 +282,8 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     union = _UNIONS.get(where[0]) if where and not prefix else None
     if union is not None:  # what is wrong is said of each of its types; to people it is one field
         return SpecError(".".join(where[: union[0]]), value_of(first), union[1])
-    return SpecError(name, value_of(first), what_to_write(first))
+    form = with_unit(first) if name in ("max_duration", "deadline") else ""
+    return SpecError(name, value_of(first), form or what_to_write(first))
 
 
 _UNIONS: Final = {

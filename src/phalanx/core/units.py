@@ -56,7 +56,8 @@ def size_bytes(text: str) -> int:
 def _scaled(text: str, units: dict[str, int], wanted: str) -> int:
     matched = _NUMBER_UNIT.fullmatch(text)
     if matched is None or matched[2] not in units:
-        raise ValueError(f"write {wanted}")
+        known = f"; units are {', '.join(filter(None, units))}" if matched and matched[2] else ""
+        raise ValueError(f"write {wanted}{known}")
     return round(float(matched[1]) * units[matched[2]])
 
 
@@ -113,6 +114,16 @@ def show_size(num_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def show_amount_of_data(num_bytes: int) -> str:
+    """'2.0 TB': decimal units, in which data that are moved are priced."""
+    value = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
 
 
 def device_seconds(milli_device_ms: int) -> float:

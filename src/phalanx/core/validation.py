@@ -1,5 +1,6 @@
 """What Pydantic found wrong, as one of our sentences: what to write instead. For job files, requests and options alike."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ _WRITE: Final[Mapping[str, str]] = {
     "bool_parsing": "true or false",
     "json_invalid": "valid JSON",
 }
+_EXPONENT: Final = re.compile(r"([+-]?[0-9]+)(\.[0-9]*)?[eE]([+-]?)([0-9]+)")
 _BOUNDS: Final[Mapping[str, str]] = {
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
@@ -46,6 +48,12 @@ def what_to_write(problem: Mapping[str, Any]) -> str:
     return said[:1].lower() + said[1:]
 
 
+def with_unit(problem: Mapping[str, Any]) -> str:
+    """What to write for a duration that was given as a number; '' when something else was."""
+    value = problem["input"]
+    return f"write a duration with its unit: {value}s, {value}m, {value}h or {value}d" if type(value) in (int, float) else ""
+
+
 def value_of(problem: Mapping[str, Any]) -> object:
     """What was given. YAML's null is named: a field without a value would look as if no value were shown."""
     if problem["type"] in ("missing", "missing_argument"):
@@ -69,4 +77,12 @@ def misread(data: object, read: object, at: str) -> Iterator[tuple[str, object, 
     elif isinstance(read, int | float) and isinstance(data, bool):
         yield at, data, "write a number; true and false are none"
     elif isinstance(read, int | float) and not isinstance(data, int | float):
-        yield at, data, "write a number, without quotes"
+        yield at, data, _as_number(data)
+
+
+def _as_number(data: object) -> str:
+    """YAML takes an exponent only with a point and a sign: without these it is text, and has no quotes to take away."""
+    matched = _EXPONENT.fullmatch(data) if isinstance(data, str) else None
+    if matched is None:
+        return "write a number, without quotes"
+    return f"YAML reads it as text; write {matched[1]}{matched[2] or '.0'}e{matched[3] or '+'}{matched[4]}"

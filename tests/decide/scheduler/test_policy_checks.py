@@ -10,7 +10,7 @@ from phalanx.decide.scheduler.quotas.policy_checks import doubts, problems
 
 FLEET = {"H100": 64, "T4": 8}
 HOSTS = {"H100": 8, "T4": 1}
-CELLS = {("H100", "node"): (8, 8), ("H100", "rack"): (2, 32)}
+CELLS = {("H100", "node"): (8, 8), ("H100", "rack"): (2, 32), ("H100", "block"): (0, 0)}
 BOOKED = {"queue": "a", "start": "2026-12-01T09:00Z", "end": "2026-12-01T12:00Z"}
 LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
 
@@ -63,6 +63,10 @@ LATER = {"queue": "a", "start": "2026-12-01T12:00Z", "end": "2026-12-02T09:00Z"}
                 }
             },
             ("queues.a.cells.count", 5, "72 H100 are guaranteed in all, and the fleet has 64; guarantee 8 fewer"),
+        ),
+        (
+            {"queues": {"a": {"cells": {"type": "H100", "count": 1, "tier": "block"}}}},
+            ("queues.a.cells.tier", "block", "no node has a block label; set nodes.labels"),
         ),
         ({"bookings": {"x": {**BOOKED, "devices": "H100:64"}}}, None),
         (

@@ -93,7 +93,10 @@ def _cells(policy: Policy, cells: CellCounts) -> Iterator[Problem]:
             of = (queue.cells.type, queue.cells.tier)
             promised[of] = promised.get(of, 0) + queue.cells.count
             there, _ = cells.get(of, (0, 0))
-            if promised[of] > there:
+            tier = queue.cells.tier
+            if tier != "node" and not any(count for (_, known), (count, _) in cells.items() if known == tier):
+                yield f"queues.{name}.cells.tier", tier, f"no node has a {tier} label; set nodes.labels"
+            elif promised[of] > there:
                 so_far = "are guaranteed by now" if promised[of] > queue.cells.count else "are asked for"
                 fix = f"{promised[of]} {_whole(*of)} {so_far}, and the fleet has {there}; lower the count"
                 yield f"queues.{name}.cells.count", queue.cells.count, fix
