@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from phalanx.core.clusters import DispatchView, OfferView
-from phalanx.core.units import count_of, show_duration, show_size
+from phalanx.core.units import count_of, show_amount_of_data, show_duration
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment_cell, pairs, section
 
@@ -36,7 +36,7 @@ def _row(offer: OfferView) -> tuple[object, ...]:
         "not known" if offer.start_ms is None else moment_cell(offer.start_ms),
         moment_cell(offer.done_ms),
         show_duration(offer.late_ms) if offer.late_ms else "-",
-        show_size(offer.moved_bytes) if offer.moved_bytes else "-",
+        show_amount_of_data(offer.moved_bytes) if offer.moved_bytes else "-",
         *("-" if part is None else f"{part:,.2f}" for part in parts),
         offer.sentence,
     )

@@ -17,12 +17,20 @@ def add(app: typer.Typer) -> None:
     app.command("set", epilog=EXIT_CODES)(put)
 
 
-def show(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+def show(
+    whole: Annotated[bool, typer.Option("--all", help="Also what nobody set, with its default.")] = False,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show how the fleet is shared, as YAML that `phalanx policy set` takes. What nobody set is left out."""
+    from dataclasses import replace
+
     from phalanx.client import connect
+    from phalanx.core.policy_parse import dump_policy, parse_policy
 
     with connect(home) as client:
-        _emit(client.policy(), output)
+        view = client.policy()
+    _emit(replace(view, policy=dump_policy(parse_policy(view.policy), whole=True)) if whole else view, output)
 
 
 def check(file: PolicyFile, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
@@ -59,7 +67,7 @@ def _emit(view: object, output: Output, said: str = "") -> None:
     text = (
         yaml.safe_dump(dict(view.policy), sort_keys=False, allow_unicode=True).rstrip()
         if view.policy
-        else "{}  # the default policy"
+        else "{}  # the default policy; --all shows it"
     )
     lines = [line(row) for row in text.split("\n")] if not said else [line(f"The policy {said}.")]
     lines += [line(f"Warning: {warning}") for warning in view.warnings]
