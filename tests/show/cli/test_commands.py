@@ -22,7 +22,7 @@ from phalanx.core.views import (
     SubmitRequest,
     WhyView,
 )  # fmt: skip
-from phalanx.show.cli.job_page import gang_devices
+from phalanx.show.cli.job_page import gang_devices, submitted_page
 from phalanx.show.cli.main import run
 from tests.recorded import (
     JOB,
@@ -224,6 +224,7 @@ def test_a_late_job_is_called_so_and_one_that_finished_was_late(phalanx: Termina
     assert "Deadline   2026-11-28 00:00:00 UTC; its deadline passed 3m 00s ago\n" in phalanx("describe", JOB).out
     phalanx.server.view("/jobs", tuple[JobView, ...], (late,))
     assert "waits; its deadline passed 3m 00s ago" in phalanx("ls").out
+    assert str(next(iter(submitted_page(late, follow=False)))) == f"Submitted {JOB}: waits; its deadline passed 3m 00s ago."
     for after_ms, after in ((60_000, "; it finished 1m 00s after it"), (-1, "")):
         done = job_view(state="finished", outcome="succeeded", finished_ms=DAY + after_ms, deadline_ms=DAY)
         phalanx.server.view(f"/jobs/{JOB}", JobView, done)

@@ -24,15 +24,15 @@ _SECRET: Final = re.compile("TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 
 def submitted_page(job: JobView, follow: bool, phalanx: str = "phalanx") -> Iterator[RenderableType]:
     """Of an array `job` is the first. phalanx: how a person writes a command for the platform that has it."""
-    array = job.spec.get("array")
+    array, why = job.spec.get("array"), "; ".join(part for part in (job.why or job.state, job.late) if part)
     if job.array and isinstance(array, Mapping):
         name, _, first = job.id.rpartition("-")
         last = f"{name}-{int(first) + int(array['count']) - 1}"
-        yield line(f"Submitted {job.id} to {last} (array of {array['count']}){'.' if follow else f': {job.why or job.state}.'}")
+        yield line(f"Submitted {job.id} to {last} (array of {array['count']}){'.' if follow else f': {why}.'}")
         if not follow:
             yield line(f"Look at each as at `{phalanx} describe {job.id}`; `{phalanx} cancel --array {job.id}` ends all of them.")
         return
-    yield line(f"Submitted {job.id}." if follow else f"Submitted {job.id}: {job.why or job.state}.")
+    yield line(f"Submitted {job.id}." if follow else f"Submitted {job.id}: {why}.")
     if not follow:
         yield line(f"Look at it with `{phalanx} follow {job.id}`, `{phalanx} describe {job.id}` or `{phalanx} logs -f {job.id}`.")
 
