@@ -166,3 +166,4 @@ def test_down_by_force_ends_the_ranks_of_joined_nodes_too(tmp_path_factory: pyte
                 assert client.job(job).attempts[0].detail == "stopped with the platform"
     finally:
         own.run("down", "--force")
+        own.run("down", "--force", "--home", str(folder / "home"))
