@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse, groupby
-from operator import attrgetter
+from itertools import compress, count, groupby
+from operator import attrgetter, is_not
 from typing import Final
 
 from phalanx.core.ids import JobId
@@ -35,6 +35,11 @@ _NOTHING: Final[tuple[object, ...]] = (None, frozenset(), None, False, (), (), N
 Urgency = tuple[int, bool, bool, float]
 """Priority, negated; not failed by a node; not late; Unix milliseconds by which it has to start, as far as is known how long it
 still runs (infinite where it has no deadline). The smallest goes first."""
+
+
+STEPS_MAX: Final = 32
+STEP_MAX: Final = 128
+"""Between two snapshots: places in which jobs changed, and jobs that changed in one, before all are looked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +128,7 @@ class Sweeps:
     """Of the jobs of the last call."""
 
     def __init__(self) -> None:
-        self._pending: Iterable[PendingJob] | None = None
-        self._jobs: dict[int, PendingJob] = {}
+        self._pending: Sequence[PendingJob] = ()
         self._lines: dict[tuple[str, str, int], tuple[Sequence[PendingJob], tuple[Sweep, ...]]] = {}
         self._sweeps: dict[int, Sweep] = {}
         self._singles: dict[int, tuple[Sweep, ...]] = {}
@@ -161,17 +165,17 @@ class Sweeps:
         self._bring_up_to_date(snapshot.pending, number)
         return self._asked
 
-    def _bring_up_to_date(self, pending: Iterable[PendingJob], number: Number) -> None:
+    def _bring_up_to_date(self, pending: Sequence[PendingJob], number: Number) -> None:
         """A job is the same object until something of it changes."""
         if pending is self._pending:
             return
+        gone, new = _differences(self._pending, pending)
         self._pending = pending
-        now = dict(zip(map(id, pending), pending, strict=True))
         changed: dict[tuple[str, str, int], tuple[set[int], list[PendingJob]]] = {}
-        for gone in filterfalse(now.__contains__, self._jobs):
-            changed.setdefault(_WHERE(self._jobs[gone]), (set(), []))[0].add(gone)
-        for new in filterfalse(self._jobs.__contains__, now):
-            changed.setdefault(_WHERE(now[new]), (set(), []))[1].append(now[new])
+        for job in gone:
+            changed.setdefault(_WHERE(job), (set(), []))[0].add(id(job))
+        for job in new:
+            changed.setdefault(_WHERE(job), (set(), []))[1].append(job)
         for where, (left, come) in changed.items():
             before, sweeps = self._lines.pop(where, ((), ()))
             self._count(sweeps, -1)
@@ -184,7 +188,6 @@ class Sweeps:
                 self._lines[where] = jobs, sweeps
                 self._sweeps.update((id(sweep), sweep) for sweep in sweeps)
                 self._count(sweeps, 1)
-        self._jobs = now  # which keeps them alive: no other job gets the number of one that is known here
 
     def _count(self, sweeps: Iterable[Sweep], sign: int) -> None:
         """Of what is asked for, so much more or less."""
@@ -194,6 +197,34 @@ class Sweeps:
                 self._asked[sweep.ask] += sign * len(sweep.jobs)
                 if not self._asked[sweep.ask]:
                     del self._asked[sweep.ask]
+
+
+def _differences(before: Sequence[PendingJob], now: Sequence[PendingJob]) -> tuple[list[PendingJob], list[PendingJob]]:
+    """Who is gone, and who is new. Whoever stays mostly keeps the place between the same neighbours, so a few steps from one change
+    to the next find all of them; where they do not, all are looked for."""
+    gone, new, at, at_now = list[PendingJob](), list[PendingJob](), 0, 0
+    for _ in range(STEPS_MAX):
+        same = next(compress(count(), map(is_not, before[at:], now[at_now:])), min(len(before) - at, len(now) - at_now))
+        at, at_now = at + same, at_now + same
+        if at == len(before) or at_now == len(now):
+            return [*gone, *before[at:]], [*new, *now[at_now:]]
+        num_gone, num_new = _step(before[at : at + STEP_MAX], now[at_now : at_now + STEP_MAX])
+        if not num_gone and not num_new:
+            break
+        gone.extend(before[at : at + num_gone])
+        new.extend(now[at_now : at_now + num_new])
+        at, at_now = at + num_gone, at_now + num_new
+    known, there = set(map(id, before)), set(map(id, now))
+    return [job for job in before if id(job) not in there], [job for job in now if id(job) not in known]
+
+
+def _step(before: Sequence[PendingJob], now: Sequence[PendingJob]) -> tuple[int, int]:
+    """How many are gone and how many are new up to the next one that stays; none where that is too far."""
+    for num in range(1, max(len(before), len(now))):
+        for num_gone, num_new in ((num, num), (num, 0), (0, num)):  # others in their places, some left, some came
+            if num_gone < len(before) and num_new < len(now) and before[num_gone] is now[num_new]:
+                return num_gone, num_new
+    return 0, 0
 
 
 def _cut(jobs: Sequence[PendingJob], number: Number) -> Iterator[Sweep]:
