@@ -15,6 +15,7 @@ from phalanx.decide.scheduler.where.eligible import eligible_types
 from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.why.explain import never_fits, no_room, refused
 from phalanx.decide.scheduler.why.impossible import smallest_change
+from tests.decide.scheduler.snapshots import snapshots
 
 GIB = 2**30
 
@@ -115,6 +116,54 @@ def test_S16_more_than_the_queue_may_ever_have() -> None:
         "never fits: asks for 8 devices at once in queue q, the largest possible is 4; "
         "set resources.gpus: 4, or use another queue, or raise the quota of q in the policy"
     )
+
+
+def test_an_elastic_job_is_judged_by_its_fewest_nodes() -> None:
+    """It waits for what keeps it from starting on those, in its queue's line; only if they are too many it never fits."""
+    elastic = replace(shape(1, 3), min_nodes=1)
+    policy = Policy(queues={"a": Queue(quota={"*": 4}), "c": Queue(limit={"*": 2})})
+    waiting = PendingJob(JobFacts(JobId("a-1"), shape(4), queue="a"))
+    asked = PendingJob(JobFacts(JobId("c-2"), elastic, queue="c", sequence=2))
+    other = PendingJob(JobFacts(JobId("c-3"), shape(1), queue="c", sequence=3))
+    plan = schedule(Snapshot(0, (node("h", 4, free=0),), (), (waiting, asked, other), policy))
+    told = {wait.job: wait for wait in plan.decisions if isinstance(wait, Wait)}
+    lent = "what others are guaranteed is not lent, or is waited for by their own jobs"
+    assert told[JobId("c-2")].reason == OverQuota("c", "H100", 0, 0, 1, lent)
+    assert (told[JobId("c-2")].position, told[JobId("c-3")].position) == (1, 2)
+    never = decided(Policy(queues={"q": Queue(limit={"*": 2})}), (node("h"),) * 4, replace(elastic, num_nodes=4, min_nodes=3))
+    assert isinstance(never, NeverFits)
+    assert (never.asked, never.largest) == ("3", "2")
+    assert never.change == "set min_nodes: 2, or use another queue, or raise the limit of q in the policy"
+
+
+TWO = Queue(limit={"*": 2})
+TIGHT = (
+    {"a": Queue(quota={"*": 3}, lend=False), "b": TWO, "b-1": Queue(limit={"*": 1}), "default": TWO},
+    {"a": Queue(quota={"*": 2}, borrow=False), "b": Queue(quota={"*": 2}), "b-1": Queue(parent="b", borrow=False)},
+)
+"""Queues that refuse most of what is asked for."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(snapshots(), st.sampled_from(TIGHT))
+def test_what_is_told_that_it_never_fits_does_not_start_however_much_is_let_go(
+    snapshot: Snapshot, queues: dict[str, Queue]
+) -> None:
+    """Under the same policy, on the same nodes."""
+    snapshot = replace(snapshot, policy=replace(snapshot.policy, queues=queues))
+    idle = tuple(
+        replace(
+            one, free=tuple(index for index, _ in one.devices), shares=(), schedulable=True,
+            free_cpus=one.cpus, free_memory_bytes=one.memory_bytes,
+        )
+        for one in snapshot.nodes
+    )  # fmt: skip
+    pending = {job.facts.job: PendingJob(job.facts) for job in snapshot.pending}
+    for wait in schedule(snapshot).decisions:
+        if isinstance(wait, Wait) and isinstance(wait.reason, NeverFits):
+            (alone,) = schedule(replace(snapshot, nodes=idle, running=(), pending=(pending[wait.job],))).decisions
+            assert isinstance(alone, Wait)
+            assert isinstance(alone.reason, NeverFits)
 
 
 def test_what_a_queue_may_have_later_is_no_never() -> None:

@@ -57,11 +57,15 @@ def refused_again(job: PendingJob, number: int, round_: Round) -> Reason | None:
 
 
 def refused(job: PendingJob, number: int, reasons: tuple[Reason, ...], round_: Round) -> Reason:
-    """Why its queue may not have it, of the reasons for each type. What guarantees have no part in may be heard again."""
+    """Why its queue may not have it, of the reasons for each type. What guarantees have no part in may be heard again. An elastic
+    job is told why it may not even have its fewest nodes: with those it starts."""
     facts, shape, kinds = job.facts, job.facts.shape, round_.eligible(job.facts.shape)
+    if shape.fewest_nodes < shape.num_nodes:
+        smallest = round_.known.resized(shape, shape.fewest_nodes)
+        return explain.refused(smallest, admitted(job, smallest, round_)[1])
     reason, amount = explain.refused(shape, reasons), shape.num_devices * shape.request.milli
     bars = round_.tree.bars(facts, kinds, amount)
-    if None not in bars and shape.fewest_nodes == shape.num_nodes:
+    if None not in bars:
         unsaved = tuple([kind for kind, bar in zip(kinds, bars, strict=True) if not isinstance(bar, Saved)])
         told = tuple([Admission(False, reason=one) for one in reasons])
         heard = Refused(kinds, amount, bars, unsaved, told, reasons, reason)
