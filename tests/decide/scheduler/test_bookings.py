@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from phalanx.core.ids import JobId
 from phalanx.core.policy import Booking, Policy, Preemption, Queue
-from phalanx.core.reasons import Kept
+from phalanx.core.reasons import Behind, Kept
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Start
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
@@ -34,6 +35,19 @@ def test_booked_devices_are_their_queues_and_before_only_for_what_ends_in_time()
     for queue in ("vip", "vip-child"):
         assert where(decided(nodes, [], facts("theirs", 8, 2, queue=queue), policy=now), "theirs") is not None
     assert where(decided(nodes, [], facts("next", 8, 3), policy=booked("1970-01-05T02:00Z", "1970-01-05T03:59Z")), "next")
+
+
+def test_who_stands_behind_a_head_is_told_so_though_a_booking_keeps_other_devices() -> None:
+    """Node 0 is booked, node 1 has one device free and all in an hour, which the head waits for: without it, or without the
+    booking, the small job would start, and the head is gone first."""
+    running = [replace(gang("r", (1, tuple(range(7))), priority=STANDARD), facts=limited("r", 2 * HOUR, 7))]
+    nodes = fleet(2, held=running)
+    plan = decided(nodes, running, facts("head", 8), facts("small", 1), policy=booked(AT_6, AT_8, 8))
+    assert isinstance(reason(plan, "head"), Kept)
+    assert reason(plan, "small") == Behind(JobId("head"), 2)
+    assert isinstance(reason(decided(nodes, running, facts("two", 2), policy=booked(AT_6, AT_8, 8)), "two"), Kept)
+    without = decided(nodes, running, facts("small", 1), policy=booked(AT_6, AT_8, 8))
+    assert where(without, "small") == ["n01"]
 
 
 def test_what_the_queue_holds_of_its_booking_is_not_kept_twice() -> None:

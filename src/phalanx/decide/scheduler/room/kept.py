@@ -161,7 +161,8 @@ class Kept:
         return self._bound[key]
 
     def why(self, job: PendingJob, kind: str, position: int) -> Reason:
-        """For whom the devices are kept that the job would fit on. The one who alone keeps them from it, else the first."""
+        """For whom the devices are kept that the job would fit on: who alone keeps them from it; else without whom it would start,
+        a head first, since its start is near; else the first."""
         shape, fleet = job.facts.shape, self._fleet
         until_ms = self._spot.awaited_until_ms(job)
         if until_ms is not None:
@@ -173,7 +174,18 @@ class Kept:
         cells = self._others_cells(job)
         if cells is not None and not fits(shape, kind, fleet, np.where(cells, _none(shape), fleet.free[kind]), job.avoids):
             return KeptFor("other queues, in whose cells they are", None)
+        heads_first = sorted(binding, key=lambda number: self._holds[number].head is None) if len(binding) > 1 else ()
+        for number in heads_first:
+            if fits(shape, kind, fleet, self._without(number, binding, shape, kind), job.avoids):
+                return self._holds[number].why(position)
         return self._holds[binding[0]].why(position) if binding else KeptFor("nobody: their nodes go away", None)
+
+    def _without(self, number: int, binding: Sequence[int], shape: Shape, kind: str) -> Counts:
+        """What the others of these holds would leave of what is free."""
+        left = self._fleet.free[kind]
+        for other in binding:
+            left = np.minimum(left, self._beside(other, shape, kind)) if other != number else left
+        return left
 
     def _beside(self, number: int, shape: Shape, kind: str) -> Counts:
         """What this hold alone would leave of what is free."""
