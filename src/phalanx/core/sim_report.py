@@ -65,11 +65,13 @@ class TenantView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaView:
-    """Predicted starts. coverage: of those starts inside their first 80 % interval. width_s: its median."""
+    """Predicted starts. coverage: of those starts inside their first 80 % interval. width_s: its median. without: of all starts
+    that were waited for, those with an interval too wide to be shown, which count in nothing else here."""
 
     predicted: int
     coverage: float
     width_s: float
+    without: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,12 +99,13 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtaView:
-    """The job is expected to start from `low_ms` to `high_ms` (Unix time) with a probability of 80 %. vague: that
-    is too wide to be of use."""
+    """The job is expected to start from `low_ms` to `high_ms` (Unix time) with a probability of 80 %. vague: that is too wide to be
+    of use. latest_ms: by when it starts at the latest if no other job comes first, where limits or the policy's times say so."""
 
     low_ms: int
     high_ms: int
     vague: bool = False
+    latest_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

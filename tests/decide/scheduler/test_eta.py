@@ -19,7 +19,7 @@ from phalanx.core.reasons import (
     OverLimit,
     Reason,
 )
-from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait
+from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait, schedule
 from phalanx.decide.scheduler.why import history
 from phalanx.decide.scheduler.why.eta import predict
 from phalanx.decide.scheduler.why.history import CLASSES_MAX, History
@@ -105,14 +105,53 @@ def test_nothing_is_said_of_jobs_that_wait_for_no_devices() -> None:
 def test_nothing_is_expected_before_the_time_that_its_reason_names() -> None:
     first_ms = NOW + 7 * HOUR
     reasons: tuple[Reason, ...] = (
-        OutsideWindow("nights", first_ms), OverBudget("q", "USD", 5.0, 5.0, first_ms), Kept("the booking 'demo'", first_ms),
-        Backoff(7 * HOUR, 3, 1, ""),
+        OutsideWindow("nights", first_ms), OverBudget("q", "USD", 5.0, 5.0, first_ms), Backoff(7 * HOUR, 3, 1, ""),
     )  # fmt: skip
     jobs = [facts(f"j-{number}") for number in range(len(reasons))]
     plan = Plan(tuple(Wait(job.job, reason, 1) for job, reason in zip(jobs, reasons, strict=True)))
     found = predict(snapshot((), *jobs, free=8), plan)
     assert len(found) == len(reasons)
     assert all(first_ms <= eta.low_ms <= eta.high_ms for eta in found.values())
+
+
+def test_what_is_kept_from_a_job_bounds_its_start_from_above() -> None:
+    """Others may let go of other devices before. At the end of it there are two for the first two of the line, and none for the
+    third."""
+    until_ms = NOW + 7 * MINUTE
+    jobs = [facts(f"j-{number}") for number in range(3)]
+    plan = Plan(tuple(Wait(job.job, Kept("the booking 'demo'", until_ms), at + 1) for at, job in enumerate(jobs)))
+    found = predict(snapshot((gang("r-1", (2, 3, 4, 5, 6, 7), NOW - 30 * HOUR),), *jobs, free=2), plan)
+    assert [found[job.job].latest_ms for job in jobs] == [until_ms, until_ms, None]
+    assert all(found[job.job].low_ms < until_ms <= found[job.job].high_ms for job in jobs)
+    assert all(found[job.job].high_ms <= until_ms + MINUTE for job in jobs[:2])
+    assert found[jobs[2].job].high_ms > until_ms + HOUR
+
+
+def test_a_head_starts_at_the_latest_when_limits_have_ended_what_is_in_its_way() -> None:
+    """All jobs of the past ran for a hundred hours; the limits say 20 minutes and half an hour. One that waits behind it is told
+    that those before it end at their limits, too."""
+    told = History()
+    for _ in range(50):
+        told = history.ran(told, "q", 4, 100 * HOUR, None)
+    ends = {"r-1": 20 * MINUTE, "r-2": 30 * MINUTE}
+    running = tuple(
+        gang(name, devices, NOW, limit_ms=limit_ms)
+        for (name, limit_ms), devices in zip(ends.items(), ((0, 1, 2, 3), (4, 5, 6, 7)), strict=True)
+    )
+    head, then = facts("head-1", 8, limit_ms=HOUR), facts("then-2", 8)
+    found = snapshot(running, head, then, told=told)
+    etas = predict(found, schedule(found))
+    assert etas[JobId("head-1")].latest_ms == NOW + 30 * MINUTE
+    assert NOW <= etas[JobId("head-1")].low_ms < etas[JobId("head-1")].high_ms == NOW + 31 * MINUTE
+    assert etas[JobId("then-2")].latest_ms is None
+    assert NOW + 90 * MINUTE < etas[JobId("then-2")].high_ms < NOW + 5 * HOUR
+    loose = replace(running[0], facts=replace(running[0].facts, limit_ms=None))
+    endless = replace(found, running=(loose, running[1]))
+    unknown = predict(endless, schedule(endless))[JobId("head-1")]
+    assert unknown.latest_ms is None
+    assert unknown.high_ms > NOW + 5 * HOUR
+    outlived = replace(found, now_ms=NOW + 25 * MINUTE)
+    assert predict(outlived, schedule(outlived))[JobId("head-1")].latest_ms is None, "these limits end nobody"
 
 
 def test_no_time_is_named_for_a_job_that_starts_as_soon_as_gangs_let_go() -> None:
@@ -186,6 +225,22 @@ def test_what_is_watched_does_not_grow_with_jobs_that_come_and_go() -> None:
         lessons.forget(job.job)
     assert len(lessons._due) < 1_100
     assert lessons.started(stays.job, NOW) is not None, "it is watched all the while"
+
+
+def test_an_interval_that_nobody_is_shown_is_not_judged() -> None:
+    """Nearly every start is inside. Those that are shown would become the narrower for it, until too few of them hold."""
+    lessons, job = Lessons(), facts("j-1", 8)
+    found = snapshot((gang("r-1", tuple(range(8)), NOW - HOUR, expected_ms=90 * 24 * HOUR),), job)
+    lessons.decided(found, waits(job))
+    outcome = lessons.started(JobId("j-1"), NOW + 60 * 24 * HOUR)
+    assert outcome is not None
+    assert outcome.shown.is_vague
+    assert (lessons.history.scored, lessons.history.level) == (0, History().level)
+    assert lessons.history.misses, "how far it was off is learnt all the same"
+    other = facts("j-2", 8)
+    lessons.decided(replace(found, pending=(PendingJob(other),)), waits(other))
+    lessons.decided(replace(found, now_ms=NOW + 10**13, pending=(PendingJob(other),)), waits(other))
+    assert lessons.history.scored == 0
 
 
 def test_a_cancelled_job_teaches_nothing() -> None:

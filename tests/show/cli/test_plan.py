@@ -1,6 +1,7 @@
 """`why` and `plan`: what people read, and the JSON of the views."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_why_gives_the_interval_and_the_changes(terminal: Terminal) -> None:
     )
     assert terminal.server.asked[0].query == {"changes": "true"}
     shown = json.loads(terminal("why", JOB, "-o", "json").out)
-    assert shown["eta"] == {"low_ms": ETA.low_ms, "high_ms": ETA.high_ms, "vague": False}
+    assert shown["eta"] == {"low_ms": ETA.low_ms, "high_ms": ETA.high_ms, "vague": False, "latest_ms": None}
     assert shown["changes"][1] == {"field": "num_nodes", "value": "2", "was": "4"}
 
 
@@ -73,6 +74,10 @@ def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Te
     vague = why_view(state="pending", sentence="waits for devices", eta=EtaView(low_ms=DAY, high_ms=2 * DAY, vague=True))
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, vague)
     assert terminal("why", JOB).out.endswith("No useful estimate of its start yet.\n")
+    for days, second in ((0, "15:19:30"), (1, "2026-11-29 15:19:30")):
+        latest = replace(ETA, latest_ms=ETA.high_ms + days * 86_400_000 - 30_000)
+        terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits", eta=latest))
+        assert f"and 15:20 UTC (80 %), at the latest about {second} if no other job comes first.\n" in terminal("why", JOB).out
     after = why_view(state="pending", sentence="waits for a-1 to succeed", reason={"kind": "dependencies"}, changes=())
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, after)
     assert terminal("why", JOB).out == f"{JOB} is pending: waits for a-1 to succeed\n"

@@ -23,11 +23,13 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Eta:
     """The job is expected to start in [low_ms, high_ms] (Unix time) with a probability of 80 %. likely_ms: what counting alone
-    says, of which the interval is learnt."""
+    says, of which the interval is learnt. latest_ms: by when it starts at the latest if no other job comes first, where
+    limits, the end of what is kept or the age of gangs in its way say so; a gang that has to end may take a little longer."""
 
     low_ms: int
     high_ms: int
     likely_ms: int = 0
+    latest_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

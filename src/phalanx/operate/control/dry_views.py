@@ -14,6 +14,7 @@ from phalanx.core.views import ChangeView, EtaView, PlacedView, PlanView, QueueE
 from phalanx.decide.scheduler.plan import Eta, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, NodeFacts, Snapshot
 from phalanx.decide.scheduler.why.dry_run import Trial, dry_run, trial
+from phalanx.decide.scheduler.why.eta import is_vague
 from phalanx.decide.scheduler.why.late import late_text
 from phalanx.decide.scheduler.why.what_if import Change
 from phalanx.fabric.catalogue import lookup
@@ -21,10 +22,6 @@ from phalanx.operate.control.node_rules import known_of
 from phalanx.operate.control.queue_views import chain, queue_views
 
 HOUR_MS: Final = 3_600_000
-
-VAGUE_MS: Final = 7 * 24 * HOUR_MS
-VAGUE_TIMES: Final = 50
-"""An interval wider than this, and so many times as wide as it is away, tells nobody anything."""
 
 
 def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
@@ -78,8 +75,7 @@ def _late(snapshot: Snapshot, facts: JobFacts, tried: Trial) -> str:
 def eta_view(eta: Eta | None, now_ms: int) -> EtaView | None:
     if eta is None:
         return None
-    bound_ms = max(VAGUE_MS, VAGUE_TIMES * (eta.low_ms - now_ms))
-    return EtaView(low_ms=eta.low_ms, high_ms=eta.high_ms, vague=eta.high_ms - eta.low_ms > bound_ms)
+    return EtaView(low_ms=eta.low_ms, high_ms=eta.high_ms, vague=is_vague(eta, now_ms), latest_ms=eta.latest_ms)
 
 
 def change_views(changes: Sequence[Change]) -> tuple[ChangeView, ...]:

@@ -57,14 +57,23 @@ def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
 
 
 def eta_text(eta: EtaView) -> str:
-    """'Expected to start between 14:05 and 15:20 UTC (80 %).' with days where they differ."""
+    """'Expected to start between 14:05 and 15:20 UTC (80 %), at the latest about 15:19:30 if no other job comes first.' with days
+    where they differ."""
     if eta.vague:
         return "No useful estimate of its start yet."
-    low, high = moment(eta.low_ms).removesuffix(" UTC")[:-3], moment(eta.high_ms).removesuffix(" UTC")[:-3]
-    if low == high:
-        return f"Expected to start about {low} UTC (80 %)."
+    low, high = _minute(eta.low_ms), _minute(eta.high_ms)
     until = high[11:] if high[:10] == low[:10] else high
-    return f"Expected to start between {low} and {until} UTC (80 %)."
+    expected = f"about {low}" if low == high else f"between {low} and {until}"
+    latest = ""
+    if eta.latest_ms is not None:
+        second = moment(eta.latest_ms).removesuffix(" UTC")
+        second = second[11:] if second[:10] == low[:10] else second
+        latest = f", at the latest about {second} if no other job comes first"
+    return f"Expected to start {expected} UTC (80 %){latest}."
+
+
+def _minute(ms: int) -> str:
+    return moment(ms).removesuffix(" UTC")[:-3]
 
 
 def _changes(changes: Sequence[ChangeView], reason: Mapping[str, Any] | None, head: str) -> Iterator[RenderableType]:

@@ -6,7 +6,7 @@ from typing import Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.core.sim_report import MoveView, SideView, SimReport, Spread, WhatIfView
+from phalanx.core.sim_report import EtaView, MoveView, SideView, SimReport, Spread, WhatIfView
 from phalanx.core.units import count_of, device_seconds, show_duration, utc_minute
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.ledger_page import bar_of, share_of
@@ -67,11 +67,7 @@ def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     if view.jain is not None and view.max_min is not None:
         yield "Fairness", f"Jain's index {view.jain:.3f}, least to most {view.max_min:.3f}, of weighted fair shares"
     if view.eta is not None:
-        yield (
-            "Predicted starts",
-            f"{view.eta.coverage:.1%} of {view.eta.predicted} inside their 80 % interval, half of them at most "
-            f"{show_duration(round(view.eta.width_s * 1000))} wide",
-        )
+        yield "Predicted starts", _predicted(view.eta)
     yield (
         "Decided",
         f"{count_of(view.decisions, 'time')} through {view.through}, {view.decide_ms:.2f} ms each; {view.wall_s:.1f} s in all",
@@ -87,6 +83,14 @@ def _skipped(view: SimReport) -> str:
     one = view.skipped == 1
     why = "never ran" if view.skipped_for == "never_ran" else f"{'asks' if one else 'ask'} for no GPU"
     return f", {count_of(view.skipped, 'row')} {why} and {'is' if one else 'are'} left out"
+
+
+def _predicted(eta: EtaView) -> str:
+    without = f"; {eta.without:.1%} of the starts waited for had no useful estimate" if eta.without else ""
+    if not eta.predicted:
+        return f"none{without}"
+    width = show_duration(round(eta.width_s * 1000))
+    return f"{eta.coverage:.1%} of {eta.predicted} inside their 80 % interval, half of them at most {width} wide{without}"
 
 
 def _spreads(first: str, rows: Mapping[str, Spread]) -> Grid:

@@ -184,7 +184,7 @@ def test_predicted_starts_are_kept_with_what_came_of_them() -> None:
     outcome = replayed(jobs, "H100:8x1", replace(EXACT, limits=Limits("exact")))
     told = [life.eta for life in outcome.lives]
     assert told[0] is None
-    assert all(eta is not None and eta[0] <= eta[1] for eta in told[1:])
+    assert all(eta is not None and eta.low_ms <= eta.high_ms for eta in told[1:])
 
 
 def test_a_device_that_is_given_twice_is_a_bug() -> None:

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.policy import Policy
-from phalanx.core.sim_report import SimReport
+from phalanx.core.sim_report import EtaView, SimReport
 from phalanx.operate.sim.replay.account import fair_shares
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.costs import FREE
 from phalanx.operate.sim.replay.engine import Replay, Setup
-from phalanx.operate.sim.replay.outcome import Outcome
+from phalanx.operate.sim.replay.outcome import Life, Outcome, Told
 from phalanx.operate.sim.replay.page import cdf, page
-from phalanx.operate.sim.replay.report import bound, buckets, report, spread
+from phalanx.operate.sim.replay.report import bound, buckets, eta_of, report, spread
 from phalanx.operate.sim.replay.simulated import deciding
 from phalanx.operate.sim.replay.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, line_plot
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
@@ -66,6 +66,15 @@ def test_percentiles_are_by_nearest_rank() -> None:
     found = spread(range(1000, 101_000, 1000))
     assert (found.count, found.mean, found.p50, found.p99, found.max) == (100, 50.5, 50.0, 99.0, 100.0)
     assert spread([None]).count == 0
+
+
+def test_only_intervals_that_would_be_shown_count_and_how_many_starts_had_none_is_told() -> None:
+    one = TraceJob("a", 0, MINUTE, 1, "x")
+    told = [(5, Told(0, 10_000, False)), (50_000, Told(10, 20_000, False)), (50, Told(0, 10**12, True)), (7, None)]
+    lives = [Life(one, started_ms=at, eta=eta) for at, eta in told]
+    assert eta_of(lives) == EtaView(predicted=2, coverage=0.5, width_s=10.0, without=pytest.approx(1 / 3))
+    assert eta_of(lives[2:]) == EtaView(predicted=0, coverage=0.0, width_s=0.0, without=1.0)
+    assert eta_of(lives[3:]) is None
 
 
 def test_weighted_max_min_gives_what_one_leaves_to_the_others() -> None:

@@ -9,18 +9,20 @@ inference under distribution shift" (2021).
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from phalanx.core.ids import JobId
-from phalanx.core.reasons import Backoff, Kept, MakingRoom, OutsideWindow, OverBudget, Reason
+from phalanx.core.reasons import Backoff, MakingRoom, NoRoom, OutsideWindow, OverBudget, OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler.plan import Eta, Plan, Wait
+from phalanx.decide.scheduler.room.ends import SOON_MS
 from phalanx.decide.scheduler.snapshot import Snapshot
+from phalanx.decide.scheduler.why import turnover
 from phalanx.decide.scheduler.why.history import MISS_BINS, SOFT_MS, History, Predicted, run_class, size_class
+from phalanx.decide.scheduler.why.latest import latest_starts
 from phalanx.decide.scheduler.why.runtimes import usual_wait_ms
-from phalanx.decide.scheduler.why.turnover import likely_waits
 
 _TRUST: Final = 15.0
 """Of so many starts in a class, what was learnt of all like it counts as much as what was learnt of the class itself."""
@@ -40,6 +42,17 @@ _STRETCH: Final = 3.0
 _LONG_MS: Final = (60_000, 300_000, 1_200_000, 3_600_000, 14_400_000, 57_600_000)
 """Between predicted waits that are judged apart: short ones are off by other factors than long ones."""
 
+SLACK: Final = 2.0
+"""By how much a job may start later than if all that are before it run to their limits: counting knows nothing of geometry, nor of
+jobs yet to come. Of 300 jobs of Philly whose times were known 5 % started later than that."""
+
+_COUNTED: Final = (NoRoom, OverLimit, OverQuota)
+"""Reasons of jobs that count for something: of the others enough devices are free, but not for them."""
+
+_VAGUE_MS: Final = 7 * 86_400_000
+_VAGUE_TIMES: Final = 50
+"""An interval wider than this, and so many times as wide as it is away, tells nobody anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -58,8 +71,9 @@ def predict(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = Non
 def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, Forecast]:
     """The same with how it was come by, for `lessons` to learn from."""
     waits = [one for one in plan.decisions if isinstance(one, Wait) and (only is None or one.job in only)]
-    likely = likely_waits(snapshot, plan, only) if waits else {}
+    likely, at_limits = turnover.waits(snapshot, plan, only) if waits else ({}, {})
     facts = {job.facts.job: job.facts for job in snapshot.pending} if waits else {}
+    latest = latest_starts(snapshot, plan) if likely else {}
     spans: dict[tuple[str, ...], tuple[float, float]] = {}
     usual: dict[str, float] = {}
     found = {}
@@ -77,6 +91,10 @@ def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = N
         if names not in spans:
             spans[names] = _span(snapshot.history, names)
         eta = _not_before(wait.reason, snapshot.now_ms, _eta(snapshot.now_ms, likely_ms, *spans[names]))
+        if wait.job in latest:
+            eta = not_after(latest[wait.job], snapshot.now_ms, eta)
+        elif wait.job in at_limits and isinstance(wait.reason, _COUNTED):
+            eta = _at_most(snapshot.now_ms + round(SLACK * at_limits[wait.job] + SOFT_MS), snapshot.now_ms, eta)
         found[wait.job] = Forecast(eta, Predicted(likely_ms, views, runs, size, names))
     return found
 
@@ -102,14 +120,32 @@ def _eta(now_ms: int, likely_ms: float, low: float, high: float) -> Eta:
 
 
 def _not_before(reason: Reason, now_ms: int, eta: Eta) -> Eta:
-    """A shut window, a spent budget, a booking and a restart that is put off let nothing start before their time, whatever was
-    learnt of waits."""
+    """A shut window, a spent budget and a restart that is put off let nothing start before their time, whatever was learnt of
+    waits. A booking does: others may let go of other devices."""
     match reason:
-        case OutsideWindow(opens_ms=int(first_ms)) | OverBudget(resets_ms=int(first_ms)) | Kept(until_ms=int(first_ms)):
+        case OutsideWindow(opens_ms=int(first_ms)) | OverBudget(resets_ms=int(first_ms)):
             return _from(first_ms, eta)
         case Backoff(wait_ms=wait_ms):
             return _from(now_ms + wait_ms, eta)
     return eta
+
+
+def not_after(latest_ms: int, now_ms: int, eta: Eta) -> Eta:
+    """Nor after the time by which what is in its way is gone, with a little for gangs that have to end. Of an interval that was
+    thought to begin later nothing is left but that."""
+    if eta.latest_ms is not None and eta.latest_ms <= latest_ms:
+        return eta
+    return replace(_at_most(max(latest_ms, now_ms) + SOON_MS, now_ms, eta), latest_ms=latest_ms)
+
+
+def _at_most(high_ms: int, now_ms: int, eta: Eta) -> Eta:
+    low_ms = eta.low_ms if eta.low_ms < high_ms - SOON_MS else now_ms
+    return replace(eta, low_ms=low_ms, high_ms=min(eta.high_ms, high_ms), likely_ms=min(eta.likely_ms, high_ms))
+
+
+def is_vague(eta: Eta, now_ms: int) -> bool:
+    """Whether it is too wide to be shown to anybody."""
+    return eta.high_ms - eta.low_ms > max(_VAGUE_MS, _VAGUE_TIMES * (eta.low_ms - now_ms))
 
 
 def _from(first_ms: int, eta: Eta) -> Eta:

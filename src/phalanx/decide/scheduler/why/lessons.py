@@ -17,7 +17,7 @@ from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
 from phalanx.decide.scheduler.where.mix import Seen
 from phalanx.decide.scheduler.why import history as learnt
-from phalanx.decide.scheduler.why.eta import Forecast, forecasts
+from phalanx.decide.scheduler.why.eta import Forecast, forecasts, is_vague
 from phalanx.decide.scheduler.why.history import History
 
 DUE_MAX: Final = 1_000
@@ -34,6 +34,12 @@ class Shown:
     facts: JobFacts
     forecast: Forecast
     at_ms: int
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether nobody is shown its interval. It is not judged: nearly every start is inside, and intervals that are shown would
+        become too narrow for that."""
+        return is_vague(self.forecast.eta, self.at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class Lessons:
             return None
         outcome = Outcome(shown, now_ms)
         self.history = learnt.started(self.history, shown.forecast.told, max(0, now_ms - shown.at_ms))
-        if job not in self._late:
+        if job not in self._late and not shown.is_vague:
             self.history = learnt.scored(self.history, outcome.is_inside)
         self._late.discard(job)
         return outcome
@@ -125,4 +131,5 @@ class Lessons:
             shown = self._shown.get(job)
             if shown is not None and shown.forecast.eta.high_ms == high_ms and job not in self._late:
                 self._late.add(job)
-                self.history = learnt.scored(self.history, False)
+                if not shown.is_vague:
+                    self.history = learnt.scored(self.history, False)

@@ -40,6 +40,14 @@ def over_by(history: History, jobs: Sequence[JobFacts], ages_ms: Numbers, done_m
     return np.where(later_ms < 0, 0.0, over)
 
 
+def over_at_limits(jobs: Sequence[JobFacts], ages_ms: Numbers, done_ms: Numbers, later_ms: Numbers) -> Numbers:
+    """The same, 0 or 1, if each runs for as long as it may: to its limit, or for its time where that is known."""
+    limits = np.array([job.limit_ms or np.inf for job in jobs], np.float64)
+    known = np.array([np.inf if job.expected_ms is None else job.expected_ms for job in jobs], np.float64)
+    ends_ms = np.maximum(0.0, np.minimum(limits, known - done_ms) - ages_ms)
+    return np.where(later_ms < 0, 0.0, later_ms >= ends_ms[:, None])
+
+
 def usual_wait_ms(history: History, queue: str, num_devices: int) -> float:
     """Median of how long jobs of the class waited, of late."""
     table = _tables(history.waits, [run_class(queue, num_devices)], RUN_BINS)

@@ -1,7 +1,8 @@
 """When devices come free, by counting: a waiting job's likely start, if all that matters is how many devices are let go of when."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,12 +13,16 @@ from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import ANY, Queue
 from phalanx.core.reasons import Backoff, MakingRoom, OutsideWindow, OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
-from phalanx.decide.scheduler.snapshot import JobFacts, RunningJob, Snapshot
-from phalanx.decide.scheduler.why.runtimes import over_by
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.why.latest import limits_hold
+from phalanx.decide.scheduler.why.runtimes import over_at_limits, over_by
 
 Numbers = NDArray[np.float64]
 Pool = tuple[str, str]
 """A device type, or any, and the queue that has to let go of some; '' when any may."""
+
+Over = Callable[[Sequence[JobFacts], Numbers, Numbers, Numbers], Numbers]
+"""Of jobs, their ages, what of their time they have done, and times from now: how likely each job is over by each time."""
 
 _GRID_MS: Final = np.concatenate([[0.0], np.geomspace(15_000.0, 60 * 86_400_000.0, 44)])
 """Times from now at which devices are counted: a third later each, up to 60 days."""
@@ -49,10 +54,45 @@ class _Gang:
 def likely_waits(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, tuple[float, float]]:
     """Milliseconds until each waiting job of the plan likely starts, where counting can say it: if it starts after all that are
     before it, and if it passes those that ask for more devices than it. Lines that none of `only` is in are left out."""
+    return waits(snapshot, plan, only)[0]
+
+
+def waits(
+    snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None
+) -> tuple[dict[JobId, tuple[float, float]], dict[JobId, float]]:
+    """The same; and milliseconds until it starts after all that are before it if each of those runs to its limit, for who gets
+    enough devices then."""
     jobs = {job.facts.job: job for job in snapshot.pending}
-    likely: dict[JobId, tuple[float, float]] = {}
-    lines: dict[Pool, list[Wait]] = {}
-    kinds, left = _kinds(snapshot), dict[Pool, float]()
+    likely, lines, left = _lines(snapshot, plan, jobs)
+    at_limits = dict[JobId, float]()
+    lines = {pool: line for pool, line in lines.items() if only is None or any(wait.job in only for wait in line)}
+    if not lines:
+        return likely, at_limits
+    gangs, free = _gangs(snapshot, plan), _free(snapshot, plan)
+    over, believed = partial(over_by, snapshot.history), limits_hold(snapshot)
+    for (kind, queue), line in lines.items():
+        held = [gang for gang in gangs if kind in (ANY, gang.kind) and (not queue or _is_in(snapshot, gang.facts.queue, queue))]
+        now = left[kind, queue] if queue else free.get(kind, 0.0)
+        asking = [jobs[wait.job] for wait in line]
+        devices = np.array([_devices(job.facts) for job in asking])
+        facts, done_ms = [job.facts for job in asking], np.array([job.done_ms for job in asking], np.float64)
+        supply = _supply(over, now, held)
+        after_all = _beyond(_starts(over, supply, facts, devices, done_ms), devices)
+        passing = _passing(over, supply, facts, devices, done_ms)
+        for wait, *each in zip(line, after_all, passing, strict=True):
+            likely[wait.job] = (float(each[0]), float(each[1]))
+        if believed and any(gang.facts.limit_ms or gang.facts.expected_ms is not None for gang in held):
+            last = _starts(over_at_limits, _supply(over_at_limits, now, held), facts, devices, done_ms)
+            at_limits.update((wait.job, float(ms)) for wait, ms in zip(line, last, strict=True) if np.isfinite(ms))
+    return likely, at_limits
+
+
+def _lines(
+    snapshot: Snapshot, plan: Plan, jobs: Mapping[JobId, PendingJob]
+) -> tuple[dict[JobId, tuple[float, float]], dict[Pool, list[Wait]], dict[Pool, float]]:
+    """When those start that wait for no devices; who waits for those of each pool; and what of them their queues may still have."""
+    likely, lines, left = dict[JobId, tuple[float, float]](), dict[Pool, list[Wait]](), dict[Pool, float]()
+    kinds = _kinds(snapshot)
     for wait in (decision for decision in plan.decisions if isinstance(decision, Wait)):
         match wait.reason:
             case MakingRoom():
@@ -69,37 +109,22 @@ def likely_waits(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None 
             case _ if wait.position is not None:
                 types = jobs[wait.job].facts.shape.request.types or kinds
                 lines.setdefault((next((kind for kind in types if kind in kinds), ""), ""), []).append(wait)
-    lines = {pool: line for pool, line in lines.items() if only is None or any(wait.job in only for wait in line)}
-    if not lines:
-        return likely
-    gangs, free = _gangs(snapshot, plan), _free(snapshot, plan)
-    for (kind, queue), line in lines.items():
-        held = [gang for gang in gangs if kind in (ANY, gang.kind) and (not queue or _is_in(snapshot, gang.facts.queue, queue))]
-        supply = _supply(snapshot, left[kind, queue] if queue else free.get(kind, 0.0), held)
-        asking = [jobs[wait.job] for wait in line]
-        devices = np.array([_devices(job.facts) for job in asking])
-        done_ms = np.array([float(job.done_ms) for job in asking])
-        facts = [job.facts for job in asking]
-        after_all = _starts(snapshot, supply, facts, devices, done_ms)
-        passing = _passing(snapshot, supply, facts, devices, done_ms)
-        for wait, *waits in zip(line, after_all, passing, strict=True):
-            likely[wait.job] = (float(waits[0]), float(waits[1]))
-    return likely
+    return likely, lines, left
 
 
-def _supply(snapshot: Snapshot, free: float, gangs: Sequence[_Gang]) -> Numbers:
+def _supply(over: Over, free: float, gangs: Sequence[_Gang]) -> Numbers:
     """Devices that are free by each time of `_GRID_MS`, when nothing new starts."""
     ages, done_ms = np.array([gang.age_ms for gang in gangs]), np.array([gang.done_ms for gang in gangs])
-    over = over_by(snapshot.history, [gang.facts for gang in gangs], ages, done_ms, _GRID_MS[None, :])
-    return np.asarray(free + np.array([gang.devices for gang in gangs]) @ over)
+    let_go = over([gang.facts for gang in gangs], ages, done_ms, _GRID_MS[None, :])
+    return np.asarray(free + np.array([gang.devices for gang in gangs]) @ let_go)
 
 
-def _starts(snapshot: Snapshot, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+def _starts(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
     """When, from now, each job of a line starts, if it does once it and those before it have devices: of those that are let go of
-    by the running gangs, and again by the jobs of the line that started meanwhile."""
+    by the running gangs, and again by the jobs of the line that started meanwhile. Never, if that is beyond the grid."""
     wanted, starts = np.cumsum(asked), np.full(len(asked), np.inf)
     known = min(len(jobs), _AGAIN_MAX)
-    over = over_by(snapshot.history, jobs[:known], np.zeros(known), done_ms[:known], _GRID_MS[None, :])
+    ended = over(jobs[:known], np.zeros(known), done_ms[:known], _GRID_MS[None, :])
     begun = 0
     for step in range(1, len(_GRID_MS)):
         for _ in range(_TURNS_MAX):
@@ -110,23 +135,31 @@ def _starts(snapshot: Snapshot, supply: Numbers, jobs: Sequence[JobFacts], asked
             starts[begun:until] = np.interp(wanted[begun:until], reached, _GRID_MS[: step + 1])
             again = slice(begun, min(until, known))
             since = np.searchsorted(_GRID_MS, _GRID_MS - starts[again, None], "right") - 1
-            let_go = np.where(since < 0, 0.0, np.take_along_axis(over[again], np.maximum(since, 0), 1))
+            let_go = np.where(since < 0, 0.0, np.take_along_axis(ended[again], np.maximum(since, 0), 1))
             supply = supply + asked[again] @ let_go
             begun = until
         if begun == len(asked):
-            return starts
+            break
+    return starts
+
+
+def _beyond(starts: Numbers, asked: Numbers) -> Numbers:
+    """Those that would start beyond the grid do so at the pace of those before them."""
+    begun, wanted = int(np.isfinite(starts).sum()), np.cumsum(asked)
+    if begun == len(starts):
+        return starts
     last, of = (float(starts[begun - 1]), float(wanted[begun - 1])) if begun else (float(_GRID_MS[-1]), float(asked[0]))
     starts[begun:] = np.maximum(last, 1.0) * wanted[begun:] / of
     return np.asarray(np.minimum(starts, 4 * _GRID_MS[-1]))
 
 
-def _passing(snapshot: Snapshot, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+def _passing(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
     """The same, if larger gangs were not there."""
     starts = np.zeros(len(asked))
     sizes = np.searchsorted(np.array([1.0, 8.0, 64.0]), asked)
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes <= size)
-        alone = _starts(snapshot, supply, [jobs[int(row)] for row in rows], asked[rows], done_ms[rows])
+        alone = _beyond(_starts(over, supply, [jobs[int(row)] for row in rows], asked[rows], done_ms[rows]), asked[rows])
         starts[sizes == size] = alone[sizes[rows] == size]
     return starts
 

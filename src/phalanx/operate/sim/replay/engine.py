@@ -349,9 +349,9 @@ class Replay:
         self._running[start.job] = gang.running
         for part in start.placement.slices:
             self._on_node.setdefault(part.node, {})[start.job] = None
+        told = self._forecasts.started(start.job, self._start_ms + now_ms, self._start_ms)
         if gang.life.started_ms is None:
-            gang.life.started_ms = now_ms
-        gang.life.eta = self._forecasts.started(start.job, self._start_ms + now_ms, self._start_ms) or gang.life.eta
+            gang.life.started_ms, gang.life.eta = now_ms, told
         self._starts.append((now_ms, gang.index))
         self._started_ms = now_ms
         self._later(ends_ms, "end", start.job, gang.life.attempts)

@@ -6,6 +6,7 @@ from phalanx.decide.scheduler.line.attained import ServiceHistory
 from phalanx.decide.scheduler.snapshot import JobFacts
 from phalanx.decide.scheduler.why.history import History
 from phalanx.decide.scheduler.why.lessons import Lessons
+from phalanx.operate.sim.replay.outcome import Told
 
 
 class Forecasts:
@@ -31,13 +32,13 @@ class Forecasts:
             self._due_ms = snapshot.now_ms + every_ms
             self._lessons.decided(snapshot, plan)
 
-    def started(self, job: JobId, now_ms: int, from_ms: int) -> tuple[int, int] | None:
-        """The interval that was shown for it, in milliseconds since `from_ms`."""
+    def started(self, job: JobId, now_ms: int, from_ms: int) -> Told | None:
+        """What was predicted of it first, in milliseconds since `from_ms`."""
         told = self._lessons.started(job, now_ms) if self._active else None
         if told is None:
             return None
         eta = told.shown.forecast.eta
-        return eta.low_ms - from_ms, eta.high_ms - from_ms
+        return Told(eta.low_ms - from_ms, eta.high_ms - from_ms, told.shown.is_vague)
 
     def submitted(self, facts: JobFacts) -> None:
         """Whether or not anything is predicted: the packer goes by it."""

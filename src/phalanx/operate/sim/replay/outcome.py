@@ -3,15 +3,24 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from phalanx.decide.scheduler import NodeFacts
 from phalanx.operate.sim.traces.trace import TraceJob
 
 
+class Told(NamedTuple):
+    """A predicted start, in milliseconds since the start of the trace. vague: so wide that nobody would be shown it."""
+
+    low_ms: int
+    high_ms: int
+    vague: bool
+
+
 @dataclass(slots=True)
 class Life:
     """One job. Times are milliseconds since the start of the trace; None for what did not happen. queued_ms: all the time in which
-    it waited, after evictions too. eta: the first start that was predicted for it, as (low, high)."""
+    it waited, after evictions too. eta: what was predicted for its first start."""
 
     job: TraceJob
     started_ms: int | None = None
@@ -21,7 +30,7 @@ class Life:
     evictions: int = 0
     failures: int = 0
     never: str = ""
-    eta: tuple[int, int] | None = None
+    eta: Told | None = None
 
     @property
     def wait_ms(self) -> int | None:

@@ -100,7 +100,7 @@ def _tiles(found: SimReport) -> str:
     ]
     if found.jain is not None:
         tiles.append((f"{found.jain:.3f}", "Jain's index over tenants"))
-    if found.eta is not None:
+    if found.eta is not None and found.eta.predicted:
         tiles.append((f"{found.eta.coverage:.0%}", "of starts inside their 80 % interval"))
     if found.never_fitting:
         tiles.append((f"{found.never_fitting:,}", "job can never fit" if found.never_fitting == 1 else "jobs can never fit"))

@@ -138,13 +138,18 @@ def _changes(submit_ms: int, duration_ms: int, devices: int) -> tuple[tuple[int,
 
 
 def eta_of(lives: Sequence[Life]) -> EtaView | None:
-    """None when nothing was predicted."""
+    """Of those that `why` would show; None when nothing was predicted."""
     told = [(life.started_ms, life.eta) for life in lives if life.eta is not None and life.started_ms is not None]
     if not told:
         return None
-    inside = sum(low <= started <= high for started, (low, high) in told)
-    widths = sorted((high - low) / 1000 for _, (low, high) in told)
-    return EtaView(predicted=len(told), coverage=inside / len(told), width_s=rank(widths, 0.5))
+    shown = [(started, eta) for started, eta in told if not eta.vague]
+    widths = sorted((eta.high_ms - eta.low_ms) / 1000 for _, eta in shown)
+    return EtaView(
+        predicted=len(shown),
+        coverage=sum(eta.low_ms <= started <= eta.high_ms for started, eta in shown) / max(1, len(shown)),
+        width_s=rank(widths, 0.5) if widths else 0.0,
+        without=1 - len(shown) / len(told),
+    )
 
 
 def _waits(lives: Sequence[Life], key: Callable[[Life], str]) -> Mapping[str, Spread]:
