@@ -122,7 +122,8 @@ class WhyView:
     """Why a job is where it is: one sentence, and for a waiting job the typed reason and its place in the line.
 
     eta: when it is expected to start. changes: the smallest ones that would start it now, the smallest first; None when nobody
-    asked for them, or the job does not wait. late: that its deadline has passed, or may not be kept; '' of any other job.
+    asked for them, or the job does not wait. late: that its deadline has passed, or may not be kept; '' of any other job. ends,
+    ends_ms: gangs that are ended for it when they are old enough, which is then (Unix time), as things are now.
     """
 
     job: JobId
@@ -133,6 +134,8 @@ class WhyView:
     eta: EtaView | None = None
     changes: tuple[ChangeView, ...] | None = None
     late: str = ""
+    ends: tuple[JobId, ...] = ()
+    ends_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +290,7 @@ class PlanView:
     end for it. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its `max_duration`; None where
     a price or a limit is not known. queues: its own and those that it is part of. num_devices: a share of one is a fraction.
     jobs: so many are in the array; all the rest is of one of them. region: where the fleet is; '' when its policy does not say.
+    ends, ends_ms: gangs that would be ended for it when they are old enough, which is then (Unix time).
     """
 
     answer: str
@@ -307,6 +311,8 @@ class PlanView:
     notes: tuple[str, ...] = ()
     jobs: int = 1
     region: str = ""
+    ends: tuple[JobId, ...] = ()
+    ends_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

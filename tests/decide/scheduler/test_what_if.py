@@ -216,3 +216,24 @@ def test_that_it_may_be_ended_for_others() -> None:
     (firm,) = (replace(one, facts=replace(one.facts, preemptible=False)) for one in [job("j-1", 1, 4)])
     snapshot = Snapshot(NOW, (node("a", free=7),), (held,), (firm,), policy)
     assert values(tried(snapshot, "j-1"))[0] == ("preemptible", "true", "false")
+
+
+def test_who_is_told_to_be_ended_is_ended_at_that_time() -> None:
+    """The dearer gang is old enough ten seconds before the cheaper one, and is ended: what is told is what will be decided."""
+    dear, cheap = gang("dear-1", {"a": 8, "b": 8}), gang("cheap-2", {"c": 2})
+    low = [
+        replace(one, facts=replace(one.facts, priority=0), placed_ms=NOW - placed_s * 1000)
+        for one, placed_s in ((dear, 90), (cheap, 80))
+    ]
+    high = job("high-3", 1, 8)
+    high = replace(high, facts=replace(high.facts, priority=80))
+    nodes = (node("a", free=0), node("b", free=0), node("c", free=6))
+    snapshot = Snapshot(NOW, nodes, tuple(low), (high,), Policy())
+    told = trial(snapshot, JobId("high-3"))
+    assert (told.young, told.young_ms) == (("dear-1",), NOW + 30_000)
+    assert told.eta is not None
+    assert (told.eta.latest_ms, told.eta.high_ms <= NOW + 90_000) == (NOW + 30_000, True)
+    assert not schedule(replace(snapshot, now_ms=NOW + 29_999)).evictions
+    assert [evict.job for evict in schedule(replace(snapshot, now_ms=NOW + 30_000)).evictions] == ["dear-1"]
+    both = trial(replace(snapshot, running=(low[1], replace(low[0], placed_ms=low[1].placed_ms))), JobId("high-3"))
+    assert (both.young, both.young_ms) == (("cheap-2",), NOW + 40_000)

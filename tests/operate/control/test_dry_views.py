@@ -16,7 +16,13 @@ def test_who_waits_for_a_gang_that_is_too_young_to_be_ended_is_told_so() -> None
     snapshot = world({}, [young], [job("high-2", count=4, priority=80)])
     why = WhyView(job=JobId("high-2"), state="pending", sentence="waits for devices", reason=None, position=1)
     assert why_waiting(snapshot, why).sentence == f"waits for devices{FROM}"
+    told = why_waiting(snapshot, why)
+    assert (told.ends, told.ends_ms) == (("low-1",), NOW + MINUTE)
+    assert told.eta is not None
+    assert (told.eta.latest_ms, told.eta.high_ms) == (NOW + MINUTE, NOW + 2 * MINUTE)
     alone = world({}, [young])
+    planned = plan_view(alone, facts("mine-3", count=4, priority=80))
+    assert (planned.ends, planned.ends_ms) == (("low-1",), NOW + MINUTE)
     assert plan_view(alone, facts("mine-3", count=4, priority=80)).sentence.endswith(FROM)
     assert "can be ended" not in plan_view(alone, facts("mine-3", count=4, priority=0)).sentence
 

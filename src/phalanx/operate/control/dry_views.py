@@ -52,6 +52,8 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
         notes=tuple(_notes(snapshot, facts, tried, None if per_hour is not None else kind)),
         jobs=jobs,
         region=snapshot.policy.region,
+        ends=tried.young,
+        ends_ms=tried.young_ms,
     )
 
 
@@ -102,6 +104,8 @@ def why_waiting(snapshot: Snapshot, view: WhyView) -> WhyView:
         eta=eta_view(tried.eta, snapshot.now_ms),
         changes=change_views(tried.changes),
         late=_late(snapshot, facts, tried) or view.late,
+        ends=tried.young,
+        ends_ms=tried.young_ms,
     )
 
 
@@ -115,7 +119,7 @@ def _sentence(tried: Trial) -> str:
 
 
 def _young(tried: Trial) -> str:
-    return f"; {named(tried.young)} can be ended for it from {utc_second(tried.young_ms)}" if tried.young else ""
+    return "" if tried.young_ms is None else f"; {named(tried.young)} can be ended for it from {utc_second(tried.young_ms)}"
 
 
 def _placed(policy: Policy, placement: Placement, nodes: Mapping[NodeId, NodeFacts]) -> Iterator[PlacedView]:

@@ -1,5 +1,6 @@
 """What would be decided of a job that nobody has submitted, or of one that waits: now, with everybody else as they are."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,7 +10,7 @@ from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Decision, Eta, Evict, Plan, Wait
 from phalanx.decide.scheduler.schedule import schedule
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
-from phalanx.decide.scheduler.why.eta import predict
+from phalanx.decide.scheduler.why.eta import not_after, predict
 from phalanx.decide.scheduler.why.what_if import Change, changes
 
 DRY: Final = JobId("this-job")
@@ -19,14 +20,14 @@ DRY: Final = JobId("this-job")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """decision: of the job. evictions: of gangs that would end for it. changes: the smallest ones that would start it now.
-    young: the gangs that can be ended for it from `young_ms` (Unix time) on, when they have run for `preemption.min_runtime`."""
+    young: the gangs that are ended for it at `young_ms` (Unix time), when they have run for `preemption.min_runtime`."""
 
     decision: Decision
     evictions: tuple[Evict, ...] = ()
     eta: Eta | None = None
     changes: tuple[Change, ...] = ()
     young: tuple[JobId, ...] = ()
-    young_ms: int = 0
+    young_ms: int | None = None
 
 
 def dry_run(snapshot: Snapshot, facts: JobFacts) -> Trial:
@@ -46,20 +47,30 @@ def trial(snapshot: Snapshot, job: JobId) -> Trial:
         return Trial(decision)
     evictions = tuple(evict for evict in plan.evictions if evict.claimant == job and evict.job != job)
     young, young_ms = _young(snapshot, decision)
-    return Trial(decision, evictions, predict(snapshot, plan, {job}).get(job), changes(snapshot, job, memory), young, young_ms)
+    eta = predict(snapshot, plan, {job}).get(job)
+    if eta is not None and young_ms is not None:
+        eta = not_after(young_ms, snapshot.now_ms, eta)
+    return Trial(decision, evictions, eta, changes(snapshot, job, memory), young, young_ms)
 
 
-def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[JobId, ...], int]:
-    """Whom the job would have ended if no gang were too young for it, where one of them is, and when none will be."""
+def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[JobId, ...], int | None]:
+    """Whom the job has ended, and when, if gangs are too young for it now. It is decided at times at which one more is old enough,
+    as it will be then: the first set that will do is ended, though a cheaper one may be old enough a little later."""
     steady_ms = snapshot.policy.preemption.min_runtime_ms
-    old_ms = {gang.facts.job: gang.placed_ms + steady_ms for gang in snapshot.running}
-    if not isinstance(wait.reason, NoRoom | Geometry | Behind) or max(old_ms.values(), default=0) <= snapshot.now_ms:
-        return (), 0
-    at_once = replace(snapshot.policy, preemption=replace(snapshot.policy.preemption, min_runtime="0s"))
-    plan = schedule(replace(snapshot, policy=at_once))
-    ended = sorted(evict.job for evict in plan.evictions if evict.claimant == wait.job and evict.job != wait.job)
-    last_ms = max((old_ms[name] for name in ended), default=0)
-    return (tuple(ended), last_ms) if last_ms > snapshot.now_ms else ((), 0)
+    old_ms = {gang.placed_ms + steady_ms for gang in snapshot.running if gang.facts.preemptible and not gang.stopping}
+    times = sorted(at_ms for at_ms in old_ms if at_ms > snapshot.now_ms)
+    if not isinstance(wait.reason, NoRoom | Geometry | Behind) or not times:
+        return (), None
+    memory = Memory()
+
+    def ended(at_ms: int) -> tuple[JobId, ...]:
+        plan = schedule(replace(snapshot, now_ms=at_ms), memory)
+        return tuple(sorted(evict.job for evict in plan.evictions if evict.claimant == wait.job and evict.job != wait.job))
+
+    if not ended(times[-1]):
+        return (), None
+    first_ms = times[bisect_left(times, True, hi=len(times) - 1, key=lambda at_ms: bool(ended(at_ms)))]
+    return ended(first_ms), first_ms
 
 
 def _of(plan: Plan, job: JobId) -> Decision:
