@@ -202,16 +202,21 @@ class OverBudget:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Jobs that must have succeeded before have not: `unmet` still may, `failed` never will."""
+    """Jobs that must have succeeded before have not: `unmet` still may, `failed` never will. stuck: of `unmet` those that never
+    start themselves."""
 
     unmet: tuple[JobId, ...]
     failed: tuple[JobId, ...] = ()
+    stuck: tuple[JobId, ...] = ()
     kind: Literal["dependencies"] = field(default="dependencies", kw_only=True)
 
     def sentence(self) -> str:
         if self.failed:
             retry = "that one" if len(self.failed) == 1 else "them"
             return f"never starts: {named(self.failed)}, which must succeed before it, did not; retry {retry}, or cancel this"
+        if self.stuck:
+            starts = "starts" if len(self.stuck) == 1 else "start"
+            return f"never starts, since {named(self.stuck)} never {starts}; `phalanx why {self.stuck[0]}` says why not"
         return f"waits for {named(self.unmet)} to succeed"
 
 

@@ -46,6 +46,23 @@ def test_a_job_never_starts_after_one_that_failed() -> None:
     assert said.sentence() == "never starts: x-9, which must succeed before it, did not; retry that one, or cancel this"
 
 
+def test_nor_does_one_after_a_job_that_never_starts_however_long_the_chain() -> None:
+    line = [
+        replace(job("b-2"), unmet=names("a-1"), failed=names("x-9")),
+        replace(job("c-3"), unmet=names("b-2", "a-1")),
+        replace(job("d-4"), unmet=names("c-3", "b-2")),
+        replace(job("e-5"), unmet=names("a-1")),
+    ]
+    for pending in (line, line[::-1]):
+        plan = decided(*pending)
+        assert reason(plan["c-3"]) == Dependencies(names("b-2", "a-1"), stuck=names("b-2"))
+        assert reason(plan["d-4"]) == Dependencies(names("c-3", "b-2"), stuck=names("c-3", "b-2"))
+        assert reason(plan["e-5"]) == Dependencies(names("a-1"))
+    one, two = Dependencies(names("b-2", "a-1"), stuck=names("b-2")), Dependencies(names("c-3", "b-2"), stuck=names("c-3", "b-2"))
+    assert one.sentence() == "never starts, since b-2 never starts; `phalanx why b-2` says why not"
+    assert two.sentence() == "never starts, since c-3, b-2 never start; `phalanx why c-3` says why not"
+
+
 def test_a_circle_of_dependencies_is_named_from_each_member() -> None:
     line = [
         replace(job("a-1"), unmet=names("b-2", "z-9")),
@@ -59,7 +76,7 @@ def test_a_circle_of_dependencies_is_named_from_each_member() -> None:
         assert reason(plan["a-1"]) == DependencyCycle(names("a-1", "b-2", "c-3"))
         assert reason(plan["b-2"]) == DependencyCycle(names("b-2", "c-3", "a-1"))
         assert reason(plan["c-3"]) == DependencyCycle(names("c-3", "a-1", "b-2"))
-        assert reason(plan["d-4"]) == Dependencies(names("a-1")), "it waits for a circle, and is none"
+        assert reason(plan["d-4"]) == Dependencies(names("a-1"), stuck=names("a-1")), "it waits for a circle, and is none"
         assert reason(plan["e-5"]) == DependencyCycle(names("e-5"))
     said = DependencyCycle(names("a-1", "b-2")).sentence()
     assert said == "never starts: it waits for b-2, which waits for a-1; cancel one of them"

@@ -1,6 +1,7 @@
 """Step 1, may a job start yet at all, whatever is free: put off, waiting for other jobs, its array is full, outside its window."""
 
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Final
@@ -12,6 +13,7 @@ from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 from phalanx.decide.scheduler.windows import opens_ms
 
 _UNMET: Final = attrgetter("unmet")
+_FAILED: Final = attrgetter("failed")
 
 
 class Gates:
@@ -20,7 +22,9 @@ class Gates:
     def __init__(self, snapshot: Snapshot) -> None:
         self._now_ms = snapshot.now_ms
         self._windows = snapshot.policy.windows
-        self._cycles = _cycles(snapshot)
+        waits_for = {job.facts.job: job.unmet for job in compress(snapshot.pending, map(_UNMET, snapshot.pending))}
+        self._cycles = _cycles(waits_for)
+        self._stuck = _stuck(waits_for, snapshot, self._cycles) if waits_for else frozenset[JobId]()
         in_arrays = [gang.facts.array for gang in snapshot.running if gang.facts.array]
         self._at_once = Counter([*in_arrays, *(job.facts.array for job in snapshot.claimants if job.facts.array)])
         self._opens_ms: dict[str, int | None] = {}
@@ -30,7 +34,9 @@ class Gates:
         facts = job.facts
         if job.failed or job.unmet:
             circle = self._cycles.get(facts.job)
-            return DependencyCycle(circle) if circle and not job.failed else Dependencies(job.unmet, job.failed)
+            if circle and not job.failed:
+                return DependencyCycle(circle)
+            return Dependencies(job.unmet, job.failed, tuple(one for one in job.unmet if one in self._stuck))
         if facts.window and (shut := self._shut(facts.window)) is not None:
             return shut
         if job.put_off is not None and (off := _put_off(job, self._now_ms)) is not None:
@@ -58,10 +64,26 @@ def _put_off(job: PendingJob, now_ms: int) -> Reason | None:
     return Backoff(wait_ms, found.attempts, found.within_ms, found.detail) if found and wait_ms else None
 
 
-def _cycles(snapshot: Snapshot) -> dict[JobId, tuple[JobId, ...]]:
+def _stuck(waits_for: Mapping[JobId, Sequence[JobId]], snapshot: Snapshot, cycles: Collection[JobId]) -> frozenset[JobId]:
+    """Jobs that never start: after one that failed, in a circle, or after one of these."""
+    todo = [*cycles, *(job.facts.job for job in compress(snapshot.pending, map(_FAILED, snapshot.pending)))]
+    if not todo:
+        return frozenset()
+    after: dict[JobId, list[JobId]] = {}
+    for job, unmet in waits_for.items():
+        for one in unmet:
+            after.setdefault(one, []).append(job)
+    found = set(todo)
+    while todo:
+        more = [job for job in after.get(todo.pop(), ()) if job not in found]
+        found.update(more)
+        todo.extend(more)
+    return frozenset(found)
+
+
+def _cycles(waits_for: Mapping[JobId, Sequence[JobId]]) -> dict[JobId, tuple[JobId, ...]]:
     """Of each waiting job that waits, in the end, for itself: the circle, from itself on. One that only waits for such a job is in
     none."""
-    waits_for = {job.facts.job: job.unmet for job in compress(snapshot.pending, map(_UNMET, snapshot.pending))}
     found: dict[JobId, tuple[JobId, ...]] = {}
     done: set[JobId] = set()
     for first in sorted(waits_for):
