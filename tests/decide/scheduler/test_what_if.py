@@ -80,6 +80,17 @@ def test_an_elastic_job_is_told_how_few_nodes_have_to_do() -> None:
     assert found["queue"].value == "default", "it may have three of its four nodes there"
 
 
+def test_an_elastic_job_may_start_smaller_in_another_queue() -> None:
+    """It asks for one to three nodes; its queue's limit is used up, and the other one may have two."""
+    queues = {"full": Queue(limit={"*": 8}), "small": Queue(limit={"*": 16})}
+    held = replace(gang("r", {"c": 8}), facts=replace(gang("r", {"c": 8}).facts, queue="full"))
+    asks = job("j-1", 1, 8, 3, min_nodes=1)
+    asks = replace(asks, facts=replace(asks.facts, queue="full"))
+    fleet = (node("a"), node("b"), node("c", free=0), node("d"))
+    snapshot = Snapshot(NOW, fleet, (held,), (asks,), replace(CALM, queues=queues))
+    assert values(tried(snapshot, "j-1")) == [("queue", "small", "full")]
+
+
 def test_another_type_counts_as_less_of_a_change_than_fewer_nodes() -> None:
     fleet = (node("a", free=0), node("t-1", kind="A100-80"), node("t-2", kind="A100-80"))
     snapshot = Snapshot(NOW, fleet, (gang("r", {"a": 8}),), (job("j-1", 1, 8),), CALM)

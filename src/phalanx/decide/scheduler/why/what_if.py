@@ -70,7 +70,8 @@ def _found(*tried: Change | None) -> tuple[Change, ...]:
 
 
 def starts(job: PendingJob, end: Round) -> bool:
-    """Whether the job would start on what everybody else leaves, without anybody making room for it. Changes nothing."""
+    """Whether the job would start on what everybody else leaves, without anybody making room for it; an elastic one on as many
+    nodes as its queue may have. Changes nothing."""
     shape = job.facts.shape
     return any(
         fit(shape, kind, end.fleet, free, job.avoids) is not None
