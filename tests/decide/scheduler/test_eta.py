@@ -150,6 +150,9 @@ def test_a_head_starts_at_the_latest_when_limits_have_ended_what_is_in_its_way()
     unknown = predict(endless, schedule(endless))[JobId("head-1")]
     assert unknown.latest_ms is None
     assert unknown.high_ms > NOW + 5 * HOUR
+    years = replace(running[0], facts=replace(running[0].facts, limit_ms=10**18))
+    endless = replace(found, running=(years, running[1]))
+    assert predict(endless, schedule(endless))[JobId("head-1")].latest_ms is None, "no news"
     outlived = replace(found, now_ms=NOW + 25 * MINUTE)
     assert predict(outlived, schedule(outlived))[JobId("head-1")].latest_ms is None, "these limits end nobody"
 

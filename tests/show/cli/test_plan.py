@@ -75,7 +75,7 @@ def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Te
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, vague)
     assert terminal("why", JOB).out.endswith("No useful estimate of its start yet.\n")
     for days, second in ((0, "15:19:30"), (1, "2026-11-29 15:19:30")):
-        latest = replace(ETA, latest_ms=ETA.high_ms + days * 86_400_000 - 30_000)
+        latest = replace(ETA, latest_ms=ETA.high_ms + days * 86_400_000 - 30_900)
         terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits", eta=latest))
         assert f"and 15:20 UTC (80 %), at the latest about {second} if no other job comes first.\n" in terminal("why", JOB).out
     after = why_view(state="pending", sentence="waits for a-1 to succeed", reason={"kind": "dependencies"}, changes=())

@@ -66,7 +66,7 @@ def eta_text(eta: EtaView) -> str:
     expected = f"about {low}" if low == high else f"between {low} and {until}"
     latest = ""
     if eta.latest_ms is not None:
-        second = moment(eta.latest_ms).removesuffix(" UTC")
+        second = moment(-(-eta.latest_ms // 1000) * 1000).removesuffix(" UTC")
         second = second[11:] if second[:10] == low[:10] else second
         latest = f", at the latest about {second} if no other job comes first"
     return f"Expected to start {expected} UTC (80 %){latest}."

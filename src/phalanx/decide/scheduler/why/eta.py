@@ -132,10 +132,11 @@ def _not_before(reason: Reason, now_ms: int, eta: Eta) -> Eta:
 
 def not_after(latest_ms: int, now_ms: int, eta: Eta) -> Eta:
     """Nor after the time by which what is in its way is gone, with a little for gangs that have to end. Of an interval that was
-    thought to begin later nothing is left but that."""
+    thought to begin later nothing is left but that. A time beyond a week bounds it, and is no news."""
     if eta.latest_ms is not None and eta.latest_ms <= latest_ms:
         return eta
-    return replace(_at_most(max(latest_ms, now_ms) + SOON_MS, now_ms, eta), latest_ms=latest_ms)
+    found = _at_most(max(latest_ms, now_ms) + SOON_MS, now_ms, eta)
+    return found if latest_ms > now_ms + _VAGUE_MS else replace(found, latest_ms=latest_ms)
 
 
 def _at_most(high_ms: int, now_ms: int, eta: Eta) -> Eta:
