@@ -132,15 +132,16 @@ def shapes(draw: st.DrawFn) -> Shape:
             types, 1, draw(st.sampled_from([100, 250, 333, 500, 900])), draw(st.sampled_from([0, 0, GIB, 9 * GIB]))
         )
     num_nodes = draw(st.sampled_from([1, 1, 1, 2, 3, 4]))
+    group = draw(st.sampled_from([0, 0, 2])) if num_nodes in (2, 4) else 0
     return Shape(
         request,
         num_nodes,
-        min_nodes=draw(st.sampled_from([0, 0, 1])),
+        min_nodes=draw(st.sampled_from([0, 0, max(1, group)])),
         cpus=float(draw(st.sampled_from([0, 0, 1, 3]))),
         memory_bytes=draw(st.sampled_from([0, 0, 1, 3])) * GIB,
         needs=draw(st.just(frozenset[str]()) | FEATURES),
         within=draw(st.sampled_from([None, None, None, *TIERS])),
-        group=draw(st.sampled_from([0, 0, 2])) if num_nodes in (2, 4) else 0,
+        group=group,
         group_within=draw(st.sampled_from(TIERS)),
         spot=draw(st.sampled_from(["never", "never", "allow", "prefer"])),
     )

@@ -39,12 +39,6 @@ def test_the_example_runs_under_its_policy_and_writes_its_page(tmp_path: Path) -
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize(("limits", "says"), [("trace", True), ("none", True), ("factor:2", False), ("estimate", False)])
-def test_where_no_job_says_how_long_it_runs_that_is_said(limits: str, says: bool) -> None:
-    found = simulate(replace(ASKED, limit=5, limits=limits), lambda over, jobs: None)
-    assert [note.startswith("No job says how long it runs.") for note in found.notes] == [True] * says
-
-
 def test_the_same_again_is_the_same() -> None:
     first, again = (simulate(replace(ASKED, limit=40, failures="5d"), lambda over, jobs: None) for _ in range(2))
     assert replace(first, wall_s=0, decide_ms=0) == replace(again, wall_s=0, decide_ms=0)
