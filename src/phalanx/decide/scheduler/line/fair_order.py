@@ -4,14 +4,13 @@ Being late or due counts only while the queue has no more than its part: nobody 
 by tomorrow.
 """
 
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler.line.stems import Place, as_shares_move, oldest_first, place, youngest
 from phalanx.decide.scheduler.line.sweeps import Batch, Sweep, Urgency
-from phalanx.decide.scheduler.quotas.holds import Whose
 from phalanx.decide.scheduler.quotas.lines import Line
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.targets import late_since
@@ -19,7 +18,6 @@ from phalanx.decide.scheduler.targets import late_since
 _Row = tuple[Urgency, tuple[float, ...], Place]
 """Of a batch: with the shares of the lines that it stands in, from below the root down."""
 
-_WHOSE: Final = attrgetter("facts.queue", "facts.user")
 _NEVER: Final = float("inf")
 _SLACK: Final = 1e-9
 
@@ -45,8 +43,7 @@ class FairOrder:
         self._known_parts: _Parts | None = None
         self._standings: dict[str, _Standing] = {}
         self._used_up: dict[str, bool] = {}
-        self._shares: dict[Whose, tuple[float, ...]] = {}
-        self._known: dict[int, tuple[str, Urgency, tuple[float, ...]]] = {}
+        self._known: dict[str, dict[int, tuple[Urgency, tuple[float, ...]]]] = defaultdict(dict)
 
     def of(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Some of them, or what is left of these. Whoever takes one decides its first job at least (`Batch.at`), and others up to
@@ -86,12 +83,10 @@ class FairOrder:
         """`rows` and `batches`. Rows of queues whose shares, or whose hurry, are others now get other places."""
         moved = {queue for queue, standing in self._standings.items() if self._standing(queue) != standing}
         moved |= {queue for queue, was in self._used_up.items() if self._parts.are_used_up(queue) != was}
-        if moved:
-            for queue in moved:
-                self._standings.pop(queue)
-                self._used_up.pop(queue, None)
-            self._shares = {whose: shares for whose, shares in self._shares.items() if whose[0] not in moved}
-            self._known = {number: known for number, known in self._known.items() if known[0] not in moved}
+        for queue in moved:
+            self._standings.pop(queue)
+            self._used_up.pop(queue, None)
+            self._known.pop(queue, None)
         stay = [row for row in rows if row[2][4].queue not in moved] if moved else rows
         again = [row[2][4] for row in rows if row[2][4].queue in moved] if moved else []
         return sorted([*stay, *map(self._row, [*again, *batches])])
@@ -99,28 +94,24 @@ class FairOrder:
     def _row(self, batch: Batch) -> _Row:
         sweep = batch.part_of
         if sweep is None or batch.at:
-            return *self._placed(batch.sweep)[1:], (*batch.sweep.place, batch)
-        known = self._known.get(id(sweep))
-        if known is None:
-            known = self._known[id(sweep)] = self._placed(sweep)  # `batches` hold it, so that no other gets its number
-        return known[1], known[2], (*sweep.place, batch)
+            sweep = batch.sweep
+            return *self._placed(sweep), (*sweep.place, batch)
+        known = self._known[batch.queue]
+        found = known.get(id(sweep))
+        if found is None:
+            found = known[id(sweep)] = self._placed(sweep)  # `batches` hold it, so that no other gets its number
+        return *found, (*sweep.place, batch)
 
-    def _placed(self, sweep: Sweep) -> tuple[str, Urgency, tuple[float, ...]]:
-        """Its queue, and where it stands until that moves."""
-        whose, urgency = sweep.whose, sweep.urgency(self._late_since)
-        shares = self._shares.get(whose)
-        if shares is None:
-            shares = self._shares[whose] = self._found_shares(whose)
-        if _is_urgent(urgency) and self._is_used_up(whose[0]):
+    def _placed(self, sweep: Sweep) -> tuple[Urgency, tuple[float, ...]]:
+        """Where it stands until its queue moves."""
+        queue, urgency = sweep.ask[0], sweep.urgency(self._late_since)
+        standing = self._standings.get(queue)
+        if standing is None:
+            standing = self._standings[queue] = self._standing(queue)
+        share = self._tree.lines.share(sweep.whose)
+        if _is_urgent(urgency) and self._is_used_up(queue):
             urgency = (urgency[0], urgency[1], True, _NEVER)
-        return whose[0], urgency, shares
-
-    def _found_shares(self, whose: Whose) -> tuple[float, ...]:
-        queue = whose[0]
-        if queue not in self._standings:
-            self._standings[queue] = self._standing(queue)
-        standing, share = self._standings[queue], self._tree.lines.share(*whose)
-        return (*standing.shares, share) if share else standing.newcomer
+        return urgency, (*standing.shares, share) if share else standing.newcomer
 
     def _is_used_up(self, queue: str) -> bool:
         if queue not in self._used_up:
@@ -180,7 +171,7 @@ class _Parts:
 
     def __init__(self, tree: Tree, batches: Iterable[Batch]) -> None:
         self._tree = tree
-        whose = set(map(_WHOSE, [batch.jobs[0] for batch in batches]))
+        whose = {batch.sweep.whose for batch in batches}
         active = {line for queue in {queue for queue, _ in whose} for line in tree.lines.queue(queue).path}
         active |= {line for line in tree.lines.queues if any(line.used.values())}
         self._part = {tree.lines.root: 1.0}

@@ -36,7 +36,7 @@ def in_order(
         return
     borrowing, later, saved, moves = _Borrowing(tree), list[Batch](), set[Account](), tree.moves
     for batch in ordered(batches):
-        ask = batch.sweep.ask
+        ask = batch.ask
         if borrowing.would(ask):
             saved |= tree.saves_for(batch.first)
             later.append(batch.rest())

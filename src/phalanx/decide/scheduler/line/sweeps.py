@@ -100,6 +100,11 @@ class Batch:
         return self.jobs[self.at]
 
     @property
+    def ask(self) -> Ask:
+        """Of each of them."""
+        return self.sweep.ask if self.part_of is None else self.part_of.ask
+
+    @property
     def sweep(self) -> Sweep:
         """Whose first job is the first of these that is not decided."""
         if self.part_of is None or self.at:

@@ -131,15 +131,13 @@ class Lines:
             found.weigh(self._capacity, self._host)
         return found
 
-    def share(self, queue: str, user: str) -> float:
-        """Of the user's line; who has nothing and has had nothing needs none."""
-        whose = queue, user
+    def share(self, whose: Whose) -> float:
+        """Of the user's line; who holds nothing needs none for that."""
         if whose not in self._known:
             return 0.0
-        line, had = self.users.get(whose), self._had.get(whose, 0.0)
-        if line is not None or whose in self._held.by_user:
-            return self.user(queue, user).share
-        return had / _USERS.weight
+        if whose in self.users or whose in self._held.by_user:
+            return self.user(*whose).share
+        return self._had[whose] / _USERS.weight
 
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:
         """Adds up what each line and those below it have had, before any user is asked for; `fleet_ms` is what the whole fleet
