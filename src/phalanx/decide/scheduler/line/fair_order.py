@@ -171,7 +171,7 @@ class _Parts:
 
     def __init__(self, tree: Tree, batches: Iterable[Batch]) -> None:
         self._tree = tree
-        whose = {batch.sweep.whose for batch in batches}
+        whose = {(batch.part_of or batch.sweep).whose for batch in batches}
         active = {line for queue in {queue for queue, _ in whose} for line in tree.lines.queue(queue).path}
         active |= {line for line in tree.lines.queues if any(line.used.values())}
         self._part = {tree.lines.root: 1.0}

@@ -21,6 +21,10 @@ _Entry = tuple[int, int, int, int, int]
 NEVER: Final = UNLIMITED
 """Later than any time: what a gang without a limit holds."""
 
+_CORES: Final = " cores"
+_MEMORY: Final = " memory"
+"""No types of devices: those have no spaces in front."""
+
 SOON_MS: Final = 60_000
 """A gang that was asked to end makes a checkpoint and lets go within about so long."""
 
@@ -50,6 +54,7 @@ class Ends:
         self._entries: list[_Entry] = []
         self._cores: list[float] = []
         self._sorted: tuple[NDArray[np.int64], Amounts, Rows] | None = None
+        self._known: dict[str, Amounts] = {}
         self._number = {kind: number for number, kind in enumerate(fleet.ground.kinds)}
         self._sharing: dict[tuple[int, int], dict[JobId, int]] = {}
         """By row and device, when each job that holds some of it ends."""
@@ -97,22 +102,32 @@ class Ends:
     def ready(self, shape: Shape, kind: str, free: Counts, spare: tuple[Amounts, NDArray[np.int64]]) -> Times:
         """The time from which each row holds one node's share: 0 where it does now, NEVER where no limit says so. free: devices
         of the type now; spare: cores and bytes now."""
-        whole, cores, starts = self._columns()
+        whole, _, starts = self._columns()
         row, at_ms, num_rows = whole[0], whole[1], len(free)
         count = shape.request.count
-        devices = np.where(whole[3] == self._number[kind], whole[2], 0).astype(np.float64)
-        enough = _had(free.astype(np.float64), devices, row, starts) >= count
+        enough = free[row] + self._come_free(kind) >= count
         now = free >= count
         if shape.cpus > 0:
-            enough &= _had(spare[0], cores, row, starts) + CORES_SLACK >= shape.cpus
+            enough &= spare[0][row] + self._come_free(_CORES) + CORES_SLACK >= shape.cpus
             now &= spare[0] + CORES_SLACK >= shape.cpus
         if shape.memory_bytes > 0:
-            enough &= _had(spare[1].astype(np.float64), whole[4].astype(np.float64), row, starts) >= shape.memory_bytes
+            enough &= spare[1][row] + self._come_free(_MEMORY) >= shape.memory_bytes
             now &= spare[1] >= shape.memory_bytes
         first = starts[:-1] + np.bincount(row[~enough], minlength=num_rows)
         padded = np.append(at_ms, NEVER)
         later = np.where(first < starts[1:], padded[np.minimum(first, len(at_ms))], NEVER)
         return np.where(now, 0, later)
+
+    def _come_free(self, of: str) -> Amounts:
+        """Of a type of devices, cores or bytes: with each entry, what came free on its row until then."""
+        whole, cores, starts = self._columns()
+        if of not in self._known:
+            given = {_CORES: cores, _MEMORY: whole[4]}.get(of)
+            if given is None:
+                given = np.where(whole[3] == self._number[of], whole[2], 0)
+            before = np.concatenate([[0.0], np.cumsum(given, dtype=np.float64)])
+            self._known[of] = before[1:] - before[starts[whole[0]]]
+        return self._known[of]
 
     def by(self, when_ms: int, kind: str) -> Counts:
         """Devices of the type that come free on each row until then."""
@@ -142,6 +157,7 @@ class Ends:
             whole = whole[:, order]
             starts = np.searchsorted(whole[0], np.arange(len(self._fleet.ground.nodes) + 1))
             self._sorted = whole, cores[order], starts
+            self._known.clear()
         return self._sorted
 
     def _shares(self, job: JobId, placement: Placement, ends_ms: int) -> None:
@@ -166,9 +182,3 @@ class Ends:
 
     def _kind(self, row: int, index: int) -> int:
         return self._number.get(self._fleet.ground.types[row].get(index, ""), -1)
-
-
-def _had(now: Amounts, given: Amounts, row: Rows, starts: Rows) -> Amounts:
-    """What each entry's row has right after it."""
-    before = np.concatenate([[0.0], np.cumsum(given)])
-    return np.asarray(now[row] + before[1:] - before[starts[row]])

@@ -73,6 +73,11 @@ def soonest(shape: Shape, ground: Ground, rows: Rows, score: Times, tightness: C
     """Of `rows`, which are in order, those with the lowest scores that a gang of the fewest nodes could lie on; None when it could
     not. Among equals the tightest, so that large holes stay open to others."""
     group, num_nodes = max(1, shape.group), shape.fewest_nodes
+    if group == 1 and shape.within is None:
+        if len(rows) < num_nodes:
+            return None
+        rows = rows[score[rows] <= np.partition(score[rows], num_nodes - 1)[num_nodes - 1]]
+        return np.sort(rows[np.lexsort((tightness[rows], score[rows]))][:num_nodes])
     rows = rows[np.lexsort((tightness[rows], score[rows]))]
     unit = rows.reshape(-1, 1) if group == 1 else _groups(rows, ground.tier(shape.group_tier), group)
     num_units = -(-num_nodes // group)
