@@ -72,13 +72,14 @@ def _decisions(round_: Round) -> list[Decision]:
     for batch in in_order(round_.snapshot, round_.tree, round_.batches(), at_home, round_.service):
         stood.append(batch)
         job = batch.first
-        closed = gates.why(job)
+        is_plain = batch.part_of is not None and batch.part_of.is_plain
+        closed = None if is_plain else gates.why(job)
         if closed is not None:
             if job.claim is not None:
                 _give_up(job, round_)
             found.extend(Wait(one.facts.job, closed, None) for one in batch.rest().jobs)
             continue
-        decision = _claimed(job, round_) if job.claim is not None else _considered(job, round_)
+        decision = _claimed(job, round_) if job.claim is not None else _considered(job, round_, is_plain)
         batch.at += 1
         found.append(decision)
         if isinstance(decision, Start) or isinstance(decision.reason, MakingRoom):
@@ -122,8 +123,8 @@ def _give_up(job: PendingJob, round_: Round) -> None:
     round_.claims.append(Claim(job.facts.job, None))
 
 
-def _considered(job: PendingJob, round_: Round) -> Decision:
-    """What is known of jobs like it, or else what is found out now."""
+def _considered(job: PendingJob, round_: Round, is_plain: bool = False) -> Decision:
+    """What is known of jobs like it, or else what is found out now. is_plain: as of its sweep."""
     if round_.kept.homes is not None and (found_there := _at_home(job, round_.kept.homes, round_)) is not None:
         return found_there
     if round_.turns.of and (taken := take_turn(job, round_)) is not None:
@@ -131,7 +132,7 @@ def _considered(job: PendingJob, round_: Round) -> Decision:
     round_.follow()
     known = round_.known
     rights = known.rights(job)
-    is_like_others = not (job.avoids or job.repair or job.claim or job.last)
+    is_like_others = is_plain or not (job.avoids or job.repair or job.claim or job.last)
     reason = known.latest = known.reason(rights, job, round_.kept) if is_like_others else None
     if reason is not None:
         return _waits(job, rights[0], reason, round_)

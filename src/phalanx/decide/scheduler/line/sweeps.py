@@ -46,7 +46,7 @@ STEP_MAX: Final = 128
 class Sweep:
     """jobs: the oldest first. oldest_ms, youngest_ms: when the first and the last of them began to wait. place: by when the first
     has to start, and its age. The others are of each of them: what it asks for; queue and user; how urgent it is in time, and when
-    it has waited for too long."""
+    it has waited for too long. is_plain: they start as soon as there is room, on any nodes that will do."""
 
     jobs: tuple[PendingJob, ...]
     oldest_ms: int
@@ -57,6 +57,7 @@ class Sweep:
     priority: int
     in_time: Urgency
     late: Urgency
+    is_plain: bool
 
     @classmethod
     def of(cls, jobs: tuple[PendingJob, ...]) -> "Sweep":
@@ -67,7 +68,8 @@ class Sweep:
         start_ms, class_ = _latest_start_ms(first), (-facts.priority, not first.repair)
         place, whose = (start_ms, *_AGE(first)), (facts.queue, facts.user)
         urgencies = (*class_, True, start_ms), (*class_, False, start_ms)
-        return cls(jobs, min(since), max(since), place, ask, whose, facts.priority, *urgencies)
+        is_plain = _OWN(first)[:-1] == _NOTHING[:-1] and not facts.window and not facts.array_parallel
+        return cls(jobs, min(since), max(since), place, ask, whose, facts.priority, *urgencies, is_plain)
 
     def urgency(self, late_since: Mapping[int, int]) -> Urgency:
         """late_since: by priority, who began to wait before that (Unix milliseconds) has waited for too long."""

@@ -83,9 +83,7 @@ class Line:
 
     def weigh(self, capacity: Mapping[str, int], host: Mapping[str, int]) -> None:
         """Dominant share of the fleet that it has, and the share that it has had, for its weight (Ghodsi et al., NSDI 2011)."""
-        parts = [amount / capacity[kind] for kind, amount in self.used.items() if capacity.get(kind)]
-        parts += [amount / host[name] for name, amount in self.host.items() if host.get(name)]
-        self.has = max(parts, default=0.0)
+        self.has = max(_part(self.used, capacity), _part(self.host, host))
         self.share = (self.has + self.usage) / self.weight
 
 
@@ -132,12 +130,17 @@ class Lines:
         return found
 
     def share(self, whose: Whose) -> float:
-        """Of the user's line; who holds nothing needs none for that."""
+        """Of the user's line, which is only made for who takes something."""
         if whose not in self._known:
             return 0.0
-        if whose in self.users or whose in self._held.by_user:
-            return self.user(*whose).share
-        return self._had[whose] / _USERS.weight
+        line = self.users.get(whose)
+        if line is not None:
+            return line.share
+        held = self._held.by_user.get(whose, {})
+        used = {kind: amount for kind, (amount, *_) in held.items()}
+        host = {CORES: sum([cores for _, cores, *_ in held.values()]), MEMORY: sum([memory for _, _, memory, *_ in held.values()])}
+        has = max(_part(used, self._capacity), _part(host, self._host))
+        return (has + self._had.get(whose, 0.0)) / _USERS.weight
 
     def had(self, usage: Mapping[str, Usage], fleet_ms: float) -> None:
         """Adds up what each line and those below it have had, before any user is asked for; `fleet_ms` is what the whole fleet
@@ -169,6 +172,11 @@ class Lines:
         line = Line(name, queue, parent)
         self.all.append(line)
         return line
+
+
+def _part(amounts: Mapping[str, int], whole: Mapping[str, int]) -> float:
+    """The largest that one of these is of its whole."""
+    return max([amount / whole[name] for name, amount in amounts.items() if whole.get(name)], default=0.0)
 
 
 def devices(milli: int) -> int:
