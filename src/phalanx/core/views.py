@@ -388,11 +388,12 @@ class HaltView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownView:
-    """What `down` did in a home. stopped: whether anything was running. left: joined nodes where ranks may run on."""
+    """What `down` did in a home. stopped: whether anything was running. left: joined nodes where ranks may run on; None where the
+    server did not answer, so that nobody asked them to stop."""
 
     home: str
     stopped: bool
-    left: tuple[str, ...] = ()
+    left: tuple[str, ...] | None = ()
 
 
 JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)

@@ -122,6 +122,7 @@ def test_down_refuses_while_jobs_hold_devices_and_force_stops_them(cell: Cell) -
     assert not any(psutil.pid_exists(rank) for rank in ranks)
     assert leftovers.attempts(cell.home) == []
     assert "Nothing was running" in cell.run("down")
+    assert "did not answer" not in cell.run("down", "--force")
     cell.up()
     assert cell.ask("GET", f"/jobs/{waiting}")["state"] != "finished"  # it was never asked to end
     cell.ask("POST", f"/jobs/{waiting}/cancel")
@@ -146,6 +147,17 @@ def test_a_job_that_ends_politely_when_its_platform_goes_down_has_not_succeeded_
     assert cell.ask("GET", f"/jobs/{job}")["attempts"][0]["detail"] == "stopped with the platform"
 
 
+def test_no_server_is_left_that_could_start_gangs_on_joined_nodes_while_the_agent_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    ended: list[object] = []
+    monkeypatch.setattr(daemons, "alive", lambda _, daemon: daemon)
+    monkeypatch.setattr(local, "_end", lambda _, process: ended.append(process))
+    assert local.down(local.Machine(command=lambda *_: ()), tmp_path).stopped
+    assert ended == ["server", "agent"]
+
+
 def test_up_comes_back_on_its_port(cell: Cell) -> None:
     cell.up()
     url = json.loads((cell.home / "run" / "server.json").read_bytes())["url"]
@@ -160,7 +172,8 @@ def test_ranks_that_nobody_holds_any_more_are_known_and_swept(cell: Cell) -> Non
     cell.kill("server")
     cell.kill("agent")
     assert "job-1.1" in cell.run("down", code=2)
-    cell.run("down", "--force")
+    said = cell.run("down", "--force", "-o", "json")
+    assert '"left": null' in said and "The server did not answer, so ranks on joined nodes" in said, "nobody asked them to stop"
     assert not any(psutil.pid_exists(rank) for rank in ranks)
 
 

@@ -152,6 +152,8 @@ class Controller:
         """Before the platform goes down: gangs that have a part on another node than `but` are stopped, and start again when it is
         up; no restart is used up. For HALT_MS nothing is started; ask again while it is `busy`. Raises StoreUnavailable."""
         self._committed.find_out()
+        if self._is_open():  # what is stopped has an event each; that nothing starts has none
+            log.warning("halted", by=by, but=but, for_ms=HALT_MS)
         self._halted_until_ms = self._clock.monotonic_ms() + HALT_MS
         self._commit_all(asked.halt(self.world, self._seen, but, by))
         left = observed.alive(self.world, self._seen) - {but}
@@ -262,7 +264,7 @@ class Controller:
         if self._observed is not None:
             self._learning.decided(self._observed, plan)
         draft = self._draft()
-        if self._clock.monotonic_ms() >= self._halted_until_ms:
+        if self._is_open():
             planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
         self._commit(draft)
         self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
@@ -278,6 +280,10 @@ class Controller:
         self._store.outbox_done(self.epoch, seq)
 
     # Inside
+
+    def _is_open(self) -> bool:
+        """Whether anything may be started: nobody has said of late that the platform goes down."""
+        return self._clock.monotonic_ms() >= self._halted_until_ms
 
     def _draft(self) -> Draft:
         return Draft(self.world, self._settings.outbox_for)

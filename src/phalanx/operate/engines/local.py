@@ -205,27 +205,32 @@ def down(machine: Machine, home: Path, force: bool = False) -> DownView:
         if held and not force:
             fix = "hold devices; wait for them, cancel them, or use --force: it stops their ranks, and the next `up` restarts them"
             raise Conflict("jobs", ", ".join(held), fix)
-        left = _halted(machine, home) if force else ()
-        for process in (agent, server):
+        left = _halted(machine, home, server) if force else ()
+        for process in (server, agent):  # an agent may take longer to end than the server starts nothing on joined nodes
             if process is not None:
                 _end(machine, process)
         leftovers.end_children(home)
         swept = leftovers.sweep(home, machine.clock, machine.sleep)
-        return DownView(home=str(home), stopped=server is not None or agent is not None or swept, left=left)
+        stopped = server is not None or agent is not None or swept
+        return DownView(home=str(home), stopped=stopped, left=left if stopped else ())
 
 
-def _halted(machine: Machine, home: Path) -> tuple[str, ...]:
-    """Stops what runs on joined nodes; answers with those where it does not end in time, or that are not heard."""
-    left: list[str] = []
+def _halted(machine: Machine, home: Path, server: psutil.Process | None) -> tuple[str, ...] | None:
+    """Stops what runs on joined nodes; answers with those where it does not end in time, or that are not heard. None where the
+    server of the home never said: then nobody was asked to stop."""
+    left = None if daemons.read(home, "server") else ()  # the home of a joined node has no server
 
     def over() -> bool:
-        answer = _ask(home, "POST", "/halt", {"but": node_name(home)})
-        left[:] = answer["left"]
+        nonlocal left
+        try:
+            answer = _ask(home, "POST", "/halt", {"but": node_name(home)})
+        except ServerUnreachable:  # one that lives may answer the next time
+            return server is None or not _lives(server)
+        left = tuple(answer["left"])
         return not answer["busy"]
 
-    with contextlib.suppress(ServerUnreachable):
-        _wait(machine, END_S_MAX, over)
-    return tuple(left)
+    _wait(machine, END_S_MAX, over)
+    return left
 
 
 def _held(home: Path) -> list[str]:

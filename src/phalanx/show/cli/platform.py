@@ -66,7 +66,9 @@ def down(
     folder = home_folder(home)
     view = tools_of(context).down(folder, force)
     note(f"Phalanx is down; its home stays at {folder}." if view.stopped else f"Nothing was running in {folder}.")
-    if view.left:
+    if view.left is None:
+        note("The server did not answer, so ranks on joined nodes, if any, run on: `phalanx up`, then `phalanx down --force`.")
+    elif view.left:
         note(f"Ranks may still run on {', '.join(view.left)}: `phalanx down --force` there, with the home of its agent, ends them.")
     if output is not Output.TABLE:
         emit(output, DownView, view, lambda: ())
