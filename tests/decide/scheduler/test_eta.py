@@ -7,6 +7,7 @@ from dataclasses import replace
 from phalanx.core import wire
 from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.policy import Policy, Queue
 from phalanx.core.reasons import (
     Backoff,
     Dependencies,
@@ -17,6 +18,7 @@ from phalanx.core.reasons import (
     OutsideWindow,
     OverBudget,
     OverLimit,
+    OverQuota,
     Reason,
 )
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, Plan, RunningJob, Shape, Snapshot, Start, Wait, schedule
@@ -54,7 +56,7 @@ def snapshot(running: tuple[RunningJob, ...], *pending: JobFacts, told: History 
 
 
 def after_all(found: Snapshot, plan: Plan) -> dict[str, float]:
-    return {job: waits[0] / HOUR for job, waits in likely_waits(found, plan).items()}
+    return {job: waits[0] / HOUR for job, waits in likely_waits(found, plan)[0].items()}
 
 
 def test_known_ends_say_when_each_of_the_line_starts() -> None:
@@ -80,7 +82,7 @@ def test_a_gang_is_over_at_its_limit() -> None:
 def test_smaller_jobs_may_pass_larger_ones() -> None:
     running = tuple(gang(f"r-{index}", (index,), NOW, expected_ms=(index + 1) * HOUR) for index in range(8))
     big, small = facts("big", 8, expected_ms=50 * HOUR), facts("small", 1, expected_ms=HOUR)
-    in_line, passing = likely_waits(snapshot(running, big, small), waits(big, small))[JobId("small")]
+    in_line, passing = likely_waits(snapshot(running, big, small), waits(big, small))[0][JobId("small")]
     assert passing < 2 * HOUR < 8 * HOUR < in_line
 
 
@@ -90,6 +92,16 @@ def test_who_waits_for_its_queue_waits_for_its_queues_gangs() -> None:
     job = facts("j-1", 1, queue="small")
     plan = Plan((Wait(job.job, OverLimit("small", "*", 1, 1, 1), 1),))
     assert after_all(snapshot((others, own), job), plan)["j-1"] < 1.4
+
+
+def test_who_waits_for_what_nobody_is_guaranteed_waits_for_all_who_are_guaranteed_nothing() -> None:
+    """Whatever their queues; not for gangs that have what their own queue is guaranteed."""
+    nobodys = replace(gang("r-1", (0,), NOW, expected_ms=3 * HOUR), facts=facts("r-1", 1, expected_ms=3 * HOUR, queue="other"))
+    own = replace(gang("r-2", (1,), NOW, expected_ms=HOUR), facts=facts("r-2", 1, expected_ms=HOUR, queue="part"))
+    job = facts("j-1", 1, queue="small")
+    plan = Plan((Wait(job.job, OverQuota("small", "H100", 1, 1, 1, "", for_ever=True, unpromised=True), 1),))
+    policy = Policy(queues={"a": Queue(quota={"*": 7}), "part": Queue(parent="a")})
+    assert 2.2 < after_all(replace(snapshot((nobodys, own), job, free=6), policy=policy), plan)["j-1"] < 4.0
 
 
 def test_nothing_is_said_of_jobs_that_wait_for_no_devices() -> None:

@@ -71,7 +71,7 @@ def predict(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = Non
 def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, Forecast]:
     """The same with how it was come by, for `lessons` to learn from."""
     waits = [one for one in plan.decisions if isinstance(one, Wait) and (only is None or one.job in only)]
-    likely, at_limits = turnover.waits(snapshot, plan, only) if waits else ({}, {})
+    likely, at_limits = turnover.likely_waits(snapshot, plan, only) if waits else ({}, {})
     facts = {job.facts.job: job.facts for job in snapshot.pending} if waits else {}
     latest = latest_starts(snapshot, plan) if likely else {}
     spans: dict[tuple[str, ...], tuple[float, float]] = {}

@@ -19,7 +19,7 @@ from phalanx.decide.scheduler.why.runtimes import over_at_limits, over_by
 
 Numbers = NDArray[np.float64]
 Pool = tuple[str, str]
-"""A device type, or any, and the queue that has to let go of some; '' when any may."""
+"""A device type, or any, and the queue that has to let go of some; '' when any may, ANY when any that is guaranteed nothing."""
 
 Over = Callable[[Sequence[JobFacts], Numbers, Numbers, Numbers], Numbers]
 """Of jobs, their ages, what of their time they have done, and times from now: how likely each job is over by each time."""
@@ -51,17 +51,12 @@ class _Gang:
     done_ms: float
 
 
-def likely_waits(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, tuple[float, float]]:
-    """Milliseconds until each waiting job of the plan likely starts, where counting can say it: if it starts after all that are
-    before it, and if it passes those that ask for more devices than it. Lines that none of `only` is in are left out."""
-    return waits(snapshot, plan, only)[0]
-
-
-def waits(
+def likely_waits(
     snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None
 ) -> tuple[dict[JobId, tuple[float, float]], dict[JobId, float]]:
-    """The same; and milliseconds until it starts after all that are before it if each of those runs to its limit, for who gets
-    enough devices then."""
+    """Milliseconds until each waiting job of the plan likely starts, where counting can say it: if it starts after all that are
+    before it, and if it passes those that ask for more devices than it. And until it starts after all that are before it if each
+    of those runs to its limit, for who gets enough devices then. Lines that none of `only` is in are left out."""
     jobs = {job.facts.job: job for job in snapshot.pending}
     likely, lines, left = _lines(snapshot, plan, jobs)
     at_limits = dict[JobId, float]()
@@ -71,7 +66,7 @@ def waits(
     gangs, free = _gangs(snapshot, plan), _free(snapshot, plan)
     over, believed = partial(over_by, snapshot.history), limits_hold(snapshot)
     for (kind, queue), line in lines.items():
-        held = [gang for gang in gangs if kind in (ANY, gang.kind) and (not queue or _is_in(snapshot, gang.facts.queue, queue))]
+        held = [gang for gang in gangs if kind in (ANY, gang.kind) and _lets_go_for(snapshot, gang.facts.queue, queue)]
         now = left[kind, queue] if queue else free.get(kind, 0.0)
         asking = [jobs[wait.job] for wait in line]
         devices = np.array([_devices(job.facts) for job in asking])
@@ -101,6 +96,9 @@ def _lines(
                 likely[wait.job] = (wait_ms, wait_ms)
             case OutsideWindow(opens_ms=opens_ms) if opens_ms is not None:
                 likely[wait.job] = (max(0.0, opens_ms - snapshot.now_ms),) * 2
+            case OverQuota(type=kind, quota=most, used=used, unpromised=True):
+                lines.setdefault((kind, ANY), []).append(wait)
+                left[kind, ANY] = max(0.0, most - used)
             case (
                 OverQuota(queue=queue, type=kind, quota=most, used=used) | OverLimit(queue=queue, type=kind, limit=most, used=used)
             ):
@@ -164,13 +162,15 @@ def _passing(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbe
     return starts
 
 
-def _is_in(snapshot: Snapshot, queue: str, top: str) -> bool:
-    """Whether a queue is `top` or part of it."""
-    seen = set[str]()
-    while queue and queue != top and queue not in seen:
+def _lets_go_for(snapshot: Snapshot, queue: str, of: str) -> bool:
+    """Whether what a gang of the queue has is had again by those who wait for that of `of`, as in `Pool`."""
+    seen, queues = set[str](), snapshot.policy.queues
+    while queue and queue != of and queue not in seen:
         seen.add(queue)
-        queue = snapshot.policy.queues.get(queue, Queue()).parent
-    return queue == top
+        queue = queues.get(queue, Queue()).parent
+    if of == ANY:
+        return not any(queues[name].quota or queues[name].cells for name in seen if name in queues)
+    return not of or queue == of
 
 
 def _kinds(snapshot: Snapshot) -> tuple[str, ...]:
