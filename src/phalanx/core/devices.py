@@ -57,6 +57,11 @@ class DeviceRequest:
     def is_share(self) -> bool:
         return self.milli < WHOLE
 
+    def __str__(self) -> str:
+        """As in a spec, see `parse_devices`; the bound on memory is a field of its own there."""
+        kinds = f"{'|'.join(self.types)}:" if self.types else ""
+        return f"{kinds}{f'{self.milli / WHOLE:g}' if self.is_share else self.count}"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSlice:

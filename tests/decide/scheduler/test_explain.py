@@ -114,7 +114,7 @@ def test_S16_more_than_the_queue_may_ever_have() -> None:
     assert isinstance(closed, NeverFits)
     assert closed.sentence() == (
         "never fits: asks for 8 devices at once in queue q, the largest possible is 4; "
-        "set resources.gpus: 4, or use another queue, or raise the quota of q in the policy"
+        "set resources.gpus: H100:4, or use another queue, or raise the quota of q in the policy"
     )
 
 
@@ -190,10 +190,10 @@ def test_an_elastic_gang_waits_where_its_queue_may_have_its_fewest_nodes_some_da
     ("asked", "most", "change"),
     [
         (shape(8, 3), 20, "set num_nodes: 2"),
-        (shape(8, 2), 5, "set resources.gpus: 2"),  # on each of both nodes
-        (shape(8, 4), 3, "set num_nodes: 1 and resources.gpus: 3"),
+        (shape(8, 2), 5, "set resources.gpus: H100:2"),  # on each of both nodes
+        (shape(8, 4), 3, "set num_nodes: 1 and resources.gpus: H100:3"),
         (shape(1, 8, group=4), 7, "set num_nodes: 4"),
-        (shape(2, 4, group=4), 6, "set resources.gpus: 1"),
+        (shape(2, 4, group=4), 6, "set resources.gpus: H100:1"),
         (shape(1, 8, group=4), 3, ""),
         (replace(shape(1, 5), request=parse_devices("H100:0.25")), 1, "set num_nodes: 4"),
         (shape(1), 0, ""),
@@ -290,11 +290,11 @@ def test_a_firm_job_never_has_more_than_nobody_is_guaranteed() -> None:
     assert isinstance(never, NeverFits)
     assert never.sentence() == (
         "never fits: asks for 7 H100 devices that nobody is guaranteed, the largest possible is 4; "
-        "set resources.gpus: 4, or set preemptible: true, or use another queue, or give q a quota in the policy"
+        "set resources.gpus: H100:4, or set preemptible: true, or use another queue, or give q a quota in the policy"
     )
     within = decided(Policy(queues={"q": Queue(quota={"*": 4})}), (node("a"),), shape(7), preemptible=False)
     assert isinstance(within, NeverFits)
     assert within.sentence() == (
         "never fits: asks for 7 devices at once in queue q, the largest possible is 4; "
-        "set resources.gpus: 4, or set preemptible: true, or use another queue, or raise the quota of q in the policy"
+        "set resources.gpus: H100:4, or set preemptible: true, or use another queue, or raise the quota of q in the policy"
     )

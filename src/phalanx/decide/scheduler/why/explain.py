@@ -5,6 +5,7 @@ First what can never be (`NeverFits`), then what the queue may not have (`refuse
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from phalanx.core.devices import WHOLE
@@ -97,5 +98,5 @@ def _within(shape: Shape, most: int) -> str:
     if nodes:
         return f"set {field}: {nodes}"
     if most >= fewest:
-        return f"set resources.gpus: {most // fewest}"
-    return f"set {field}: 1 and resources.gpus: {most}" if most and shape.group <= 1 else ""
+        return f"set resources.gpus: {replace(request, count=most // fewest)}"
+    return f"set {field}: 1 and resources.gpus: {replace(request, count=most)}" if most and shape.group <= 1 else ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from phalanx.core.devices import WHOLE, DeviceRequest
+from phalanx.core.devices import DeviceRequest
 from phalanx.core.policy import TIERS
 from phalanx.core.reasons import NeverFits
 from phalanx.decide.scheduler.snapshot import Shape
@@ -159,8 +159,7 @@ def _settings(shape: Shape, change: Shape) -> Iterator[str]:
 
 def _of_devices(asked: DeviceRequest, change: DeviceRequest) -> Iterator[str]:
     if (change.types, change.count) != (asked.types, asked.count):
-        kind = f"{'|'.join(change.types)}:" if change.types else ""
-        yield f"resources.gpus: {kind}{f'{change.milli / WHOLE:g}' if change.is_share else change.count}"
+        yield f"resources.gpus: {change}"
     if change.memory_bytes != asked.memory_bytes:
         yield f"resources.gpu_memory: {f'{change.memory_bytes // 2**20}MiB' if change.memory_bytes >= 2**20 else repr('0')}"
 

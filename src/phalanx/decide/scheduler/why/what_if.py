@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from phalanx.core.devices import DeviceRequest
 from phalanx.core.ids import JobId
 from phalanx.core.policy import TIERS
 from phalanx.core.reasons import ArrayFull, OutsideWindow
@@ -178,7 +177,7 @@ def _of_type(job: PendingJob, end: Round) -> Change | None:
         if kind not in shape.request.types:
             request = replace(shape.request, types=(kind,))
             change = _if_starts(
-                "resources.gpus", _gpus(request), _gpus(shape.request), _shaped(job, replace(shape, request=request)), end
+                "resources.gpus", str(request), str(shape.request), _shaped(job, replace(shape, request=request)), end
             )
             if change is not None:
                 return change
@@ -207,7 +206,7 @@ def _of_devices(job: PendingJob, end: Round) -> Change | None:
         return _shaped(job, replace(shape, request=smaller))
 
     most = _most((request.milli - 1) // 10 if request.is_share else request.count - 1, lambda count: starts(of(count), end))
-    return Change("resources.gpus", _gpus(of(most).facts.shape.request), _gpus(request), of(most)) if most else None
+    return Change("resources.gpus", str(of(most).facts.shape.request), str(request), of(most)) if most else None
 
 
 def _if_starts(field: str, value: str, was: str, job: PendingJob, end: Round) -> Change | None:
@@ -233,9 +232,3 @@ def _duration(ms: int) -> str:
     """As in a spec: whole hours, or else minutes."""
     minutes = ms // MINUTE_MS
     return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
-
-
-def _gpus(request: DeviceRequest) -> str:
-    """As in a spec."""
-    kind = f"{'|'.join(request.types)}:" if request.types else ""
-    return f"{kind}{f'{request.milli / 1000:g}' if request.is_share else request.count}"
