@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId, JobId
-from phalanx.core.reasons import NoNodes
+from phalanx.core.reasons import NeverFits, NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.views import EventView, JobView, ModelView, NodeView, Progress, RankView, WhyView
 from phalanx.operate.control.views import (
@@ -160,3 +160,13 @@ def test_a_deadline_that_is_past_or_cannot_be_kept_is_told_while_it_matters(benc
     assert late() == "its deadline passed 5m 00s ago"
     bench.control.cancel(job, "ada")
     assert late() == ""
+
+
+def test_a_job_that_never_fits_is_not_told_how_late_it_would_be(bench: Bench) -> None:
+    """As `plan` does not: it never starts, so it is not done so and so much after its deadline."""
+    job = bench.submit(replace(a_spec(max_duration="1h", num_nodes=2), deadline="70m"))
+    bench.add("a")
+    bench.tick()
+    assert isinstance(bench.job(job).reason, NeverFits)
+    bench.clock.sleep(20 * 60_000)
+    assert job_view(bench.world, bench.job(job), bench.control.waiting, now_ms=bench.clock.now_ms()).late == ""

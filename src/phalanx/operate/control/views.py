@@ -8,7 +8,7 @@ from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, Placement, devices_words
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.reasons import Reason
+from phalanx.core.reasons import NeverFits, Reason
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Holding, Paused, Pending, Running, Starting, Stopping
 from phalanx.core.views import (
@@ -188,7 +188,8 @@ def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
 
 
 def _late(world: World, job: JobRecord, now_ms: int | None) -> str:
-    if now_ms is None or not job.spec.deadline or isinstance(job.state, Finished):
+    never = isinstance(job.state, Pending) and isinstance(job.reason, NeverFits)
+    if now_ms is None or not job.spec.deadline or never or isinstance(job.state, Finished):
         return ""
     began_ms = world.attempts[job.attempt].placed_ms if job.attempt and isinstance(job.state, Holding) else None
     return late_text(job.spec.deadline_ms(job.submitted_ms), job.spec.max_duration_ms, now_ms, began_ms)
