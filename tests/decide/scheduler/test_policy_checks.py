@@ -103,7 +103,7 @@ def test_promises_that_the_fleet_cannot_keep(policy: dict[str, Any], found: tupl
 
 def test_an_empty_fleet_refuses_nothing() -> None:
     policy = parse_policy({"queues": {"a": {"quota": {"H100": 64}, "parent": ""}, "b": {"cells": {"type": "H100", "count": 5}}}})
-    assert list(problems(policy, {}, {})) == []
+    assert list(problems(policy, {}, {}, {})) == []
 
 
 def test_what_may_be_a_mistake() -> None:

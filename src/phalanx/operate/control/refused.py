@@ -1,7 +1,6 @@
 """What cannot be asked for: jobs and policies that this fleet or its policy cannot take. Pure."""
 
 import difflib
-from collections import Counter
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from typing import Final
@@ -12,9 +11,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.policy import DEFAULT_QUEUE, Policy
 from phalanx.core.spec import JobSpec
 from phalanx.core.units import count_of
-from phalanx.decide.scheduler.quotas import cells, policy_checks
+from phalanx.decide.scheduler.quotas import policy_checks
 from phalanx.decide.scheduler.where.fleet import Fleet
-from phalanx.decide.scheduler.where.ground import survey
 from phalanx.decide.scheduler.why.explain import never_fits
 from phalanx.decide.scheduler.why.shortage import CPUS, DEVICE_MEMORY, MEMORY, NODES, WITHIN
 from phalanx.decide.scheduler.why.wants import SPOT, WHERE
@@ -68,16 +66,14 @@ def policy_doubts(world: World, policy: Policy, now_ms: int) -> list[str]:
     """What may be a mistake, such as rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet
     cannot keep, as the policy itself describes its nodes, and for a region in which an open job may not be."""
     nodes = [node for node in node_facts(world, now_ms, policy) if not node.gone]
-    capacity = Counter(kind for node in nodes for _, kind in node.devices)
-    hosts = Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
-    for name, value, fix in policy_checks.problems(policy, capacity, cells.counts(survey(nodes)), hosts):
+    for name, value, fix in policy_checks.unkept(policy, nodes):
         raise SpecError(name, value, fix)
     rules = [
         (number, rule.match)
         for number, rule in enumerate(policy.nodes)
         if not any(fnmatchcase(node, rule.match) for node in world.nodes)
     ]
-    doubts = policy_checks.doubts(policy, capacity, now_ms)
+    doubts = policy_checks.doubts(policy, policy_checks.capacity_of(nodes), now_ms)
     return [
         *_left_behind(world, policy),
         *(f"{name}: {value!r}: {fix}" for name, value, fix in doubts),

@@ -1,6 +1,7 @@
 """What is wrong with a policy on this fleet: promises that it cannot keep."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
 
@@ -8,6 +9,9 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.policy import ANY, Policy, Tier
 from phalanx.core.policy_rules import Problem, guaranteed
 from phalanx.core.units import utc_ms
+from phalanx.decide.scheduler.quotas.cells import counts as cell_counts
+from phalanx.decide.scheduler.snapshot import NodeFacts
+from phalanx.decide.scheduler.where.ground import survey
 
 CellCounts = Mapping[tuple[str, str], tuple[int, int]]
 """Whole cells of the fleet and the devices in each, by device type and tier ('node' among them)."""
@@ -16,20 +20,28 @@ _Booked = tuple[int, int, int]
 """From when and until when how many."""
 
 
-def problems(
-    policy: Policy, capacity: Mapping[str, int], cells: CellCounts | None = None, hosts: Mapping[str, int] | None = None
-) -> Iterator[Problem]:
+def unkept(policy: Policy, nodes: Sequence[NodeFacts]) -> Iterator[Problem]:
+    """Of the fleet of these nodes; as `problems`."""
+    hosts = Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
+    return problems(policy, capacity_of(nodes), cell_counts(survey(nodes)), hosts)
+
+
+def capacity_of(nodes: Iterable[NodeFacts]) -> Counter[str]:
+    """Devices by type."""
+    return Counter(kind for node in nodes for _, kind in node.devices)
+
+
+def problems(policy: Policy, capacity: Mapping[str, int], cells: CellCounts, hosts: Mapping[str, int]) -> Iterator[Problem]:
     """(field, value, what to change). `capacity`: devices of the fleet by type; an empty fleet promises nothing yet, and refuses
-    nothing. cells, and hosts (nodes by the types they have): None where they are not known."""
+    nothing. hosts: nodes by the types they have."""
     if not capacity:
         return
     yield from _unknown_types(policy, capacity)
-    too_many = list(_cells(policy, cells)) if cells is not None else []
-    yield from _guarantees(policy, capacity, cells if cells is not None and not too_many else {})
+    too_many = list(_cells(policy, cells))
+    yield from _guarantees(policy, capacity, {} if too_many else cells)
     yield from too_many
     yield from _bookings(policy, capacity)
-    if hosts is not None:
-        yield from _spares(policy, hosts)
+    yield from _spares(policy, hosts)
 
 
 def doubts(policy: Policy, capacity: Mapping[str, int], now_ms: int) -> Iterator[Problem]:

@@ -1,14 +1,11 @@
 """What a simulation did not do that whoever asked for it may think it did: said with its figures."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from phalanx.core.policy import Policy
 from phalanx.core.units import count_of, utc_minute, utc_ms
 from phalanx.decide.scheduler import NodeFacts
-from phalanx.decide.scheduler.quotas import cells
-from phalanx.decide.scheduler.quotas.policy_checks import problems
-from phalanx.decide.scheduler.where.ground import survey
+from phalanx.decide.scheduler.quotas import policy_checks
 from phalanx.operate.sim.replay.engine import Setup
 from phalanx.operate.sim.replay.gangs import ESTIMATE_MIN
 from phalanx.operate.sim.replay.outcome import Outcome
@@ -17,9 +14,7 @@ from phalanx.operate.sim.traces.trace import Trace
 
 def unkept(nodes: Sequence[NodeFacts], policy: Policy) -> Iterator[str]:
     """What the policy promises and these nodes cannot keep, which a live platform would refuse."""
-    kinds = Counter(kind for node in nodes for _, kind in node.devices)
-    hosts = Counter(kind for node in nodes for kind in {kind for _, kind in node.devices})
-    for field, value, fix in problems(policy, kinds, cells.counts(survey(nodes)), hosts):
+    for field, value, fix in policy_checks.unkept(policy, nodes):
         yield f"The policy promises what this cluster cannot keep: {field} is {value!r}: {fix}."
 
 
