@@ -248,3 +248,19 @@ def test_who_is_told_to_be_ended_is_ended_at_that_time() -> None:
     assert [evict.job for evict in schedule(replace(snapshot, now_ms=NOW + 30_000)).evictions] == ["dear-1"]
     both = trial(replace(snapshot, running=(low[1], replace(low[0], placed_ms=low[1].placed_ms))), JobId("high-3"))
     assert (both.young, both.young_ms) == (("cheap-2",), NOW + 40_000)
+
+
+def test_a_waiting_job_is_offered_what_starts_it_when_it_comes_last() -> None:
+    """It is submitted again with the change: then somebody else may be the head, for whom devices are kept."""
+    first, second = job("j-1", 1, 8), job("j-2", 2, 6)
+    snapshot = Snapshot(NOW, (node("a", free=4),), (gang("r", {"a": 4}, limit_ms=HOUR),), (first, second), CALM)
+    assert [change.value for change in changes(snapshot, JobId("j-1")) if change.field == "resources.gpus"] == ["H100:4"]
+    (told,) = (change for change in trial(snapshot, JobId("j-1")).changes if change.field == "resources.gpus")
+    assert told.value == "H100:2"
+    again = {one.job: one for one in schedule(replace(snapshot, pending=(told.job, second))).decisions}
+    assert isinstance(again[JobId("j-1")], Start)
+    alone = replace(snapshot, pending=(first,))
+    assert trial(alone, JobId("j-1")).changes == changes(alone, JobId("j-1"))
+    array = replace(first, facts=replace(first.facts, array=JobId("j-1")))
+    together = replace(snapshot, pending=(array, second))
+    assert trial(together, JobId("j-1")).changes == changes(together, JobId("j-1")), "all of an array are submitted again"

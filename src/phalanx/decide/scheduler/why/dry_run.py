@@ -32,9 +32,7 @@ class Trial:
 
 def dry_run(snapshot: Snapshot, facts: JobFacts) -> Trial:
     """As if the job were submitted now."""
-    known = [*(job.facts for job in snapshot.pending), *(job.facts for job in snapshot.running)]
-    last = max((job.sequence for job in known), default=0)
-    asked = replace(facts, job=DRY, submitted_ms=snapshot.now_ms, sequence=last + 1)
+    asked = replace(facts, job=DRY, submitted_ms=snapshot.now_ms, sequence=_last(snapshot) + 1)
     return trial(replace(snapshot, pending=(*snapshot.pending, PendingJob(asked))), DRY)
 
 
@@ -50,7 +48,25 @@ def trial(snapshot: Snapshot, job: JobId) -> Trial:
     eta = predict(snapshot, plan, {job}).get(job)
     if eta is not None and young_ms is not None:
         eta = not_after(young_ms, snapshot.now_ms, eta)
-    return Trial(decision, evictions, eta, changes(snapshot, job, memory), young, young_ms)
+    return Trial(decision, evictions, eta, changes(_submitted_again(snapshot, job), job, memory), young, young_ms)
+
+
+def _submitted_again(snapshot: Snapshot, job: JobId) -> Snapshot:
+    """With the job in the place where a changed one comes to stand: after those that are as old. Of an array all come to stand
+    there, in their order, so the job stays where it is; so does one that is the newest."""
+    waiting = next(one for one in snapshot.pending if one.facts.job == job)
+    last = _last(snapshot)
+    if waiting.facts.array or waiting.facts.sequence == last:
+        return snapshot
+    facts = replace(waiting.facts, submitted_ms=snapshot.now_ms, sequence=last + 1)
+    moved = replace(waiting, facts=facts, since_ms=0, repair=False)
+    return replace(snapshot, pending=tuple(moved if one is waiting else one for one in snapshot.pending))
+
+
+def _last(snapshot: Snapshot) -> int:
+    """The sequence of the newest job that has not finished."""
+    known = [*(job.facts for job in snapshot.pending), *(gang.facts for gang in snapshot.running)]
+    return max((job.sequence for job in known), default=0)
 
 
 def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[JobId, ...], int | None]:
