@@ -103,6 +103,7 @@ def test_a_node_may_fetch_blobs_and_nothing_else(server: LiveServer, http: httpx
         assert node.get(f"/blobs/{sha}").content == b"code"
         assert node.put(f"/blobs/{sha}", content=b"code").status_code == 401
         assert node.get("/status").status_code == 401
+        assert node.post("/halt", json={"but": "a"}).status_code == 401
 
 
 def test_a_foreign_host_name_is_refused(http: httpx.Client) -> None:

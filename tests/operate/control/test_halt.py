@@ -1,5 +1,7 @@
 """Before the platform goes down: what runs on other nodes is stopped, and nothing new is started."""
 
+import structlog
+
 from phalanx.core.events import StopRequested
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.states import Pending
@@ -47,3 +49,16 @@ def test_a_node_that_is_away_or_whose_ranks_stay_is_named(bench: Bench) -> None:
     two.end(AttemptId(f"{job}.1"))
     bench.tick(2)
     assert bench.control.halt(A, "ada") == HaltView(left=(), busy=False)
+
+
+def test_that_nothing_starts_for_a_while_is_in_the_log_once_with_who_asked(bench: Bench) -> None:
+    """Where nothing is stopped there is no event that says so; `down` asks twenty times a second."""
+    with structlog.testing.capture_logs() as logs:
+        assert bench.control.halt(A, "ada") == bench.control.halt(A, "ada") == HaltView(left=(), busy=False)
+    assert [(one["event"], one["by"], one["but"]) for one in logs] == [("halted", "ada", A)]
+    job = bench.submit(a_spec())
+    bench.add("a")
+    bench.tick()
+    assert bench.state(job) == "pending"
+    bench.pass_time(HALT_MS + 1, "a")
+    assert bench.state(job) == "starting"
