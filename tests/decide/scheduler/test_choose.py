@@ -9,6 +9,7 @@ from phalanx.core.spec import Array, JobSpec, Placing, Resources
 from phalanx.core.views import EtaView, PlanView
 from phalanx.decide.scheduler.clusters import UNKNOWN_WAIT_MS, choose, errand_of
 from phalanx.decide.scheduler.dispatch import HOUR_MS, TB
+from phalanx.decide.scheduler.room.ends import SOON_MS
 
 NOW_MS = 10**12
 SPEC = JobSpec(name="mine", entrypoint="true", num_nodes=2, resources=Resources(gpus="H100:4"), max_duration="2h")
@@ -47,6 +48,12 @@ def test_a_start_that_nobody_knows_is_late_and_told(unknown: PlanView) -> None:
     (offer,) = (found := choose(SPEC, CLUSTERS, [Answer("lab", unknown)], NOW_MS)).offers
     assert (offer.start_ms, offer.ready_ms) == (None, NOW_MS + UNKNOWN_WAIT_MS)
     assert found.notes == ("lab has no useful estimate of the start, which counts as in 7d 00h",)
+
+
+def test_a_job_that_gangs_are_ended_for_starts_when_they_have_let_go() -> None:
+    room = plan(answer="waits", reason={"kind": "making_room", "gangs": ["low-1"], "devices": 8})
+    (offer,) = (found := choose(SPEC, CLUSTERS, [Answer("lab", room)], NOW_MS)).offers
+    assert (offer.start_ms, found.notes) == (NOW_MS + SOON_MS, ())
 
 
 def test_each_refusal_has_its_sentence() -> None:

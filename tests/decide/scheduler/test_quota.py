@@ -289,6 +289,10 @@ def test_a_firm_job_without_quota_hears_what_nobody_is_guaranteed() -> None:
     )
     borrowed = tree_of(world(queues, [gang("r-1", "other", 6)])).admit(facts("j-1", "default", preemptible=False), "H100", 1).reason
     assert borrowed == OverQuota("default", "H100", 4, 4, 1, FIRM_ONLY, True, unpromised=True), "all of them, and two are lent"
+    crowded = tree_of(world(queues, [gang("r-1", "other", 5)])).admit(facts("j-1", "default", preemptible=False), "H100", 4).reason
+    assert crowded == OverQuota("default", "H100", 4, 4, 4, FIRM_ONLY, True, unpromised=True), (
+        "also where the type has not so many left"
+    )
     one = OverQuota("default", "*", 1, 1, 1, FIRM_ONLY, True, unpromised=True)
     assert one.sentence().startswith("waits for quota: 1 device is guaranteed to nobody, and it is used, this asks for 1;")
 

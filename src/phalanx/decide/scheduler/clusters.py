@@ -10,6 +10,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.core.units import show_duration
 from phalanx.core.views import PlanView
 from phalanx.decide.scheduler.dispatch import HOUR_MS, Dispatch, Errand, Offer, Route, Terms, dispatch
+from phalanx.decide.scheduler.room.ends import SOON_MS
 
 RUN_MS: Final = HOUR_MS
 """How long a job is taken to run that has no `max_duration`."""
@@ -73,6 +74,8 @@ def _wait_ms(plan: PlanView) -> int | None:
     """To the middle of the interval, by the cluster's own clock, which may not be ours; None where there is no useful interval."""
     if plan.answer == "starts":
         return 0
+    if plan.reason is not None and plan.reason["kind"] == "making_room":
+        return SOON_MS
     return None if plan.eta is None or plan.eta.vague else max(0, (plan.eta.low_ms + plan.eta.high_ms) // 2 - plan.as_of_ms)
 
 

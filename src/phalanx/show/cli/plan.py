@@ -90,4 +90,4 @@ def _save(file: Path, text: bytes) -> None:
         file.write_bytes(text)
     except OSError as error:
         raise SetupError("--save-snapshot", str(file), f"cannot be written ({error.strerror}); name another file") from error
-    note(f"Saved in {file} what the newest decision was made from; `phalanx sim replay {file}` decides it again.")
+    note(f"Saved in {file} what the newest decision was made from, for `phalanx sim replay {file} --policy OTHER`.")

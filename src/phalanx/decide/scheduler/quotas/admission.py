@@ -233,11 +233,11 @@ class Admissions:
     def _over_unpromised(self, line: Line, kind: str, amount: int, because: str) -> Admission:
         """More than is left of what nobody is guaranteed: of the type, or of all types where that is what is short."""
         promised, committed, capacity = self._promised, self._root.committed, self._capacity
-        entry, most, left = kind, capacity.get(kind, 0) - promised.get(kind, 0), capacity.get(kind, 0) - committed.get(kind, 0)
         whole = sum(capacity.values())
-        if left >= amount or whole - sum(promised.values()) < amount <= most:
-            entry = kind if len(capacity) == 1 else ANY
-            most, left = whole - sum(promised.values()), whole - sum(committed.values())
+        of_all = whole - sum(promised.values()), whole - sum(committed.values()), kind if len(capacity) == 1 else ANY
+        of_kind = capacity.get(kind, 0) - promised.get(kind, 0), capacity.get(kind, 0) - committed.get(kind, 0), kind
+        never = [bound for bound in (of_kind, of_all) if amount > bound[0]]
+        most, left, entry = min(never or (of_kind, of_all), key=lambda bound: bound[0 if never else 1])
         all_, used = max(0, most // WHOLE), max(0, devices(min(most, most - left)))
         return Admission(False, reason=OverQuota(line.name, entry, all_, used, devices(amount), because, True, unpromised=True))
 
