@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.reasons import MakingRoom, NoRoom, OverLimit, OverQuota, Reason
+from phalanx.core.reasons import NoRoom, OverLimit, OverQuota, Reason
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.plan import Wait
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import JobFacts, Snapshot
-from tests.decide.scheduler.sharing import HOUR, NOW, evicted, facts, gang, job, reasons, started, tree_of, world
+from tests.decide.scheduler.sharing import HOUR, NOW, evicted, facts, gang, job, tree_of, world
 
 QUEUES: dict[str, dict[str, Any]] = {
     "org": {"quota": {"H100": 10, "T4": 4}, "limit": {"*": 24}},
@@ -99,13 +99,14 @@ def test_what_was_refused_stays_refused_for_as_much_or_more() -> None:
 
 @pytest.mark.parametrize("later", [{"user": "bob"}, {"user": "ann"}, {"user": "ann", "preemptible": False}])
 def test_nobody_of_the_queue_gets_what_one_before_it_was_told_to_wait_for(later: dict[str, Any]) -> None:
-    """Another queue's job ends a gang of it in between, which leaves some of its quota unused."""
-    queues = {"a": {"quota": {"H100": 4}, "borrow": False}, "b": {"quota": {"H100": 8}}}
-    running = [gang("r-1", "a", 6, priority=75), gang("r-2", "c", 3, 2, preemptible=False)]
-    line = [job("j-1", "a", 2, priority=75, user="ann"), job("j-2", "b", 8, priority=60), job("j-3", "a", 2, **later)]
-    plan = schedule(world({"queues": queues}, running, line, nodes=3))
-    assert started(plan) == [] and evicted(plan) == ["r-1"]
-    assert [type(reasons(plan)[name]) for name in ("j-1", "j-2", "j-3")] == [OverQuota, MakingRoom, OverQuota]
+    """A gang of it is ended for another queue's job in between, which leaves some of its quota unused."""
+    running = gang("r-1", "a", 6, priority=75)
+    tree = tree_of(world({"queues": {"a": {"quota": {"H100": 4}, "borrow": False}}}, [running], nodes=3))
+    refused = tree.admit(facts("j-1", "a", user="ann"), "H100", 2)
+    tree.give(running.facts, "H100", 6)
+    third = facts("j-3", "a", **later)
+    assert not refused.ok and tree.refusal(third, "H100", 2) is None
+    assert tree.admit(third, "H100", 2) == refused
 
 
 def test_of_jobs_alike_one_that_is_refused_saves_what_one_that_is_not_leaves() -> None:

@@ -2,15 +2,17 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.devices import NodeSlice, Placement
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.reasons import Behind
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.snapshot import PendingJob, Usage
-from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, gang, job, order, order_of_starts, started, world
+from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, gang, job, order, order_of_starts, reasons, started, world
 
 WEEK_MS = 7 * 24 * HOUR
 
@@ -157,7 +159,19 @@ def test_those_within_their_quota_go_before_borrowers_whatever_their_priority() 
     line = [job("b-1", "other", priority=90), job("o-2", "own", priority=10, count=4), job("o-3", "own", priority=20, count=4)]
     assert order(world(policy, pending=line)) == ["o-3", "o-2", "b-1"]
     half = {"queues": {"own": {"quota": {"H100": 4}}}}
-    assert order(world(half, pending=line)) == ["b-1", "o-3", "o-2"], "nobody is guaranteed the other four"
+    held = world(half, [gang("r-9", "own", 4)], line, nodes=3)
+    assert order(held) == ["b-1", "o-3", "o-2"], "the quota is used up, and nobody is guaranteed the rest"
+
+
+def test_who_takes_what_nobody_is_guaranteed_passes_nobody_of_its_line_that_borrows() -> None:
+    """Else a stream of small jobs would starve a large one, whose queue has no quota that could be saved for it, for others' idle
+    quota alone."""
+    running = [gang("r-9", "b", 8, limit_ms=HOUR)]
+    line = [job("b-1", "b", 8, 2, limit_ms=HOUR), job("b-2", "b", 4, limit_ms=24 * HOUR)]
+    for queues in (dict[str, Any](b={}), {"a": {"quota": {"H100": 4}}}):
+        plan = schedule(world({"queues": queues, "preemption": {"reclaim": False}}, running, line, nodes=2))
+        assert (started(plan), [kept.job for kept in plan.reservations]) == ([], ["b-1"])
+        assert reasons(plan)["b-2"] == Behind(JobId("b-1"), 2)
 
 
 JOBS = st.builds(

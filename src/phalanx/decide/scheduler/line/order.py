@@ -1,8 +1,8 @@
 """Step 2, who comes first. Total, so that equals never change places.
 
-Jobs with a claim; then those that do not borrow; then by priority. Of one priority: what a node failed; what has waited longer than
-its class should; what has a deadline, the earliest to be started first; then, from the root down, the line with the smallest share;
-then the oldest.
+Jobs with a claim; then those that are guaranteed what they ask for; then by priority. Of one priority: what a node failed; what has
+waited longer than its class should; what has a deadline, the earliest to be started first; then, from the root down, the line with
+the smallest share; then the oldest.
 """
 
 import math
@@ -34,13 +34,13 @@ def in_order(
     if not tree.has_quotas:
         yield from ordered(batches)
         return
-    borrowing, later, saved, moves = _Borrowing(tree), list[Batch](), set[Account](), tree.moves
+    guarantees, later, saved, moves = _Guarantees(tree), list[Batch](), set[Account](), tree.moves
     for batch in ordered(batches):
         ask = batch.ask
-        if borrowing.would(ask):
+        if guarantees.lack(ask):
             saved |= tree.saves_for(batch.first)
             later.append(batch.rest())
-        elif saved and borrowing.draws_on(ask, saved):
+        elif saved and guarantees.draws_on(ask, saved):
             later.append(batch.rest())
         else:
             yield batch
@@ -73,14 +73,15 @@ def _jobs(batches: Sequence[Batch]) -> list[PendingJob]:
     return [job for batch in batches for job in batch.jobs[batch.at :]]
 
 
-class _Borrowing:
-    """Whether jobs would borrow now. What would borrow once does so for the whole decision, since what is used only grows, but for
-    evictions; and whoever asks for more of the same would borrow too."""
+class _Guarantees:
+    """Whether jobs are guaranteed what they ask for. Who is not would take what nobody is guaranteed, or borrow: all these stand in
+    one line, else those who need not borrow would pass for ever one that asks for more. What is not guaranteed once is not for the
+    whole decision, since what is used only grows, but for evictions; nor is more of the same."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._moves = -1
-        self._bounds: dict[tuple[str, tuple[str, ...]], tuple[float, int]] = {}  # the least that would, the most that would not
+        self._bounds: dict[tuple[str, tuple[str, ...]], tuple[float, int]] = {}  # the least that is not, the most that is
         self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
 
     def draws_on(self, ask: Ask, saved: set[Account]) -> bool:
@@ -90,7 +91,7 @@ class _Borrowing:
             self._draws[alike] = self._tree.draws_on(*ask[:2], saved)
         return self._draws[alike]
 
-    def would(self, ask: Ask) -> bool:
+    def lack(self, ask: Ask) -> bool:
         if self._tree.moves != self._moves:
             self._moves = self._tree.moves
             self._bounds = {alike: (least, -1) for alike, (least, _) in self._bounds.items()}
@@ -100,6 +101,6 @@ class _Borrowing:
             return True
         if amount <= most:
             return False
-        found = self._tree.would_borrow(queue, types, amount)
+        found = not self._tree.is_within(queue, types, amount)
         self._bounds[queue, types] = (amount, most) if found else (least, amount)
         return found

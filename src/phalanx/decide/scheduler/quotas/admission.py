@@ -158,6 +158,11 @@ class Admissions:
         """Whether so much of some type would only be there while others do not use what they are guaranteed."""
         return self._has_quotas and any(self._right(queue, kind, amount)[1] for kind in self._there(types))
 
+    def is_within(self, queue: Line, types: tuple[str, ...], amount: int) -> bool:
+        """Whether so much is within a guarantee on one of the types, and borrowed on none."""
+        rights = [self._right(queue, kind, amount) for kind in types or self._capacity if kind in self._capacity]
+        return any(owner is not None for owner, _ in rights) and not any(borrows for _, borrows in rights)
+
     def short_of(self, queue: Line, types: tuple[str, ...], amount: int) -> frozenset[saving.Account]:
         """What would hold so much when nothing of it is used, and does not now."""
         key = (queue, types, amount)

@@ -131,6 +131,10 @@ class Tree:
         """Whether a job of the queue that asks for so much of these types would."""
         return self._rules().would_borrow(self.lines.queue(queue), types, amount)
 
+    def is_within(self, queue: str, types: tuple[str, ...], amount: int) -> bool:
+        """Whether so much of these types is what the queue, or one that it is part of, is guaranteed."""
+        return self._rules().is_within(self.lines.queue(queue), types, amount)
+
     def saves_for(self, job: PendingJob) -> frozenset[saving.Account]:
         """Of which accounts the rest is saved for the job, if it has to wait."""
         if not self._may_save or not saving.has_waited_long(job, self._now_ms):
