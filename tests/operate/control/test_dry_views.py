@@ -1,5 +1,7 @@
 """What people are told of a job that waits, besides its reason: of a frozen snapshot."""
 
+from dataclasses import replace
+
 from phalanx.core.ids import JobId
 from phalanx.core.units import show_duration
 from phalanx.core.views import WhyView
@@ -25,6 +27,16 @@ def test_who_waits_for_a_gang_that_is_too_young_to_be_ended_is_told_so() -> None
     assert (planned.ends, planned.ends_ms) == (("low-1",), NOW + MINUTE)
     assert plan_view(alone, facts("mine-3", count=4, priority=80)).sentence.endswith(FROM)
     assert "can be ended" not in plan_view(alone, facts("mine-3", count=4, priority=0)).sentence
+
+
+def test_an_elastic_job_holds_no_more_than_its_queue_may_have() -> None:
+    queues = {"queues": {"small": {"limit": {"H100": 5}}}}
+    asked = facts("mine-3", "small", 2, 3)
+    asked = replace(asked, shape=replace(asked.shape, min_nodes=1))
+    (effect,) = plan_view(world(queues, nodes=3), asked).queues
+    assert (effect.after, effect.limit) == (4, 5)
+    waits = world(queues, [gang("r-1", "small", 4)], nodes=3)
+    assert [(one.held, one.after) for one in plan_view(waits, asked).queues] == [(4, 6)], "two at least, when it starts"
 
 
 def test_an_interval_of_weeks_that_may_begin_at_once_is_vague() -> None:

@@ -34,11 +34,12 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
     parts = facts.shape.request.milli / WHOLE
     per_hour = _per_hour(placed, parts) if placed else _typical(snapshot, kind, facts)
     reason = None if isinstance(decision, Start) else decision.reason
+    shape, given = facts.shape, sum(len(part.devices) for part in placed)
     return PlanView(
         answer="starts" if reason is None else "never" if isinstance(reason, NeverFits) else "waits",
         sentence=_sentence(tried),
         type=kind,
-        num_devices=(sum(len(part.devices) for part in placed) or facts.shape.num_devices) * parts,
+        num_devices=(given or shape.num_devices) * parts,
         placed=placed,
         evicts=tuple(sorted({evict.job for evict in tried.evictions})),
         reason=None if reason is None else wire.plain(Reason, reason),
@@ -47,7 +48,7 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
         changes=change_views(tried.changes),
         cost_per_hour=per_hour,
         cost_of_limit=None if per_hour is None or facts.limit_ms is None else per_hour * facts.limit_ms / HOUR_MS,
-        queues=tuple(_effects(snapshot, facts, kind)),
+        queues=tuple(_effects(snapshot, facts.queue, kind, (given or shape.fewest_nodes * shape.request.count) * parts)),
         as_of_ms=snapshot.now_ms,
         notes=tuple(_notes(snapshot, facts, tried, None if per_hour is not None else kind)),
         jobs=jobs,
@@ -147,9 +148,10 @@ def _price(policy: Policy, node: NodeId, kind: str) -> float | None:
     return known.price_of(kind) if known.price is not None or lookup(kind) else None
 
 
-def _effects(snapshot: Snapshot, facts: JobFacts, kind: str) -> Iterator[QueueEffectView]:
+def _effects(snapshot: Snapshot, asked: str, kind: str, num_devices: float) -> Iterator[QueueEffectView]:
+    """Of so many devices of the type in the queue that is asked."""
     views = {view.name: view for view in queue_views(snapshot)}
-    for name in chain(snapshot.policy, facts.queue):
+    for name in chain(snapshot.policy, asked):
         queue, view = snapshot.policy.queues.get(name, Queue()), views.get(name)
         held = view.held.get(kind, 0) if view is not None else 0
         budget = queue.budget
@@ -161,7 +163,7 @@ def _effects(snapshot: Snapshot, facts: JobFacts, kind: str) -> Iterator[QueueEf
         yield QueueEffectView(
             queue=name,
             held=held,
-            after=round(held + facts.shape.num_devices * facts.shape.request.milli / WHOLE, 3),
+            after=round(held + num_devices, 3),
             quota=queue.quota.get(kind, queue.quota.get(ANY)),
             limit=queue.limit.get(kind, queue.limit.get(ANY)),
             budget=spent,

@@ -46,6 +46,12 @@ def test_itp_in_a_gzip_file(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_before_the_head_is_no_part_of_it(tmp_path: Path) -> None:
+    """As spreadsheets write."""
+    marked = read_file(written(tmp_path / "marked.csv", f"\ufeff{PHILLY}"))
+    assert marked.jobs == read_file(written(tmp_path / "jobs.csv", PHILLY)).jobs
+
+
 def test_swf_jobs_that_never_ran_are_counted_and_unknown_numbers_are_left_out(tmp_path: Path) -> None:
     trace = swf.read(written(tmp_path / "machine.swf", SWF))
     assert trace.skipped == 1

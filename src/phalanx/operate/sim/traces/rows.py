@@ -35,7 +35,7 @@ def opened(file: Path) -> Iterator[IO[str]]:
     except OSError as error:
         raise TraceError("trace", str(file), f"cannot be read: {error.strerror or error}") from None
     try:
-        with TextIOWrapper(raw, encoding="utf-8", newline="") as text:
+        with TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             yield text
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise TraceError(file.name, None, "is not a whole gzip file; copy it again") from None
