@@ -169,7 +169,7 @@ class Field:
         self.trace, self.nodes = trace, nodes
         self.devices = sum(len(node.devices) for node in nodes)
         self.until_ms = max(1, trace.jobs[-1].submit_ms)
-        self.bound = bound(trace, self.devices, self.until_ms)
+        self.bound = bound(trace.jobs, self.devices, self.until_ms)
         self._runs: dict[str, Run] = {}
 
     def ours(self) -> Run:

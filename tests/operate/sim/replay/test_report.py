@@ -49,9 +49,9 @@ def test_no_scheduler_can_hold_more_than_the_bound() -> None:
     """Two jobs of ten minutes in the first minute, each of the whole fleet, and a last one after twenty: all of that time can be
     filled, but not a minute before the first, and not by what comes last."""
     jobs = [TraceJob("a", 0, 10 * MINUTE, 8), TraceJob("b", MINUTE, 4 * MINUTE, 8), TraceJob("c", 20 * MINUTE, MINUTE, 8)]
-    assert bound(Trace.of("t", jobs), 8, 20 * MINUTE) == pytest.approx(14 / 20)
-    assert bound(Trace.of("t", jobs), 16, 20 * MINUTE) == pytest.approx(7 / 20)
-    assert bound(Trace.of("t", jobs), 4, 20 * MINUTE) == pytest.approx(1.0)
+    assert bound(jobs, 8, 20 * MINUTE) == pytest.approx(14 / 20)
+    assert bound(jobs, 16, 20 * MINUTE) == pytest.approx(7 / 20)
+    assert bound(jobs, 4, 20 * MINUTE) == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60), st.integers(1, 16)), min_size=2, max_size=25), st.integers(1, 3))
@@ -60,6 +60,13 @@ def test_held_devices_never_exceed_the_bound(rows: list[tuple[int, int, int]], n
     even = [replace(job, devices=job.devices if job.devices <= 8 else 16) for job in jobs if nodes > 1 or job.devices <= 8]
     found, _ = reported(even, f"H100:8x{nodes}")
     assert found.allocation <= found.allocation_bound + 1e-9
+
+
+def test_what_never_fits_is_no_part_of_the_bound() -> None:
+    jobs = [TraceJob("big", 0, 100 * MINUTE, 64), TraceJob("a", 0, 5 * MINUTE, 8), TraceJob("b", 10 * MINUTE, MINUTE, 8)]
+    found, _ = reported(jobs, "H100:8x1")
+    assert found.never_fitting == 1
+    assert found.allocation_bound == pytest.approx(5 / 10)
 
 
 def test_percentiles_are_by_nearest_rank() -> None:

@@ -9,7 +9,7 @@ from phalanx.core.policy import Policy
 from phalanx.core.sim_report import EtaView, NeverView, SimReport, Spread, TenantView
 from phalanx.operate.sim.replay.cluster import describe
 from phalanx.operate.sim.replay.outcome import Life, Outcome, Series, TenantShare
-from phalanx.operate.sim.traces.trace import Trace
+from phalanx.operate.sim.traces.trace import Trace, TraceJob
 from phalanx.record.telemetry.ledger.categories import DRAINING, PRODUCTIVE, RECOMPUTE, RESTART, RUNNING_UNMEASURED
 
 HOUR_MS: Final = 3_600_000
@@ -65,7 +65,7 @@ def report(
         never=tuple(NeverView(job=life.job.name, devices=life.job.devices, why=life.never) for life in never[:NEVER_SHOWN]),
         utilisation=sum(outcome.ledger.get(name, 0) for name in (PRODUCTIVE, RUNNING_UNMEASURED)) / max(1, outcome.capacity),
         allocation=outcome.held_submitting / (until_ms * devices * 1000),
-        allocation_bound=bound(trace, devices, until_ms),
+        allocation_bound=bound([life.job for life in lives if not life.never], devices, until_ms),
         allocation_over_time=_steps(outcome.series, devices, outcome.ended_ms),
         fragmentation=_stranded(outcome),
         fragmentation_waiting=_blocked(outcome),
@@ -116,10 +116,10 @@ def class_of(life: Life, policy: Policy) -> str:
     return max(known)[1] if known else f"priority {life.job.priority}"
 
 
-def bound(trace: Trace, devices: int, until_ms: int) -> float:
+def bound(jobs: Iterable[TraceJob], devices: int, until_ms: int) -> float:
     """Most of the fleet that any scheduler could have held until then: what had been done at some moment by a fleet so large that
     nobody waits, and everything from there on by this one, at the worst such moment."""
-    changes = sorted((at, change) for job in trace.jobs for at, change in _changes(job.submit_ms, job.duration_ms, job.devices))
+    changes = sorted((at, change) for job in jobs for at, change in _changes(job.submit_ms, job.duration_ms, job.devices))
     done = least = 0
     load, last_ms = 0, 0
     for at_ms, change in changes:
