@@ -38,7 +38,7 @@ def test_people_read_units() -> None:
         "0.0166", "0.01", "0", "12.35", "100", "4999.9", "1234567.8",
     ]  # fmt: skip
     assert [show_amount(value) for value in (1e-300, 0.99999, 2 / 3)] == ["0", "1", "0.6667"]
-    assert [show_size(size) for size in (10, 3_435_973_837, 2**41)] == ["10 B", "3.2 GiB", "2.0 TiB"]
+    assert [show_size(size) for size in (10, 1023, 3_435_973_837, 2**41)] == ["10 B", "1023 B", "3.2 GiB", "2.0 TiB"]
     assert device_seconds(2_000 * 1_500) == 3.0
 
 

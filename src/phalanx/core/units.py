@@ -108,22 +108,21 @@ def utc_second(ms: int) -> str:
 
 def show_size(num_bytes: int) -> str:
     """'3.2 GiB': binary units, one decimal."""
-    value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    return _in_units(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def show_amount_of_data(num_bytes: int) -> str:
     """'2.0 TB': decimal units, in which data that are moved are priced."""
-    value = float(num_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
+    return _in_units(num_bytes, 1000, ("B", "KB", "MB", "GB", "TB"))
+
+
+def _in_units(amount: int, step: int, units: tuple[str, ...]) -> str:
+    """In the first unit of which it is less than `step`, or the last; whole numbers of the smallest."""
+    value, place = float(amount), 0
+    while value >= step and place < len(units) - 1:
+        value, place = value / step, place + 1
+    shown = f"{value:,.1f}" if value >= step else f"{value:.1f}" if place else str(amount)
+    return f"{shown} {units[place]}"
 
 
 def device_seconds(milli_device_ms: int) -> float:

@@ -204,10 +204,19 @@ def test_nothing_that_starts_behind_the_head_delays_it(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12)), min_size=4, max_size=12), st.booleans(), st.integers(2, 4))
-def test_a_stream_of_small_jobs_starves_no_gang(stream: list[tuple[int, int]], are_limited: bool, num_nodes: int) -> None:
-    """The wait is bounded by what runs and stands before it: none of the stream that comes later goes on for longer."""
-    loop = Loop(fleet(4, 4))
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12)), min_size=4, max_size=12),
+    st.booleans(),
+    st.integers(2, 4),
+    st.sampled_from([0, 4, 8]),
+)
+def test_a_stream_of_small_jobs_starves_no_gang(
+    stream: list[tuple[int, int]], are_limited: bool, num_nodes: int, idle_quota: int
+) -> None:
+    """The wait is bounded by what runs and stands before it: none of the stream that comes later goes on for longer. Nor does it
+    matter that another queue, which has no jobs, is guaranteed some, which only the large one would need to borrow."""
+    owner = {"owner": Queue(quota={"H100": idle_quota})} if idle_quota else {}
+    loop = Loop(fleet(4, 4), policy=Policy(queues=owner))
     longest_ms = max(ms for _, ms in stream) * 10 * MINUTE
     number = 0
 

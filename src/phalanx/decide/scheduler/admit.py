@@ -45,7 +45,7 @@ def refused_again(job: PendingJob, number: int, round_: Round) -> Reason | None:
     facts, known = job.facts, round_.known.admitted
     asked = (number, facts.queue, facts.preemptible)
     heard = round_.refusals.of(asked)
-    if heard is None or not round_.tree.is_barred(facts, heard.kinds, heard.amount, heard.bars):
+    if heard is None or round_.tree.bars(facts, heard.kinds, heard.amount) != heard.bars:
         return None
     if heard.unsaved and handover.helped_on(job, heard.unsaved, round_):
         return None

@@ -103,34 +103,17 @@ class Admissions:
 
     def bars(self, queue: Line, kinds: Sequence[str], amount: int) -> list[Bar | None]:
         """For each type, by what `asked` refuses so much before it looks at what is guaranteed, if by anything."""
-        found, saved, standings = list[Bar | None](), self.saved, self.found.standings
-        for kind in kinds:
-            books, room, spent, marks, limits = standings.get((queue, kind)) or self._standing(queue, kind)
-            if amount > room:
-                found.append(next(mark for left, mark in limits if amount > left))
-            elif spent is not None or not saved:
-                found.append(spent)
-            else:
-                at = _first_saved(books, saved)
-                found.append(None if at is None else Saved(marks[at], saved[books[at].account]))
-        return found
+        return [self._bar(queue, kind, amount) for kind in kinds]
 
-    def are_bars(self, bars: Sequence[Bar | None], queue: Line, kinds: Sequence[str], amount: int) -> bool:
-        """Whether these are what `bars` would find."""
-        saved, standings = self.saved, self.found.standings
-        for kind, bar in zip(kinds, bars, strict=True):  # asked for every job that was refused in the last decision
-            books, room, spent, marks, limits = standings.get((queue, kind)) or self._standing(queue, kind)
-            if amount > room:
-                if next(mark for left, mark in limits if amount > left) != bar:
-                    return False
-            elif spent is not None or not saved:
-                if spent != bar:
-                    return False
-            else:
-                at = _first_saved(books, saved)
-                if not isinstance(bar, Saved) or at is None or bar.mark != marks[at] or bar.saved_for != saved[books[at].account]:
-                    return False
-        return True
+    def _bar(self, queue: Line, kind: str, amount: int) -> Bar | None:
+        saved = self.saved
+        books, room, spent, marks, limits = self.found.standings.get((queue, kind)) or self._standing(queue, kind)
+        if amount > room:
+            return next(mark for left, mark in limits if amount > left)
+        if spent is not None or not saved:
+            return spent
+        at = _first_saved(books, saved)
+        return None if at is None else Saved(marks[at], saved[books[at].account])
 
     def unsaved(self, queue: Line, types: tuple[str, ...]) -> frozenset[saving.Account]:
         """What somebody of the queue may be short of and is not saved for anybody yet."""

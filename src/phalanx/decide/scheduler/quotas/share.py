@@ -45,7 +45,6 @@ class Tree:
         self._ticks = 0
         self._is_trial = False
         self._refusals: dict[tuple[str, bool], dict[str, list[tuple[int, Admission]]]] = {}
-        self._least_refused: dict[tuple[str, bool, tuple[str, ...]], int] = {}
         whole = sum(self.capacity.values()) / WHOLE
         self.lines.had(snapshot.usage, max(1.0, whole) * snapshot.policy.half_life_ms / math.log(2))
         for line in sorted(self.lines.all, key=lambda line: len(line.path)):
@@ -91,20 +90,12 @@ class Tree:
                     return refusal
         return None
 
-    def is_barred(self, job: JobFacts, kinds: Sequence[str], amount: int, bars: Sequence[Bar | None]) -> bool:
-        """Whether just these refuse the job so much of each type, before it is looked at what is guaranteed."""
-        return self._rules().are_bars(bars, self.lines.queue(job.queue), kinds, amount)
-
     def bars(self, job: JobFacts, kinds: Sequence[str], amount: int) -> list[Bar | None]:
         """What refuses the job so much of each type, if anything does that is looked at before guarantees are."""
         return self._rules().bars(self.lines.queue(job.queue), kinds, amount)
 
-    def refuse(self, job: JobFacts, kinds: tuple[str, ...], amount: int, told: Sequence[Admission]) -> None:
+    def refuse(self, job: JobFacts, kinds: Sequence[str], amount: int, told: Sequence[Admission]) -> None:
         """So much of each type, for the whole decision."""
-        whose = job.queue, job.preemptible, kinds
-        if amount >= self._least_refused.get(whose, amount + 1):
-            return
-        self._least_refused[whose] = amount
         of_kind = self._refusals.setdefault((job.queue, job.preemptible), {})
         for kind, found in zip(kinds, told, strict=True):
             earlier = of_kind.get(kind)
