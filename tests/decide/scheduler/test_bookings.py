@@ -137,6 +137,44 @@ def test_a_booking_of_more_than_there_is_or_of_another_type_breaks_nothing() -> 
     assert where(decided(fleet(2), [], facts("next", 8), policy=elsewhere), "next") is not None
 
 
+def test_a_head_that_needs_booked_nodes_has_them_kept_as_of_the_end_of_the_booking() -> None:
+    """Before and while it lasts: what is done by then goes first, and what runs for longer does not pass the head."""
+    for start, end in ((AT_6, AT_8), (UTC_NOW, AT_8)):
+        for limit_ms, passes in ((4 * HOUR, True), (4 * HOUR + 1, False), (None, False)):
+            head, small = limited("head", 12 * HOUR, 8, 2), limited("small", limit_ms, 8)
+            plan = decided(fleet(2), [], head, small, policy=booked(start, end, 8))
+            assert isinstance(reason(plan, "head"), Kept)
+            assert (where(plan, "small") is not None) is passes
+            assert passes or reason(plan, "small") == Behind(JobId("head"), 2)
+            assert [kept.start_ms for kept in plan.reservations if kept.job == "head"] == [None], "no start is promised"
+
+
+def test_whose_booking_it_is_comes_before_a_head_that_waits_for_its_end() -> None:
+    plan = decided(fleet(2), [], limited("head", 12 * HOUR, 8, 2), facts("theirs", 8, queue="vip"), policy=booked(UTC_NOW, AT_8, 8))
+    assert where(plan, "theirs") is not None
+    early = decided(fleet(2), [], limited("head", 12 * HOUR, 8, 2), facts("theirs", 8, queue="vip"), policy=booked(AT_6, AT_8, 8))
+    assert where(early, "theirs") is None, "it may wait for its booking like others"
+
+
+def test_long_jobs_do_not_pass_a_head_until_after_a_booking() -> None:
+    loop = Loop(fleet(2), booked(AT_6, AT_8, 8), runs_ms={f"long-{number}": 3 * HOUR for number in range(12)})
+    loop.submit(limited("head", 12 * HOUR, 8, 2))
+    for number in range(12):
+        loop.submit(limited(f"long-{number}", 5 * HOUR, 8))
+        loop.steps(30)
+    assert loop.where("head") == ["n00", "n01"]
+
+
+def test_no_start_is_promised_to_a_head_that_would_run_into_a_booking_then() -> None:
+    """It would be done in time, could it start now; the node comes free only in an hour and a half."""
+    for ends_in_ms, promised_ms in ((90 * MINUTE, None), (30 * MINUTE, NOW + 30 * MINUTE)):
+        running = [replace(gang("r", (0, ALL), priority=STANDARD), facts=limited("r", HOUR + ends_in_ms, 8))]
+        limit_ms = 2 * HOUR if promised_ms is None else 90 * MINUTE
+        plan = decided(fleet(1, held=running), running, limited("head", limit_ms, 8), policy=booked(AT_6, AT_8, 8))
+        (kept,) = [one for one in plan.reservations if one.job == "head"]
+        assert kept.start_ms == promised_ms
+
+
 def test_spare_nodes_are_for_repairs() -> None:
     policy = Policy(spares={"H100": 1, "B200": 2})
     plan = decided(fleet(2), [], facts("next", 8, 2), policy=policy)
@@ -161,5 +199,5 @@ def test_nothing_is_kept_on_a_node_that_goes_away() -> None:
     for policy, other in ((Policy(spares={"H100": 1}), "n00"), (booked(UTC_NOW, AT_8, 8), "n01")):
         going = next(name for name in ("n00", "n01") if name != other)
         nodes = tuple(replace(node, closing_ms=NOW + HOUR if node.node == going else None) for node in fleet(2))
-        (kept,) = decided(nodes, [], facts("next", 8), policy=policy).reservations
+        (kept,) = [one for one in decided(nodes, [], facts("next", 8), policy=policy).reservations if one.job is None]
         assert [part.node for part in kept.placement.slices] == [other]

@@ -11,7 +11,7 @@ from phalanx.core.reasons import Reason
 from phalanx.decide.scheduler.plan import Reservation
 from phalanx.decide.scheduler.quotas.holds import kind_of
 from phalanx.decide.scheduler.quotas.homes import Homes
-from phalanx.decide.scheduler.room import bookings, reservation, spot
+from phalanx.decide.scheduler.room import bids, bookings, reservation, spot
 from phalanx.decide.scheduler.room.ends import Ends
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.hold import CLOSED, NO_BOUND, Hold
@@ -58,7 +58,7 @@ class Kept:
                 self._keep(bookings.spares(kind, num_nodes, self._fleet, self._now_ms))
         for booked in self._bookings:
             if booked.kind in self._fleet.ground.kinds:
-                free = self._besides(booked.kind, self._holds)
+                free = bids.besides(booked.kind, self._holds, self._fleet)
                 self._keep(bookings.kept_for(booked, self._promises.used(booked), free, self._fleet, self.ends, self._now_ms))
 
     def is_booked_for(self, job: JobFacts, kind: str, num_devices: int) -> bool:
@@ -250,31 +250,16 @@ class Kept:
         self._promises.ended(gang)
 
     def _bid(self, job: PendingJob, number: int, kind: str) -> reservation.Bid | None:
-        shape = job.facts.shape
         if len(self._heads[kind]) >= self._policy.heads:
             return None
-        alike = number, kind, None if self.homes is None else self.alike(job)
+        alike = number, kind, self.alike(job)
         if alike in self._hopeless:
             return None
-        shut = self._shut(job)
-        rows = np.ones(len(self._fleet.ground.nodes), np.bool_) if shut is None else ~shut
-        binding = self._binding(job)
-        for hold in binding:
-            if hold.kind == kind:
-                rows &= hold.spare >= shape.request.count
-        view = reservation.View(self._besides(kind, binding), rows)
-        bid = reservation.bid(job, kind, view, self._fleet, self.ends, self._now_ms)
+        site = bids.Site(self._fleet, self.ends, self._shut(job), self._now_ms)
+        bid = bids.found(job, kind, self._holds, site)
         if bid is None:
             self._hopeless.add(alike)
         return bid
-
-    def _besides(self, kind: str, holds: Sequence[Hold]) -> Counts:
-        """Devices now, without those that are kept already."""
-        free = self._fleet.free[kind]
-        for hold in holds:
-            if hold.kind == kind:
-                free = np.minimum(free, hold.spare)
-        return free
 
     def _strict(self, job: PendingJob, kind: str) -> None:
         """Nobody passes the job, even where that would not delay it."""

@@ -23,10 +23,12 @@ HOLD_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a job may count on: devices of a type on each row now, besides what is kept from it, and on which rows at all."""
+    """What a job may count on: devices of a type on each row now, besides what is kept from it, and on which rows at all.
+    after_ms: of each row, from when on at the earliest."""
 
     free: Counts
     rows: Mask
+    after_ms: Times | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ def bid(job: PendingJob, kind: str, view: View, fleet: Fleet, ends: Ends, now_ms
     missing = np.maximum(0, shape.request.count - coming).astype(np.int64)
     missing = np.where(fleet.ground.schedulable, missing, shape.request.count + 1).astype(np.int64)
     score = np.where((ready < NEVER) & fleet.ground.schedulable, ready, NEVER + missing)
+    if view.after_ms is not None:
+        score = np.maximum(score, view.after_ms)
     usable = view.rows & fleet.could_hold(shape, kind) & expected(fleet.ground)
     for node in job.avoids:
         if node in fleet.ground.row:
@@ -58,7 +62,10 @@ def bid(job: PendingJob, kind: str, view: View, fleet: Fleet, ends: Ends, now_ms
     reached = score[chosen]
     lacking = int((reached[reached >= NEVER] - NEVER).sum())
     start_ms = None if reached.max() >= NEVER else max(now_ms, int(reached.max()))
-    hold = _hold(job, kind, chosen, now_ms + HOLD_MS if start_ms is None else start_ms, view, fleet, ends)
+    from_ms = now_ms + HOLD_MS if start_ms is None else start_ms
+    if view.after_ms is not None:
+        from_ms = max(from_ms, int(view.after_ms[chosen].max()))
+    hold = _hold(job, kind, chosen, from_ms, view, fleet, ends)
     return Bid(kind, start_ms, (NEVER if start_ms is None else start_ms, lacking), hold)
 
 
