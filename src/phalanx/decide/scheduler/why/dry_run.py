@@ -52,13 +52,14 @@ def trial(snapshot: Snapshot, job: JobId) -> Trial:
 
 
 def _submitted_again(snapshot: Snapshot, job: JobId) -> Snapshot:
-    """With the job in the place where a changed one comes to stand: after those that are as old. Of an array all come to stand
-    there, in their order, so the job stays where it is; so does one that is the newest."""
+    """With the job in the place where a changed one comes to stand: after those that are as old, and with all of its wait for spot
+    nodes before it. Of an array all come to stand there, in their order, so the job stays where it is."""
     waiting = next(one for one in snapshot.pending if one.facts.job == job)
-    last = _last(snapshot)
-    if waiting.facts.array or waiting.facts.sequence == last:
+    if waiting.facts.array:
         return snapshot
-    facts = replace(waiting.facts, submitted_ms=snapshot.now_ms, sequence=last + 1)
+    last = _last(snapshot)
+    sequence = last if waiting.facts.sequence == last else last + 1
+    facts = replace(waiting.facts, submitted_ms=snapshot.now_ms, sequence=sequence)
     moved = replace(waiting, facts=facts, since_ms=0, repair=False)
     return replace(snapshot, pending=tuple(moved if one is waiting else one for one in snapshot.pending))
 

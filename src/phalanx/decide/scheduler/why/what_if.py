@@ -132,10 +132,10 @@ def _of_array(job: PendingJob, snapshot: Snapshot) -> Change | None:
 
 
 def _elsewhere(job: PendingJob, end: Round) -> Iterator[Change | None]:
-    """On spot nodes, less near together, without a label."""
+    """On spot nodes or without waiting for them, less near together, without a label."""
     shape = job.facts.shape
-    if shape.spot == "never":
-        yield _if_starts("placing.spot", "allow", "never", _shaped(job, replace(shape, spot="allow")), end)
+    if shape.spot != "allow":
+        yield _if_starts("placing.spot", "allow", shape.spot, _shaped(job, replace(shape, spot="allow")), end)
     if shape.within is not None:
         wider = (*TIERS[TIERS.index(shape.within) + 1 :], None)
         tried = (
