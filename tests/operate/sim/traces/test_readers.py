@@ -128,6 +128,35 @@ def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, file: str, text
 
 
 @pytest.mark.parametrize(
+    ("head", "fix"),
+    [
+        (
+            "submitt,duration_s,devices",
+            "lacks submit_s; did you mean 'submit_s' for 'submitt'? the first line names the columns submit_s,",
+        ),
+        ("submit_s,duration_s,gpu", "lacks devices; the first line names the columns submit_s, duration_s, devices"),
+        (
+            "limit_s,submit,duration,device",
+            "did you mean 'submit_s' for 'submit', 'duration_s' for 'duration', 'devices' for 'device'?",
+        ),
+        ("timestamp,duration,gpus,cluster", "did you mean 'num_gpus' for 'gpus'?"),
+        ("job_id,submision_time,duration,num_gpu", "did you mean 'submission_time' for 'submision_time'?"),
+        ("job_id,gpus,submit_time,iterations,model_name,duration,iteration_time", "did you mean 'num_gpu' for 'gpus'?"),
+        ("name,cpu_mili,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time", "did you mean 'cpu_milli' for 'cpu_mili'?"),
+        (
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,created_time,deletion_time",
+            "did you mean 'creation_time' for 'created_time'?",
+        ),
+    ],
+)
+def test_a_required_column_that_is_mistyped_is_recognised_in_every_format(tmp_path: Path, head: str, fix: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_file(written(tmp_path / "a.csv", f"{head}\n"))
+    assert caught.value.field == "a.csv:1"
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("name", "content", "fix"),
     [
         ("a.csv.gz", b"not gzip", "is not a whole gzip file"),

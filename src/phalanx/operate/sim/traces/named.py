@@ -8,7 +8,7 @@ from typing import Final
 from phalanx.core.errors import NotFound
 from phalanx.operate.sim.traces import itp, muri, openb, philly, plain, swf
 from phalanx.operate.sim.traces.errors import TraceError
-from phalanx.operate.sim.traces.rows import opened
+from phalanx.operate.sim.traces.rows import likeness, opened
 from phalanx.operate.sim.traces.trace import Trace
 
 Reader = Callable[[Path], Trace]
@@ -26,6 +26,9 @@ NAMES_SHOWN: Final = 20
 
 HEAD_SHOWN: Final = 80
 """Characters of a head that nobody knows."""
+
+LIKE_MIN: Final = 0.5
+"""A head that has so much of a format's columns was to be one of it: its reader says what is missing."""
 
 _FOLDERS: Final[Mapping[str, str]] = MappingProxyType({"philly": "philly/jobs", "openb": "openb/pods_default"})
 """Short names to the file they mean."""
@@ -51,6 +54,9 @@ def read_file(file: Path) -> Trace:
     for columns, read in _BY_HEAD:
         if set(columns) <= set(head):
             return read(file)
+    like, nearest = max(((likeness(head, columns), read) for columns, read in _BY_HEAD), key=lambda one: one[0])
+    if like >= LIKE_MIN:
+        return nearest(file)
     fix = f"names the columns of no known format; write {','.join(plain.COLUMNS)}, or those of another in docs/simulator.md"
     raise TraceError.at(file, 1, ",".join(head)[:HEAD_SHOWN], fix)
 

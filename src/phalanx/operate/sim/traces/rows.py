@@ -108,12 +108,31 @@ def rows(file: Path, columns: Sequence[str], optional: Sequence[str] | None = No
             raise TraceError.at(file, line, None, f"is not a row of CSV: {error}") from None
 
 
+def meant_by(head: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Missing columns, with the cell of the head that probably was to be it: one that is not `known` otherwise, for one column."""
+    left = [cell for cell in head if cell not in known]
+    meant: dict[str, str] = {}
+    for column in missing:
+        if near := difflib.get_close_matches(column, left, n=1, cutoff=0.5):
+            meant[column] = near[0]
+            left.remove(near[0])
+    return meant
+
+
+def likeness(head: Sequence[str], columns: Sequence[str]) -> float:
+    """From 0 to 1, how much of these columns a head has; one that is mistyped counts half."""
+    missing = [column for column in columns if column not in head]
+    return (len(columns) - len(missing) + len(meant_by(head, missing, columns)) / 2) / len(columns)
+
+
 def _check_head(file: Path, head: Sequence[str], columns: Sequence[str], optional: Sequence[str] | None) -> None:
+    known = (*columns, *(optional or ()))
     missing = [column for column in columns if column not in head]
     if missing:
-        fix = f"the head lacks {', '.join(missing)}; the first line names the columns {', '.join(columns)}"
+        meant = ", ".join(f"{column!r} for {cell!r}" for column, cell in meant_by(head, missing, known).items())
+        hint = f"did you mean {meant}? " if meant else ""
+        fix = f"the head lacks {', '.join(missing)}; {hint}the first line names the columns {', '.join(columns)}"
         raise TraceError.at(file, 1, ",".join(head), fix)
-    known = (*columns, *(optional or ()))
     twice = next((column for column in known if head.count(column) > 1), None)
     if twice is not None:
         raise TraceError.at(file, 1, twice, "the head names this column twice; leave one out")
