@@ -123,7 +123,8 @@ class WhyView:
 
     eta: when it is expected to start. changes: the smallest ones that would start it now, the smallest first; None when nobody
     asked for them, or the job does not wait. late: that its deadline has passed, or may not be kept; '' of any other job. ends,
-    ends_ms: gangs that are ended for it when they are old enough, which is then (Unix time), as things are now.
+    ends_ms: gangs that are ended for it when they are old enough, which is then (Unix time), as things are now. smaller: of these
+    the ones that go on with fewer devices.
     """
 
     job: JobId
@@ -136,6 +137,7 @@ class WhyView:
     late: str = ""
     ends: tuple[JobId, ...] = ()
     ends_ms: int | None = None
+    smaller: tuple[JobId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,10 +289,12 @@ class PlanView:
     """What would be decided of a job, if it were submitted now. Nothing was.
 
     answer: starts, waits, or never (it fits no fleet of these nodes). placed: where it would start. evicts: running jobs that would
-    end for it. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its `max_duration`; None where
-    a price or a limit is not known. queues: its own and those that it is part of. num_devices: a share of one is a fraction.
-    jobs: so many are in the array; all the rest is of one of them. region: where the fleet is; '' when its policy does not say.
-    ends, ends_ms: gangs that would be ended for it when they are old enough, which is then (Unix time).
+    end for it, or go on smaller. cost_per_hour, cost_of_limit: US dollars, of an hour, and of one attempt that runs to its
+    `max_duration`; None where a price or a limit is not known. queues: its own and those that it is part of. num_devices: a share
+    of one is a fraction. jobs: so many are in the array; all the rest is of one of them. region: where the fleet is; '' when its
+    policy does not say.
+    ends, ends_ms: gangs that would be ended for it when they are old enough, which is then (Unix time). smaller: of `evicts` and
+    `ends` the ones that go on with fewer devices.
     """
 
     answer: str
@@ -313,6 +317,7 @@ class PlanView:
     region: str = ""
     ends: tuple[JobId, ...] = ()
     ends_ms: int | None = None
+    smaller: tuple[JobId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

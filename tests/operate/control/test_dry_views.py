@@ -29,6 +29,23 @@ def test_who_waits_for_a_gang_that_is_too_young_to_be_ended_is_told_so() -> None
     assert "can be ended" not in plan_view(alone, facts("mine-3", count=4, priority=0)).sentence
 
 
+def test_who_waits_for_a_gang_that_will_be_made_smaller_is_not_told_that_it_is_ended() -> None:
+    wide = gang("wide-1", count=8, num_nodes=2, placed_ms=NOW - MINUTE)
+    wide = replace(wide, facts=replace(wide.facts, shape=replace(wide.facts.shape, min_nodes=1)))
+    snapshot = world({}, [wide], [job("mine-2", count=8)], nodes=2)
+    why = WhyView(job=JobId("mine-2"), state="pending", sentence="waits for devices", reason=None, position=1)
+    told = why_waiting(snapshot, why)
+    assert told.sentence == "waits for devices; wide-1 can be made smaller for it from 1970-02-11 16:01:00 UTC"
+    assert (told.ends, told.smaller) == (("wide-1",), ("wide-1",))
+    old = replace(snapshot, running=(replace(snapshot.running[0], placed_ms=NOW - HOUR),), pending=())
+    planned = plan_view(old, facts("mine-2", count=8))
+    assert (planned.sentence, planned.evicts, planned.smaller) == (
+        "would start once wide-1 made room for it",
+        ("wide-1",),
+        ("wide-1",),
+    )
+
+
 def test_an_elastic_job_holds_no_more_than_its_queue_may_have() -> None:
     queues = {"queues": {"small": {"limit": {"H100": 5}}}}
     asked = facts("mine-3", "small", 2, 3)

@@ -135,13 +135,15 @@ def test_plan_of_an_array_is_of_one_of_its_jobs_and_says_so(terminal: Terminal, 
 def test_plan_of_a_job_that_waits(terminal: Terminal, spec: str) -> None:
     waits = plan_view(
         answer="waits", sentence="would start once a-1 made room for it", placed=(), position=2, eta=ETA, changes=CHANGES[:1],
-        evicts=(JobId("a-1"),), cost_per_hour=None, cost_of_limit=None, notes=("no price is known for X9, so there is no cost",),
+        evicts=(JobId("a-1"), JobId("b-2")), smaller=(JobId("b-2"),),
+        cost_per_hour=None, cost_of_limit=None, notes=("no price is known for X9, so there is no cost",),
     )  # fmt: skip
     terminal.server.on("POST", "/plan", said(PlanView, waits))
     out = terminal("plan", spec).out
     assert out.startswith("mine: would start once a-1 made room for it; position 2 in its queue. Nothing was submitted.\nExpected")
     assert "It would start now with one of these:\n  max_duration: 90m instead of 4h" in out
-    assert "Ends for it" in out
+    assert "Ends for it   a-1\n" in out
+    assert "Made smaller  b-2\n" in out
     assert "no price is known for X9" in out
     shown = json.loads(terminal("plan", spec, "-o", "json").out)
-    assert (shown["answer"], shown["cost_per_hour"], shown["evicts"]) == ("waits", None, ["a-1"])
+    assert (shown["answer"], shown["cost_per_hour"], shown["evicts"]) == ("waits", None, ["a-1", "b-2"])

@@ -55,6 +55,7 @@ def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
         region=snapshot.policy.region,
         ends=tried.young,
         ends_ms=tried.young_ms,
+        smaller=tried.smaller,
     )
 
 
@@ -107,6 +108,7 @@ def why_waiting(snapshot: Snapshot, view: WhyView) -> WhyView:
         late=_late(snapshot, facts, tried) or view.late,
         ends=tried.young,
         ends_ms=tried.young_ms,
+        smaller=tried.smaller,
     )
 
 
@@ -120,7 +122,13 @@ def _sentence(tried: Trial) -> str:
 
 
 def _young(tried: Trial) -> str:
-    return "" if tried.young_ms is None else f"; {named(tried.young)} can be ended for it from {utc_second(tried.young_ms)}"
+    """'; a-1 can be ended and b-2 can be made smaller for it from 2026-11-28 09:00:59 UTC'."""
+    if tried.young_ms is None:
+        return ""
+    ended = [job for job in tried.young if job not in tried.smaller]
+    smaller = [job for job in tried.young if job in tried.smaller]
+    said = [f"{named(jobs)} can be {what}" for jobs, what in ((ended, "ended"), (smaller, "made smaller")) if jobs]
+    return f"; {' and '.join(said)} for it from {utc_second(tried.young_ms)}"
 
 
 def _placed(policy: Policy, placement: Placement, nodes: Mapping[NodeId, NodeFacts]) -> Iterator[PlacedView]:

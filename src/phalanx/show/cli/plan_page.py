@@ -110,8 +110,10 @@ def _cost(view: PlanView) -> Iterator[tuple[str, object]]:
     if view.cost_of_limit is not None:
         of_all = f", {view.cost_of_limit * view.jobs:,.2f} {view.currency} for all" if view.jobs > 1 else ""
         yield "To max_duration", f"{view.cost_of_limit:,.2f} {view.currency}{of_each}{of_all}"
-    if view.evicts:
-        yield "Ends for it", ", ".join(view.evicts)
+    if whole := [job for job in view.evicts if job not in view.smaller]:
+        yield "Ends for it", ", ".join(whole)
+    if smaller := [job for job in view.evicts if job in view.smaller]:
+        yield "Made smaller", ", ".join(smaller)
 
 
 def _queues(view: PlanView) -> RenderableType:

@@ -20,7 +20,8 @@ DRY: Final = JobId("this-job")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """decision: of the job. evictions: of gangs that would end for it. changes: the smallest ones that would start it now.
-    young: the gangs that are ended for it at `young_ms` (Unix time), when they have run for `preemption.min_runtime`."""
+    young: the gangs that are ended for it at `young_ms` (Unix time), when they have run for `preemption.min_runtime`. smaller: of
+    all these the ones that go on with fewer devices."""
 
     decision: Decision
     evictions: tuple[Evict, ...] = ()
@@ -28,6 +29,7 @@ class Trial:
     changes: tuple[Change, ...] = ()
     young: tuple[JobId, ...] = ()
     young_ms: int | None = None
+    smaller: tuple[JobId, ...] = ()
 
 
 def dry_run(snapshot: Snapshot, facts: JobFacts) -> Trial:
@@ -43,12 +45,14 @@ def trial(snapshot: Snapshot, job: JobId) -> Trial:
     decision = _of(plan, job)
     if not isinstance(decision, Wait):
         return Trial(decision)
-    evictions = tuple(evict for evict in plan.evictions if evict.claimant == job and evict.job != job)
-    young, young_ms = _young(snapshot, decision)
+    evictions = _for(plan, job)
+    later, young_ms = _young(snapshot, decision)
+    smaller = tuple(sorted({evict.job for evict in (*evictions, *later) if evict.cause == "shrink"}))
     eta = predict(snapshot, plan, {job}).get(job)
     if eta is not None and young_ms is not None:
         eta = not_after(young_ms, snapshot.now_ms, eta)
-    return Trial(decision, evictions, eta, changes(_submitted_again(snapshot, job), job, memory), young, young_ms)
+    young = tuple(sorted(evict.job for evict in later))
+    return Trial(decision, evictions, eta, changes(_submitted_again(snapshot, job), job, memory), young, young_ms, smaller)
 
 
 def _submitted_again(snapshot: Snapshot, job: JobId) -> Snapshot:
@@ -70,7 +74,7 @@ def _last(snapshot: Snapshot) -> int:
     return max((job.sequence for job in known), default=0)
 
 
-def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[JobId, ...], int | None]:
+def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[Evict, ...], int | None]:
     """Whom the job has ended, and when, if gangs are too young for it now. It is decided at times at which one more is old enough,
     as it will be then: the first set that will do is ended, though a cheaper one may be old enough a little later."""
     steady_ms = snapshot.policy.preemption.min_runtime_ms
@@ -80,14 +84,18 @@ def _young(snapshot: Snapshot, wait: Wait) -> tuple[tuple[JobId, ...], int | Non
         return (), None
     memory = Memory()
 
-    def ended(at_ms: int) -> tuple[JobId, ...]:
-        plan = schedule(replace(snapshot, now_ms=at_ms), memory)
-        return tuple(sorted(evict.job for evict in plan.evictions if evict.claimant == wait.job and evict.job != wait.job))
+    def ended(at_ms: int) -> tuple[Evict, ...]:
+        return _for(schedule(replace(snapshot, now_ms=at_ms), memory), wait.job)
 
     if not ended(times[-1]):
         return (), None
     first_ms = times[bisect_left(times, True, hi=len(times) - 1, key=lambda at_ms: bool(ended(at_ms)))]
     return ended(first_ms), first_ms
+
+
+def _for(plan: Plan, job: JobId) -> tuple[Evict, ...]:
+    """Gangs of others that are ended, or made smaller, for the job."""
+    return tuple(evict for evict in plan.evictions if evict.claimant == job and evict.job != job)
 
 
 def _of(plan: Plan, job: JobId) -> Decision:

@@ -201,7 +201,7 @@ def _counts(found: SimReport) -> list[str]:
     """Side by side where there are both."""
     shown = [
         ("What waiting jobs waited for", "share of the waiting jobs looked at", found.blocked_by, True),
-        ("Evictions by cause", "gangs that were ended for others", found.evicted_for, False),
+        ("Evictions by cause", "gangs that let go for others, or to change size", found.evicted_for, False),
     ]
     there = [one for one in shown if one[2]]
     return [_section(title, _bars(label, counts, shares), wide=len(there) == 1) for title, label, counts, shares in there]
