@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from phalanx.core.ids import JobId
-from phalanx.core.units import MILLI, show_amount, utc_day, utc_minute
+from phalanx.core.units import MILLI, show_amount, utc_day, utc_minute, utc_second
 
 FIRM: Final = "a job that is not preemptible may not use more"
 """Why such a job may not have what a preemptible one would borrow."""
@@ -283,7 +283,7 @@ class Kept:
     kind: Literal["kept"] = field(default="kept", kw_only=True)
 
     def sentence(self) -> str:
-        until = "" if self.until_ms is None else f" until {utc_minute(self.until_ms)}"
+        until = "" if self.until_ms is None else f" until {utc_second(self.until_ms)}"
         return f"would fit, but the devices are kept for {self.what}{until}"
 
 

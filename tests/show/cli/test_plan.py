@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.reasons import Kept
 from phalanx.core.views import ChangeView, EtaView, JobView, PlacedView, PlanView, QueueEffectView, WhyView
+from phalanx.show.cli.plan_page import eta_text
 from tests.recorded import JOB, Said, job_view, said, why_view
 from tests.show.cli.terminal import Terminal
 
@@ -88,6 +90,14 @@ def test_why_of_a_job_that_never_fits_says_that_it_stays_as_it_is(terminal: Term
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, never)
     terminal.server.view(f"/jobs/{JOB}", JobView, job_view(state="pending", attempts=()))
     assert terminal("why", JOB).out.endswith("stays as it is: cancel it, and submit it again with the change.\n")
+
+
+def test_until_when_devices_are_kept_is_told_as_the_latest_start_is() -> None:
+    """Both are the same moment: a minute in one sentence and a second in the next would look like two."""
+    until_ms = 1_800_000_036_999
+    latest = eta_text(EtaView(low_ms=1_800_000_000_000, high_ms=until_ms, vague=False, latest_ms=until_ms))
+    assert "at the latest about 08:00:37" in latest
+    assert Kept("spot to come", until_ms).sentence().endswith("until 2027-01-15 08:00:37 UTC")
 
 
 def test_why_saves_the_snapshot(terminal: Terminal, tmp_path: Path) -> None:
