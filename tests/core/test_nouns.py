@@ -13,12 +13,22 @@ from phalanx.core.errors import Exit, NotFound, PhalanxError, UserError, WorldEr
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id, split_attempt
 from phalanx.core.messages import Chunk, FromAgent, Renew
 from phalanx.core.records import Metric, RankRecord
-from phalanx.core.units import device_seconds, duration_ms, show_amount, show_duration, show_size, size_bytes
+from phalanx.core.units import device_seconds, duration_ms, show_amount, show_duration, show_size, size_bytes, write_duration
 
 
 @pytest.mark.parametrize(("text", "ms"), [("90s", 90_000), ("1.5h", 5_400_000), ("2d", 172_800_000), ("250ms", 250)])
 def test_durations(text: str, ms: int) -> None:
     assert duration_ms(text) == ms
+
+
+@given(st.integers(0, 10**15) | st.integers(0, 10**6).map(lambda minutes: 60_000 * minutes))
+def test_what_people_are_told_to_write_is_read_as_the_same(ms: int) -> None:
+    assert duration_ms(write_duration(ms)) == ms
+
+
+def test_durations_are_written_as_people_do() -> None:
+    written = [write_duration(ms) for ms in (86_340_000, 14_400_000, 86_400_000, 2_592_000_000, 90_000, 1500, 0)]
+    assert written == ["1439m", "4h", "24h", "30d", "90s", "1500ms", "0h"]
 
 
 @pytest.mark.parametrize(("text", "size"), [("16GiB", 2**34), ("80GB", 80 * 10**9), ("1024", 1024)])

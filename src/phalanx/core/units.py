@@ -74,6 +74,15 @@ def show_duration(ms: int) -> str:
     return f"{hours}h {minute:02d}m" if days == 0 else f"{days}d {hour:02d}h"
 
 
+def write_duration(ms: int) -> str:
+    """'1439m', '4h', '30d', '1500ms': as people write one, so that `duration_ms` reads the same from it, up to 10**15."""
+    days, rest = divmod(ms, _DURATION_MS["d"])
+    if rest == 0 and days > 1:
+        return f"{days}d"
+    unit = next(unit for unit in ("h", "m", "s", "ms") if ms % _DURATION_MS[unit] == 0)
+    return f"{ms // _DURATION_MS[unit]}{unit}"
+
+
 def count_of(count: int, thing: str) -> str:
     """'1 job', '1,200 jobs'."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

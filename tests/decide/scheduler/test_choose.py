@@ -75,7 +75,7 @@ def test_each_refusal_has_its_sentence() -> None:
         "lab": ("chosen", "would start now"),
         "far": ("refused", "is in us, which is none of placing.regions"),
         "small": ("refused", "never fits: asks for 8"),
-        "cloud": ("refused", "is for bursts, and another starts it within 1h 00m"),
+        "cloud": ("refused", "is for bursts, and another starts it within 1h"),
         "shut": ("refused", "the token is unknown"),
         "gone": ("away", "does not answer"),
     }
@@ -85,7 +85,7 @@ def test_what_is_taken_for_granted_is_told() -> None:
     spec = JobSpec(name="mine", entrypoint="true", array=Array(count=3), placing=Placing(data={"eu": "1TB"}))
     found = choose(spec, CLUSTERS, [Answer("lab", plan(cost_per_hour=None, region=""))], NOW_MS)
     assert found.notes == (
-        "max_duration is left out, so the job is taken to run 1h 00m",
+        "max_duration is left out, so the job is taken to run 1h",
         "costs are of all 3 jobs, as if each started with the first; their data are moved once",
         "no price is known of the devices of lab, so they count as paid for; give it a price in the clusters file",
         "lab says no region, so all data count as elsewhere; set region in its policy",

@@ -10,6 +10,7 @@ from phalanx.core.devices import DeviceRequest, NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.policy import Policy, Preemption, Queue, Window
 from phalanx.core.reasons import Behind, Geometry, NoRoom, OverLimit
+from phalanx.core.units import duration_ms
 from phalanx.decide.scheduler import JobFacts, NodeFacts, PendingJob, RunningJob, Shape, Snapshot, Start, Wait, schedule
 from phalanx.decide.scheduler.why.dry_run import DRY, dry_run, trial
 from phalanx.decide.scheduler.why.what_if import MINUTE_MS, Change, changes
@@ -113,6 +114,11 @@ def test_a_shorter_limit_lets_it_end_before_the_head_starts() -> None:
     assert change.was == "2h"
     assert change.value.endswith("m")
     assert 25 <= int(change.value[:-1]) <= 30
+    assert duration_ms(change.value) == change.job.facts.limit_ms, "what is offered is what was tried"
+    odd = replace(behind, facts=replace(behind.facts, limit_ms=5_400_500))
+    assert tried(replace(snapshot, pending=(head, odd)), "j-2")["max_duration"].was == "5400500ms", (
+        "and what it is now, not rounded"
+    )
 
 
 def test_another_queue_with_room_in_it() -> None:

@@ -68,8 +68,10 @@ def test_a_deadline_that_cannot_be_kept_is_told() -> None:
     late = plan_view(free, facts("mine-3", count=4, deadline_ms=due, limit_ms=HOUR))
     assert (late.sentence, late.notes[0]) == (
         "would start now",
-        "run for max_duration (1h 00m), it would be done 50m 00s after its deadline",
+        "run for max_duration (1h), it would be done 50m 00s after its deadline",
     )
+    odd = plan_view(free, facts("mine-3", count=4, deadline_ms=due, limit_ms=1439 * MINUTE))
+    assert odd.notes[0].startswith("run for max_duration (1439m), it would"), "as it is written, not 23h 59m, which cannot be"
     for kept in (facts("mine-3", deadline_ms=NOW + HOUR, limit_ms=HOUR), facts("mine-3", deadline_ms=due), facts("mine-3")):
         assert not any("deadline" in note for note in plan_view(free, kept).notes)
     after = facts("mine-3", deadline_ms=due, limit_ms=HOUR, window="nights")
@@ -84,4 +86,4 @@ def test_a_job_that_waits_is_late_by_when_it_is_expected_to_start() -> None:
     assert said.eta is not None
     assert not said.eta.vague
     over = (said.eta.low_ms + said.eta.high_ms) // 2 - NOW
-    assert said.late == f"run for max_duration (1h 00m), it would be done about {show_duration(over)} after its deadline"
+    assert said.late == f"run for max_duration (1h), it would be done about {show_duration(over)} after its deadline"

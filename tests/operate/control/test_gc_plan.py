@@ -55,7 +55,7 @@ def test_what_an_old_job_left_goes_with_its_code() -> None:
     ("of", "says"),
     [
         (job(finished_ms=None), "its job is open"),
-        (job(finished_ms=LATE), "its job finished less than 30d 00h ago"),
+        (job(finished_ms=LATE), "its job finished less than 30d ago"),
         (job(pending=True), "the tracker has yet to take its job over"),
     ],
 )

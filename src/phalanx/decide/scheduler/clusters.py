@@ -7,7 +7,7 @@ from phalanx.core.clusters import Answer, Cluster, Clusters, DispatchView, Offer
 from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
 from phalanx.core.spec import JobSpec
-from phalanx.core.units import show_duration
+from phalanx.core.units import show_duration, write_duration
 from phalanx.core.views import PlanView
 from phalanx.decide.scheduler.dispatch import HOUR_MS, Dispatch, Errand, Offer, Route, Terms, dispatch
 from phalanx.decide.scheduler.room.ends import SOON_MS
@@ -109,7 +109,7 @@ def _refused(found: Dispatch, plans: Mapping[str, PlanView], terms: Terms) -> It
             case "residency":
                 sentence = f"is in {plan.region or 'no region that it names'}, which is none of placing.regions"
             case "burst not needed yet":
-                sentence = f"is for bursts, and another starts it within {show_duration(terms.burst_after_ms)}"
+                sentence = f"is for bursts, and another starts it within {write_duration(terms.burst_after_ms)}"
             case "never fits":
                 sentence = plan.sentence
         yield OfferView(cluster=name, verdict="refused", sentence=sentence, region=plan.region)
@@ -120,7 +120,7 @@ def _notes(spec: JobSpec, clusters: Clusters, found: Dispatch, plans: Mapping[st
     if not found.routes:
         return
     if spec.max_duration_ms is None:
-        yield f"max_duration is left out, so the job is taken to run {show_duration(RUN_MS)}"
+        yield f"max_duration is left out, so the job is taken to run {write_duration(RUN_MS)}"
     if spec.array is not None:
         once = "; their data are moved once" if spec.placing.data else ""
         yield f"costs are of all {spec.array.count:,} jobs, as if each started with the first{once}"

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Final, Literal
 
 from phalanx.core.ids import JobId
-from phalanx.core.units import show_duration
+from phalanx.core.units import show_duration, write_duration
 
 Kind = Literal["blobs", "work", "checkpoints", "models", "logs", "records", "series", "leftovers", "environments"]
 KINDS: Final[tuple[Kind, ...]] = (
@@ -140,7 +140,7 @@ class _Reasons:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._limit = show_duration(facts.older_than_ms)
+        self._limit = write_duration(facts.older_than_ms)
         self._of_job = {job.id: _job_reason(job, facts.before_ms, self._limit) for job in facts.jobs.values()}
         self._blobs = _named_blobs(facts.jobs.values(), facts.models, facts.before_ms)
         self._whole = {model.job: _of_model(model) for model in facts.models if model.every_checkpoint}

@@ -1,6 +1,6 @@
 """Whether a job keeps its deadline, in words. Nothing is decided by it: who goes first is a matter of the line."""
 
-from phalanx.core.units import show_duration
+from phalanx.core.units import show_duration, write_duration
 from phalanx.decide.scheduler.plan import Eta
 
 
@@ -27,4 +27,4 @@ def late_text(
     after = f"{about}{show_duration(over_ms)} after its deadline"
     if limit_ms is None:
         return f"it would start {after}"
-    return f"run for max_duration ({show_duration(limit_ms)}), it would be done {after}"
+    return f"run for max_duration ({write_duration(limit_ms)}), it would be done {after}"

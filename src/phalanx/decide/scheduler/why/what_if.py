@@ -14,6 +14,7 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.policy import TIERS
 from phalanx.core.reasons import ArrayFull, OutsideWindow
+from phalanx.core.units import write_duration
 from phalanx.decide.scheduler.gates import Gates
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.plan import Start
@@ -165,7 +166,7 @@ def _of_limit(job: PendingJob, end: Round) -> Change | None:
     most = _most(((now_ms or LONGEST_MS) - 1) // MINUTE_MS, lambda minutes: starts(limited(minutes), end))
     if not most:
         return None
-    return Change("max_duration", _duration(most * MINUTE_MS), _duration(now_ms) if now_ms else "", limited(most))
+    return Change("max_duration", write_duration(most * MINUTE_MS), write_duration(now_ms) if now_ms else "", limited(most))
 
 
 def _of_type(job: PendingJob, end: Round) -> Change | None:
@@ -226,9 +227,3 @@ def _most(bound: int, works: Callable[[int], bool]) -> int:
 
 def _shaped(job: PendingJob, shape: Shape) -> PendingJob:
     return replace(job, facts=replace(job.facts, shape=shape))
-
-
-def _duration(ms: int) -> str:
-    """As in a spec: whole hours, or else minutes."""
-    minutes = ms // MINUTE_MS
-    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}m"
