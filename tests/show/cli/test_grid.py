@@ -64,9 +64,20 @@ def test_a_narrow_table_names_what_it_leaves_out_and_cuts_the_rest() -> None:
     rows = [("a" * 10, "b" * 10, "/one/two/three/four/five/six/seven")]
     lines = drawn(40, Grid(("A", "B", "PATH"), rows, drop=("B",), cut="PATH"))
     assert lines[1].split()[1] == "…" + "/one/two/three/four/five/six/seven"[-27:] and len(lines[1]) == 40
-    assert len(lines) == 3
-    assert lines[2].startswith("(no room here for B;")
+    assert len(lines) == 4
+    assert lines[2] == "(no room for B, all of PATH; -o json has"
+    assert lines[3] == "all)"
     assert len(drawn(200, Grid(("A", "B", "PATH"), rows, drop=("B",), cut="PATH"))) == 2
+
+
+def test_a_cell_that_is_cut_is_said_to_be_and_a_bar_is_left_out_whole() -> None:
+    """A bar whose end is missing is a wrong figure."""
+    long = drawn(60, Grid(("A", "WHY"), [("a", "x" * 80)], cut="WHY"))
+    assert long[1].endswith("…") and long[2] == "(no room for all of WHY; -o json has all)"
+    assert len(drawn(100, Grid(("A", "WHY"), [("a", "x" * 80)], cut="WHY"))) == 2
+    bars = Grid(("CATEGORY", "", "SHARE"), [("idle", "█" * 24, "68 %")], drop=("",))
+    assert drawn(30, bars) == ["CATEGORY  SHARE", "idle      68 %"]
+    assert "█" * 24 in drawn(60, bars)[1]
 
 
 def test_a_pipe_gets_every_column_in_full() -> None:

@@ -59,6 +59,17 @@ def test_one_is_one_and_what_to_know_is_said(capsys: pytest.CaptureFixture[str])
     assert out.count("1 job, 1 device") == 2
 
 
+def test_what_a_list_leaves_out_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    tenants = {f"team-{number}": SIM_REPORT.tenants["vision"] for number in range(27)}
+    view = replace(SIM_REPORT, never_fitting=1_001, tenants=tenants)
+    emit(Output.TABLE, SimReport, view, lambda: report_page(view))
+    out = capsys.readouterr().out
+    assert "  and 7 more; -o json has all\n" in out
+    assert f"  and {1_001 - len(view.never):,} more, counted but not named\n" in out
+    emit(Output.TABLE, SimReport, SIM_REPORT, lambda: report_page(SIM_REPORT))
+    assert " more" not in capsys.readouterr().out
+
+
 def test_programs_get_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TOOLS, ["sim", "run", "--trace", "a.csv", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -17,8 +17,9 @@ CUT_COLUMNS_MIN: Final = 24
 class Grid:
     """A table without borders.
 
-    right: columns of numbers. drop: columns that a narrow terminal goes without, the first one first; a last line names them.
-    cut: the column that is shortened, from the left when it is a PATH, whose end tells more. A pipe gets everything.
+    right: columns of numbers. drop: columns that a narrow terminal goes without, the first one first; a last line names those that
+    have a name. cut: the column that is shortened, which that line says too, from the left when it is a PATH, whose end tells more.
+    A pipe gets everything.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Grid:
         rows: Iterable[Sequence[object]],
         right: Sequence[str] = (),
         drop: Sequence[str] = (),
-        cut: str = "",
+        cut: str | None = None,
     ) -> None:
         cells = [[cell if isinstance(cell, Text) else line(cell) for cell in row] for row in rows]
         self._columns = {name: [row[index] for row in cells] for index, name in enumerate(head)}
@@ -44,9 +45,13 @@ class Grid:
             names.remove(name)
             left_out.append(name)
         cut_to = room - sum(widths[one] + GAP for one in names if one != self._cut)
-        yield self._table(names, cut_to if console.is_terminal else widths.get(self._cut, 0))
-        if left_out:
-            yield Text(f"(no room here for {', '.join(left_out)}; -o json has all)", style="dim")
+        whole = 0 if self._cut is None else widths.get(self._cut, 0)
+        yield self._table(names, cut_to if console.is_terminal else whole)
+        missing = [name for name in left_out if name]
+        if console.is_terminal and max(cut_to, 2) < whole:
+            missing.append(f"all of {self._cut}")
+        if missing:
+            yield Text(f"(no room for {', '.join(missing)}; -o json has all)", style="dim")
 
     def _table(self, names: Sequence[str], cut_to: int) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")

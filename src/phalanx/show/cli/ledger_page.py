@@ -26,7 +26,7 @@ def ledger_page(view: LedgerView) -> Iterator[RenderableType]:
         for name, amount in sorted(view.categories.items(), key=lambda item: -item[1])
         if amount
     ]
-    yield Grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"))
+    yield Grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"), drop=("",))
     yield Text("")
     yield pairs(_summary(view))
     for text in view.notes:

@@ -25,6 +25,8 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
     yield from section("Submission to end", _spreads("OF", {"all": view.jct}))
     if len(view.tenants) > 1:
         yield from section("Tenants", _tenants(view))
+        if len(view.tenants) > TENANTS_SHOWN:
+            yield line(f"  and {len(view.tenants) - TENANTS_SHOWN:,} more; -o json has all")
     yield from section("Where every device-second went", _ledger(view))
     if view.blocked_by:
         yield from section("What waiting jobs waited for", _blocked(view.blocked_by))
@@ -33,6 +35,8 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
             "Never fit",
             Grid(("JOB", "DEVICES", "WHY"), [(one.job, one.devices, one.why) for one in view.never], right=("DEVICES",)),
         )
+        if view.never_fitting > len(view.never):
+            yield line(f"  and {view.never_fitting - len(view.never):,} more, counted but not named")
     if view.report:
         yield Text("")
         yield line(f"The report is in {view.report}.")
@@ -123,7 +127,7 @@ def _ledger(view: SimReport) -> Grid:
         )
         for name, amount in sorted(view.ledger.items(), key=lambda item: -item[1])
     ]
-    return Grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"))
+    return Grid(("CATEGORY", "", "DEVICE-SECONDS", "SHARE"), rows, right=("DEVICE-SECONDS", "SHARE"), drop=("",))
 
 
 def _blocked(counts: Mapping[str, int]) -> Grid:
@@ -155,7 +159,7 @@ def what_if_page(view: WhatIfView) -> Iterator[RenderableType]:
     head = ("", "JOB", "QUEUE", "DEVICES", "PLACE", "NOW", "THEN")
     yield from section("Who gains and who loses", Grid(head, rows, right=("DEVICES",), drop=("DEVICES",), cut="NOW"))
     if len(view.moves) > MOVES_SHOWN:
-        yield line(f"and {len(view.moves) - MOVES_SHOWN} more; -o json has all")
+        yield line(f"  and {len(view.moves) - MOVES_SHOWN:,} more; -o json has all")
 
 
 def _place(move: MoveView) -> str:
