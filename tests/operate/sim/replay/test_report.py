@@ -18,7 +18,7 @@ from phalanx.operate.sim.replay.outcome import Life, Outcome, Told
 from phalanx.operate.sim.replay.page import cdf, page
 from phalanx.operate.sim.replay.report import bound, buckets, eta_of, report, spread
 from phalanx.operate.sim.replay.simulated import deciding
-from phalanx.operate.sim.replay.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, line_plot
+from phalanx.operate.sim.replay.svg import BOTTOM, CHAR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, bar_plot, line_plot
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 MINUTE = 60_000
@@ -157,10 +157,34 @@ def test_axes_are_in_units_that_people_use_and_no_tick_is_cut_off() -> None:
     assert [axis.show(tick) for tick in axis.ticks()] == ["1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "1 d", "10 d"]
     assert Axis("n", 0, 2_000_000).show(1_500_000) == "1.5M"
     edge = line_plot(Axis("n", 0, 500_000), Axis("share", 0, 1), {"jobs": [(0.0, 0.5), (1.0, 0.5)]})
-    assert f'<text class="end" x="{WIDTH}" y="232">500,000</text>' in edge
+    assert f'<text class="end" x="{WIDTH}" y="240">500k</text>' in edge
     for span_ms, unit in ((3_600_000, "minutes"), (10 * 3_600_000, "hours"), (600 * 3_600_000, "days")):
         found, outcome = reported([TraceJob("a", 0, span_ms, 8)])
         assert f"{unit} since the first submission" in page(found, outcome, Policy())
+
+
+@given(st.integers(2, 10**9))
+def test_no_ticks_collide_where_a_plot_is_small_and_its_text_large(high: int) -> None:
+    """Those of class `thin` are not shown there. None lies in the text of the axis beside it either."""
+    axes = (Axis("wait", 1.0, float(max(10, high)), log=True, time=True), Axis("n", 0, float(high)))
+    for x in axes:
+        drawn = line_plot(x, Axis("waiting", 0, float(high)), {"jobs": [(1.0, 0.5), (2.0, 0.5)]})
+        found = re.findall(rf'<text class="([a-z ]+)" x="([0-9.]+)" y="{HEIGHT - BOTTOM + 24}">([^<]*)<', drawn)
+        shown = [(kind, float(at), CHAR * len(said)) for kind, at, said in found if "thin" not in kind]
+        spans = [(at - width if kind == "end" else at - width / 2, width) for kind, at, width in shown]
+        assert len(spans) >= min(2, len(found))
+        assert all(begin + width <= after for (begin, width), (after, _) in pairwise(spans))
+        assert all(begin + width <= WIDTH for begin, width in spans)
+        beside = re.findall(rf'<text class="end" x="{LEFT - 6}" y="[0-9.]+">([^<]*)<', drawn)
+        assert all(CHAR * len(said) <= LEFT - 6 for said in beside)
+
+
+def test_bars_say_whole_names_however_narrow_the_page() -> None:
+    name = "a-very-long-tenant-name-of-somebody"
+    drawn = bar_plot("held over its share", [(name, 0.5, "0.50"), ("<b>", 0.0, "0")], {name: 1.0})
+    assert f'title="{name}">{name}<' in drawn and "&lt;b&gt;" in drawn
+    assert 'style="width:50.00%"' in drawn and 'style="left:100.00%"' in drawn
+    assert "Held over its share." in drawn
 
 
 def reported(jobs: list[TraceJob], cluster: str = "H100:8x1", name: str = "t") -> tuple[SimReport, Outcome]:

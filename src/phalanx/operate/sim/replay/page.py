@@ -27,14 +27,21 @@ _STYLE: Final = """
 *{box-sizing:border-box}body{margin:0 auto;max-width:1560px;padding:24px;background:var(--ground);color:var(--ink);
 font:15px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px}h2{font-size:15px;margin:0 0 8px}p{margin:0 0 16px;
 color:var(--soft)}.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
-section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;min-width:0}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;min-width:0;
+container-type:inline-size}
 section p{font-size:13px;margin:6px 0 0}.wide{grid-column:1/-1}.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;
 margin:0 0 16px}@media(max-width:720px){.tiles{grid-template-columns:repeat(2,1fr)}}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px;min-width:0}
 .tile b{display:block;font-size:20px}.tile span{color:var(--soft);font-size:13px}svg{width:100%;height:auto;display:block}
 svg text{font:12px system-ui,sans-serif;fill:var(--soft)}svg .axis{fill:var(--ink)}svg .end{text-anchor:end}
-svg .middle{text-anchor:middle}.grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
-.area{opacity:.18}.mark{stroke:var(--ink);stroke-width:2}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;
+svg .middle{text-anchor:middle}@container(max-width:620px){svg text{font-size:15px}}
+@container(max-width:440px){svg text{font-size:20px}svg .thin{display:none}}@media(max-width:480px){body{padding:12px}}
+.bars{display:grid;grid-template-columns:fit-content(34%) minmax(40px,1fr) fit-content(40%);gap:6px 10px;align-items:center;
+font-size:13px;color:var(--soft)}.bars .name{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.bars div{position:relative;height:15px}.bars i,.bars b{position:absolute;top:0;bottom:0}
+.bars i{left:0;min-width:1px;border-radius:2px}.bars b{top:-3px;bottom:-3px;width:2px;background:var(--ink)}
+.grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
+.area{opacity:.18}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;
 margin:8px 0 0;padding:0;font-size:13px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
 table{border-collapse:collapse;width:100%;font-size:13px}.scroll{overflow-x:auto}th,td{padding:4px 10px 4px 0;text-align:right;
 border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}th{color:var(--soft);

@@ -7,15 +7,20 @@ from html import escape
 from typing import Final
 
 WIDTH: Final = 720
-HEIGHT: Final = 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 44
+HEIGHT: Final = 276
+LEFT, RIGHT, TOP, BOTTOM = 88, 16, 12, 60
+"""Room for ticks and labels in the largest text, which the page takes where a plot is shown small."""
+
 COLOURS: Final = 8
 """As many as the page names: --c0 to --c7."""
 
 Points = Sequence[tuple[float, float]]
 
-CHAR: Final = 6.5
-"""About the width of a character of a tick's text."""
+CHAR: Final = 11
+"""About the width of a character of a tick in that text."""
+
+GAP: Final = 8
+"""Between two ticks: else the second one is left out in that text."""
 
 _TIMES: Final = {
     1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 d", 864_000: "10 d",
@@ -60,6 +65,8 @@ class Axis:
             return _TIMES[round(value)]
         if value >= 1_000_000:
             return f"{value / 1_000_000:g}M"
+        if value >= 100_000:
+            return f"{value / 1000:g}k"
         return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
@@ -111,24 +118,18 @@ def _steps(x: Axis, y: Axis, points: Points) -> str:
 
 
 def bar_plot(label: str, rows: Sequence[tuple[str, float, str]], marks: Mapping[str, float] | None = None) -> str:
-    """Horizontal bars of (name, value, what is written behind it). marks: a line across a bar, by name."""
+    """Horizontal bars of (name, value, what is written behind it), as HTML, so that names have the size of the page's text. marks:
+    a line across a bar, by name."""
     if not rows:
         return nothing()
     high = up_to([*(value for _, value, _ in rows), *(marks or {}).values()], least=1e-9)
-    height, left, room = 22, 170, WIDTH - 170 - 170
     parts = []
-    for number, (name, value, said) in enumerate(rows):
-        top = TOP + height * number
-        width = max(1.0, room * value / high) if value > 0 else 0.0
-        shown = name if len(name) <= 24 else name[:23] + "…"
-        parts.append(f'<text x="{left - 8}" y="{top + 14}" class="end">{escape(shown)}<title>{escape(name)}</title></text>')
-        parts.append(f'<rect class="f0" x="{left}" y="{top + 3}" width="{width:.1f}" height="{height - 7}" rx="2"/>')
-        parts.append(f'<text x="{left + room + 12}" y="{top + 14}">{escape(said)}</text>')
-        if marks and name in marks:
-            at = left + room * marks[name] / high
-            parts.append(f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{top + height - 1}"/>')
-    parts.append(f'<text x="{left}" y="{TOP + height * len(rows) + 18}" class="axis">{escape(label)}</text>')
-    return _svg("".join(parts), label, TOP + height * len(rows) + 28)
+    for name, value, said in rows:
+        mark = f'<b style="left:{100 * marks[name] / high:.2f}%"></b>' if marks and name in marks else ""
+        bar = f'<i class="b0" style="width:{100 * value / high:.2f}%"></i>' if value > 0 else ""
+        shown = escape(name)
+        parts.append(f'<span class="name" title="{shown}">{shown}</span><div>{bar}{mark}</div><span>{escape(said)}</span>')
+    return f'<div class="bars">{"".join(parts)}</div><p>{escape(label[:1].upper() + label[1:])}.</p>'
 
 
 def stack_bar(parts: Sequence[tuple[str, float, str, int]]) -> str:
@@ -159,13 +160,18 @@ def _frame(x: Axis, y: Axis) -> str:
         at = _y(y, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="end" x="{LEFT - 6}" y="{at + 4:.1f}">{escape(y.show(value))}</text>')
+    taken = 0.0  # up to where the last tick that is always shown reaches
     for value in x.ticks():
         at = _x(x, value)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
         said = x.show(value)
-        clipped = at + CHAR * len(said) / 2 > WIDTH
-        where = f'class="end" x="{WIDTH}"' if clipped else f'class="middle" x="{at:.1f}"'
-        parts.append(f'<text {where} y="{HEIGHT - BOTTOM + 16}">{escape(said)}</text>')
+        width = CHAR * len(said)
+        clipped = at + width / 2 > WIDTH
+        begin = WIDTH - width if clipped else at - width / 2
+        thin = " thin" if begin < taken else ""
+        taken = taken if thin else begin + width + GAP
+        where = f'class="end{thin}" x="{WIDTH}"' if clipped else f'class="middle{thin}" x="{at:.1f}"'
+        parts.append(f'<text {where} y="{HEIGHT - BOTTOM + 24}">{escape(said)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis middle" x="{middle:.0f}" y="{HEIGHT - 8}">{escape(x.label)}</text>')
     centre = (TOP + HEIGHT - BOTTOM) / 2
