@@ -52,8 +52,9 @@ def test_the_policys_rules_describe_the_nodes_too() -> None:
 @pytest.mark.parametrize(
     ("content", "field", "fix"),
     [
-        ("nodes: [{count: 1, gpus: 'H100:8', gpu: 8}]", "nodes.0.gpu", "is no key of a cluster; there are count, gpus"),
-        ("node: []", "node", "is no key of a cluster; there are nodes"),
+        ("nodes: [{count: 1, gpus: 'H100:8', gpu: 8}]", "nodes.0.gpu", "is no key of a cluster; did you mean 'gpus'?"),
+        ("nodes: [{count: 1, gpus: 'H100:8', zzz: 8}]", "nodes.0.zzz", "is no key of a cluster; there are count, gpus"),
+        ("node: []", "node", "is no key of a cluster; did you mean 'nodes'?"),
         ("nodes: [{count: 0, gpus: 'H100:8'}]", "c.yaml: nodes.0.count", "write 1 or more"),
         ("nodes: [{count: many, gpus: 'H100:8'}]", "nodes.0.count", "write a whole number"),
         ("nodes: [{count: 1, gpus: 'H100:0.5'}]", "c.yaml: nodes.0.gpus", "write one type and 1 to 64 whole devices"),

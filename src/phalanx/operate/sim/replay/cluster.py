@@ -1,5 +1,6 @@
 """The simulated cluster: from 'H100:8x64', from a YAML file, or as large as a trace needs."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -172,8 +173,10 @@ def _problem(file: Path, error: ValidationError) -> SpecError:
     first = next((one for one in found if one["type"] in _UNKNOWN), found[0])  # a mistyped key also leaves its field empty
     where = ".".join(str(part) for part in first["loc"]) or "the file"
     if first["type"] in _UNKNOWN:
-        known = ", ".join(NodeGroup.__dataclass_fields__ if "." in where else ClusterFile.__dataclass_fields__)
-        return SpecError(f"{file.name}: {where}", value_of(first), f"is no key of a cluster; there are {known}")
+        known = (NodeGroup if "." in where else ClusterFile).__dataclass_fields__
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        return SpecError(f"{file.name}: {where}", value_of(first), f"is no key of a cluster; {hint}")
     return SpecError(f"{file.name}: {where}", value_of(first), what_to_write(first))
 
 
