@@ -106,5 +106,5 @@ def test_what_cannot_be_is_refused_with_its_field(fields: dict[str, Any], names:
 def test_a_recipe_keeps_its_number_of_ranks() -> None:
     recipe = {"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "/d"}, "num_nodes": 2}
     assert parse_spec({**recipe, "min_nodes": 2}).min_nodes == 2
-    with pytest.raises(SpecError, match="as many ranks"):
+    with pytest.raises(SpecError, match="keeps its number of nodes"):
         parse_spec({**recipe, "min_nodes": 1})

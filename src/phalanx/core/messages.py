@@ -13,7 +13,7 @@ from pydantic import Field
 
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
-from phalanx.core.spec import OnPartition
+from phalanx.core.spec import BestMode, OnPartition
 
 PROTOCOL: Final = 1
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -173,6 +173,10 @@ class Launch:
     image: str = ""
     secrets: tuple[str, ...] = ()
     on_partition: OnPartition = "keep"
+    checkpoint_keep_best: int = 0
+    checkpoint_best_metric: str = ""
+    checkpoint_best_mode: BestMode = "min"
+    checkpoint_keep_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)

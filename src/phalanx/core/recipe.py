@@ -78,5 +78,8 @@ class LlamaRecipe:
         return found
 
 
+RECIPE_METRICS = ("val_loss", "loss")
+"""What every recipe can measure at a save: the held-out loss, and the loss of the step."""
+
 RECIPES = {"llama": LlamaRecipe}
 """Recipe name, as written in a job spec, to its configuration."""

@@ -12,6 +12,7 @@ from phalanx.core.units import duration_ms, moment_ms, size_bytes
 
 Kind = Literal["batch", "train", "service", "interactive"]
 OnPartition = Literal["keep", "stop"]
+BestMode = Literal["min", "max"]
 Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
 SpotUse = Literal["never", "allow", "prefer"]
 
@@ -119,16 +120,24 @@ class Notify:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """When to save, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY and _KEEP_LAST.
+    """When to save, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY, _KEEP_LAST and so on.
 
     every: optimiser steps between saves; 0 saves only at the end.
     keep_last: newest checkpoints kept.
+    keep_best: of all checkpoints, so many with the best `best_metric` are kept too.
+    best_metric: a number that the run measures at its saves, such as val_loss.
+    best_mode: whether the least or the most of it is best.
+    keep_every: checkpoints whose step is a multiple of it are kept too; 0 keeps none.
     """
 
     __pydantic_config__ = _STRICT
 
     every: int = 100
     keep_last: int = 2
+    keep_best: int = 0
+    best_metric: str = ""
+    best_mode: BestMode = "min"
+    keep_every: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

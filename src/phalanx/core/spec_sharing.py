@@ -47,7 +47,7 @@ def _size(spec: JobSpec) -> Iterable[Check]:
         f"write a number from 1 to num_nodes ({spec.num_nodes}), or leave it out",
     )
     may = fewest in (0, spec.num_nodes) or not spec.recipe
-    yield "min_nodes", fewest, may, "leave it out: a recipe goes on from a checkpoint of as many ranks only"
+    yield "min_nodes", fewest, may, "leave it out: a recipe keeps its number of nodes, which fixes its global batch"
     if spec.array is not None:
         count, parallel = spec.array.count, spec.array.parallel
         yield "array.count", count, 1 <= count <= ARRAY_MAX, f"write a number from 1 to {ARRAY_MAX}"

@@ -5,30 +5,32 @@ Every function named `case_*` gets its own folder and this rank; what it asserts
 
 import json
 import os
-import pickle
 import resource
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from phalanx.core.errors import Bug, CheckpointError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint import save as saving
-from phalanx.job.checkpoint.index import INDEX, GuardedReader, check_same
+from phalanx.job.checkpoint.commit import Saved, SaveFailed
+from phalanx.job.checkpoint.fence import FENCE, Holder
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin
-from phalanx.job.checkpoint.restore import Found, find, load
-from phalanx.job.checkpoint.save import Identity, Saved, SaveFailed, SavePolicy, save
+from phalanx.job.checkpoint.owners import local_parts
+from phalanx.job.checkpoint.restore import Found, find, load, load_state
+from phalanx.job.checkpoint.retention import Keep
+from phalanx.job.checkpoint.save import Identity, SavePolicy, save
+from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.checkpoint.whole import open_checkpoint
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.optimizer import make_adamw
@@ -61,11 +63,11 @@ class Run:
 
     def save(self, root: Path, step: int, keep_last: int = 9, attempt: str = "") -> Saved | SaveFailed:
         identity = Identity(origin=ORIGIN, dtype="fp32", device=self.rank.device, attempt=attempt)
-        policy = SavePolicy(root=root, every=1, keep_last=keep_last)
+        policy = SavePolicy(root=root, every=1, keep=Keep(last=keep_last))
         return save(policy, identity, step, training_state(self.model, self.optimizer), {"samples": step})
 
-    def load(self, found: Found) -> None:
-        load(found, self.model, self.optimizer, self.rank.device)
+    def load(self, found: Found) -> Found:
+        return load(found, ORIGIN, self.model, self.optimizer, self.rank.device)
 
 
 def case_t02_resume_is_bitwise_with_a_vocabulary_not_divisible_by_the_ranks(root: Path, rank: Rank) -> None:
@@ -89,12 +91,13 @@ def case_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(root
     run = Run(rank)
     run.steps(1, 1)
     damages: dict[str, tuple[str, Callable[[Path], None]]] = {
-        "flipped shard bit": ("__1_0.distcp", lambda folder: _flip(folder / "__1_0.distcp")),
-        "flipped index bit": (INDEX, lambda folder: _flip(folder / INDEX)),
+        "flipped shard bit": ("shard-00001-", lambda folder: _flip(_one(folder, "shard-00001"))),
+        "flipped bit of the other rank's": ("shard-00000-", lambda folder: _flip(_one(folder, "shard-00000"))),
+        "flipped index bit": ("part-00001-", lambda folder: _flip(_one(folder, "part-00001"))),
         "flipped manifest bit": (MANIFEST, lambda folder: _flip(folder / MANIFEST)),
-        "cut short": ("__0_0.distcp", lambda folder: os.truncate(folder / "__0_0.distcp", 100)),
-        "missing": ("rng-00001.safetensors", lambda folder: (folder / "rng-00001.safetensors").unlink()),
-        "foreign file": ("more.distcp", lambda folder: (folder / "more.distcp").touch()),
+        "cut short": ("shard-00000-", lambda folder: os.truncate(_one(folder, "shard-00000"), 100)),
+        "missing": ("shard-00001-", lambda folder: _one(folder, "shard-00001").unlink()),
+        "no index": ("part-00000-", lambda folder: _one(folder, "part-00000").unlink()),
     }
     for number, (name, (file, damage)) in enumerate(damages.items()):
         place = root / str(number)
@@ -102,19 +105,48 @@ def case_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(root
         assert isinstance(run.save(place, 2), Saved)
         _on_rank_zero(lambda damage=damage, place=place: damage(place / "step-00000002"))  # type: ignore[misc]  # bound by default
         found = find(place, ORIGIN)
-        assert found is not None and found.name == "step-00000001", name
-        assert len(found.skipped) == 1 and found.skipped[0].startswith(f"step-00000002/{file} "), (name, found.skipped)
+        assert found is not None
+        found = Run(rank, seed=1).load(found)
+        assert found.name == "step-00000001", name
+        assert len(found.skipped) == 1 and found.skipped[0].startswith(f"step-00000002/{file}"), (name, found.skipped)
     assert isinstance(run.save(place, 2), Saved)  # the damaged one is replaced
     found = find(place, ORIGIN)
     assert found is not None and found.name == "step-00000002" and not found.skipped
+    assert run.load(found).name == "step-00000002"
+
+
+def case_a_part_that_only_one_rank_reads_makes_all_ranks_go_back(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 2)
+    run.save(root, 2)
+    third = run.steps(3, 3)
+    run.save(root, 3)
+
+    def damage() -> str:
+        shard = open_checkpoint(root / "step-00000003").shards[1]
+        own = next(entry for entry in shard.parts if entry.name == "model.blocks.0.attention.qkv.weight")
+        _flip(root / "step-00000003" / shard.file, own.offset)
+        return own.key
+
+    key = decided_by_rank_zero(damage)
+    again = Run(rank, seed=1)
+    found = find(root, ORIGIN)
+    assert found is not None and found.name == "step-00000003"  # its tensors are verified when they are read
+    loaded = again.load(found)
+    assert loaded.name == "step-00000002" and f"{key} does not match its checksum" in loaded.skipped[0], loaded.skipped
+    assert again.steps(3, 3) == third
 
 
 def case_when_all_are_damaged_nothing_is_started_over_silently(root: Path, rank: Rank) -> None:
     run = Run(rank)
     run.save(root, 1)
-    _on_rank_zero(lambda: _flip(root / "step-00000001" / "__0_0.distcp"))
-    message = _refused(lambda: find(root, ORIGIN))
-    assert "step-00000001/__0_0.distcp" in message and "damaged" in message
+    _on_rank_zero(lambda: _flip(_one(root / "step-00000001", "shard-00000")))
+    found = find(root, ORIGIN)
+    assert found is not None
+    message = _refused(lambda: run.load(found))
+    assert "step-00000001/shard-00000-" in message and "damaged" in message
+    _on_rank_zero(lambda: _one(root / "step-00000001", "shard-00000").unlink())
+    assert "step-00000001/shard-00000-" in _refused(lambda: find(root, ORIGIN))
 
 
 def case_without_a_manifest_it_does_not_exist(root: Path, rank: Rank) -> None:
@@ -132,8 +164,6 @@ def case_another_run_s_checkpoint_is_refused(root: Path, rank: Rank) -> None:
     for changed, word in (
         (replace(ORIGIN, config="x"), "config"),
         (replace(ORIGIN, data="x"), "data"),
-        (replace(ORIGIN, world_size=4), "world size"),
-        (replace(ORIGIN, layout={"dp": 1}), "layout"),
     ):
         message = _refused(lambda changed=changed: find(root, changed))  # type: ignore[misc]  # bound by default
         assert message.startswith(f"{word} of checkpoint step-00000001"), message
@@ -142,44 +172,17 @@ def case_another_run_s_checkpoint_is_refused(root: Path, rank: Rank) -> None:
 def case_names_shapes_and_dtypes_are_strict(root: Path, rank: Rank) -> None:
     run = Run(rank)
     run.save(root, 1)
-    folder = root / "step-00000001"
+    checkpoint = open_checkpoint(root / "step-00000001")
     state = training_state(run.model, run.optimizer)
-    check_same(folder, state)
+    load_state(checkpoint, state)
     name = "model.norm.weight"
-    assert name in _refused(lambda: check_same(folder, {**state, name: state[name].to(torch.bfloat16)}))
-    assert "more" in _refused(lambda: check_same(folder, {**state, "more": state[name]}))
-    assert name in _refused(lambda: check_same(folder, {key: value for key, value in state.items() if key != name}))
+    assert name in _refused(lambda: load_state(checkpoint, {**state, name: state[name].to(torch.bfloat16)}))
+    assert "more" in _refused(lambda: load_state(checkpoint, {**state, "more": state[name]}))
+    assert name in _refused(lambda: load_state(checkpoint, {key: value for key, value in state.items() if key != name}))
     found = find(root, ORIGIN)
     assert found is not None
     wider = Run(rank, shape=replace(SHAPE, vocab=98))
     assert "embedding" in _refused(lambda: wider.load(found))
-
-
-def case_a_pickle_that_names_more_than_an_index_needs_is_not_run(root: Path, rank: Rank) -> None:
-    run = Run(rank)
-    run.save(root, 1)
-    folder, witness = root / "step-00000001", root / "witness"
-
-    def plant() -> None:
-        (folder / INDEX).write_bytes(pickle.dumps(_Evil(str(witness))))
-        read, _ = manifest.read(folder)
-        files = tuple(manifest.entry_of(folder / entry.name) for entry in read.files)
-        manifest.commit(folder, replace(read, files=files))
-
-    _on_rank_zero(plant)
-    found = find(root, ORIGIN)
-    assert found is not None
-    assert "which no shard index needs" in _refused(lambda: run.load(found))
-    assert not witness.exists()
-
-
-def case_the_index_is_read_once_and_by_the_guard(root: Path, rank: Rank) -> None:
-    run = Run(rank)
-    run.save(root, 1)
-    reader = GuardedReader(root / "step-00000001")
-    with patch.object(pickle, "load", _never):  # what torch's own reader would use
-        index = reader.read_metadata()
-    assert index.storage_meta is not None and index.storage_meta.load_id == reader.load_id
 
 
 def case_t10_what_could_not_be_loaded_is_never_committed(root: Path, rank: Rank) -> None:
@@ -189,13 +192,37 @@ def case_t10_what_could_not_be_loaded_is_never_committed(root: Path, rank: Rank)
     name = "optimizer.state.norm.weight.exp_avg"
     assert name in training_state(run.model, run.optimizer)
 
-    def without_a_moment(state: dict[str, torch.Tensor], **more: Any) -> object:
-        return save_shards({key: value for key, value in state.items() if key != name}, **more)
+    def without_a_moment(state: dict[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
+        return local_parts({key: value for key, value in state.items() if key != name})
 
-    with patch.object(saving, "save_shards", without_a_moment):  # a writer that forgets
+    with patch.object(saving, "local_parts", without_a_moment):  # a writer that forgets
         failed = run.save(root, 2, keep_last=1)
     assert isinstance(failed, SaveFailed) and name in failed.reason, failed
     assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000001"]
+
+
+def case_t11_replicas_that_parted_ways_are_not_committed(root: Path, rank: Rank) -> None:
+    def everything(state: dict[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
+        mine = local_parts(state, holders=[rank.rank])  # each writes the plain ones as if it were alone
+        return [(part, tensor + rank.rank if part.name.endswith(".step") else tensor) for part, tensor in mine]
+
+    run = Run(rank)
+    run.steps(1, 1)
+    with patch.object(saving, "local_parts", everything):
+        failed = run.save(root, 1)
+    assert isinstance(failed, SaveFailed) and "two replicas have parted ways" in failed.reason, failed
+
+
+def case_what_all_ranks_have_is_written_once(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    assert isinstance(run.save(root, 1), Saved)
+    written = [(entry.name, entry.start) for shard in open_checkpoint(root / "step-00000001").shards for entry in shard.parts]
+    assert len(written) == len(set(written))
+    steps = [
+        shard.rank for shard in open_checkpoint(root / "step-00000001").shards for entry in shard.parts if ".step" in entry.name
+    ]
+    assert {0, 1} == set(steps)  # both write some of them
 
 
 def case_a_newer_attempt_fences_an_older_one(root: Path, rank: Rank) -> None:
@@ -207,9 +234,19 @@ def case_a_newer_attempt_fences_an_older_one(root: Path, rank: Rank) -> None:
     for step in (2, 4):  # in its place, and beside it
         assert "a newer attempt" in _refused(lambda step=step: run.save(root, step, attempt="lm-7.9"))  # type: ignore[misc]  # bound
     assert (root / "step-00000002" / MANIFEST).read_bytes() == before
-    assert not (root / "step-00000004").exists()
+    assert not (root / "step-00000004" / MANIFEST).exists()
     found = find(root, ORIGIN)
     assert found is not None and found.manifest.attempt == "lm-8.1"
+
+
+def case_an_attempt_that_only_started_fences_the_one_before(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    assert isinstance(run.save(root, 1, attempt="lm-7.1"), Saved)
+    _on_rank_zero(lambda: manifest.check_fence(root, Holder(attempt="lm-7.2")))  # as a trainer does when it starts
+    assert "lm-7.1 may write no more" in _refused(lambda: run.save(root, 2, attempt="lm-7.1"))
+    _on_rank_zero(lambda: (root / FENCE).write_text("{"))  # what cannot be read fences nobody, and is written anew
+    assert isinstance(run.save(root, 2, attempt="lm-7.2"), Saved)
+    assert '"lm-7.2"' in (root / FENCE).read_text()
 
 
 def case_whatever_rank_zero_meets_reaches_everyone(root: Path, rank: Rank) -> None:
@@ -246,21 +283,17 @@ def case_a_full_disk_costs_the_save_and_nothing_else(root: Path, rank: Rank) -> 
     assert isinstance(run.save(root, 3, keep_last=1), Saved)
 
 
-class _Evil:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
-        return open, (self.path, "w")
-
-
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _flip(path: Path) -> None:
+def _one(folder: Path, begin: str) -> Path:
+    return next(folder.glob(f"{begin}-*"))
+
+
+def _flip(path: Path, at: int | None = None) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 2 if at is None else at] ^= 1
     path.write_bytes(data)
 
 
@@ -278,10 +311,6 @@ def _raised(act: Callable[[], object], kind: type[Exception]) -> Exception:
     except kind as error:
         return error
     raise AssertionError(f"raised no {kind.__name__}")
-
-
-def _never(*_: object, **__: object) -> object:
-    raise AssertionError("unpickled without the guard")
 
 
 def main(folder: Path) -> None:

@@ -31,7 +31,7 @@ def start_gang(
         own = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(ROOT), "PHALANX_RECORDS": str(folder / f"rank-{rank}.records"),
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PHALANX_RECORDS": str(folder / f"rank-{rank}.records"),
         }  # fmt: skip
         with (folder / f"rank-{rank}.log").open("wb") as log:
             ranks.append(

@@ -9,6 +9,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.manifest import Manifest, Origin
 from phalanx.job.checkpoint.restore import Found
+from phalanx.job.checkpoint.shard_file import SaveKey
 from phalanx.job.models.llama import Attention, Llama, LlamaShape, initialise, rope_tables, rotate
 from phalanx.job.train.device import Rank
 from phalanx.job.train.mfu import mfu, peak_flops
@@ -120,7 +121,7 @@ def test_what_is_asked_for_is_not_probed() -> None:
 
 def test_a_resume_computes_as_its_checkpoint_did_whatever_a_probe_would_say() -> None:
     origin = Origin(config="c", data="d", world_size=1, layout={"dp": 1})
-    written = Manifest(step=1, origin=origin, dtype="bf16", extra={}, files=())
+    written = Manifest(key=SaveKey(step=1, save="a"), origin=origin, dtype="bf16", extra={}, indexes=())
     found = Found(path="x", digest="", manifest=written, skipped=())
     rank = Rank(rank=0, world_size=1, device=CPU, device_name="cpu")
 

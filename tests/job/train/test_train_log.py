@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from phalanx.core.records import StepRecord
-from phalanx.job.checkpoint.save import Saved
+from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.train.loop import tell
 
 

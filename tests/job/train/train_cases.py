@@ -11,7 +11,7 @@ import torch
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
-from phalanx.job.train.batches import held_out_batches, train_batches
+from phalanx.job.train.batches import first_batch, held_out_batches, train_batches
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.evaluate import held_out_loss
 from phalanx.job.train.loss import token_loss
@@ -30,9 +30,10 @@ def shape_of(data: TokenData) -> LlamaShape:
 def sharded(data: TokenData, rank: Rank, recipe: LlamaRecipe) -> tuple[Numbers, float]:
     """(loss, gradient norm) of each step over the gang, and the held-out loss after them."""
     model = sharded_llama(shape_of(data), recipe, rank, make_mesh(rank), "fp32")
-    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, rank)
+    batch = first_batch(recipe, rank.world_size)
+    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, rank, batch)
     facts = [train_step(model, optimizer, fetch, recipe, step, lambda: 0.0) for step in range(1, recipe.steps + 1)]
-    return [(fact.loss, fact.grad_norm) for fact in facts], held_out_loss(model, *held_out_batches(data, recipe, rank))
+    return [(fact.loss, fact.grad_norm) for fact in facts], held_out_loss(model, *held_out_batches(data, recipe, rank, batch))
 
 
 def plain(data: TokenData) -> Numbers:
@@ -42,7 +43,7 @@ def plain(data: TokenData) -> Numbers:
     model = Llama(shape_of(data))
     for name, part in model.named_children():
         initialise(part, name, recipe.seed, recipe.init_std)
-    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, alone)
+    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, alone, first_batch(recipe, 1))
     numbers = []
     for step in range(1, recipe.steps + 1):
         set_lr(optimizer, lr_at(step, recipe))

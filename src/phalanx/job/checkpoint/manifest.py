@@ -1,40 +1,50 @@
-"""The manifest of a checkpoint: what it is, what it belongs to, and the checksum of every file. Pure files; no torch."""
+"""The manifest of a checkpoint: what it is, what it belongs to, and the hash of every shard's index. Pure files; no torch."""
 
+import contextlib
+import errno
 import hashlib
+import json
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
-from phalanx.core.ids import AttemptId, split_attempt
-from phalanx.storage.atomic import write_atomic
-from phalanx.storage.hashes import sha256_file
+from phalanx.job.checkpoint import fence
+from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.shard_file import FORMAT, SaveKey, damaged
+from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 MANIFEST: Final = "manifest.json"
-FORMAT: Final = 2
-"""2: with `attempt`."""
 
 _PREFIX: Final = "step-"
 _MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
+_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 Scalar = str | int | float | bool
 
 
+class OtherFormat(CheckpointError):
+    """Written by another version of Phalanx: neither damaged nor readable."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """One file of a checkpoint; `name` is a plain file name in its folder."""
+class IndexFile:
+    """The index of one rank's shard. name: a plain file name in the folder. shard_bytes: size of the shard."""
 
     name: str
     size_bytes: int
-    sha256: str
+    blake3: str
+    shard_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a checkpoint belongs to; a run with another origin may not continue it.
+    """What a checkpoint belongs to; a run with another config or data may not continue it.
 
-    config, data: SHA-256 of the recipe's configuration and of the data manifest. layout: mesh axis to its size.
+    config, data: SHA-256 of the recipe's configuration and of the data manifest. layout: mesh axis to its size; any other world
+    size and layout may go on from it.
     """
 
     config: str
@@ -47,16 +57,32 @@ class Origin:
 class Manifest:
     """Written last and atomically. `dtype`: arithmetic of the run. `extra`: the run's own numbers, such as the data cursor.
 
-    attempt: id of the attempt that made it, '' outside Phalanx.
+    metrics: what the run measured at this step, such as val_loss; `keep_best` goes by one of them. indexes: in rank order.
     """
 
-    step: int
+    key: SaveKey
     origin: Origin
     dtype: str
     extra: Mapping[str, Scalar]
-    files: tuple[FileEntry, ...]
-    attempt: str = ""
+    indexes: tuple[IndexFile, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     format: int = FORMAT
+
+    @property
+    def step(self) -> int:
+        return self.key.step
+
+    @property
+    def attempt(self) -> str:
+        return self.key.attempt
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(attempt=self.key.attempt, generation=self.key.generation)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes + one.shard_bytes for one in self.indexes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +99,15 @@ def folder_name(step: int) -> str:
 
 def step_folders(root: Path) -> Iterator[tuple[int, Path]]:
     """(step, folder) of every checkpoint folder, newest first, committed or not."""
-    named = [folder for folder in root.glob(f"{_PREFIX}*") if folder.name[len(_PREFIX) :].isdecimal() and folder.is_dir()]
-    for folder in sorted(named, key=lambda folder: int(folder.name[len(_PREFIX) :]), reverse=True):
-        yield int(folder.name[len(_PREFIX) :]), folder
+    named = [folder for folder in root.glob(f"{_PREFIX}*") if step_of(folder) is not None and folder.is_dir()]
+    for folder in sorted(named, key=lambda folder: step_of(folder) or 0, reverse=True):
+        yield step_of(folder) or 0, folder
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint's folder is named after; None for another folder."""
+    number = folder.name.removeprefix(_PREFIX)
+    return int(number) if folder.name.startswith(_PREFIX) and number.isdecimal() else None
 
 
 def committed(root: Path) -> list[tuple[int, Path]]:
@@ -86,82 +118,95 @@ def committed(root: Path) -> list[tuple[int, Path]]:
 def commit(folder: Path, manifest: Manifest) -> str:
     """Makes the checkpoint exist. Its digest: the SHA-256 of the manifest file.
 
-    Raises CheckpointError when a newer attempt of the job has committed one beside it or in its place, SetupError or
-    StoreUnavailable when the file cannot be written.
+    Raises CheckpointError when a newer attempt or generation holds the folder of checkpoints, SetupError or StoreUnavailable when
+    the file cannot be written.
     """
-    check_fence(folder.parent, manifest.attempt)
+    check_fence(folder.parent, manifest.holder)
     sealed = wire.dumps(_Sealed, _Sealed(sha256=_digest(manifest), manifest=manifest)).encode()
-    write_atomic(folder / MANIFEST, sealed)
+    beside = folder / f".{MANIFEST}.{manifest.key.save}.tmp"
+    try:
+        write_atomic(beside, sealed)
+        _put(beside, folder, manifest.holder)
+        fsync_folder(folder)
+        fsync_folder(folder.parent)
+    except OSError as error:
+        raise refused(folder / MANIFEST, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
     return hashlib.sha256(sealed).hexdigest()
 
 
-def check_fence(root: Path, attempt: str) -> None:
-    """Raises CheckpointError when a newer attempt of `attempt`'s job has committed under `root`: the job is no longer its own.
-
-    '' and attempts of other jobs have no order with it. A damaged manifest says nothing.
-    """
-    for _, folder in committed(root):
-        try:
-            other = read(folder)[0].attempt
-        except CheckpointError:
-            continue
-        if _newer(other, attempt):
-            fix = f"a newer attempt has committed it, so {attempt} may write no more; nothing of it was changed"
-            raise CheckpointError(f"checkpoint {folder.name}", other, fix)
-
-
-def _newer(one: str, other: str) -> bool:
+def _put(beside: Path, folder: Path, holder: Holder) -> None:
+    """Where no manifest is, the kernel lets only one of two committers make it; an older holder's is replaced."""
     try:
-        (job, number), (other_job, other_number) = split_attempt(AttemptId(one)), split_attempt(AttemptId(other))
-    except ValueError:  # '' among others
-        return False
-    return job == other_job and number > other_number
+        os.link(beside, folder / MANIFEST)
+        return
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    check_fence(folder.parent, holder)
+    beside.replace(folder / MANIFEST)
+
+
+def check_fence(root: Path, holder: Holder) -> None:
+    """Raises CheckpointError when a newer attempt or generation of the holder's job was here, SetupError or StoreUnavailable when
+    the fence cannot be written. A damaged manifest says nothing."""
+    fence.hold(root, holder, _makers(root))
+
+
+def _makers(root: Path) -> Iterator[Holder]:
+    for _, folder in committed(root):
+        with contextlib.suppress(CheckpointError):
+            yield read(folder)[0].holder
 
 
 def read(folder: Path) -> tuple[Manifest, str]:
-    """The manifest and its digest. Raises CheckpointError when it cannot be read or was changed."""
-    path = folder / MANIFEST
+    """The manifest and its digest. Raises CheckpointError when it cannot be read or was changed; OtherFormat, which is one, when
+    another version wrote it."""
+    data = read_bounded(folder, MANIFEST)
     try:
-        if path.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise _damaged(path, f"is over {_MANIFEST_BYTES_MAX} bytes")
-        data = path.read_bytes()
-        sealed: _Sealed = wire.loads(_Sealed, data)
-    except OSError as error:
-        raise _damaged(path, f"cannot be read ({error.strerror})") from error
+        plain = json.loads(data)
     except ValueError as error:
-        raise _damaged(path, f"is not a manifest ({error})") from error
-    if sealed.manifest.format != FORMAT:
-        raise _damaged(path, f"has format {sealed.manifest.format}, this version reads {FORMAT}")
+        raise damaged(folder, MANIFEST, f"is not a manifest ({error})") from error
+    _check_format(folder, plain, data)
+    try:
+        sealed: _Sealed = wire.loads(_Sealed, data)
+    except ValueError as error:
+        raise damaged(folder, MANIFEST, f"is not a manifest ({error})") from error
     if _digest(sealed.manifest) != sealed.sha256:
-        raise _damaged(path, "does not match its own checksum")
+        raise damaged(folder, MANIFEST, "does not match its own checksum")
     return sealed.manifest, hashlib.sha256(data).hexdigest()
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Raises CheckpointError naming the first file that is missing, foreign, cut short or changed."""
-    for entry in manifest.files:
-        path = folder / entry.name
-        if Path(entry.name).name != entry.name or path.is_symlink():
-            raise _damaged(path, "is not a plain file of this folder")
-        if not path.is_file():
-            raise _damaged(path, "is missing")
-        if path.stat().st_size != entry.size_bytes:
-            raise _damaged(path, f"has {path.stat().st_size} bytes instead of {entry.size_bytes}")
-        if sha256_file(path) != entry.sha256:
-            raise _damaged(path, "does not match its checksum")
-    known = {MANIFEST, *(entry.name for entry in manifest.files)}
-    for path in sorted(folder.iterdir()):
-        if path.name not in known:
-            raise _damaged(path, "is not in the manifest")
+def read_bounded(folder: Path, name: str) -> bytes:
+    """A small file of a checkpoint. Raises CheckpointError."""
+    path = folder / name
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise damaged(folder, name, "is no plain file" if path.exists() else "is missing")
+        if path.stat().st_size > _MANIFEST_BYTES_MAX:
+            raise damaged(folder, name, f"is over {_MANIFEST_BYTES_MAX} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise damaged(folder, name, f"cannot be read ({error.strerror})") from error
 
 
-def entry_of(path: Path) -> FileEntry:
-    return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_file(path))
+def _check_format(folder: Path, plain: Any, data: bytes) -> None:
+    """A checksum that fits says that it is no flipped bit that reads as another format."""
+    inner = plain.get("manifest") if isinstance(plain, dict) else None
+    found = inner.get("format") if isinstance(inner, dict) else None
+    if found == FORMAT or not isinstance(found, int):
+        return
+    _, _, text = data.rstrip().removesuffix(b"}").partition(b'"manifest":')
+    if hashlib.sha256(text).hexdigest() == plain.get("sha256"):
+        fix = (
+            f"has format {found}, this version reads {FORMAT}; use the version that wrote it, or move the folder away to start over"
+        )
+        raise OtherFormat(f"checkpoint {folder.name}", MANIFEST, fix)
 
 
 def _digest(manifest: Manifest) -> str:
     return hashlib.sha256(wire.dumps(Manifest, manifest).encode()).hexdigest()
-
-
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path.parent.name}", path.name, what)

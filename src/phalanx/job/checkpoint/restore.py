@@ -1,26 +1,33 @@
-"""Finds the newest whole checkpoint and loads it. Rank 0 verifies and decides, every rank loads its part."""
+"""Finds the newest whole checkpoint and loads it, onto whatever gang this is. Every rank verifies what it reads while it reads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import Bug, CheckpointError, PhalanxError
 from phalanx.job.checkpoint import manifest
-from phalanx.job.checkpoint.index import GuardedReader, check_same
+from phalanx.job.checkpoint.commit import RNG
 from phalanx.job.checkpoint.manifest import Manifest, Origin
-from phalanx.job.checkpoint.rng import load_rng
+from phalanx.job.checkpoint.owners import specs_of
+from phalanx.job.checkpoint.reader import PartReader, read_whole
+from phalanx.job.checkpoint.rng import rng_name, set_rng
+from phalanx.job.checkpoint.shard_file import Damaged
 from phalanx.job.checkpoint.state import set_training_state, training_state
-from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.checkpoint.whole import Checkpoint, check_same, open_checkpoint, spec_of
+
+_KINDS: Final = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A whole checkpoint that this run may continue. `skipped` says, newest first, which newer ones are damaged and where."""
+    """A checkpoint that this run may continue. `skipped` says, newest first, which newer ones are damaged and where."""
 
     path: str
     digest: str
@@ -33,55 +40,99 @@ class Found:
 
 
 def find(root: Path, origin: Origin) -> Found | None:
-    """The newest whole checkpoint under `root`, the same on every rank; None when none was ever committed.
+    """The newest checkpoint under `root` whose indexes and sizes are whole, the same on every rank; None when none was ever
+    committed. Its tensors are verified when they are read, by `load`.
 
-    Raises CheckpointError when the newest whole one belongs to another run, or when all are damaged: work that was paid for is
-    never dropped silently.
+    Raises CheckpointError when that one belongs to another run, when one is of another version, or when all are damaged: work that
+    was paid for is never dropped silently.
     """
-    return decided_by_rank_zero(lambda: _choose(root, origin))
+    return decided_by_rank_zero(lambda: _choose(root, origin, None, ()))
 
 
-def load(found: Found, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Puts the checkpoint's weights, moments and this rank's random generators in place.
+def load(found: Found, origin: Origin, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Found:
+    """Puts a checkpoint's weights, moments and random generators in place; a collective of all ranks. What was loaded: `found`, or
+    the one before it when a rank meets damage in it, and so on.
 
-    Raises CheckpointError when names, shapes or dtypes differ in the least.
+    Raises CheckpointError when names, shapes or dtypes differ in the least, or when all are damaged.
     """
-    folder = Path(found.path)
     state = training_state(model, optimizer)
-    check_same(folder, state)
+    while True:
+        loaded = _loaded(found, state, device)
+        if loaded is None:
+            set_training_state(model, optimizer, state)
+            return found
+        place, skipped = Path(found.path), (*found.skipped, loaded)
+        found = decided_by_rank_zero(lambda place=place, skipped=skipped: _before(place, origin, skipped))  # type: ignore[misc]  # bound
+
+
+def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
+    """Fills this rank's tensors, sharded as they are, without a collective. Raises CheckpointError for a difference in names, types
+    or shapes before anything is changed, and for a damaged part."""
+    saved = {name: spec_of(parts) for name, parts in checkpoint.tensors.items() if not name.startswith(RNG)}
+    check_same(checkpoint.folder, saved, specs_of(state))
+    planner, reader = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False), PartReader(checkpoint)
+    planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
+
+
+def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device) -> str | None:
+    """None when every rank has its part; else where the damage is that the first of the ranks met."""
+    told = [one for one in told_by_all(_told(lambda: _fill(found, state, device))) if one is not None]
+    for one in told:
+        if not isinstance(one, Damaged):
+            raise one
+    damages = [one for one in told if isinstance(one, Damaged)]
+    return f"{Path(found.path).name}/{damages[0].value} {damages[0].fix}" if damages else None
+
+
+def _told(act: Callable[[], None]) -> PhalanxError | None:
     try:
-        load_shards(state, storage_reader=GuardedReader(folder))
-    except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise CheckpointError(f"checkpoint {folder.name}", str(folder), f"cannot be loaded: {first}") from error
-    set_training_state(model, optimizer, state)
-    load_rng(folder, dist.get_rank(), device)
-
-
-def _choose(root: Path, origin: Origin) -> Found | None:
-    skipped: list[str] = []
-    for _, folder in manifest.committed(root):
-        try:
-            read, digest = manifest.read(folder)
-            manifest.verify(folder, read)
-        except CheckpointError as error:
-            skipped.append(f"{folder.name}/{error.value} {error.fix}")
-            continue
-        _check_origin(folder, read, origin)
-        return Found(path=str(folder), digest=digest, manifest=read, skipped=tuple(skipped))
-    if skipped:
-        raise CheckpointError(
-            "checkpoints", str(root), f"every one is damaged ({'; '.join(skipped)}); move the folder away to start over"
-        )
+        act()
+    except PhalanxError as error:
+        return error
     return None
+
+
+def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    checkpoint = open_checkpoint(Path(found.path))
+    if checkpoint.digest != found.digest:
+        raise CheckpointError(f"checkpoint {found.name}", manifest.MANIFEST, f"is not what rank 0 read: rank {rank} sees another")
+    load_state(checkpoint, state)
+    same = world_size == found.manifest.origin.world_size
+    saved = read_whole(checkpoint, {kind: rng_name(rank, kind) for kind in _KINDS} if same else {})
+    set_rng(saved, found.digest, rank, world_size, device)
+
+
+def _choose(root: Path, origin: Origin, before: int | None, skipped: tuple[str, ...]) -> Found | None:
+    """Of those before a step, if any."""
+    for step, folder in manifest.committed(root):
+        if before is not None and step >= before:
+            continue
+        try:
+            checkpoint = open_checkpoint(folder)
+        except Damaged as error:
+            skipped = (*skipped, f"{folder.name}/{error.value} {error.fix}")
+            continue
+        _check_origin(folder, checkpoint.manifest, origin)
+        return Found(path=str(folder), digest=checkpoint.digest, manifest=checkpoint.manifest, skipped=skipped)
+    if skipped:
+        fix = f"every one is damaged ({'; '.join(skipped)}); move the folder away to start over"
+        raise CheckpointError("checkpoints", str(root), fix)
+    return None
+
+
+def _before(place: Path, origin: Origin, skipped: tuple[str, ...]) -> Found:
+    found = _choose(place.parent, origin, manifest.step_of(place), skipped)
+    if found is None:
+        raise Bug("something was skipped and nothing is damaged")
+    return found
 
 
 def _check_origin(folder: Path, read: Manifest, origin: Origin) -> None:
     pairs = (
         ("config", read.origin.config, origin.config, "the run's hyperparameters"),
         ("data", read.origin.data, origin.data, "the run's data"),
-        ("world size", read.origin.world_size, origin.world_size, "this gang"),
-        ("layout", dict(read.origin.layout), dict(origin.layout), "this gang's layout"),
     )
     for name, was, now, whose in pairs:
         if was != now:

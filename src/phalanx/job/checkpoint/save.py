@@ -1,55 +1,36 @@
-"""Writes one checkpoint: every rank its own shards, then rank 0 the manifest. Synchronous; a collective of all ranks."""
+"""Writes one checkpoint: every rank its own shard, then rank 0 the manifest. Synchronous; a collective of all ranks.
 
-import contextlib
+The files need none (see commit): here the ranks wait for each other so that all give the same answer.
+"""
+
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
-from phalanx.job.checkpoint import manifest
-from phalanx.job.checkpoint.index import check_same
-from phalanx.job.checkpoint.manifest import FileEntry, Manifest, Origin, Scalar
-from phalanx.job.checkpoint.retention import discard, keep_newest
-from phalanx.job.checkpoint.rng import save_rng
+from phalanx.core.errors import CheckpointError
+from phalanx.job.checkpoint import commit, manifest, shard_file
+from phalanx.job.checkpoint.commit import UNWRITABLE, Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.manifest import Origin, Scalar
+from phalanx.job.checkpoint.owners import host_bytes, local_parts, specs_of
+from phalanx.job.checkpoint.retention import Keep, remove, superfluous
+from phalanx.job.checkpoint.rng import rng_parts
+from phalanx.job.checkpoint.shard_file import SaveKey, ShardIndex
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
-from phalanx.storage.atomic import fsync_folder
-
-_UNWRITABLE: Final = (OSError, SetupError, StoreUnavailable)
-"""What a write raises when the place, not the program, is at fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """The checkpoint of `step` is durable; `digest` is its manifest's SHA-256."""
-
-    step: int
-    path: str
-    digest: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed:
-    """Nothing of the checkpoint of `step` is left; older ones are untouched. `reason` is one line."""
-
-    step: int
-    reason: str
+from phalanx.storage.atomic import make_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """Where and when to save: every `every` steps (0: never) and at the last; `keep_last` newest stay."""
+    """Where and when to save, every `every` steps (0: never) and at the last, and what stays."""
 
     root: Path
     every: int
-    keep_last: int
+    keep: Keep = field(default_factory=Keep)
 
     def due(self, step: int, total_steps: int) -> bool:
         return step == total_steps or (self.every > 0 and step % self.every == 0)
@@ -63,86 +44,91 @@ class Identity:
     dtype: str
     device: torch.device
     attempt: str = ""
+    generation: int = 0
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(attempt=self.attempt, generation=self.generation)
 
 
 def save(
-    policy: SavePolicy, identity: Identity, step: int, state: dict[str, torch.Tensor], extra: Mapping[str, Scalar]
-) -> Saved | SaveFailed:
-    """Saves and then applies the policy's retention. The same answer on every rank.
-
-    Raises CheckpointError once a newer attempt of the job has committed a checkpoint: this one lost its right to write.
-    """
-    folder = policy.root / manifest.folder_name(step)
-    refused = decided_by_rank_zero(lambda: _make_empty(folder, identity.attempt))
-    if refused:
-        return SaveFailed(step=step, reason=refused)
-    parts = told_by_all(_write_part(folder, state, identity.device))
-    return decided_by_rank_zero(lambda: _commit_or_discard(policy, identity, step, state, extra, parts))
-
-
-def _make_empty(folder: Path, attempt: str) -> str:
-    """The reason why not, or ''. What lies there was never committed, or was refused as damaged when this run began."""
-    manifest.check_fence(folder.parent, attempt)
-    try:
-        if folder.exists():
-            discard(folder)
-        folder.mkdir(parents=True)
-    except _UNWRITABLE as error:
-        return _reason(error)
-    return ""
-
-
-def _write_part(folder: Path, state: dict[str, torch.Tensor], device: torch.device) -> tuple[FileEntry, ...] | str:
-    """This rank's files, read back for their checksums, or why they could not be written."""
-    rank = dist.get_rank()
-    try:
-        save_shards(state, storage_writer=FileSystemWriter(folder, overwrite=False))
-    except CheckpointException as error:
-        return _reason(next(iter(error.failures.values()))[0])
-    try:
-        mine = [save_rng(folder, rank, device), *sorted(folder.glob(f"__{rank}_*.distcp"))]
-        if rank == 0:
-            mine.append(folder / ".metadata")
-        return tuple(manifest.entry_of(path) for path in mine)
-    except _UNWRITABLE as error:
-        return _reason(error)
-
-
-def _commit_or_discard(
     policy: SavePolicy,
     identity: Identity,
     step: int,
     state: Mapping[str, torch.Tensor],
     extra: Mapping[str, Scalar],
-    parts: list[tuple[FileEntry, ...] | str],
+    metrics: Mapping[str, float] | None = None,
 ) -> Saved | SaveFailed:
-    """Commits only what `load` would take: an index that reads with the guard and has exactly the state's tensors."""
+    """Saves and then applies the policy's retention. The same answer on every rank.
+
+    Raises CheckpointError once a newer attempt of the job holds its checkpoints: this one lost its right to write.
+    """
     folder = policy.root / manifest.folder_name(step)
-    files = tuple(entry for part in parts if not isinstance(part, str) for entry in part)
-    reasons = [part for part in parts if isinstance(part, str)]
+    begun = decided_by_rank_zero(lambda: _begin(folder, identity, step))
+    if isinstance(begun, str):
+        return SaveFailed(step=step, reason=begun)
+    key = begun
+    mine = _write(folder, key, state, identity.device)
+    reasons = [told for told in told_by_all(mine if isinstance(mine, str) else "") if told]
+    content = Content(
+        origin=identity.origin, dtype=identity.dtype, extra=extra, metrics=metrics or {}, tensors=specs_of(state)
+    )  # fmt: skip
+    saved = decided_by_rank_zero(lambda: _commit(folder, key, content, reasons))
+    if isinstance(saved, Saved) and not isinstance(mine, str):
+        return _retain(policy, folder, key, mine, saved)
+    return saved
+
+
+def _begin(folder: Path, identity: Identity, step: int) -> SaveKey | str:
+    """The key of this save, or why there will be none."""
+    try:
+        make_folders(folder)
+        manifest.check_fence(folder.parent, identity.holder)
+    except UNWRITABLE as error:
+        return reason_of(error)
+    return SaveKey(step=step, save=secrets.token_hex(4), attempt=identity.attempt, generation=identity.generation)
+
+
+def _write(folder: Path, key: SaveKey, state: Mapping[str, torch.Tensor], device: torch.device) -> ShardIndex | str:
+    """This rank's index, or why it could not be written."""
+    rank = dist.get_rank()
+    parts = [(part, host_bytes(tensor)) for part, tensor in (*local_parts(state), *rng_parts(rank, device))]
+    try:
+        index = shard_file.write(shard_file.shard_path(folder, key, rank), parts, key=key, rank=rank)
+        commit.announce(folder, index)
+    except UNWRITABLE as error:
+        return reason_of(error)
+    return index
+
+
+def _commit(folder: Path, key: SaveKey, content: Content, reasons: list[str]) -> Saved | SaveFailed:
+    """All that will ever be there is there."""
     if not reasons:
-        made = Manifest(step=step, origin=identity.origin, dtype=identity.dtype, extra=extra, files=files, attempt=identity.attempt)
-        try:
-            check_same(folder, state)
-            digest = manifest.commit(folder, made)
-            fsync_folder(policy.root)
-            manifest.verify(folder, made)
-        except (*_UNWRITABLE, CheckpointError) as error:
-            reasons.append(_reason(error))
-    if reasons:
-        _try_discard(folder, identity.attempt)
-        return SaveFailed(step=step, reason=reasons[0])
-    keep_newest(policy.root, step, policy.keep_last)
-    return Saved(step=step, path=str(folder), digest=digest, size_bytes=sum(entry.size_bytes for entry in files))
+        return commit.commit_when_whole(folder, key, content, patience_s=0)
+    commit.discard_save(folder, key)
+    return SaveFailed(step=key.step, reason=reasons[0])
 
 
-def _try_discard(folder: Path, attempt: str) -> None:
-    """Without a manifest the folder does not count, so failing to remove the rest changes nothing."""
-    with contextlib.suppress(OSError, CheckpointError):
-        manifest.check_fence(folder.parent, attempt)  # it may be a newer attempt's by now
-        discard(folder)
+def _retain(policy: SavePolicy, folder: Path, key: SaveKey, mine: ShardIndex, saved: Saved) -> Saved | SaveFailed:
+    """Older ones go only after every rank has read back what it wrote; without any to go nobody reads."""
+    doomed = decided_by_rank_zero(lambda: superfluous(policy.root, key.step, policy.keep))
+    if not doomed:
+        return saved
+    reasons = [told for told in told_by_all(_read_back(folder, mine)) if told]
+    return decided_by_rank_zero(lambda: _remove_or_withdraw(folder, key, doomed, reasons, saved))
 
 
-def _reason(error: BaseException) -> str:
-    lines = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+def _read_back(folder: Path, index: ShardIndex) -> str:
+    try:
+        shard_file.verify(folder, index)
+    except CheckpointError as error:
+        return reason_of(error)
+    return ""
+
+
+def _remove_or_withdraw(folder: Path, key: SaveKey, doomed: list[Path], reasons: list[str], saved: Saved) -> Saved | SaveFailed:
+    if not reasons:
+        remove(doomed)
+        return saved
+    remove([folder])
+    return SaveFailed(step=key.step, reason=f"read back it was damaged: {reasons[0]}")

@@ -15,7 +15,7 @@ from typing import Final
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Resumed, StepRecord
-from phalanx.core.spec import CheckpointPolicy, Scalar
+from phalanx.core.spec import BestMode, CheckpointPolicy, Scalar
 from phalanx.job.sdk.fault import Fault, parse_fault
 from phalanx.job.sdk.journal import Bell, Journal
 
@@ -50,6 +50,10 @@ class Session:
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     checkpoint_every: int = _POLICY.every
     checkpoint_keep_last: int = _POLICY.keep_last
+    checkpoint_keep_best: int = _POLICY.keep_best
+    checkpoint_best_metric: str = _POLICY.best_metric
+    checkpoint_best_mode: BestMode = _POLICY.best_mode
+    checkpoint_keep_every: int = _POLICY.keep_every
     data: str = ""
     code: str = ""
     artifacts_dir: str = "."
@@ -131,6 +135,10 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         hyperparameters=_hyperparameters(env.get("PHALANX_HYPERPARAMETERS", "")),
         checkpoint_every=_whole(env, "PHALANX_CHECKPOINT_EVERY", _POLICY.every),
         checkpoint_keep_last=_whole(env, "PHALANX_CHECKPOINT_KEEP_LAST", _POLICY.keep_last),
+        checkpoint_keep_best=_whole(env, "PHALANX_CHECKPOINT_KEEP_BEST", _POLICY.keep_best),
+        checkpoint_best_metric=env.get("PHALANX_CHECKPOINT_BEST_METRIC", _POLICY.best_metric),
+        checkpoint_best_mode=_mode(env.get("PHALANX_CHECKPOINT_BEST_MODE", "")),
+        checkpoint_keep_every=_whole(env, "PHALANX_CHECKPOINT_KEEP_EVERY", _POLICY.keep_every),
         data=env.get("PHALANX_DATA", ""),
         code=env.get("PHALANX_CODE", ""),
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
@@ -146,6 +154,12 @@ def _whole(env: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise UserError(name, text, "write a whole number, 0 or more")
     return int(text)
+
+
+def _mode(text: str) -> BestMode:
+    if text not in ("", "min", "max"):
+        raise UserError("PHALANX_CHECKPOINT_BEST_MODE", text, "write min or max")
+    return "max" if text == "max" else "min"
 
 
 def _hyperparameters(text: str) -> Mapping[str, Scalar]:

@@ -23,6 +23,10 @@ def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -
         "PHALANX_JOB_DIR": session.job_dir,
         "PHALANX_CHECKPOINT_EVERY": session.checkpoint_every,
         "PHALANX_CHECKPOINT_KEEP_LAST": session.checkpoint_keep_last,
+        "PHALANX_CHECKPOINT_KEEP_BEST": session.checkpoint_keep_best,
+        "PHALANX_CHECKPOINT_BEST_METRIC": session.checkpoint_best_metric,
+        "PHALANX_CHECKPOINT_BEST_MODE": session.checkpoint_best_mode,
+        "PHALANX_CHECKPOINT_KEEP_EVERY": session.checkpoint_keep_every,
         **{f"hyperparameters.{name}": value for name, value in asdict(recipe).items()},
     }
     first, *others = told_by_all(given)

@@ -5,12 +5,14 @@ not trained on is read again after a resume.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
@@ -21,39 +23,74 @@ _HELD_OUT_SEED: Final = 0
 """Not the run's: the held-out batches are the same whatever is being compared."""
 
 
-def global_batch(recipe: LlamaRecipe, world_size: int) -> int:
-    """Samples of one optimiser step over all ranks. It grows with them, hence no resume on another world size for now."""
-    return recipe.batch_per_rank * recipe.accumulate * world_size
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """How a gang reads the samples of one optimiser step. The first gang of a run fixes their number; every later one keeps it by
+    other microbatches, so that each step stays the same samples.
+
+    samples: of one step over all ranks. held_out: of one held-out batch over the ranks of the run's first gang. accumulate:
+    microbatches of this gang in one step.
+    """
+
+    samples: int
+    held_out: int
+    accumulate: int
 
 
-def train_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank) -> Callable[[int], Tensor]:
+def first_batch(recipe: LlamaRecipe, world_size: int) -> Batch:
+    """Of a run that begins with this gang."""
+    held_out = recipe.batch_per_rank * world_size
+    return Batch(samples=held_out * recipe.accumulate, held_out=held_out, accumulate=recipe.accumulate)
+
+
+def batch_of_run(samples: int, recipe: LlamaRecipe, world_size: int) -> Batch:
+    """Of a gang that goes on with a run of `samples` in each step. Raises SpecError when its ranks cannot share them evenly."""
+    microbatches = samples // recipe.batch_per_rank
+    if microbatches % world_size:
+        fits = ", ".join(str(size) for size in range(1, microbatches + 1) if microbatches % size == 0)
+        fix = (
+            f"does not divide this run's global batch of {samples} samples into whole microbatches of batch_per_rank "
+            f"{recipe.batch_per_rank}; go on with one of {fits} ranks"
+        )
+        raise SpecError("world size", world_size, fix)
+    return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // world_size)
+
+
+def train_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
     """A function from step (counted from 1) to this rank's (accumulate, b, s + 1). Raises DataError without any sample."""
     count = _samples(data, "train", recipe.sequence)
-    size = global_batch(recipe, rank.world_size)
 
     def fetch(step: int) -> Tensor:
-        whole = batch_indices(recipe.seed, step - 1, size, count)
-        flat = _on_device(data, "train", whole, recipe.sequence, rank)
-        return flat.view(recipe.accumulate, recipe.batch_per_rank, recipe.sequence + 1)
+        whole = batch_indices(recipe.seed, step - 1, batch.samples, count)
+        flat = _on_device(data, "train", rank_slice(whole, rank.rank, rank.world_size), recipe.sequence, rank)
+        return flat.view(batch.accumulate, recipe.batch_per_rank, recipe.sequence + 1)
 
     return fetch
 
 
-def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank) -> tuple[Callable[[int], Tensor], int]:
-    """A function from batch (counted from 0) to this rank's (b, s + 1), and how many there are.
+HeldOut = Callable[[int], tuple[Tensor, int]]
+"""From a batch, counted from 0, to this rank's samples (b, s + 1), and how many of them count, from the first on. There is always
+one, so that every rank runs the model as often as the others."""
 
-    No sample stands twice: a short held-out split gives fewer batches than asked. Raises DataError when it gives none.
+
+def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> tuple[HeldOut, int]:
+    """The function, and how many batches there are: the same samples for a gang of any size, each once.
+
+    A short held-out split gives fewer than asked. Raises DataError when it gives none.
     """
     count = _samples(data, "held_out", recipe.sequence)
-    size = recipe.batch_per_rank * rank.world_size
-    if count < size:
-        fix = f"has fewer samples than one held-out batch ({size}); prepare more text or lower batch_per_rank"
+    if count < batch.held_out:
+        fix = f"has fewer samples than one held-out batch ({batch.held_out}); prepare more text or lower batch_per_rank"
         raise DataError("held-out samples", count, fix)
+    num_batches = min(recipe.eval_batches, count // batch.held_out)
 
-    def fetch(index: int) -> Tensor:
-        return _on_device(data, "held_out", batch_indices(_HELD_OUT_SEED, index, size, count), recipe.sequence, rank)
+    def fetch(index: int) -> tuple[Tensor, int]:
+        whole = batch_indices(_HELD_OUT_SEED, index, batch.held_out, count)
+        mine = rank_slice(whole, rank.rank, rank.world_size)
+        read: Indices = mine if mine.size else np.asarray(whole[:1])
+        return _on_device(data, "held_out", read, recipe.sequence, rank), mine.size
 
-    return fetch, min(recipe.eval_batches, count // size)
+    return fetch, num_batches
 
 
 def _samples(data: TokenData, split: Split, sequence: int) -> int:
@@ -63,6 +100,5 @@ def _samples(data: TokenData, split: Split, sequence: int) -> int:
     return count
 
 
-def _on_device(data: TokenData, split: Split, whole: Indices, sequence: int, rank: Rank) -> Tensor:
-    mine = data.gather(split, rank_slice(whole, rank.rank, rank.world_size), sequence)
-    return torch.from_numpy(mine).to(rank.device)
+def _on_device(data: TokenData, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:
+    return torch.from_numpy(data.gather(split, mine, sequence)).to(rank.device)

@@ -1,17 +1,25 @@
 """The held-out loss, always on the same samples."""
 
-from collections.abc import Callable
-
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from phalanx.job.train.loss import mean_over_ranks, token_loss
+from phalanx.job.train.batches import HeldOut
+from phalanx.job.train.loss import token_loss
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, fetch: Callable[[int], Tensor], num_batches: int) -> float:
-    """Mean over batches [0, num_batches), each of which `fetch` gives as this rank's (b, s + 1). A collective of all ranks."""
+def held_out_loss(model: nn.Module, fetch: HeldOut, num_batches: int) -> float:
+    """Mean over the samples of batches [0, num_batches), each of which counts the same. A collective of all ranks."""
     model.eval()
-    losses = [token_loss(model, fetch(index)) for index in range(num_batches)]
+    sums = torch.stack([_sum(model, *fetch(index)) for index in range(num_batches)]).sum(dim=0)
     model.train()
-    return mean_over_ranks(torch.stack(losses).to(torch.float64).mean())
+    dist.all_reduce(sums)
+    return float(sums[0].item()) / float(sums[1].item())
+
+
+def _sum(model: nn.Module, samples: Tensor, counted: int) -> Tensor:
+    """Sum of the samples' losses, and their number. One run of the model, even when none of them counts."""
+    loss = token_loss(model, samples).to(torch.float64)
+    number = torch.tensor(float(counted), dtype=torch.float64, device=loss.device)
+    return torch.stack((loss * number, number))

@@ -6,7 +6,8 @@ from typing import Final
 
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.records import StepRecord
-from phalanx.job.checkpoint.save import Saved, SaveFailed, save
+from phalanx.job.checkpoint.commit import Saved, SaveFailed
+from phalanx.job.checkpoint.save import save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.train.evaluate import held_out_loss
 from phalanx.job.train.mfu import mfu
@@ -58,7 +59,7 @@ def _one_step(training: Training, step: int, val_loss_first: float) -> Saved | S
         training.session.step(_record(training, step, facts, started_ms, trained_s - started_s, 0.0))  # the curve shows where
         fix = f"training diverged at step {step} (gradient norm {facts.grad_norm}); lower lr or clip, or warm up longer"
         raise UserError("loss", facts.loss, fix)
-    saved = _maybe_save(training, step, val_loss_first)
+    saved = _maybe_save(training, step, facts.loss, val_loss_first)
     ended_s = training.clock_s()
     record = _record(training, step, facts, started_ms, trained_s - started_s, ended_s - trained_s)
     training.session.step(record)
@@ -77,11 +78,14 @@ def tell(record: StepRecord, saved: Saved | SaveFailed | None) -> None:
         _log.info("checkpoint of step %d saved", record.step)
 
 
-def _maybe_save(training: Training, step: int, val_loss_first: float) -> Saved | SaveFailed | None:
+def _maybe_save(training: Training, step: int, loss: float, val_loss_first: float) -> Saved | SaveFailed | None:
     if not training.policy.due(step, training.recipe.steps):
         return None
-    state = training_state(training.model, training.optimizer)
-    saved = save(training.policy, training.identity, step, state, state_numbers(training, step, val_loss_first))
+    metrics = {"loss": loss}
+    if training.policy.keep.metric == "val_loss":  # costs a pass over the held-out samples, so only when it decides what is kept
+        metrics["val_loss"] = _measure(training, "val_loss", step)
+    state, extra = training_state(training.model, training.optimizer), state_numbers(training, step, val_loss_first)
+    saved = save(training.policy, training.identity, step, state, extra, metrics)
     match saved:
         case Saved(path=path, digest=digest, size_bytes=size_bytes) if training.rank.rank == 0:
             training.session.checkpoint(step=step, path=path, digest=digest, size_bytes=size_bytes)
@@ -93,7 +97,7 @@ def _maybe_save(training: Training, step: int, val_loss_first: float) -> Saved |
 def _record(training: Training, step: int, facts: StepFacts, started_ms: int, step_s: float, checkpoint_s: float) -> StepRecord:
     """Times are cut, not rounded, so that the phases never add up to more than the step."""
     recipe, rank = training.recipe, training.rank
-    tokens = recipe.batch_per_rank * recipe.accumulate * rank.world_size * recipe.sequence
+    tokens = training.batch.samples * recipe.sequence
     tokens_per_s = tokens / max(step_s, 1e-9)
     return StepRecord(
         rank=rank.rank,

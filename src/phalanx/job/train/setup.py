@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from phalanx.core import wire
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, find, load
+from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree
-from phalanx.job.train.batches import global_batch, held_out_batches, train_batches
+from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
@@ -42,7 +44,8 @@ class Training:
     model: Llama
     optimizer: torch.optim.Optimizer
     train_batch: Callable[[int], Tensor]
-    held_out_batch: Callable[[int], Tensor]
+    batch: Batch
+    held_out_batch: HeldOut
     num_held_out: int
     policy: SavePolicy
     identity: Identity
@@ -74,12 +77,14 @@ def set_up(
     check_all_agree(session, recipe, data.manifest_hash)
     root = Path(session.job_dir) / "checkpoints"
     origin = Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
+    decided_by_rank_zero(lambda: _claim(root, Holder(attempt=session.attempt)))
     found = find(root, origin)
     dtype = dtype_of_run(found, recipe, rank, clock_s)
+    batch = batch_of(found, recipe, rank)
     shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
     model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype)
     optimizer = make_adamw(model, recipe)
-    held_out_batch, num_held_out = held_out_batches(data, recipe, rank)
+    held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     training = Training(
         session=session,
         recipe=recipe,
@@ -87,10 +92,11 @@ def set_up(
         data=data,
         model=model,
         optimizer=optimizer,
-        train_batch=train_batches(data, recipe, rank),
+        train_batch=train_batches(data, recipe, rank, batch),
+        batch=batch,
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
-        policy=SavePolicy(root=root, every=session.checkpoint_every, keep_last=session.checkpoint_keep_last),
+        policy=SavePolicy(root=root, every=session.checkpoint_every, keep=keep_of(session)),
         identity=Identity(origin=origin, dtype=dtype, device=rank.device, attempt=session.attempt),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
@@ -106,6 +112,31 @@ def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: 
     return decided_by_rank_zero(lambda: choose_dtype(recipe.dtype, rank.device, clock_s))
 
 
+def batch_of(found: Found | None, recipe: LlamaRecipe, rank: Rank) -> Batch:
+    """Raises SpecError for a world size that cannot keep the run's global batch, CheckpointError when that is not said."""
+    if found is None:
+        return first_batch(recipe, rank.world_size)
+    samples = found.manifest.extra.get("global_batch")
+    if not isinstance(samples, int) or samples < 1 or samples % (recipe.batch_per_rank * recipe.accumulate):
+        raise CheckpointError(f"checkpoint {found.name}", dict(found.manifest.extra), "lacks the run's own numbers")
+    return batch_of_run(samples, recipe, rank.world_size)
+
+
+def keep_of(session: Session) -> Keep:
+    return Keep(
+        last=session.checkpoint_keep_last, best=session.checkpoint_keep_best, metric=session.checkpoint_best_metric,
+        mode=session.checkpoint_best_mode, every=session.checkpoint_keep_every,
+    )  # fmt: skip
+
+
+def _claim(root: Path, holder: Holder) -> None:
+    """From here on older attempts of the job commit no more. A place that cannot be written fails the saves, not the start."""
+    try:
+        check_fence(root, holder)
+    except (SetupError, StoreUnavailable) as error:
+        _log.warning("the job's checkpoints could not be claimed: %s", error)
+
+
 def config_hash(recipe: LlamaRecipe) -> str:
     """SHA-256 of the recipe's configuration, every field written out."""
     return hashlib.sha256(wire.dumps(LlamaRecipe, recipe).encode()).hexdigest()
@@ -113,19 +144,23 @@ def config_hash(recipe: LlamaRecipe) -> str:
 
 def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
     """What a checkpoint carries besides tensors. `samples` is the data cursor: global samples consumed by `step` updates."""
-    return {"samples": step * global_batch(training.recipe, training.rank.world_size), "val_loss_first": val_loss_first.hex()}
+    size = training.batch.samples
+    return {"samples": step * size, "global_batch": size, "val_loss_first": val_loss_first.hex()}
 
 
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
-    load(found, training.model, training.optimizer, training.rank.device)
+    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device)
     step, extra = found.manifest.step, found.manifest.extra
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         wanted = state_numbers(training, step, first)
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error
+    if found.manifest.dtype != training.identity.dtype:
+        fix = f"was made in {found.manifest.dtype} and newer ones, which are damaged, in {training.identity.dtype}; move those away"
+        raise CheckpointError(f"checkpoint {found.name}", "dtype", fix)
     if dict(extra) != wanted:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), f"weights and data cursor differ; step {step} has {wanted}")
     for line in found.skipped:

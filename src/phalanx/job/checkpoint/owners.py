@@ -1,0 +1,117 @@
+"""Who writes what: every rank computes alone which parts of the state are its own, and each part has exactly one writer.
+
+A sharded tensor's piece is written by the rank that has it. Of a piece that several ranks have (replicated along some mesh axes, or
+a plain tensor, which all ranks have) the writer is the one of them that was given the fewest bytes so far; they all hold the same
+pieces of the same sizes, go through them in the same order, and so agree without a word.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.errors import Bug
+from phalanx.job.checkpoint.shard_file import PART_BYTES_MAX, Part
+from phalanx.job.checkpoint.whole import TensorSpec
+
+CODES: Final = {
+    torch.float64: "F64", torch.int64: "I64", torch.uint64: "U64", torch.complex64: "C64", torch.float32: "F32", torch.int32: "I32",
+    torch.uint32: "U32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16", torch.uint16: "U16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+DTYPES: Final = {code: dtype for dtype, code in CODES.items()}
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def local_parts(
+    state: Mapping[str, torch.Tensor], holders: Sequence[int] | None = None, part_bytes_max: int = PART_BYTES_MAX
+) -> list[tuple[Part, torch.Tensor]]:
+    """This rank's own parts of a state dictionary, each with its contiguous elements on the device where they are.
+
+    holders: ranks that have the same plain tensors; all of the gang when None. Raises Bug for an element type that safetensors does
+    not have.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    everyone = tuple(holders if holders is not None else range(dist.get_world_size() if dist.is_initialized() else 1))
+    given: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    found: list[tuple[Part, torch.Tensor]] = []
+    for name, tensor in sorted(state.items(), key=lambda item: (-_num_local_bytes(item[1]), item[0])):
+        ranks = _replicas(tensor) if isinstance(tensor, DTensor) else everyone
+        owner = min(ranks, key=lambda one: (given[ranks][one], ranks.index(one)))
+        given[ranks][owner] += max(_num_local_bytes(tensor), 1)
+        if owner == rank:
+            found += _parts(name, tensor, part_bytes_max)
+    return found
+
+
+def specs_of(state: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    """Type and global shape of every tensor: the same on every rank."""
+    return {name: TensorSpec(dtype=code_of(name, tensor.dtype), shape=tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def code_of(name: str, dtype: torch.dtype) -> str:
+    code = CODES.get(dtype)
+    if code is None:
+        raise Bug(f"{name} has elements of {dtype}, which safetensors cannot hold")
+    return code
+
+
+def host_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor: its own memory where that is the host's, else a copy."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    """(start, size) of the piece that this rank has."""
+    if isinstance(tensor, DTensor):
+        chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]  # torch's protocol of checkpoints: one box
+        return tuple(chunk.offsets), tuple(chunk.sizes)
+    return (0,) * tensor.dim(), tuple(tensor.shape)
+
+
+def _parts(name: str, tensor: torch.Tensor, part_bytes_max: int) -> Iterator[tuple[Part, torch.Tensor]]:
+    start, size = box_of(tensor)
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    if tensor.numel() and not local.numel():
+        return  # more ranks than rows: others have them all
+    code = code_of(name, tensor.dtype)
+    for where, length in _cut(size, tensor.element_size(), part_bytes_max):
+        piece = local[tuple(slice(first, first + count) for first, count in zip(where, length, strict=True))]
+        begin = tuple(first + more for first, more in zip(start, where, strict=True))
+        yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece.contiguous()
+
+
+def _cut(size: tuple[int, ...], item_bytes: int, bytes_max: int) -> Iterator[Box]:
+    """Boxes of at most `bytes_max`, each contiguous in a contiguous tensor of this size: cut along the first dimension that has
+    more than one row, and a row that is too large in turn."""
+    dim = next((index for index, length in enumerate(size) if length > 1), None)
+    if dim is None or math.prod(size) * item_bytes <= bytes_max:
+        yield (0,) * len(size), size
+        return
+    inner = size[dim + 1 :]
+    rows = bytes_max // (math.prod(inner) * item_bytes)
+    for first in range(0, size[dim], max(rows, 1)):
+        length = (*size[:dim], min(max(rows, 1), size[dim] - first), *inner)
+        for where, box in _cut(length, item_bytes, bytes_max) if rows == 0 else [((0,) * len(size), length)]:
+            yield (*where[:dim], first, *where[dim + 1 :]), box
+
+
+def _num_local_bytes(tensor: torch.Tensor) -> int:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() * tensor.element_size()
+
+
+def _replicas(tensor: DTensor) -> tuple[int, ...]:
+    """The ranks that have this rank's piece."""
+    mesh = tensor.device_mesh
+    at = mesh.get_coordinate()
+    if at is None:
+        raise Bug("a tensor of a mesh that this rank is not of cannot be saved by it")
+    empty = tensor.numel() == 0  # then every rank has all of it
+    where = tuple(slice(None) if empty or one.is_replicate() else at[axis] for axis, one in enumerate(tensor.placements))
+    return tuple(cast(list[int], mesh.mesh[where].reshape(-1).tolist()))

@@ -1,0 +1,159 @@
+"""A checkpoint as torch's distributed checkpoint reads one: its load planner cuts anew for any layout, this reader fetches.
+
+Only parts that a rank needs are read, each once, straight into place where they fit as they are, and each is hashed before the
+caller gets to use anything. Scripts may give it to `torch.distributed.checkpoint.load(state, storage_reader=...)`.
+"""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future as ReadAhead
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from phalanx.job.checkpoint import shard_file
+from phalanx.job.checkpoint.owners import DTYPES, host_bytes
+from phalanx.job.checkpoint.whole import Checkpoint, Located
+
+_AHEAD: Final = 3
+"""Parts that are read while one is hashed; with PART_BYTES_MAX what bounds the memory."""
+
+
+class PartReader(StorageReader):
+    """Reads a checkpoint whose indexes were checked. Raises CheckpointError from `read_data` for a damaged part."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._located = {(name, one.entry.start): one for name, parts in checkpoint.tensors.items() for one in parts}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """One reader reads one checkpoint."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return Metadata(
+            state_dict_metadata={name: _metadata(parts) for name, parts in self._checkpoint.tensors.items()},
+            storage_meta=StorageMeta(checkpoint_id=str(self._checkpoint.folder)),
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """Nothing is shared between the ranks."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).is_dir()
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """In the order in which the parts lie on the disk; what comes next is read while this is hashed."""
+        by_part: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            by_part[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
+        wanted = sorted(by_part, key=lambda key: (self._located[key].shard.rank, self._located[key].entry.offset))
+        with ExitStack() as files, ThreadPoolExecutor(1, "checkpoint-read") as disk:
+            descriptors = _Descriptors(self._checkpoint.folder, files)
+            ahead: deque[tuple[_Read, ReadAhead[None]]] = deque()
+            for key in wanted:
+                read = _Read(self._checkpoint.folder, self._located[key], by_part[key], planner, descriptors)
+                ahead.append((read, disk.submit(read.fetch)))
+                if len(ahead) > _AHEAD:
+                    _finish(*ahead.popleft())
+            while ahead:
+                _finish(*ahead.popleft())
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _finish(read: "_Read", fetched: "ReadAhead[None]") -> None:
+    fetched.result()
+    read.deliver()
+
+
+class _Descriptors:
+    """Open shards, by file name; each is opened by the thread that reads."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._folder, self._files = folder, files
+        self._open: dict[str, int] = {}
+
+    def of(self, located: Located) -> int:
+        name = located.shard.file
+        if name not in self._open:
+            self._open[name] = self._files.enter_context(shard_file.opened(self._folder, located.shard))
+        return self._open[name]
+
+
+class _Read:
+    """One part on its way from the disk to where the planner wants it."""
+
+    def __init__(
+        self, folder: Path, located: Located, items: list[ReadItem], planner: LoadPlanner, descriptors: _Descriptors
+    ) -> None:
+        self._folder, self._located, self._descriptors = folder, located, descriptors
+        self._targets = [(item, planner.resolve_tensor(item).detach()) for item in items]
+        self._commit: Callable[[ReadItem, torch.Tensor], None] = planner.commit_tensor
+        self._data = memoryview(b"")
+
+    def fetch(self) -> None:
+        entry = self._located.entry
+        self._data = self._in_place() or memoryview(bytearray(entry.length))
+        shard_file.read_part(self._descriptors.of(self._located), self._folder, self._located.shard, entry, self._data)
+
+    def deliver(self) -> None:
+        entry = self._located.entry
+        shard_file.check(self._folder, self._located.shard, entry, self._data)
+        if self._in_place() is None and entry.length:
+            whole = torch.frombuffer(self._data, dtype=torch.uint8).view(DTYPES[entry.dtype]).reshape(entry.size)
+            for item, target in self._targets:
+                box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
+                target.copy_(whole[box])
+        self._data = memoryview(b"")
+        for item, target in self._targets:
+            self._commit(item, target)
+
+    def _in_place(self) -> memoryview | None:
+        """The target's own memory, where the part belongs there whole and as it is."""
+        entry = self._located.entry
+        if len(self._targets) != 1 or not entry.length:
+            return None
+        target = self._targets[0][1]
+        fits = tuple(target.shape) == entry.size and target.dtype == DTYPES[entry.dtype]
+        return host_bytes(target) if fits and target.is_contiguous() and target.device.type == "cpu" else None
+
+
+def _metadata(parts: tuple[Located, ...]) -> TensorStorageMetadata:
+    first = parts[0].entry
+    chunks = [ChunkStorageMetadata(torch.Size(one.entry.start), torch.Size(one.entry.size)) for one in parts]
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[first.dtype]), torch.Size(first.shape), chunks)
+
+
+def read_whole(checkpoint: Checkpoint, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Small tensors that lie in one part each: by the caller's name for them, those of `names`' values that are there."""
+    found = {}
+    for ours, name in names.items():
+        for located in checkpoint.tensors.get(name, ())[:1]:
+            data = memoryview(bytearray(located.entry.length))
+            with shard_file.opened(checkpoint.folder, located.shard) as descriptor:
+                shard_file.read_part(descriptor, checkpoint.folder, located.shard, located.entry, data)
+            shard_file.check(checkpoint.folder, located.shard, located.entry, data)
+            found[ours] = torch.frombuffer(data, dtype=torch.uint8).view(DTYPES[located.entry.dtype]).reshape(located.entry.size)
+    return found
