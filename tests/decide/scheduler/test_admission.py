@@ -41,8 +41,10 @@ def asked(tree: Tree) -> list[Reason | None]:
 def standing(tree: Tree, queue: str, types: tuple[str, ...], count: int) -> tuple[object, ...]:
     """What else is remembered of a queue. Accounts are told by names."""
     long_ago = job("j-1", queue, count, kind=types[0] if types else None, since_ms=NOW - HOUR)
-    saves = {(line.name, entry, is_limit) for line, entry, is_limit in tree.saves_for(long_ago)}
-    return saves, tree.borrows_for(long_ago.facts), tree.is_saved(long_ago.facts, "H100")
+    needs = tree.needs(long_ago.facts)
+    told = {(line.name, entry, is_limit): amount for (line, entry, is_limit), amount in needs.items()}
+    beside = tree.room_beside(queue, types, needs), tree.may_have(long_ago.facts)
+    return told, *beside, tree.borrows_for(long_ago.facts), tree.is_saved(long_ago.facts, "H100")
 
 
 def move(tree: Tree, draw: random.Random, held: list[tuple[JobFacts, str, int]]) -> None:
@@ -168,7 +170,7 @@ def test_a_type_that_the_fleet_does_not_have_is_nothing_to_wait_for() -> None:
     asks = job("j-1", "a", 4, since_ms=NOW - HOUR)
     request = replace(asks.facts.shape.request, types=("L4", "H100"))
     asks = replace(asks, facts=replace(asks.facts, shape=replace(asks.facts.shape, request=request)))
-    assert {entry for _, entry, _ in tree.saves_for(asks)} == {"H100"}
+    assert tree.saves_for(asks) and {entry for _, entry, _ in tree.needs(asks.facts)} == {"H100"}
     tree.waits(asks.facts, 1)
     assert not any(tree.lines.queue("a").kept.values())
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from phalanx.core.ids import JobId
 from phalanx.core.policy import Policy, Queue
 from phalanx.core.reasons import OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.quotas.saving import SAVES_MS
+from phalanx.decide.scheduler.snapshot import PendingJob
 from tests.decide.scheduler.closed_loop import ALL, HIGH, MINUTE, STANDARD, Loop, facts, fleet, gang
 
 QUOTA, LIMIT, FIRM = Queue(quota={"H100": 32}), Queue(limit={"H100": 32}), Queue(quota={"H100": 32}, borrow=False)
@@ -44,6 +46,45 @@ def test_a_stream_of_small_jobs_does_not_starve_a_gang_as_large_as_the_quota_or_
         loop.steps(5)
     assert loop.started["big"][0] - begin_ms <= SAVES_MS + 25 * MINUTE, "those that run by then end within 20 minutes"
     assert not loop.evicted
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"a": Queue(quota={"H100": 16}, limit={"H100": 32})},
+        {"a": Queue(quota={"H100": 16})},
+        {"a": Queue(parent="team"), "team": Queue(limit={"H100": 32}), "kid": Queue(parent="team", quota={"H100": 16})},
+    ],
+)
+@pytest.mark.parametrize("order", ["fair", "fifo"])
+def test_nor_does_a_stream_that_is_guaranteed_what_it_asks_for(queues: dict[str, Queue], order: str) -> None:
+    """The gang asks for twice the guarantee of its queue, or of one beside it, and all that the limit has."""
+    loop = Loop(fleet(4), Policy(queues=queues, order=order))  # type: ignore[arg-type]
+    queue = "kid" if "kid" in queues else "a"
+    loop.submit(facts("big", 8, 4, queue="a"))
+    begin_ms = loop.now_ms
+    for number in range(24):
+        loop.runs_ms[f"s-{number}"] = 15 * MINUTE
+        loop.submit(facts(f"s-{number}", queue=queue))
+        if not number:
+            loop.pending.reverse()  # it was there before
+        loop.steps(5)
+    assert loop.started["big"][0] - begin_ms <= SAVES_MS + 16 * MINUTE
+    assert len(loop.started) >= 5, "until then they pass it"
+
+
+def test_what_cannot_start_whatever_is_free_lets_others_pass() -> None:
+    """More than the fleet has, or it waits for another job: the guaranteed ones come before a stranger's all the same."""
+    policy = Policy(queues={"a": Queue(quota={"H100": 8}), "b": Queue(weight=9.0)})
+    for stuck in (PendingJob(facts("big", 8, 2, queue="a"), unmet=(JobId("other"),)), PendingJob(facts("big", 8, 4, queue="a"))):
+        loop = Loop(fleet(2), policy)
+        loop.running = [gang("held", (1, ALL), queue="b", priority=STANDARD)]
+        loop.pending = [stuck]
+        loop.steps(SAVES_MS // MINUTE + 2)
+        loop.submit(facts("stranger", queue="b", priority=HIGH))
+        loop.submit(facts("small", queue="a"))
+        loop.step()
+        assert loop.where("small") and not loop.where("stranger")
 
 
 def test_until_it_has_waited_for_long_it_is_passed_and_then_it_is_told_for_whom() -> None:

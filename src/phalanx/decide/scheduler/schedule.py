@@ -69,7 +69,11 @@ def _decisions(round_: Round) -> list[Decision]:
     """gate -> order -> admit -> fit -> shrink or preempt -> reserve -> explain."""
     gates, found, stood = Gates(round_.snapshot), list[Decision](), list[Batch]()
     at_home = round_.kept.homes.of if round_.kept.homes is not None else ()
-    for batch in in_order(round_.snapshot, round_.tree, round_.batches(), at_home, round_.service):
+
+    def may_start(job: PendingJob) -> bool:
+        return gates.why(job) is None and round_.never_fits(job.facts.shape) is None
+
+    for batch in in_order(round_.snapshot, round_.tree, round_.batches(), at_home, round_.service, may_start):
         stood.append(batch)
         job = batch.first
         is_plain = batch.part_of is not None and batch.part_of.is_plain

@@ -5,16 +5,14 @@ waited longer than its class should; what has a deadline, the earliest to be sta
 the smallest share; then the oldest.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from phalanx.core.devices import WHOLE
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.line.by_service import ServiceOrder
 from phalanx.decide.scheduler.line.fair_order import FairOrder
+from phalanx.decide.scheduler.line.guarantees import Guarantees, Passed
 from phalanx.decide.scheduler.line.sweeps import Batch, alone
-from phalanx.decide.scheduler.quotas.fair import Ask
-from phalanx.decide.scheduler.quotas.saving import Account
 from phalanx.decide.scheduler.quotas.share import Tree
 from phalanx.decide.scheduler.snapshot import PendingJob, Snapshot
 
@@ -22,10 +20,16 @@ Ordered = Callable[[Sequence[Batch]], Iterator[Batch]]
 
 
 def in_order(
-    snapshot: Snapshot, tree: Tree, batches: Sequence[Batch], at_home: Collection[JobId] = (), service: ServiceOrder | None = None
+    snapshot: Snapshot,
+    tree: Tree,
+    batches: Sequence[Batch],
+    at_home: Collection[JobId] = (),
+    service: ServiceOrder | None = None,
+    may_start: Callable[[PendingJob], bool] = lambda _: True,
 ) -> Iterator[Batch]:
     """All waiting jobs: those with a claim; those that start in their queue's own cells, in the order of `at_home`; those of
-    `batches`, which has all others. Lazy: what the consumer uses of `tree` meanwhile counts for those that follow."""
+    `batches`, which has all others. Lazy: what the consumer uses of `tree` meanwhile counts for those that follow. may_start:
+    whether nothing but devices keeps a job from starting."""
     yield from alone(sorted(snapshot.claimants, key=age))
     if at_home:
         by_name = {job.facts.job: job for job in snapshot.pending if job.claim is None}
@@ -34,13 +38,12 @@ def in_order(
     if not tree.has_quotas:
         yield from ordered(batches)
         return
-    guarantees, later, saved, moves = _Guarantees(tree), list[Batch](), set[Account](), tree.moves
+    guarantees, passed, later, moves = Guarantees(tree), Passed(tree, may_start), list[Batch](), tree.moves
     for batch in ordered(batches):
-        ask = batch.ask
-        if guarantees.lack(ask):
-            saved |= tree.saves_for(batch.first)
+        if guarantees.lack(batch.ask):
+            passed.add(batch.first, batch.ask)
             later.append(batch.rest())
-        elif saved and guarantees.draws_on(ask, saved):
+        elif passed.would_be_by(batch.ask):
             later.append(batch.rest())
         else:
             yield batch
@@ -71,36 +74,3 @@ def _by_age(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 def _jobs(batches: Sequence[Batch]) -> list[PendingJob]:
     return [job for batch in batches for job in batch.jobs[batch.at :]]
-
-
-class _Guarantees:
-    """Whether jobs are guaranteed what they ask for. Who is not would take what nobody is guaranteed, or borrow: all these stand in
-    one line, else those who need not borrow would pass for ever one that asks for more. What is not guaranteed once is not for the
-    whole decision, since what is used only grows, but for evictions; nor is more of the same."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._moves = -1
-        self._bounds: dict[tuple[str, tuple[str, ...]], tuple[float, int]] = {}  # the least that is not, the most that is
-        self._draws: dict[tuple[str, tuple[str, ...], int], bool] = {}
-
-    def draws_on(self, ask: Ask, saved: set[Account]) -> bool:
-        """Whether what it would have is saved for others; more and more is."""
-        alike = (*ask[:2], len(saved))
-        if alike not in self._draws:
-            self._draws[alike] = self._tree.draws_on(*ask[:2], saved)
-        return self._draws[alike]
-
-    def lack(self, ask: Ask) -> bool:
-        if self._tree.moves != self._moves:
-            self._moves = self._tree.moves
-            self._bounds = {alike: (least, -1) for alike, (least, _) in self._bounds.items()}
-        queue, types, amount = ask
-        least, most = self._bounds.get((queue, types), (math.inf, -1))
-        if amount >= least:
-            return True
-        if amount <= most:
-            return False
-        found = not self._tree.is_within(queue, types, amount)
-        self._bounds[queue, types] = (amount, most) if found else (least, amount)
-        return found

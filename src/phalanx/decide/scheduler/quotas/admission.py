@@ -133,9 +133,15 @@ class Admissions:
         """Whether what is left for the queue is saved for a job."""
         return bool(self.saved) and _first_saved(self._standing(queue, kind).books, self.saved) is not None
 
-    def counts_against(self, queue: Line, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
-        """Whether what a job of the queue would have counts against one of them."""
-        return any(book.account in accounts for kind in self._there(types) for book in self._standing(queue, kind).books)
+    def needs(self, queue: Line, types: tuple[str, ...], amount: int) -> Mapping[saving.Account, int]:
+        """So much of each limit and quota that it counts against and that could hold it."""
+        books = (book for kind in self._there(types) for book in self._standing(queue, kind).books)
+        return {book.account: amount for book in books if amount <= book.bound}
+
+    def room_beside(self, queue: Line, types: tuple[str, ...], needs: Mapping[saving.Account, int]) -> float:
+        """How much the queue may have of what counts against these, and leave so much of each. Infinite if nothing does."""
+        books = (book for kind in self._there(types) for book in self._standing(queue, kind).books)
+        return min((book.bound - book.used - needs[book.account] for book in books if book.account in needs), default=float("inf"))
 
     def would_borrow(self, queue: Line, types: tuple[str, ...], amount: int) -> bool:
         """Whether so much of some type would only be there while others do not use what they are guaranteed."""

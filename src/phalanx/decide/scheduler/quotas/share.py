@@ -1,8 +1,7 @@
 """Who holds how much, for one decision: shares of the fleet, and whether a job may take more."""
 
 import math
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,7 +16,6 @@ from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Snapshot
 from phalanx.decide.scheduler.where.ground import Ground
 
 _MAY_NOT: Final = (OverQuota, OverLimit)
-_NOWHERE: Final[frozenset[saving.Account]] = frozenset()
 
 
 class Tree:
@@ -126,20 +124,26 @@ class Tree:
         """Whether so much of these types is what the queue, or one that it is part of, is guaranteed."""
         return self._rules().is_within(self.lines.queue(queue), types, amount)
 
-    def saves_for(self, job: PendingJob) -> frozenset[saving.Account]:
-        """Of which accounts the rest is saved for the job, if it has to wait."""
-        if not self._may_save or not saving.has_waited_long(job, self._now_ms):
-            return _NOWHERE
-        return self._short_of(job.facts)
+    def saves_for(self, job: PendingJob) -> bool:
+        """Whether what its queue has left is saved for the job, if it has to wait."""
+        return self._may_save and saving.has_waited_long(job, self._now_ms)
+
+    def may_have(self, job: JobFacts) -> bool:
+        """Whether its queue may have it now, of some type, were there devices."""
+        rules, queue, request = self._rules(), self.lines.queue(job.queue), job.shape.request
+        kinds = [kind for kind in request.types or self.capacity if kind in self.capacity]
+        return any(rules.asked(queue, kind, _fewest(job), job.preemptible).ok for kind in kinds)
+
+    def needs(self, job: JobFacts) -> Mapping[saving.Account, int]:
+        """What would hold the job if nothing of it were used, and how much of it."""
+        return self._rules().needs(self.lines.queue(job.queue), job.shape.request.types, _fewest(job))
+
+    def room_beside(self, queue: str, types: tuple[str, ...], needs: Mapping[saving.Account, int]) -> float:
+        """How much a job of the queue may have and leave others so much of each."""
+        return self._rules().room_beside(self.lines.queue(queue), types, needs)
 
     def _short_of(self, job: JobFacts) -> frozenset[saving.Account]:
-        shape, request = job.shape, job.shape.request
-        amount = shape.fewest_nodes * request.count * request.milli
-        return self._rules().short_of(self.lines.queue(job.queue), request.types, amount)
-
-    def draws_on(self, queue: str, types: tuple[str, ...], accounts: AbstractSet[saving.Account]) -> bool:
-        """Whether what a job of the queue would have counts against one of them."""
-        return self._rules().counts_against(self.lines.queue(queue), types, accounts)
+        return self._rules().short_of(self.lines.queue(job.queue), job.shape.request.types, _fewest(job))
 
     def _rules(self) -> Admissions:
         """As things are now."""
@@ -253,6 +257,11 @@ class Tree:
         if self.has_quotas:
             quota.commit(line.path, kind, amount)
             quota.keep(line.path, kind)
+
+
+def _fewest(job: JobFacts) -> int:
+    """The least that it starts with, in thousandths of devices."""
+    return job.shape.fewest_nodes * job.shape.request.count * job.shape.request.milli
 
 
 def _hold(line: Line, kind: str, amount: int) -> None:
