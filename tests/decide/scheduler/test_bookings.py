@@ -114,6 +114,35 @@ def test_what_is_booked_is_taken_from_its_queue_by_no_priority_share_or_guarante
         assert loop.evicted == []
 
 
+def test_before_a_booking_its_queue_is_not_ended_for_what_would_run_into_it() -> None:
+    """It would be ended in turn when the booking begins. What is done by then takes what it may take."""
+    ran = replace(gang("theirs", (0, ALL), priority=LOW, queue="vip"), facts=limited("theirs", 2 * HOUR, 8))
+    ran = replace(ran, facts=replace(ran.facts, queue="vip", priority=LOW, preemptible=True))
+    nodes, policy = fleet(1, held=[ran]), booked(AT_6, AT_8, 8)
+    for limit_ms, is_ended in ((3 * HOUR, False), (None, False), (2 * HOUR, True)):
+        high = replace(limited("high", limit_ms, 8), priority=HIGH)
+        assert bool(decided(nodes, [ran], high, policy=policy).evictions) is is_ended
+        both = decided(nodes, [ran], replace(high, job=JobId("long"), limit_ms=None), high, policy=policy)
+        assert [evicted.claimant for evicted in both.evictions] == (["high"] if is_ended else []), "whoever asked before"
+    far = booked("1970-01-09T04:00Z", "1970-01-10T04:00Z", 8)
+    assert decided(nodes, [ran], replace(facts("high", 8), priority=HIGH), policy=far).evictions, "it gets a day done"
+    reclaims = replace(policy, queues={**policy.queues, "own": Queue(quota={"H100": 8})})
+    assert not decided(nodes, [ran], facts("owner", 8, queue="own"), policy=reclaims).evictions
+
+
+def test_beside_what_is_booked_of_a_node_others_are_ended_as_ever() -> None:
+    both = [("theirs", range(4), "vip"), ("low", range(4, 8), "default")]
+    running = [
+        replace(gang(name, (0, at), queue=queue), facts=replace(limited(name, 2 * HOUR, 4), queue=queue))
+        for name, at, queue in both
+    ]
+    running = [replace(one, facts=replace(one.facts, priority=LOW)) for one in running]
+    for count, ends in ((4, ["low"]), (8, [])):
+        high = replace(limited("high", 9 * HOUR, count), priority=HIGH)
+        plan = decided(fleet(1, held=running), running, high, policy=booked(AT_6, AT_8, 4))
+        assert [evicted.job for evicted in plan.evictions] == ends
+
+
 def test_a_higher_job_of_a_queue_takes_what_is_booked_for_it_from_its_own() -> None:
     loop = Loop(fleet(1), two_bookings())
     loop.running = [gang("b-1", (0, ALL), queue="b")]

@@ -17,8 +17,9 @@ from phalanx.decide.scheduler.snapshot import PendingJob, Shape
 from phalanx.decide.scheduler.targets import is_late, late_since
 from phalanx.decide.scheduler.where.fleet import Fleet, Mask
 
-Rights = tuple[int, str, int, bool, bool]
-"""Number of the shape, queue, priority, whether it may be preempted, whether it has waited longer than its class should."""
+Rights = tuple[int, str, int, bool, bool, tuple[int, ...]]
+"""Number of the shape, queue, priority, whether it may be preempted, whether it has waited longer than its class should, and places
+of the bookings that it would be in the way of."""
 
 Alike = tuple[Rights, Hashable]
 """And what decides which devices are kept from it."""
@@ -115,9 +116,9 @@ class Known:
     def resized(self, shape: Shape, num_nodes: int) -> Shape:
         return self._shapes.resized(shape, num_nodes)
 
-    def rights(self, job: PendingJob) -> Rights:
-        facts = job.facts
-        return self.number(facts.shape), facts.queue, facts.priority, facts.preemptible, is_late(job, self._late_since)
+    def rights(self, job: PendingJob, kept: Kept) -> Rights:
+        facts, is_overdue = job.facts, is_late(job, self._late_since)
+        return self.number(facts.shape), facts.queue, facts.priority, facts.preemptible, is_overdue, kept.in_the_way_of(facts)
 
     def reason(self, rights: Rights, job: PendingJob, kept: Kept) -> Reason | None:
         """Why jobs like it wait."""

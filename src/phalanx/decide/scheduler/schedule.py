@@ -135,7 +135,7 @@ def _considered(job: PendingJob, round_: Round, is_plain: bool = False) -> Decis
         return taken if isinstance(taken, Start) else _making_room(job, taken, round_)
     round_.follow()
     known = round_.known
-    rights = known.rights(job)
+    rights = known.rights(job, round_.kept)
     is_like_others = is_plain or not (job.avoids or job.repair or job.claim or job.last)
     reason = known.latest = known.reason(rights, job, round_.kept) if is_like_others else None
     if reason is not None:
@@ -174,7 +174,7 @@ def _found_out(job: PendingJob, rights: Rights, round_: Round) -> Decision | tup
         return impossible, False
     admitted, refusals = admit.admitted(job, shape, round_)
     if not admitted and (smaller := admit.smaller(job, round_)) is not None:
-        return _found_out(smaller, round_.known.rights(smaller), round_)
+        return _found_out(smaller, round_.known.rights(smaller, round_.kept), round_)
     kept: list[str] = []
     started = _started(job, rights[0], admitted, round_, kept)
     if started is not None:

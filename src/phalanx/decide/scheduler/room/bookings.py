@@ -10,8 +10,9 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.policy import Booking, Policy
 from phalanx.core.units import utc_ms
 from phalanx.decide.scheduler.room.ends import Ends
-from phalanx.decide.scheduler.room.hold import NO_BOUND, Hold
+from phalanx.decide.scheduler.room.hold import NO_BOUND, Hold, runs_into
 from phalanx.decide.scheduler.room.spot import closing
+from phalanx.decide.scheduler.snapshot import JobFacts
 from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Ground, Mask
 
 YIELDS_MS: Final = 86_400_000
@@ -59,8 +60,13 @@ def _line(queue: str, policy: Policy) -> Iterable[str]:
     return seen
 
 
+def binds(booked: Booked, job: JobFacts, now_ms: int) -> bool:
+    """Whether the job, started now, would be in the booking's way."""
+    return job.queue not in booked.queues and runs_into(job, max(now_ms, booked.start_ms), YIELDS_MS, now_ms)
+
+
 def kept_for(booked: Booked, used: int, free: Counts, fleet: Fleet, ends: Ends, now_ms: int) -> Hold | None:
-    """As many devices as its queue does not hold yet, on the nodes that have most of them by its start."""
+    """As many devices as its queue will not hold at its start, on the nodes that have most of them by then."""
     lacking = booked.devices - used
     if lacking <= 0 or booked.kind not in fleet.ground.kinds:
         return None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from phalanx.core.devices import Placement
 from phalanx.core.ids import JobId
 from phalanx.core.reasons import Behind, Kept, Reason
-from phalanx.decide.scheduler.snapshot import PendingJob, Shape
+from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Shape
 from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet
 
 NO_BOUND: Final = 2**30
@@ -17,6 +17,13 @@ NO_BOUND: Final = 2**30
 
 CLOSED: Final = -(2**20)
 """Free devices of a row on which a job may not even use a device that shares hold already."""
+
+
+def runs_into(job: JobFacts, from_ms: int, yields_ms: int | None, now_ms: int) -> bool:
+    """Whether the job, started now, would still run at `from_ms`, and is not of those that may be started so long before."""
+    if yields_ms is not None and job.preemptible and from_ms - now_ms > yields_ms:
+        return False
+    return job.limit_ms is None or now_ms + job.limit_ms > from_ms
 
 
 @dataclass(slots=True)
@@ -47,9 +54,7 @@ class Hold:
         facts = job.facts
         if (self.repairs and job.repair) or facts.queue in self.queues or facts.job == self.head:
             return False
-        if self.yields_ms is not None and facts.preemptible and self.from_ms - now_ms > self.yields_ms:
-            return False
-        return facts.limit_ms is None or now_ms + facts.limit_ms > self.from_ms
+        return runs_into(facts, self.from_ms, self.yields_ms, now_ms)
 
     def cut(self, shape: Shape, kind: str, free: Counts) -> Counts:
         """What is left of `free` for a job that has to keep off."""

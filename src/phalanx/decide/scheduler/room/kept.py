@@ -35,6 +35,7 @@ class Kept:
         self._holds: list[Hold] = []
         self._headed: set[JobId] = set()
         self._bound: dict[Hashable, tuple[int, ...]] = {}
+        self._firm: dict[Hashable, tuple[int, ...]] = {}
         self._free: dict[Hashable, Counts] = {}
         self._left: dict[Hashable, Counts] = {}
         self._open: dict[Hashable, Mask] = {}
@@ -59,7 +60,8 @@ class Kept:
         for booked in self._bookings:
             if booked.kind in self._fleet.ground.kinds:
                 free = bids.besides(booked.kind, self._holds, self._fleet)
-                self._keep(bookings.kept_for(booked, self._promises.used(booked), free, self._fleet, self.ends, self._now_ms))
+                used = self._promises.used(booked, booked.start_ms)
+                self._keep(bookings.kept_for(booked, used, free, self._fleet, self.ends, self._now_ms))
 
     def is_booked_for(self, job: JobFacts, kind: str, num_devices: int) -> bool:
         """Whether so many devices of the type are booked for the job now."""
@@ -69,10 +71,20 @@ class Kept:
         )
 
     def firm_queues(self, job: JobFacts, kind: str) -> frozenset[str]:
-        """Other queues that have no more than what is booked for them now. Their gangs are ended for nobody: they would be back at
-        once, in the place of whom they were ended for."""
-        firm = [booked for booked in self._booked_now.get(kind, ()) if job.queue not in booked.queues]
+        """Other queues that have no more than what is booked for them when the job would run. Their gangs are not ended for it:
+        they would be back at once, or when the booking begins, in the place of whom they were ended for."""
+        firm = [booked for number in self.in_the_way_of(job) if (booked := self._bookings[number]).kind == kind]
         return frozenset().union(*(booked.queues for booked in firm if self._promises.used(booked) <= booked.devices))
+
+    def in_the_way_of(self, job: JobFacts) -> tuple[int, ...]:
+        """Places of the bookings of others that the job would run into, started now."""
+        if not self._bookings:
+            return ()
+        key = (job.limit_ms, job.queue, job.preemptible)
+        if key not in self._firm:
+            binding = (number for number, booked in enumerate(self._bookings) if bookings.binds(booked, job, self._now_ms))
+            self._firm[key] = tuple(binding)
+        return self._firm[key]
 
     def booked_with(self, job: JobFacts, kind: str) -> frozenset[str]:
         """Queues that share a booking with the job's now."""
@@ -122,9 +134,9 @@ class Kept:
         return None if self.homes is None else self.homes.shut(job)
 
     def open(self, job: PendingJob, kind: str) -> Mask:
-        """Nodes of which nothing is kept from the job: there gangs may be ended for it. Not to be changed."""
+        """Nodes on which enough is left beside what is kept from the job: there gangs may be ended for it. Not to be changed."""
         self._follow()
-        key = (kind, self.alike(job))
+        key = (kind, self.alike(job), job.facts.shape.request.count)
         if key not in self._open:
             self._open[key] = self._found_open(job, kind)
         return self._open[key]
@@ -134,7 +146,8 @@ class Kept:
         mask = np.ones(len(self._fleet.ground.nodes), np.bool_) if shut is None else ~shut
         for hold in self._binding(job):
             if hold.kind == kind:
-                mask &= hold.spare >= NO_BOUND // 2  # less what was taken of it
+                needs_bare = job.facts.shape.request.is_share or hold.spare_cpus is not None
+                mask &= hold.spare >= (NO_BOUND // 2 if needs_bare else job.facts.shape.request.count)  # less what was taken of it
         return mask
 
     def views(self, job: PendingJob, kind: str) -> Sequence[Counts]:

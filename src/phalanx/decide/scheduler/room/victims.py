@@ -126,13 +126,22 @@ class Victims:
         For what is booked for it: whoever is not of its queue. By priority: lower classes, but for gangs within a guarantee that
         the job has no part in, whose owner would reclaim it at once. To reclaim: whoever has more than it deserves, while the job
         has less; how often they were ended today does not protect them, for a guarantee that others' bad luck suspends is none.
-        Nobody of a queue that has no more than what is booked for it, which goes before guarantees: it would be back at once.
+        Nobody of a queue that has no more than what is booked for it when the job would run, which goes before guarantees: it
+        would be back at once.
         """
         self._follow()
         facts = job.facts
         rights = self._deserts.rights(facts, kind, num_devices) if self._policy.preemption.reclaim else ()
         is_booked = self._kept.is_booked_for(facts, kind, num_devices)
-        key = (facts.queue, kind, facts.priority, is_late(job, self._late_since), rights, is_booked)
+        key = (
+            facts.queue,
+            kind,
+            facts.priority,
+            is_late(job, self._late_since),
+            rights,
+            is_booked,
+            self._kept.in_the_way_of(facts),
+        )
         if key not in self._causes:
             is_above = self._policy.preemption.enabled and self.class_of(facts.priority) > self._lowest_class
             might = is_booked or any(rights) or is_above
@@ -184,7 +193,7 @@ class Victims:
         return self._deserts.protected(job.facts, kind) | self._booked(job.facts, kind)
 
     def _booked(self, job: JobFacts, kind: str) -> Mask:
-        """Gangs of queues that have no more than what is booked for them now, which the job is not of."""
+        """Gangs of queues that have no more than what is booked for them when the job would run, which it is not of."""
         return self._of(self._kept.firm_queues(job, kind))
 
     def _of(self, queues: Collection[str]) -> Mask:
