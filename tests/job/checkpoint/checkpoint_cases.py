@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.errors import Bug, CheckpointError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
@@ -192,8 +193,8 @@ def case_t10_what_could_not_be_loaded_is_never_committed(root: Path, rank: Rank)
     name = "optimizer.state.norm.weight.exp_avg"
     assert name in training_state(run.model, run.optimizer)
 
-    def without_a_moment(state: dict[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
-        return local_parts({key: value for key, value in state.items() if key != name})
+    def without_a_moment(state: dict[str, torch.Tensor], mesh: DeviceMesh | None) -> list[tuple[Part, torch.Tensor]]:
+        return local_parts({key: value for key, value in state.items() if key != name}, mesh)
 
     with patch.object(saving, "local_parts", without_a_moment):  # a writer that forgets
         failed = run.save(root, 2, keep_last=1)
@@ -202,13 +203,15 @@ def case_t10_what_could_not_be_loaded_is_never_committed(root: Path, rank: Rank)
 
 
 def case_t11_replicas_that_parted_ways_are_not_committed(root: Path, rank: Rank) -> None:
-    def everything(state: dict[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
-        mine = local_parts(state, holders=[rank.rank])  # each writes the plain ones as if it were alone
-        return [(part, tensor + rank.rank if part.name.endswith(".step") else tensor) for part, tensor in mine]
+    def and_the_other_s(state: dict[str, torch.Tensor], mesh: DeviceMesh | None) -> list[tuple[Part, torch.Tensor]]:
+        mine = local_parts(state, mesh)
+        steps = {name: state[name] for name in state if name.endswith(".step")} if rank.rank else {}
+        more = [(Part(name=name, dtype="F32", shape=(), start=(), size=()), value + 1) for name, value in steps.items()]
+        return [one for one in mine if one[0].name not in steps] + more
 
     run = Run(rank)
     run.steps(1, 1)
-    with patch.object(saving, "local_parts", everything):
+    with patch.object(saving, "local_parts", and_the_other_s):
         failed = run.save(root, 1)
     assert isinstance(failed, SaveFailed) and "two replicas have parted ways" in failed.reason, failed
 

@@ -64,16 +64,17 @@ def attempt(
     world_size: int = 2,
     program: Sequence[str] = TRAINER,
     rank_1: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     **changed: float,
 ) -> Attempt:
-    """`rank_1`: what that rank's environment has otherwise."""
+    """`rank_1`: what that rank's environment has otherwise. `env`: what all have."""
     folder = job / f"attempt-{number}"
-    env = {
+    given = {
         "PHALANX_JOB": "lm-1", "PHALANX_ATTEMPT": f"lm-1.{number}", "PHALANX_JOB_DIR": str(job), "PHALANX_DATA": str(data),
         "PHALANX_HYPERPARAMETERS": json.dumps(HYPERPARAMETERS | changed), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
         "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_FAULT": f"{fault} attempt={number}" if fault else "",
     }  # fmt: skip
-    codes = end_gang(start_gang(program, folder, world_size, env, {1: rank_1 or {}}))
+    codes = end_gang(start_gang(program, folder, world_size, {**given, **(env or {})}, {1: rank_1 or {}}))
     records = [
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for path in (folder / f"rank-{rank}.records" for rank in range(world_size))
@@ -153,6 +154,59 @@ def test_t12_a_checkpoint_whose_cursor_is_not_its_step_is_refused(legs: list[Att
     assert refused.codes == [2, 2]
     assert "weights and data cursor differ" in refused.log() and "Traceback" not in refused.log()
     (newest / manifest.MANIFEST).write_bytes(before)
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
+    """A run of two ranks, and one that went on with one rank and then with four."""
+    alone = attempt(tmp_path_factory.mktemp("two-ranks"), data, 1, accumulate=2, steps=10)
+    job = tmp_path_factory.mktemp("resized")
+    gangs = ((2, "sigkill rank=0 step=5"), (1, "sigkill rank=0 step=9"), (4, ""))
+    legs = [
+        attempt(job, data, number, fault, world_size=ranks, accumulate=2, steps=10)
+        for number, (ranks, fault) in enumerate(gangs, start=1)
+    ]
+    return [alone, *legs]
+
+
+def test_T01_T07_a_gang_of_another_size_trains_on_the_same_samples_and_loses_and_repeats_none(resized: list[Attempt]) -> None:
+    alone, *legs = resized
+    assert legs[2].codes == [0] * 4, legs[2].log()
+    assert [leg.of_kind("resumed")[0]["step"] for leg in legs[1:]] == [4, 8]
+    assert [(min(leg.losses()), max(leg.losses())) for leg in legs] == [(1, 5), (5, 9), (9, 10)]
+    expected = {record["step"]: record for record in alone.of_kind("step")}
+    for leg in legs:
+        for record in leg.of_kind("step"):
+            step = expected[record["step"]]
+            assert record["tokens"] == step["tokens"] == 8 * 16
+            assert record["loss"] == pytest.approx(step["loss"], rel=1e-4)
+            assert record["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-3)
+    one, three = alone.of_kind("model")[0]["metrics"], legs[2].of_kind("model")[0]["metrics"]
+    assert three["val_loss_first"] == one["val_loss_first"] and three["tokens"] == one["tokens"]
+    assert three["val_loss_final"] == pytest.approx(one["val_loss_final"], rel=1e-4)
+
+
+def test_a_world_size_that_cannot_keep_the_global_batch_is_told_which_can(resized: list[Attempt], data: Path) -> None:
+    job = resized[1].folder.parent
+    refused = attempt(job, data, 4, world_size=3, accumulate=2, steps=10)
+    assert refused.codes == [2] * 3
+    said = "world size is 3: does not divide this run's global batch of 8 samples into whole microbatches of batch_per_rank 2"
+    assert f"{said}; go on with one of 1, 2, 4 ranks" in refused.log() and "Traceback" not in refused.log()
+
+
+def test_the_best_and_every_so_many_checkpoints_stay(tmp_path: Path, data: Path) -> None:
+    keep = {
+        "PHALANX_CHECKPOINT_KEEP_LAST": "1", "PHALANX_CHECKPOINT_KEEP_BEST": "1", "PHALANX_CHECKPOINT_BEST_METRIC": "val_loss",
+        "PHALANX_CHECKPOINT_BEST_MODE": "max", "PHALANX_CHECKPOINT_KEEP_EVERY": "12",
+    }  # fmt: skip
+    kept = attempt(tmp_path, data, 1, world_size=1, env=keep)
+    assert kept.codes == [0], kept.log()
+    said = {record["step"]: record["value"] for record in kept.of_kind("metric") if record["name"] == "val_loss"}
+    assert list(said) == [4, 8, 12, 16] and max(said, key=lambda step: said[step]) == 4
+    found = manifest.committed(tmp_path / "checkpoints")
+    assert [step for step, _ in found] == [16, 12, 4]
+    metrics = {step: manifest.read(folder)[0].metrics for step, folder in found}
+    assert {step: one["val_loss"] for step, one in metrics.items()} == {step: said[step] for step in metrics}
 
 
 def test_other_hyperparameters_refuse_the_job_s_checkpoints(legs: list[Attempt], data: Path) -> None:

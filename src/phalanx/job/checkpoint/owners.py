@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import Bug
@@ -29,19 +30,20 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def local_parts(
-    state: Mapping[str, torch.Tensor], holders: Sequence[int] | None = None, part_bytes_max: int = PART_BYTES_MAX
+    state: Mapping[str, torch.Tensor], mesh: DeviceMesh | None = None, part_bytes_max: int = PART_BYTES_MAX
 ) -> list[tuple[Part, torch.Tensor]]:
     """This rank's own parts of a state dictionary, each with its contiguous elements on the device where they are.
 
-    holders: ranks that have the same plain tensors; all of the gang when None. Raises Bug for an element type that safetensors does
-    not have.
+    mesh: of all ranks that have the same tensors, with a name for each axis; the whole gang, and each tensor's own mesh, when None.
+    Needed where a tensor lies on some axes only: the ranks along the others are its replicas. Raises Bug for an element type that
+    safetensors does not have.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    everyone = tuple(holders if holders is not None else range(dist.get_world_size() if dist.is_initialized() else 1))
+    everyone = _ranks(mesh.mesh) if mesh is not None else tuple(range(dist.get_world_size() if dist.is_initialized() else 1))
     given: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     found: list[tuple[Part, torch.Tensor]] = []
     for name, tensor in sorted(state.items(), key=lambda item: (-_num_local_bytes(item[1]), item[0])):
-        ranks = _replicas(tensor) if isinstance(tensor, DTensor) else everyone
+        ranks = _replicas(tensor, mesh) if isinstance(tensor, DTensor) else everyone
         owner = min(ranks, key=lambda one: (given[ranks][one], ranks.index(one)))
         given[ranks][owner] += max(_num_local_bytes(tensor), 1)
         if owner == rank:
@@ -106,12 +108,23 @@ def _num_local_bytes(tensor: torch.Tensor) -> int:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() * tensor.element_size()
 
 
-def _replicas(tensor: DTensor) -> tuple[int, ...]:
-    """The ranks that have this rank's piece."""
-    mesh = tensor.device_mesh
+def _replicas(tensor: DTensor, whole: DeviceMesh | None) -> tuple[int, ...]:
+    """The ranks that have this rank's piece: all along an axis on which it is not cut. An empty tensor lies whole on every rank."""
+    own = tensor.device_mesh
+    cut = [axis for axis, one in enumerate(tensor.placements) if not one.is_replicate() and tensor.numel()]
+    names = own.mesh_dim_names or ()
+    if whole is None or not set(names) <= set(whole.mesh_dim_names or ()) or not names:
+        return _along(own, cut)
+    return _along(whole, [(whole.mesh_dim_names or ()).index(names[axis]) for axis in cut])
+
+
+def _along(mesh: DeviceMesh, cut: Sequence[int]) -> tuple[int, ...]:
+    """The ranks at this rank's place of the axes that cut."""
     at = mesh.get_coordinate()
     if at is None:
         raise Bug("a tensor of a mesh that this rank is not of cannot be saved by it")
-    empty = tensor.numel() == 0  # then every rank has all of it
-    where = tuple(slice(None) if empty or one.is_replicate() else at[axis] for axis, one in enumerate(tensor.placements))
-    return tuple(cast(list[int], mesh.mesh[where].reshape(-1).tolist()))
+    return _ranks(mesh.mesh[tuple(at[axis] if axis in cut else slice(None) for axis in range(mesh.mesh.dim()))])
+
+
+def _ranks(mesh: torch.Tensor) -> tuple[int, ...]:
+    return tuple(cast(list[int], mesh.reshape(-1).tolist()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import commit, manifest, shard_file
@@ -38,13 +39,15 @@ class SavePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What of a checkpoint is the same at every step of a run. `attempt`: its id, '' outside Phalanx."""
+    """What of a checkpoint is the same at every step of a run. `attempt`: its id, '' outside Phalanx. mesh: of the whole gang,
+    needed where some tensors lie on a part of its axes only."""
 
     origin: Origin
     dtype: str
     device: torch.device
     attempt: str = ""
     generation: int = 0
+    mesh: DeviceMesh | None = None
 
     @property
     def holder(self) -> Holder:
@@ -68,7 +71,7 @@ def save(
     if isinstance(begun, str):
         return SaveFailed(step=step, reason=begun)
     key = begun
-    mine = _write(folder, key, state, identity.device)
+    mine = _write(folder, key, state, identity)
     reasons = [told for told in told_by_all(mine if isinstance(mine, str) else "") if told]
     content = Content(
         origin=identity.origin, dtype=identity.dtype, extra=extra, metrics=metrics or {}, tensors=specs_of(state)
@@ -89,10 +92,10 @@ def _begin(folder: Path, identity: Identity, step: int) -> SaveKey | str:
     return SaveKey(step=step, save=secrets.token_hex(4), attempt=identity.attempt, generation=identity.generation)
 
 
-def _write(folder: Path, key: SaveKey, state: Mapping[str, torch.Tensor], device: torch.device) -> ShardIndex | str:
+def _write(folder: Path, key: SaveKey, state: Mapping[str, torch.Tensor], identity: Identity) -> ShardIndex | str:
     """This rank's index, or why it could not be written."""
     rank = dist.get_rank()
-    parts = [(part, host_bytes(tensor)) for part, tensor in (*local_parts(state), *rng_parts(rank, device))]
+    parts = [(part, host_bytes(tensor)) for part, tensor in (*local_parts(state, identity.mesh), *rng_parts(rank, identity.device))]
     try:
         index = shard_file.write(shard_file.shard_path(folder, key, rank), parts, key=key, rank=rank)
         commit.announce(folder, index)

@@ -99,5 +99,4 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
 
 
 def _tokens(training: Training) -> float:
-    recipe = training.recipe
-    return float(recipe.steps * recipe.batch_per_rank * recipe.accumulate * training.rank.world_size * recipe.sequence)
+    return float(training.recipe.steps * training.batch.samples * training.recipe.sequence)

@@ -1,0 +1,78 @@
+"""Which samples a step reads, and which are held out: the same for a gang of any size, each of them once."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from phalanx.core.errors import DataError, SpecError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.data.open import TokenData
+from phalanx.job.train.batches import Batch, batch_of_run, first_batch, held_out_batches, train_batches
+from phalanx.job.train.device import Rank
+
+RECIPE = LlamaRecipe(batch_per_rank=2, accumulate=6, sequence=3, eval_batches=5)
+
+
+class Numbered:
+    """Data whose sample n is n in every place."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+
+    def num_samples(self, split: str, sequence: int) -> int:
+        return self.sizes[split]
+
+    def gather(self, split: str, indices: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+        assert indices.max() < self.sizes[split]
+        return np.repeat(indices[:, None], sequence + 1, axis=1)
+
+
+DATA = cast(TokenData, Numbered({"train": 50, "held_out": 23}))
+
+
+def rank_of(rank: int, world_size: int) -> Rank:
+    return Rank(rank=rank, world_size=world_size, device=torch.device("cpu"), device_name="cpu")
+
+
+def samples(step: int, world_size: int, batch: Batch) -> list[int]:
+    read = [train_batches(DATA, RECIPE, rank_of(rank, world_size), batch)(step) for rank in range(world_size)]
+    assert {tuple(one.shape) for one in read} == {(batch.accumulate, 2, 4)}
+    return torch.cat([one[:, :, 0].reshape(-1) for one in read]).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
+def test_T01_a_step_is_the_same_samples_in_the_same_order_for_every_world_size(world_size: int) -> None:
+    first = first_batch(RECIPE, 2)
+    later = batch_of_run(first.samples, RECIPE, world_size)
+    assert (later.samples, later.held_out) == (first.samples, first.held_out) == (24, 4)
+    for step in range(1, 6):
+        assert samples(step, world_size, later) == samples(step, 2, first)
+
+
+@pytest.mark.parametrize(("world_size", "fits"), [(5, "1, 2, 3, 4, 6, 12"), (24, "1, 2, 3, 4, 6, 12")])
+def test_a_world_size_that_does_not_divide_is_told_what_does(world_size: int, fits: str) -> None:
+    with pytest.raises(SpecError, match=f"world size.*global batch of 24 samples.*one of {fits} ranks"):
+        batch_of_run(24, RECIPE, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: int) -> None:
+    counted: list[int] = []
+    for rank in range(world_size):
+        fetch, number = held_out_batches(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
+        assert number == 5
+        for index in range(number):
+            read, count = fetch(index)
+            assert len(read) >= max(count, 1)
+            counted += read[:count, 0].tolist()
+    assert len(counted) == len(set(counted)) == 20
+
+
+def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
+    short = cast(TokenData, Numbered({"train": 50, "held_out": 3}))
+    with pytest.raises(DataError, match="held-out"):
+        held_out_batches(short, RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
