@@ -7,7 +7,7 @@ pieces of the same sizes, go through them in the same order, and so agree withou
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
 import torch
@@ -40,14 +40,18 @@ def local_parts(
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     everyone = _ranks(mesh.mesh) if mesh is not None else tuple(range(dist.get_world_size() if dist.is_initialized() else 1))
+    local = {name: (one.to_local() if isinstance(one, DTensor) else one).detach() for name, one in state.items()}
+    replicas, boxes = _memory(lambda tensor: _replicas(tensor, mesh)), _memory(_box)
     given: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     found: list[tuple[Part, torch.Tensor]] = []
-    for name, tensor in sorted(state.items(), key=lambda item: (-_num_local_bytes(item[1]), item[0])):
-        ranks = _replicas(tensor, mesh) if isinstance(tensor, DTensor) else everyone
+    for name in sorted(local, key=lambda name: (-local[name].nbytes, name)):
+        tensor = state[name]
+        ranks = replicas(tensor) if isinstance(tensor, DTensor) else everyone
         owner = min(ranks, key=lambda one: (given[ranks][one], ranks.index(one)))
-        given[ranks][owner] += max(_num_local_bytes(tensor), 1)
+        given[ranks][owner] += max(local[name].nbytes, 1)
         if owner == rank:
-            found += _parts(name, tensor, part_bytes_max)
+            start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+            found += _parts(name, tensor, local[name], start, part_bytes_max)
     return found
 
 
@@ -69,21 +73,32 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
-def box_of(tensor: torch.Tensor) -> Box:
-    """(start, size) of the piece that this rank has."""
-    if isinstance(tensor, DTensor):
-        chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]  # torch's protocol of checkpoints: one box
-        return tuple(chunk.offsets), tuple(chunk.sizes)
-    return (0,) * tensor.dim(), tuple(tensor.shape)
+def _memory(answer: Callable[[DTensor], tuple[int, ...]]) -> Callable[[DTensor], tuple[int, ...]]:
+    """Weights and moments lie alike, and torch takes a while to say how."""
+    known: dict[object, tuple[int, ...]] = {}
+
+    def remembered(tensor: DTensor) -> tuple[int, ...]:
+        lies = (tensor.shape, tensor.device_mesh, tensor.placements)
+        if lies not in known:
+            known[lies] = answer(tensor)
+        return known[lies]
+
+    return remembered
 
 
-def _parts(name: str, tensor: torch.Tensor, part_bytes_max: int) -> Iterator[tuple[Part, torch.Tensor]]:
-    start, size = box_of(tensor)
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+def _box(tensor: DTensor) -> tuple[int, ...]:
+    """Where the piece that this rank has begins."""
+    chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]  # torch's protocol of checkpoints: one box
+    return tuple(chunk.offsets)
+
+
+def _parts(
+    name: str, tensor: torch.Tensor, local: torch.Tensor, start: tuple[int, ...], part_bytes_max: int
+) -> Iterator[tuple[Part, torch.Tensor]]:
     if tensor.numel() and not local.numel():
         return  # more ranks than rows: others have them all
     code = code_of(name, tensor.dtype)
-    for where, length in _cut(size, tensor.element_size(), part_bytes_max):
+    for where, length in _cut(tuple(local.shape), tensor.element_size(), part_bytes_max):
         piece = local[tuple(slice(first, first + count) for first, count in zip(where, length, strict=True))]
         begin = tuple(first + more for first, more in zip(start, where, strict=True))
         yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece.contiguous()
@@ -102,10 +117,6 @@ def _cut(size: tuple[int, ...], item_bytes: int, bytes_max: int) -> Iterator[Box
         length = (*size[:dim], min(max(rows, 1), size[dim] - first), *inner)
         for where, box in _cut(length, item_bytes, bytes_max) if rows == 0 else [((0,) * len(size), length)]:
             yield (*where[:dim], first, *where[dim + 1 :]), box
-
-
-def _num_local_bytes(tensor: torch.Tensor) -> int:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() * tensor.element_size()
 
 
 def _replicas(tensor: DTensor, whole: DeviceMesh | None) -> tuple[int, ...]:

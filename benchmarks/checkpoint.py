@@ -1,0 +1,313 @@
+"""What a checkpoint costs against plain files: 1 GB of sharded state on two ranks of one machine.
+
+Usage: python benchmarks/checkpoint.py [--only ID] [--quick] [--folder DIR]. The last line is one JSON object; the exit code is 1
+when a claim does not hold. The peer writes and reads the same bytes in plain files, one a rank, in the same processes, in turns
+with ours.
+"""
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RANKS = 2
+LAYERS, LAYERS_QUICK = 6, 1
+DIM, FFN_DIM, VOCAB = 1024, 2816, 2000
+"""Six layers of these with AdamW's two moments are 1.0 GB in float32."""
+RUNS, RUNS_QUICK = 7, 3
+WRITE_RATIO_MIN = 0.9
+RESTORE_RATIO_MAX = 1.1
+VERIFY_GB_S_MIN = 1.5
+CHUNK_BYTES = 16 * 1024 * 1024
+
+Answer = dict[str, Any]
+
+
+# The claims: each starts what it needs and prints its own line
+
+
+def write_ratio(options: argparse.Namespace) -> Answer:
+    """Throughput of a whole save (shards, hashes, fsync, indexes, manifest) over that of plain writes with fsync."""
+    answer = gang("write", options)
+    ours, peer = statistics.median(answer["ours_s"]), statistics.median(answer["plain_s"])
+    ratio = peer / ours
+    print(f"write: {answer['gb']:.2f} GB by {RANKS} ranks: save {ours:.3f} s, plain files {peer:.3f} s, ratio {ratio:.3f}")
+    return {
+        "id": "write_ratio", "ours": round(ours, 4), "peer": round(peer, 4), "ratio": round(ratio, 3), "unit": "s",
+        "gb": answer["gb"], "target": f"ratio >= {WRITE_RATIO_MIN}", "holds": ratio >= WRITE_RATIO_MIN,
+    }  # fmt: skip
+
+
+def restore_ratio(options: argparse.Namespace) -> Answer:
+    """Time of a restore, every part hashed, over that of plain reads; from the disk, and as a note from the page cache."""
+    answer = gang("restore", options)
+    ours, peer = statistics.median(answer["ours_s"]), statistics.median(answer["plain_s"])
+    warm = [statistics.median(answer[name]) for name in ("ours_warm_s", "plain_warm_s")]
+    ratio = ours / peer
+    print(f"restore: {answer['gb']:.2f} GB by {RANKS} ranks: {ours:.3f} s, plain reads {peer:.3f} s, ratio {ratio:.3f}")
+    print(f"restore from the page cache: {warm[0]:.3f} s, plain reads {warm[1]:.3f} s, ratio {warm[0] / warm[1]:.2f}")
+    return {
+        "id": "restore_ratio", "ours": round(ours, 4), "peer": round(peer, 4), "ratio": round(ratio, 3), "unit": "s",
+        "gb": answer["gb"], "warm_ratio": round(warm[0] / warm[1], 2),
+        "target": f"ratio <= {RESTORE_RATIO_MAX}", "holds": ratio <= RESTORE_RATIO_MAX,
+    }  # fmt: skip
+
+
+def verify_gb_s(options: argparse.Namespace) -> Answer:
+    """`phalanx checkpoint verify` of files in the page cache, in one thread of one process: what a core hashes."""
+    answer = gang("verify", options)
+    rate = answer["gb"] / statistics.median(answer["ours_s"])
+    print(f"verify: {answer['gb']:.2f} GB on one core: {rate:.2f} GB/s")
+    return {
+        "id": "verify_gb_s", "ours": round(rate, 3), "unit": "GB/s on one core", "gb": answer["gb"],
+        "target": f"ours >= {VERIFY_GB_S_MIN}", "holds": rate >= VERIFY_GB_S_MIN,
+    }  # fmt: skip
+
+
+CLAIMS: dict[str, Callable[[argparse.Namespace], Answer]] = {
+    "write_ratio": write_ratio, "restore_ratio": restore_ratio, "verify_gb_s": verify_gb_s,
+}  # fmt: skip
+
+
+# A gang of ranks: this file again, with torchrun's environment
+
+
+def gang(role: str, options: argparse.Namespace) -> Answer:
+    """What rank 0 says after all ranks have played `role`."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-", dir=options.folder) as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        runs, layers = (RUNS_QUICK, LAYERS_QUICK) if options.quick else (RUNS, LAYERS)
+        words = [sys.executable, __file__, "--rank", role, "--folder", folder, "--runs", str(runs), "--layers", str(layers)]
+        ranks = []
+        for rank in range(RANKS):
+            torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+            own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            ranks.append(subprocess.Popen(words, env={**os.environ, **own}))
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
+            raise SystemExit(f"ranks of {role} ended with {codes}")
+        answer: Answer = json.loads((Path(folder) / "answer.json").read_text())
+    return answer
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """One rank: plays its role and, as rank 0, writes what the gang saw."""
+    import torch.distributed as dist
+
+    from phalanx.job.train.device import gang as joined
+
+    folder = Path(options.folder)
+    with joined() as rank:
+        answer = ROLES[options.rank](folder, options)
+        if rank.rank == 0:
+            (folder / "answer.json").write_text(json.dumps(answer))
+        dist.barrier()
+    os._exit(0)  # as the trainer does
+
+
+def state_of(layers: int) -> dict[str, Any]:
+    """A decoder's weights and moments, cut along the rows over the gang as FSDP2 does it."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh, ranks = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",)), dist.get_world_size()
+    block = {"qkv": (3 * DIM, DIM), "out": (DIM, DIM), "gate": (FFN_DIM, DIM), "up": (FFN_DIM, DIM), "down": (DIM, FFN_DIM)}
+    shapes = {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in block.items()}
+    shapes |= {"embedding": (VOCAB, DIM), "output": (VOCAB, DIM)}
+    kinds = ("model", "exp_avg", "exp_avg_sq")
+    torch.manual_seed(dist.get_rank())
+    return {
+        f"{kind}.{name}": DTensor.from_local(torch.rand(rows // ranks, columns), mesh, [Shard(0)])
+        for kind in kinds
+        for name, (rows, columns) in shapes.items()
+    }
+
+
+def local_bytes(state: dict[str, Any]) -> list[memoryview]:
+    from phalanx.job.checkpoint.owners import host_bytes
+
+    return [host_bytes(tensor.to_local()) for tensor in state.values()]
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds until the last rank is done, the same on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    started = time.perf_counter()
+    act()
+    taken = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken.item())
+
+
+def plain_write(path: Path, views: Sequence[memoryview]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for view in views:
+        done = 0
+        while done < len(view):
+            done += os.write(descriptor, view[done : done + CHUNK_BYTES])
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def plain_read(path: Path, views: Sequence[memoryview]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    for view in views:
+        done = 0
+        while done < len(view):
+            done += os.readv(descriptor, [view[done : done + CHUNK_BYTES]])
+    os.close(descriptor)
+
+
+def saver(folder: Path, state: dict[str, Any]) -> Callable[[int], Path]:
+    """Saves at a step, and gives the checkpoint's folder."""
+    import torch
+
+    from phalanx.job.checkpoint.commit import Saved
+    from phalanx.job.checkpoint.manifest import Origin
+    from phalanx.job.checkpoint.retention import Keep
+    from phalanx.job.checkpoint.save import Identity, SavePolicy, save
+
+    origin = Origin(config="", data="", world_size=RANKS, layout={"dp": RANKS})
+    identity = Identity(origin=origin, dtype="fp32", device=torch.device("cpu"))
+    policy = SavePolicy(root=folder / "checkpoints", every=1, keep=Keep(last=100))
+
+    def act(step: int) -> Path:
+        saved = save(policy, identity, step, state, {})
+        if not isinstance(saved, Saved):
+            raise SystemExit(f"not saved: {saved.reason}")
+        return Path(saved.path)
+
+    return act
+
+
+def settle() -> None:
+    """What was removed or written before is off the disk's queue."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    os.sync()
+    dist.barrier()
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache, so that it is read from the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def write_role(folder: Path, options: argparse.Namespace) -> Answer:
+    import shutil
+
+    import torch.distributed as dist
+
+    state, rank = state_of(options.layers), dist.get_rank()
+    views, act = local_bytes(state), saver(folder, state)
+    plain = folder / f"plain-{rank}"
+    ours_s, plain_s = [], []
+    for run in range(options.runs + 1):
+        settle()
+        plain_s.append(timed(lambda: plain_write(plain, views)))
+        plain.unlink()
+        settle()
+        ours_s.append(timed(lambda run=run: act(run + 1)))  # type: ignore[misc]  # bound by default
+        if rank == 0:
+            shutil.rmtree(folder / "checkpoints")
+    return {"gb": RANKS * sum(map(len, views)) / 1e9, "ours_s": ours_s[1:], "plain_s": plain_s[1:]}
+
+
+def restore_role(folder: Path, options: argparse.Namespace) -> Answer:
+    import torch.distributed as dist
+
+    from phalanx.job.checkpoint.restore import load_state
+    from phalanx.job.checkpoint.whole import open_checkpoint
+
+    state, rank = state_of(options.layers), dist.get_rank()
+    views, place = local_bytes(state), saver(folder, state)(1)
+    plain = folder / f"plain-{rank}"
+    plain_write(plain, views)
+    mine = place / open_checkpoint(place).shards[rank].file
+    acts = {"ours": lambda: load_state(open_checkpoint(place), state), "plain": lambda: plain_read(plain, views)}
+    times: dict[str, list[float]] = {f"{name}{kind}": [] for name in acts for kind in ("_s", "_warm_s")}
+    for _ in range(options.runs + 1):
+        for name, act in acts.items():
+            settle()
+            forget(mine)
+            forget(plain)
+            times[f"{name}_s"].append(timed(act))
+            times[f"{name}_warm_s"].append(timed(act))
+    return {"gb": RANKS * sum(map(len, views)) / 1e9, **{name: found[1:] for name, found in times.items()}}
+
+
+def verify_role(folder: Path, options: argparse.Namespace) -> Answer:
+    import torch.distributed as dist
+
+    from phalanx.job.checkpoint.whole import verify
+
+    place = saver(folder, state_of(options.layers))(1)
+    found, gb = [], 0.0
+    for _ in range(options.runs + 1 if dist.get_rank() == 0 else 0):
+        started = time.perf_counter()
+        gb = sum(shard.size_bytes for shard in verify(place).shards) / 1e9
+        found.append(time.perf_counter() - started)
+    return {"gb": gb, "ours_s": found[1:]}
+
+
+ROLES: dict[str, Callable[[Path, argparse.Namespace], Answer]] = {
+    "write": write_role, "restore": restore_role, "verify": verify_role,
+}  # fmt: skip
+
+
+def conditions(options: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    place = str(Path(options.folder or tempfile.gettempdir()).resolve())
+    under = [mount for mount in mounts if place == mount[1] or place.startswith(mount[1].rstrip("/") + "/")]
+    versions = {name: version(name) for name in ("phalanx", "torch", "blake3")}
+    return {
+        "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": "none",
+        "file_system": max(under, key=lambda mount: len(mount[1]))[2] if under else "unknown", "load": os.getloadavg()[0],
+        "versions": {"python": platform.python_version(), **versions}, "seeds": list(range(RANKS)),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run the claims that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(CLAIMS), help="run one claim")
+    parser.add_argument("--quick", action="store_true", help=f"{LAYERS_QUICK} layer and {RUNS_QUICK} runs")
+    parser.add_argument("--folder", help="where to write; the system's temporary folder unless given")
+    parser.add_argument("--rank", choices=list(ROLES), help=argparse.SUPPRESS)
+    parser.add_argument("--runs", type=int, default=RUNS, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, default=LAYERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        rank_main(options)
+    found = conditions(options)
+    claims = [CLAIMS[name](options) for name in ([options.only] if options.only else CLAIMS)]
+    print(json.dumps({"benchmark": "checkpoint", "conditions": found, "claims": claims}))
+    return 0 if all(claim["holds"] for claim in claims) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
