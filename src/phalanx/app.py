@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
@@ -43,7 +44,8 @@ def _command(words: Sequence[str]) -> int:
 
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
+            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
+            verify_checkpoints=verify_checkpoints,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -111,6 +113,18 @@ def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, t
     options = {"prompt": prompt, "tokens": tokens, "seed": seed, "temperature": temperature, "digest": digest}
     words = [f"--{name}={value}" for name, value in options.items()]
     return subprocess.run([*_python("phalanx.job.serve.sample"), *words, "--", str(path)], check=False).returncode
+
+
+def list_checkpoints(place: Path) -> "Sequence[StoredCheckpoint]":
+    from phalanx.job.checkpoint.listing import listed
+
+    return listed(place)
+
+
+def verify_checkpoints(place: Path, progress: "ProgressSink") -> "Sequence[StoredCheckpoint]":
+    from phalanx.job.checkpoint.listing import verified
+
+    return verified(place, progress)
 
 
 def pack_workdir(folder: Path) -> bytes:

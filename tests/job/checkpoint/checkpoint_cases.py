@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import Bug, CheckpointError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint import save as saving
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
-from phalanx.job.checkpoint.fence import FENCE, Holder
+from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin
 from phalanx.job.checkpoint.owners import local_parts
 from phalanx.job.checkpoint.restore import Found, find, load, load_state

@@ -12,10 +12,11 @@ import pytest
 from blake3 import blake3
 
 from phalanx.core import wire
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import commit, manifest, shard_file
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, announce, announce_failure, commit_when_whole
-from phalanx.job.checkpoint.fence import FENCE, Holder, hold
+from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin, OtherFormat
 from phalanx.job.checkpoint.retention import Keep, remove, superfluous
 from phalanx.job.checkpoint.save import SavePolicy

@@ -1,11 +1,13 @@
 """What names what, as far as the records tell: hostile words of ranks keep no more than they may, unknown ones no less."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.operate.control.gc_facts import found_files, job_facts, model_facts, pending_jobs
 from phalanx.operate.control.gc_plan import ModelFacts
@@ -116,6 +118,19 @@ def test_every_file_of_the_home_is_found_once_with_its_kind_and_job(home: Path) 
     }  # fmt: skip
     assert {item.job for item in found if item.kind in ("leftovers", "environments")} == {None}
     assert all(item.size_bytes > 0 for item in found)
+
+
+def test_the_note_of_who_may_commit_stays_while_any_checkpoint_does(home: Path) -> None:
+    folder = home / "jobs" / FAILED / "checkpoints"
+    (folder / FENCE).write_text('{"attempt": "failed-2.1"}')
+
+    def checkpoints() -> set[str]:
+        return {Path(item.name).name for item in found_files(home) if item.job == FAILED and item.kind == "checkpoints"}
+
+    assert checkpoints() == {"step-1", "step-2"}
+    for step in folder.glob("step-*"):
+        shutil.rmtree(step)
+    assert checkpoints() == {FENCE}
 
 
 def test_a_home_that_is_empty_or_not_there_has_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
@@ -42,6 +43,32 @@ def show_data(path: Path) -> Mapping[str, Any]:
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:
     os.write(1, f"{prompt}{path} {digest[:4]} {tokens} {seed} {temperature}\x1b[2J\n".encode())
     return 0
+
+
+STORED = (
+    StoredCheckpoint(
+        name="step-00000008", path="/jobs/lm-1/checkpoints/step-00000008", step=8, committed=True,
+        problem="shard-00001-ab.safetensors: w@0,0 does not match its checksum\x1b[31m",
+    ),
+    StoredCheckpoint(
+        name="step-00000006", path="/jobs/lm-1/checkpoints/step-00000006", step=6, committed=False,
+        problem="manifest.json: is missing",
+    ),
+    StoredCheckpoint(
+        name="step-00000004", path="/jobs/lm-1/checkpoints/step-00000004", step=4, committed=True, attempt="lm-1.1", ranks=2,
+        tensors=9, size_bytes=3 << 20, metrics={"val_loss": 2.5},
+    ),
+)  # fmt: skip
+
+
+def list_checkpoints(place: Path) -> Sequence[StoredCheckpoint]:
+    """The damage of the newest is one that only reading finds."""
+    return [replace(one, path=str(place / one.name)) for one in STORED[1:]]
+
+
+def verify_checkpoints(place: Path, progress: ProgressSink) -> Sequence[StoredCheckpoint]:
+    progress("step-00000008", 1, 2)
+    return [replace(one, verified=not one.problem) for one in (STORED if place.name == "damaged" else STORED[1:])]
 
 
 def pack_workdir(folder: Path) -> bytes:
@@ -118,7 +145,8 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
+    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
+    verify_checkpoints=verify_checkpoints,
 )  # fmt: skip
 
 if __name__ == "__main__":

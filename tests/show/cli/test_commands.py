@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from phalanx.core import wire
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.views import (
+    CheckpointView,
     JobView,
     LedgerView,
     LogPage,
@@ -266,6 +267,41 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"
     missing = phalanx("data", "show", "/nonexistent")
     assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
+
+
+def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:
+    shown = phalanx("checkpoint", "ls", str(tmp_path))
+    assert [row.split()[0] for row in shown.out.splitlines()] == [
+        "CHECKPOINT", "step-00000006", "step-00000004", "step-00000006/manifest.json:"
+    ]  # fmt: skip
+    assert shown.out.splitlines()[2].split() == ["step-00000004", "lm-1.1", "2", "9", "3.0", "MiB", "val_loss", "2.5", "whole"]
+    as_json = json.loads(phalanx("checkpoint", "ls", str(tmp_path), "-o", "json").out)
+    assert [(one["step"], one["committed"], one["verified"]) for one in as_json] == [(6, False, False), (4, True, False)]
+
+
+def test_checkpoint_verify_names_the_damage_and_ends_with_1(phalanx: Terminal, tmp_path: Path) -> None:
+    place = tmp_path / "damaged"
+    shown = phalanx("checkpoint", "verify", str(place))
+    assert shown.code == 1 and shown.err == "step-00000008\n"
+    assert "step-00000008/shard-00001-ab.safetensors: w@0,0 does not match its checksum\\x1b[31m" in shown.out
+    assert [row.split()[-1] for row in shown.out.splitlines()[1:4]] == ["damaged", "committed", "verified"]
+    as_yaml = phalanx("checkpoint", "verify", str(place), "-o", "yaml")
+    assert as_yaml.code == 1 and "w@0,0 does not match" in as_yaml.out
+    assert phalanx("checkpoint", "verify", str(tmp_path)).code == 0  # what was never committed is no damage
+
+
+def test_the_checkpoints_of_a_job_are_looked_for_where_it_saved_them(phalanx: Terminal, tmp_path: Path) -> None:
+    def saved(folder: Path) -> CheckpointView:
+        path = str(folder / "step-00000004")
+        return CheckpointView(attempt=AttemptId(f"{JOB}.1"), step=4, path=path, digest="d", size_bytes=1, at_ms=1)
+
+    phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view(checkpoints=(saved(tmp_path),)))
+    assert f'"path": "{tmp_path}/step-00000004"' in phalanx("checkpoint", "ls", JOB, "-o", "json").out
+    phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view(checkpoints=(saved(tmp_path / "elsewhere"),)))
+    away = phalanx("checkpoint", "ls", JOB)
+    assert away.code == 4 and "is not on this machine" in away.err
+    phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view(checkpoints=()))
+    assert "has committed no checkpoint" in phalanx("checkpoint", "verify", JOB).err
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])

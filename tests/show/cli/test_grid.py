@@ -36,9 +36,9 @@ def checkpoint(step: int, attempt: int = 1, at_ms: int = 0) -> CheckpointView:
     )  # fmt: skip
 
 
-def keeping(keep_last: int, *checkpoints: CheckpointView) -> JobView:
+def keeping(keep_last: int, *checkpoints: CheckpointView, **more: int) -> JobView:
     view = finished_view(checkpoints=checkpoints)
-    return finished_view(checkpoints=checkpoints, spec={**view.spec, "checkpoint": {"every": 5, "keep_last": keep_last}})
+    return finished_view(checkpoints=checkpoints, spec={**view.spec, "checkpoint": {"every": 5, "keep_last": keep_last, **more}})
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
@@ -94,6 +94,13 @@ def test_only_checkpoints_that_can_still_exist_are_listed() -> None:
     assert "  (older ones were removed by keep_last)" in drawn(200, *job_page(view, "succeeded", CPU))
     whole = drawn(200, *job_page(keeping(3, checkpoint(5), checkpoint(10), again), "succeeded", CPU))
     assert "  (older ones were removed by keep_last)" not in whole
+
+
+def test_checkpoints_that_another_rule_keeps_are_listed_or_said_to_be_elsewhere() -> None:
+    saved = [checkpoint(step) for step in (5, 10, 15, 20)]
+    assert [one.step for one in kept_checkpoints(keeping(1, *saved, keep_every=10))] == [10, 20]
+    drawn_best = " ".join(drawn(200, *job_page(keeping(1, *saved, keep_best=2), "succeeded", CPU)))
+    assert f"`phalanx checkpoint ls {JOB}` shows which are the best 2" in drawn_best
 
 
 @pytest.mark.parametrize("width", range(30, 200, 7))

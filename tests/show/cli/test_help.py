@@ -27,7 +27,7 @@ HEAVY = (
 )
 COMMANDS = (
     "up", "down", "status", "submit", "ls", "describe", "why", "logs", "wait", "cancel", "ledger", "model", "data", "events",
-    "pause", "resume", "retry", "node", "agent", "completion",
+    "pause", "resume", "retry", "node", "agent", "completion", "checkpoint",
 )  # fmt: skip
 PROBE = f"""
 import sys

@@ -7,14 +7,12 @@ anything; every commit looks again. Two attempts of one job are ordered by numbe
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from phalanx.core import wire
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import CheckpointError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.storage.atomic import write_atomic
-
-FENCE: Final = "attempt.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

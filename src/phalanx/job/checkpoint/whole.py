@@ -63,6 +63,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def verify(folder: Path, progress: Callable[[int, int], None] = lambda _, __: None) -> Checkpoint:
     """Reads every byte. progress: told bytes done and of how many. Raises CheckpointError naming the damaged file and part."""
     checkpoint = open_checkpoint(folder)
+    read_through(checkpoint, progress)
+    return checkpoint
+
+
+def read_through(checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda _, __: None) -> None:
+    """As `verify`, of one that is open."""
     total = sum(shard.size_bytes for shard in checkpoint.shards)
     done = 0
 
@@ -72,8 +78,7 @@ def verify(folder: Path, progress: Callable[[int, int], None] = lambda _, __: No
         progress(done, total)
 
     for shard in checkpoint.shards:
-        shard_file.verify(folder, shard, more)
-    return checkpoint
+        shard_file.verify(checkpoint.folder, shard, more)
 
 
 def _index(folder: Path, listed: manifest.IndexFile, read: Manifest) -> ShardIndex:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phalanx.core import wire
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.ids import AttemptId, JobId, split_attempt
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished
@@ -140,7 +141,13 @@ def _of_jobs(jobs: Path) -> Iterator[Found]:
             if kind is None or not entry.is_dir(follow_symlinks=False):
                 yield _found("work", entry.path, job)
             else:
-                yield from (_found(kind, inner.path, job) for inner in _entries(Path(entry.path)))
+                yield from (_found(kind, inner.path, job) for inner in _inner(Path(entry.path)))
+
+
+def _inner(folder: Path) -> list["os.DirEntry[str]"]:
+    """Checkpoints, or models. The note of who may commit is none of them: it goes last, while any is there somebody may write."""
+    entries = _entries(folder)
+    return [entry for entry in entries if entry.name != FENCE] or entries
 
 
 def _journal(journal: Path) -> Iterator[Found]:

@@ -69,12 +69,20 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
 
 
 def kept_checkpoints(job: JobView) -> Sequence[CheckpointView]:
-    """Those that retention leaves: of each path the newest, and of these the newest `checkpoint.keep_last`; oldest step first."""
+    """Those that retention surely leaves: of each path the newest, and of these the newest `checkpoint.keep_last` and those at a
+    multiple of `keep_every`; oldest step first. Which are the best is in their manifests."""
     newest = {one.path: one for one in sorted(job.checkpoints, key=lambda one: one.at_ms)}
+    every = sorted(newest.values(), key=lambda one: one.step)
+    last, multiple = _policy(job, "keep_last"), _policy(job, "keep_every")
+    if last < 1:
+        return every
+    return [one for index, one in enumerate(every) if index >= len(every) - last or (multiple and one.step % multiple == 0)]
+
+
+def _policy(job: JobView, name: str) -> int:
     policy = job.spec.get("checkpoint")
-    keep_last = policy.get("keep_last") if isinstance(policy, Mapping) else None
-    kept = sorted(newest.values(), key=lambda one: one.step)
-    return kept[-keep_last:] if isinstance(keep_last, int) and keep_last > 0 else kept
+    value = policy.get(name) if isinstance(policy, Mapping) else None
+    return value if isinstance(value, int) else 0
 
 
 def _checkpoints(job: JobView) -> RenderableType:
@@ -83,7 +91,11 @@ def _checkpoints(job: JobView) -> RenderableType:
     head = ("STEP", "ATTEMPT", "SIZE", "COMMITTED (UTC)", "DIGEST", "PATH")
     table = Grid(head, rows, right=("STEP", "SIZE"), drop=("DIGEST", "ATTEMPT", "COMMITTED (UTC)"), cut="PATH")
     removed = len({one.path for one in job.checkpoints}) > len(kept)
-    return Group(table, line("(older ones were removed by keep_last)", style="dim")) if removed else table
+    if not removed:
+        return table
+    best = _policy(job, "keep_best")
+    where = f"; `phalanx checkpoint ls {job.id}` shows which are the best {best}, which stay too" if best else ""
+    return Group(table, line(f"(older ones were removed by keep_last{where})", style="dim"))
 
 
 def _masked(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
+    checkpoint,
     completion,
     data,
     events,
@@ -78,6 +79,7 @@ def build() -> typer.core.TyperGroup:
         (agent, "agent", "Agents of other machines: how they join."),
         (model, "model", "Model versions and where they came from."),
         (data, "data", "Token shards for training."),
+        (checkpoint, "checkpoint", "Checkpoints on a disk of this machine, and whether they are whole."),
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
         (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),

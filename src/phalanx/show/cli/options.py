@@ -20,7 +20,8 @@ class Output(StrEnum):
 
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 fine; 1 the job failed or was cancelled; 2 bad input or a conflict; 3 the server cannot be reached; "
+    "Exit codes: 0 fine; 1 the job failed or was cancelled, or a checkpoint is damaged; 2 bad input or a conflict; "
+    "3 the server cannot be reached; "
     "4 no such thing; 5 the wait ended before the job did; 70 a bug in Phalanx; 130 detached by Ctrl-C."
 )
 
