@@ -16,8 +16,9 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
-from phalanx.core.recipe import RECIPE_METRICS, RECIPES
+from phalanx.core.recipe import RECIPES
 from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Resources
+from phalanx.core.spec_checkpoint import checkpoint_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
@@ -29,7 +30,6 @@ CPUS_MAX: Final = 1_000_000
 _SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 """Words that only mean something to a shell."""
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_METRIC: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 _IMAGE: Final = re.compile(r"/?[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
 """Begins with no '-', so it is never read as an option of a container tool."""
 _NESTED: Final = {
@@ -99,7 +99,7 @@ def parse_spec(data: object) -> JobSpec:
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
-    for check in (_field_checks, _pair_checks, _checkpoint_checks, sharing_checks, _environment_checks, _outside_checks):
+    for check in (_field_checks, _pair_checks, checkpoint_checks, sharing_checks, _environment_checks, _outside_checks):
         for name, value, good, fix in check(spec):
             if not good:
                 raise SpecError(name, value, fix)
@@ -198,23 +198,6 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
     for key, value in spec.env.items():
         yield f"env.{key}", value, _ENV_NAME.fullmatch(key) is not None, "name variables with letters, digits and '_'"
         yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"
-
-
-def _checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
-    keep = spec.checkpoint
-    yield "checkpoint.every", keep.every, keep.every >= 0, "write a number of steps, 0 or more"
-    yield "checkpoint.keep_last", keep.keep_last, keep.keep_last >= 1, "write 1 or more"
-    yield "checkpoint.keep_best", keep.keep_best, keep.keep_best >= 0, "write 0 or more"
-    metric, named = keep.best_metric, _METRIC.fullmatch(keep.best_metric) is not None
-    if keep.keep_best:
-        yield "checkpoint.best_metric", metric, named, "keep_best goes by a metric: name one, such as val_loss"
-    else:
-        yield "checkpoint.best_metric", metric, not metric, "say with keep_best how many of the best are kept, or leave it out"
-    known = not spec.recipe or not metric or metric in RECIPE_METRICS
-    yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(RECIPE_METRICS)}: name one of them"
-    multiple = keep.keep_every >= 0 and (keep.every == 0 or keep.keep_every % keep.every == 0)
-    wanted = f"write a multiple of checkpoint.every ({keep.every}), or 0" if keep.every else "write a number of steps, 0 or more"
-    yield "checkpoint.keep_every", keep.keep_every, multiple, wanted
 
 
 def _pair_checks(spec: JobSpec) -> Iterable[Check]:

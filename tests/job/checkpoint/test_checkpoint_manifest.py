@@ -150,6 +150,13 @@ def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path: Path) -> None
         open_checkpoint(folder)
 
 
+def test_the_manifest_of_another_checkpoint_fits_nothing(tmp_path: Path) -> None:
+    folder, other = make(tmp_path / "a", 1), make(tmp_path / "b", 1, save="s2")
+    (folder / MANIFEST).write_bytes((other / MANIFEST).read_bytes())
+    with pytest.raises(Damaged, match=r"part-00000-s2\.json.*is missing"):
+        open_checkpoint(folder)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "null", '{"sha256": 1}', '{"manifest": {"format": 2}}'])
 def test_what_is_not_a_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None:
     folder = make(tmp_path, 1)

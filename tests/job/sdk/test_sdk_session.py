@@ -36,7 +36,8 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
         "PHALANX_RECORDS": str(tmp_path / "rank-0.records"), "PHALANX_SOCKET": str(tmp_path / "s"), "PHALANX_JOB": "demo-1",
         "PHALANX_ATTEMPT": "demo-1.2", "PHALANX_JOB_DIR": "/jobs/demo-1", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
         "PHALANX_CHECKPOINT_EVERY": "7", "PHALANX_CHECKPOINT_KEEP_LAST": "3", "PHALANX_DATA": "/data", "PHALANX_CODE": "ab",
-        "PHALANX_ARTIFACTS": "/kept", "RANK": "0", "WORLD_SIZE": "2", **more,
+        "PHALANX_CHECKPOINT_KEEP_BEST": "1", "PHALANX_CHECKPOINT_BEST_METRIC": "bleu", "PHALANX_CHECKPOINT_BEST_MODE": "max",
+        "PHALANX_CHECKPOINT_KEEP_EVERY": "70", "PHALANX_ARTIFACTS": "/kept", "RANK": "0", "WORLD_SIZE": "2", **more,
     }  # fmt: skip
 
 
@@ -71,10 +72,20 @@ def test_the_environment_becomes_properties(tmp_path: Path) -> None:
     assert (session.job_dir, session.data, session.code) == ("/jobs/demo-1", "/data", "ab")
     assert (session.artifacts_dir, attach({}).artifacts_dir) == ("/kept", ".")
     assert (session.hyperparameters, session.checkpoint_every, session.checkpoint_keep_last) == ({"lr": 0.5}, 7, 3)
+    assert (session.checkpoint_keep_best, session.checkpoint_best_metric) == (1, "bleu")
+    assert (session.checkpoint_best_mode, session.checkpoint_keep_every) == ("max", 70)
     close(session)
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("PHALANX_CHECKPOINT_EVERY", "-1"), ("PHALANX_HYPERPARAMETERS", "[1]")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "x"),
+        ("PHALANX_CHECKPOINT_EVERY", "-1"),
+        ("PHALANX_CHECKPOINT_BEST_MODE", "least"),
+        ("PHALANX_HYPERPARAMETERS", "[1]"),
+    ],
+)
 def test_a_senseless_variable_is_named(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(UserError, match=name):
         attach(environ(tmp_path, **{name: value}))

@@ -26,7 +26,9 @@ def test_a_script_sees_torchruns_environment_and_ours(cell: Cell) -> None:
         "MASTER_PORT": str(launch.master_port), "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MINE": "1",
         "PHALANX_JOB": "demo-1", "PHALANX_ATTEMPT": "demo-1.1", "PHALANX_MARK": "demo-1.1", "PHALANX_CHECKPOINT_EVERY": "7",
-        "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_DATA": "/data", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
+        "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_CHECKPOINT_KEEP_BEST": "0", "PHALANX_CHECKPOINT_BEST_METRIC": "",
+        "PHALANX_CHECKPOINT_BEST_MODE": "min", "PHALANX_CHECKPOINT_KEEP_EVERY": "0",
+        "PHALANX_DATA": "/data", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
         "PHALANX_RECORDS": str(cell.folder() / "rank-3.records"),
     }  # fmt: skip
     assert {name: seen.get(name) for name in expected} == expected

@@ -108,6 +108,8 @@ def test_a_launch_carries_all_that_a_node_needs() -> None:
     assert (two.first_rank, two.world_size, two.node_rank, two.num_nodes, two.devices) == (2, 3, 1, 2, (1,))
     assert (two.master_address, two.master_port) == ("a.test", 29_511)
     assert (one.checkpoint_every, one.checkpoint_keep_last) == (100, 2)
+    assert (one.checkpoint_keep_best, one.checkpoint_best_metric, one.checkpoint_best_mode) == (0, "", "min")
+    assert one.checkpoint_keep_every == 0
     assert one.hyperparameters == {"lr": 0.5, "steps": 3, "name": "x", "flag": True}
 
 
