@@ -1,0 +1,148 @@
+"""A rank's connection to its keeper, which it starts when there is none."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import phalanx
+from phalanx.core import wire
+from phalanx.core.errors import SetupError, StoreUnavailable, UserError
+from phalanx.job.checkpoint.keeper import frames
+from phalanx.job.checkpoint.keeper.messages import Adopt, Asked, Bye, Hello, Holding, Make, Refused, Told
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+
+PATIENCE_S: Final = 30.0
+"""A keeper answers within a second; taking hundreds of gigabytes of memory lasts longer."""
+_POLL_S: Final = 0.005
+_START_AGAIN_S: Final = 0.5
+_LOG_LINES: Final = 3
+
+
+class KeeperGone(StoreUnavailable):
+    """The keeper has ended, or does not answer. What it held is still mapped by its rank."""
+
+
+class Link:
+    """One connection. Not for two threads at a time."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.settimeout(PATIENCE_S)
+        self._channel = channel
+        self._received = frames.Received()
+
+    def ask(self, message: Hello | Make | Adopt, descriptors: Sequence[int] = ()) -> tuple[Holding, list[int]]:
+        """The answer, and the segments' descriptors, which are the caller's now. Raises KeeperGone, or what the keeper refused."""
+        self.say(message, descriptors)
+        match self._next():
+            case Refused(field=field, value=value, fix=fix):
+                raise (SetupError if field == "checkpoint memory" else UserError)(field, value, fix)
+            case holding:
+                return holding, self._received.take(holding.buffers)
+
+    def say(self, message: Hello | Make | Adopt | Bye, descriptors: Sequence[int] = ()) -> None:
+        """Raises KeeperGone."""
+        try:
+            frames.send(self._channel, wire.dumps(Asked, message).encode(), descriptors)
+        except OSError as error:
+            raise KeeperGone(f"the snapshot keeper is gone ({error})") from error
+
+    def close(self) -> None:
+        self._received.close()
+        self._channel.close()
+
+    def _next(self) -> Holding | Refused:
+        try:
+            while True:
+                for frame in self._received.frames():
+                    told: Holding | Refused = wire.loads(Told, frame)
+                    return told
+                if not self._received.read(self._channel):
+                    raise KeeperGone("the snapshot keeper has ended")
+        except (OSError, ValueError) as error:
+            raise KeeperGone(f"the snapshot keeper does not answer ({error})") from error
+
+    def has_ended(self) -> bool:
+        """Whether the other side is known to be gone; waits for nothing."""
+        readable, _, _ = select.select([self._channel], [], [], 0)
+        if not readable:
+            return False
+        try:
+            return not self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return True
+
+
+def reach(place: Place, idle_s: float = IDLE_S) -> tuple[Link, Holding, list[int]]:
+    """Greets the place's keeper and starts one when there is none; what it holds.
+
+    Raises SetupError when none can be started, UserError when the place is another attempt's.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    start_at_s = 0.0
+    while True:
+        with contextlib.suppress(KeeperGone):  # one that was just about to end
+            if (channel := _connected(place)) is not None:
+                return _greeted(Link(channel), place)
+        now_s = time.monotonic()
+        if now_s >= until_s:
+            fix = f"it did not start within {PATIENCE_S:g} s; its last words: {_last_words(place)}"
+            raise SetupError("snapshot keeper", str(place.folder), fix)
+        if now_s >= start_at_s:
+            _start(place, idle_s)  # one too many ends by itself
+            start_at_s = time.monotonic() + _START_AGAIN_S
+        time.sleep(_POLL_S)
+
+
+def _greeted(link: Link, place: Place) -> tuple[Link, Holding, list[int]]:
+    try:
+        return (link, *link.ask(Hello(attempt=place.attempt)))
+    except BaseException:
+        link.close()
+        raise
+
+
+def _connected(place: Place) -> socket.socket | None:
+    try:
+        folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        channel.connect(f"/proc/self/fd/{folder}/{place.socket_name}")
+    except OSError:
+        channel.close()
+        return None
+    finally:
+        os.close(folder)
+    return channel
+
+
+def _start(place: Place, idle_s: float) -> None:
+    """Not in the rank's process group, which is killed as a whole; in its session, so that niceness counts between the two. Not on
+    its standard error either: whoever reads a script's output to the end would wait for the keeper."""
+    root = str(Path(phalanx.__file__).parents[1])
+    path = os.pathsep.join([root, *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)]).rstrip(os.pathsep)
+    words = [str(place.folder), str(place.slot), place.attempt, str(idle_s)]
+    try:
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (place.folder / place.log_name).open("ab") as log:
+            subprocess.run(
+                [sys.executable, "-P", "-m", "phalanx.job.checkpoint.keeper", *words],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, check=True, timeout=PATIENCE_S,
+            )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SetupError("snapshot keeper", str(place.folder), f"cannot be started: {error}") from error
+
+
+def _last_words(place: Place) -> str:
+    with contextlib.suppress(OSError):
+        return " | ".join((place.folder / place.log_name).read_text(errors="replace").splitlines()[-_LOG_LINES:]) or "none"
+    return "none"

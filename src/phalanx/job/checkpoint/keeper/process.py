@@ -1,0 +1,177 @@
+"""The keeper itself: one thread that waits for ranks and does what they ask. Ends when nobody needs it."""
+
+import contextlib
+import functools
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+from phalanx.core import wire
+from phalanx.core.errors import UserError
+from phalanx.job.checkpoint.keeper import frames
+from phalanx.job.checkpoint.keeper.messages import BUFFERS_MAX, Adopt, Asked, Bye, Hello, Holding, Make, Refused, Told
+from phalanx.job.checkpoint.keeper.only import lock_name
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.keeper.segments import make_segments
+from phalanx.job.checkpoint.segment import Layout, Segment, layout_of
+
+NEW_S: Final = 30.0
+_SEND_S: Final = 5.0
+
+
+class Caller:
+    """One connection."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.received = frames.Received()
+        self.known = False  # it said Hello, of the right attempt
+
+    def tell(self, message: Holding | Refused, descriptors: list[int] | None = None) -> None:
+        """A rank that is gone, or does not read, is not waited for."""
+        with contextlib.suppress(OSError):
+            frames.send(self.channel, wire.dumps(Told, message).encode(), descriptors or [])
+
+
+class Keeper:
+    """Serves one place until it is idle."""
+
+    def __init__(self, place: Place, idle_s: float = IDLE_S, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.place = place
+        self.segments: list[Segment] = []
+        self._idle_s = idle_s
+        self._clock_s = clock_s
+        self._alone_since_s = clock_s()
+        self._patience_alone_s = min(idle_s, NEW_S)  # whoever started it may have died since
+        self._dismissed = False
+        self._callers: list[Caller] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Returns when idle. Only for whoever has the place's lock."""
+        folder = os.open(self.place.folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._listen(folder)
+        while not self._is_over():
+            for key, _ in self._selector.select(self._patience_s()):
+                key.data()
+        self._leave(folder)
+
+    def _listen(self, folder: int) -> None:
+        """By way of the folder's descriptor: a path may be longer than a socket's address."""
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.place.socket_name, dir_fd=folder)  # of a keeper that was killed
+        server.bind(f"/proc/self/fd/{folder}/{self.place.socket_name}")
+        server.listen(8)
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ, functools.partial(self._accept, server))
+
+    def _leave(self, folder: int) -> None:
+        for name in (self.place.socket_name, self.place.log_name, lock_name(self.place.slot)):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+    def _is_over(self) -> bool:
+        if self._callers:
+            return False
+        return self._dismissed or self._left_s() <= 0
+
+    def _patience_s(self) -> float | None:
+        return None if self._callers else max(0.0, self._left_s())
+
+    def _left_s(self) -> float:
+        return self._patience_alone_s - (self._clock_s() - self._alone_since_s)
+
+    def _accept(self, server: socket.socket) -> None:
+        try:
+            channel = server.accept()[0]
+        except OSError:
+            return
+        channel.settimeout(_SEND_S)
+        caller = Caller(channel)
+        if _peer_uid(channel) != os.getuid():
+            channel.close()
+            return
+        self._callers.append(caller)
+        self._selector.register(channel, selectors.EVENT_READ, functools.partial(self._hear, caller))
+
+    def _hear(self, caller: Caller) -> None:
+        try:
+            if not caller.received.read(caller.channel):
+                raise ConnectionError
+            for frame in caller.received.frames():
+                self._obey(caller, wire.loads(Asked, frame))
+        except (OSError, ValueError):  # ValueError: what is no message of ours
+            self._hang_up(caller)
+
+    def _hang_up(self, caller: Caller) -> None:
+        if caller not in self._callers:
+            return
+        self._selector.unregister(caller.channel)
+        self._callers.remove(caller)
+        caller.received.close()
+        caller.channel.close()
+        self._alone_since_s = self._clock_s()
+
+    def _obey(self, caller: Caller, asked: Hello | Make | Adopt | Bye) -> None:
+        """Raises ValueError for what may not be asked now."""
+        match asked:
+            case Hello(attempt=attempt):
+                self._greet(caller, attempt)
+            case _ if not caller.known:
+                raise ValueError("no Hello")
+            case Make(parts=parts, buffers=buffers):
+                self._make(caller, layout_of(parts), buffers)
+            case Adopt(parts=parts, buffers=buffers):
+                layout = layout_of(parts)
+                self.segments = [Segment(descriptor, layout) for descriptor in caller.received.take(buffers)]
+                self._show(caller)
+            case Bye():
+                self._dismissed = True
+                self._hang_up(caller)
+
+    def _greet(self, caller: Caller, attempt: str) -> None:
+        if attempt != self.place.attempt:
+            fix = f"the keeper in {self.place.folder} is of attempt {self.place.attempt!r}; give each attempt a folder of its own"
+            caller.tell(Refused(field="attempt", value=attempt, fix=fix))
+            raise ValueError("another attempt")
+        caller.known = True
+        self._patience_alone_s = self._idle_s
+        self._dismissed = False
+        self._show(caller)
+
+    def _make(self, caller: Caller, layout: Layout, buffers: int) -> None:
+        if not 2 <= buffers <= BUFFERS_MAX:
+            raise ValueError(f"{buffers} buffers")
+        if not self._has(layout, buffers):
+            self._let_go()
+            try:
+                descriptors = make_segments(self.place.folder, layout, buffers)
+            except UserError as error:
+                caller.tell(Refused(field=error.field, value=str(error.value), fix=error.fix))
+                return
+            self.segments = [Segment(descriptor, layout) for descriptor in descriptors]
+        self._show(caller)
+
+    def _has(self, layout: Layout, buffers: int) -> bool:
+        return len(self.segments) == buffers and self.segments[0].layout.digest == layout.digest
+
+    def _let_go(self) -> None:
+        """The memory is free once the ranks that mapped it are gone too."""
+        for segment in self.segments:
+            os.close(segment.descriptor)
+        self.segments = []
+
+    def _show(self, caller: Caller) -> None:
+        parts = self.segments[0].layout.parts if self.segments else ()
+        told = Holding(pid=os.getpid(), parts=parts, buffers=len(self.segments))
+        caller.tell(told, [segment.descriptor for segment in self.segments])
+
+
+def _peer_uid(channel: socket.socket) -> int:
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

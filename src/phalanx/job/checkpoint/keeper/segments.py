@@ -1,0 +1,65 @@
+"""Makes the segments: memory without a name, all of it taken at once, and only where that much is free."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import SetupError
+from phalanx.job.checkpoint.host_memory import free_bytes
+from phalanx.job.checkpoint.segment import Layout
+
+_SPARE_BYTES: Final = 256 * 1024 * 1024
+"""Left to everybody else on the machine, the ranks' own stacks and file buffers among them."""
+
+
+def make_segments(folder: Path, layout: Layout, buffers: int, free: Callable[[], int] = free_bytes) -> list[int]:
+    """Descriptors of `buffers` segments. folder: shared by the keepers of a node, which take memory one after the other.
+
+    Raises SetupError naming the bytes needed and free.
+    """
+    needed = layout.size_bytes * buffers
+    made: list[int] = []
+    with _alone(folder):
+        there = free()
+        if needed + _SPARE_BYTES > there:
+            raise _too_little(needed, buffers, there)
+        try:
+            for index in range(buffers):
+                made.append(_segment(f"phalanx-snapshot-{index}", layout.size_bytes))  # noqa: PERF401 (an error closes those made so far)
+        except OSError as error:
+            for descriptor in made:
+                os.close(descriptor)
+            raise _too_little(needed, buffers, there) from error
+    return made
+
+
+def _segment(name: str, size_bytes: int) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)  # taken now: a snapshot under way must not be what runs the node out of it
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _too_little(needed: int, buffers: int, there: int) -> SetupError:
+    fix = (
+        f"{buffers} snapshots of this rank's state need {needed} bytes of host memory, and {there} are free; "
+        f"give the job more memory, or more ranks so that each has less of the state"
+    )
+    return SetupError("checkpoint memory", f"{needed} bytes", fix)

@@ -1,0 +1,162 @@
+"""A rank's snapshots in host memory. The rank copies and seals; its keeper holds them, and gives them to the process after it.
+
+One process a place at a time writes. A snapshot is whole once it is sealed, and as long as its seal is: `begin` breaks one before
+anything is overwritten, and never the last that is left. No torch.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from phalanx.core.errors import Bug, NotFound
+from phalanx.job.checkpoint.keeper.link import KeeperGone, Link, reach
+from phalanx.job.checkpoint.keeper.messages import Adopt, Bye, Holding, Make
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
+from phalanx.job.checkpoint.shard_file import Part
+
+BUFFERS: Final = 3
+"""The newest whole one, the one before it (a peer may have died before it sealed the newest), and one that is being written."""
+
+
+class Draft:
+    """A snapshot that is being copied. Until `seal` it does not exist."""
+
+    def __init__(self, segment: Segment, step: int, generation: int) -> None:
+        self._segment = segment
+        self.step = step
+        self.generation = generation
+
+    @property
+    def places(self) -> list[tuple[Part, memoryview]]:
+        """Where the bytes of each part go, in the order in which the parts were given."""
+        return [(part, self._segment.part(index)) for index, part in enumerate(self._segment.layout.parts)]
+
+    def put(self, part: Part, data: memoryview) -> None:
+        """Copies the bytes of one part. Raises Bug for a part of another layout, or bytes of another length."""
+        for mine, place in self.places:
+            if mine == part and place.nbytes == data.nbytes:
+                place[:] = data.cast("B")
+                return
+        raise Bug(f"{part.key} of {data.nbytes} bytes is no part of this snapshot")
+
+    def seal(self, note: str = "") -> None:
+        """Says that every part is there. note: what else belongs to the state, see segment.NOTE_BYTES_MAX."""
+        self._segment.write_seal(Seal(self.step, self.generation, note))
+
+
+class Memory:
+    """From `attach`."""
+
+    def __init__(self, place: Place, link: Link, keeper_pid: int, segments: list[Segment], idle_s: float) -> None:
+        self.place = place
+        self.keeper_pid = keeper_pid
+        self._link = link
+        self._segments = segments
+        self._idle_s = idle_s
+        self._busy: set[int] = set()  # segments that are being written to durable storage
+
+    @classmethod
+    def attach(cls, place: Place, parts: Sequence[Part] | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
+        """The place's snapshots. parts: what each holds; those that are there are kept if they are of the same parts, else made
+        anew. None: those that are there, whatever they hold.
+
+        Raises SetupError when there is too little memory, naming bytes needed and free, or when no keeper can be started; NotFound
+        when nothing is there for `parts` None; UserError when the keeper in this place is another attempt's.
+        """
+        link, holding, descriptors = reach(place, idle_s)
+        if parts is None:
+            if not holding.buffers:
+                link.close()
+                raise NotFound("snapshots", str(place.folder), "the keeper has none; say which parts they shall have")
+        else:
+            _close(descriptors)
+            try:
+                holding, descriptors = link.ask(Make(parts=tuple(parts), buffers=buffers))
+            except Exception:
+                link.close()
+                raise
+        return cls(place, link, holding.pid, _mapped(holding, descriptors), idle_s)
+
+    @property
+    def layout(self) -> Layout:
+        return self._segments[0].layout
+
+    def begin(self, step: int, generation: int = 0) -> Draft | None:
+        """Somewhere to copy the state after `step` to; None when every segment is busy or is the last whole one."""
+        seals = [segment.seal() for segment in self._segments]
+        for index in sorted(range(len(seals)), key=lambda index: _age(seals[index])):
+            others = [seal for at, seal in enumerate(seals) if at != index and seal is not None]
+            if index not in self._busy and (seals[index] is None or others):
+                self._segments[index].break_seal()
+                return Draft(self._segments[index], step, generation)
+        return None
+
+    def sealed(self) -> tuple[int, ...]:
+        """Steps whose snapshots are whole, newest first."""
+        return tuple(sorted({seal.step for seal, _ in self._whole()}, reverse=True))
+
+    def seal_of(self, step: int) -> Seal:
+        """Raises NotFound."""
+        return self._find(step)[0]
+
+    def read(self, step: int) -> Mapping[str, memoryview]:
+        """Part.key -> its bytes, in place and read only, of the youngest generation's snapshot. Raises NotFound.
+
+        They change when `begin` takes the segment again: copy before the next one.
+        """
+        return {part.key: data for part, data in self._find(step)[1].pairs()}
+
+    def forget_after(self, step: int) -> None:
+        """Drops snapshots of later steps: after a rollback they are of a history that did not happen."""
+        for seal, segment in self._whole():
+            if seal.step > step:
+                segment.break_seal()
+
+    def repair(self) -> bool:
+        """Whether the keeper was gone: then there is a new one, which holds the same memory."""
+        if not self._link.has_ended():
+            return False
+        self._link.close()
+        self._link, holding, descriptors = reach(self.place, self._idle_s)
+        self.keeper_pid = holding.pid
+        _close(descriptors)
+        asked = Adopt(parts=self.layout.parts, buffers=len(self._segments))
+        _close(self._link.ask(asked, [segment.descriptor for segment in self._segments])[1])
+        return True
+
+    def close(self) -> None:
+        """Ends the keeper too, once it has written what it is writing. A rank that will be replaced must not call this."""
+        with contextlib.suppress(KeeperGone):
+            self._link.say(Bye())
+        self.leave()
+
+    def leave(self) -> None:
+        """Goes, and has the keeper wait for whoever comes next."""
+        self._link.close()
+        _close([segment.descriptor for segment in self._segments])
+
+    def _whole(self) -> list[tuple[Seal, Segment]]:
+        return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]
+
+    def _find(self, step: int) -> tuple[Seal, Segment]:
+        found = [pair for pair in self._whole() if pair[0].step == step]
+        if not found:
+            raise NotFound("snapshot", step, f"there are {list(self.sealed())}")
+        return max(found, key=lambda pair: pair[0].generation)
+
+
+def _mapped(holding: Holding, descriptors: list[int]) -> list[Segment]:
+    layout = layout_of(holding.parts)
+    return [Segment(descriptor, layout, populate=True) for descriptor in descriptors]
+
+
+def _age(seal: Seal | None) -> tuple[int, int]:
+    """What is taken first: an empty one, then that of the oldest step."""
+    return (-1, -1) if seal is None else (seal.step, seal.generation)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,277 @@
+"""Snapshots outlive the rank that made them, are whole or absent, and nothing of them is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import Bug, NotFound, SetupError, UserError
+from phalanx.job.checkpoint.keeper import segments
+from phalanx.job.checkpoint.keeper.link import _connected
+from phalanx.job.checkpoint.keeper.place import Place
+from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX, Seal, Segment, layout_of
+from phalanx.job.checkpoint.shard_file import Part
+from tests.job.checkpoint.gang_launch import ROOT
+from tests.job.checkpoint.snapshot_parts import PARTS, filled
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Whatever a test leaves running there ends with it."""
+    place = Place(folder=tmp_path / ("deep" * 30) / "keepers", slot=0, attempt="lm-1.1")  # longer than a socket's address
+    yield place
+    for slot in (0, 1):
+        channel = _connected(Place(folder=place.folder, slot=slot))
+        if channel is not None:
+            channel.close()
+            Memory.attach(Place(folder=place.folder, slot=slot, attempt="lm-1.1"), PARTS).close()
+
+
+def test_a_snapshot_outlives_the_SIGKILL_of_its_rank(place: Place) -> None:
+    keeper = _killed_rank(place, "sealed")
+    after = Memory.attach(place)
+    assert after.keeper_pid == keeper
+    assert after.sealed() == (2, 1)
+    assert (after.seal_of(2).generation, after.seal_of(2).note) == (2, "of step 2")
+    _check(after, 2)
+    _check(after, 1)
+    after.close()
+    _ends(keeper)
+
+
+def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_older_one_whole(place: Place) -> None:
+    keeper = _killed_rank(place, "copying")
+    after = Memory.attach(place, PARTS, buffers=2)
+    assert after.sealed() == (2,)  # step 1 was being overwritten
+    _check(after, 2)
+    with pytest.raises(NotFound, match="there are \\[2\\]"):
+        after.read(3)
+    draft = after.begin(4)
+    assert draft is not None  # the half one is free again
+    after.close()
+    _ends(keeper)
+
+
+def test_a_keeper_that_nobody_speaks_to_ends_and_leaves_nothing(place: Place) -> None:
+    memory = Memory.attach(place, PARTS, idle_s=0.2)
+    memory.leave()
+    _ends(memory.keeper_pid)
+    assert list(place.folder.iterdir()) == []
+    with pytest.raises(NotFound, match="keeper has none"):
+        Memory.attach(place, idle_s=0.1)
+
+
+def test_close_ends_the_keeper_and_leaves_nothing(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    memory.close()
+    _ends(memory.keeper_pid)
+    assert list(place.folder.iterdir()) == []
+
+
+def test_the_last_whole_one_is_never_broken_and_the_oldest_goes_first(place: Place) -> None:
+    memory = Memory.attach(place, PARTS, buffers=2)
+    assert memory.sealed() == ()
+    for step in (5, 6):
+        _snapshot(memory, step)
+    draft = memory.begin(7)
+    assert draft is not None and memory.sealed() == (6,)
+    again = memory.begin(8)
+    assert again is not None and memory.sealed() == (6,)  # the draft before it was given up
+    memory._busy = {0, 1} - {memory._segments.index(again._segment)}
+    again.seal()
+    assert memory.sealed() == (8, 6)
+    assert memory.begin(9) is not None and memory.sealed() == (6,)  # 6 is being written: 8 has to go
+    memory._busy = {0, 1}
+    assert memory.begin(10) is None
+    memory.close()
+
+
+def test_after_a_rollback_later_steps_are_gone_and_the_younger_generation_counts(place: Place) -> None:
+    memory = Memory.attach(place, PARTS, buffers=3)
+    for step in (1, 2, 3):
+        _snapshot(memory, step)
+    memory.forget_after(2)
+    assert memory.sealed() == (2, 1)
+    _snapshot(memory, 2, generation=1)
+    assert memory.seal_of(2).generation == 1 and memory.sealed() == (2, 1)
+    memory.close()
+
+
+def test_a_killed_keeper_is_replaced_and_the_memory_stays(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    _snapshot(memory, 1)
+    assert memory.repair() is False
+    killed = memory.keeper_pid
+    os.kill(killed, signal.SIGKILL)
+    _ends(killed)
+    assert memory.repair() is True and memory.keeper_pid != killed
+    other = Memory.attach(place)  # what the new keeper holds is the same memory
+    _check(other, 1)
+    _snapshot(memory, 2)
+    assert other.sealed() == (2, 1)
+    memory.close()
+    other.close()
+    _ends(memory.keeper_pid)
+
+
+def test_other_parts_are_other_memory_and_the_same_parts_the_same(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    _snapshot(memory, 1)
+    for parts, steps in ((PARTS, (1,)), (PARTS[:2], ()), (PARTS, ())):
+        other = Memory.attach(place, parts)
+        assert other.sealed() == steps
+        other.leave()
+    memory.close()
+
+
+def test_a_keeper_of_another_attempt_is_refused_by_name(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    with pytest.raises(UserError, match=r"'lm-1.2'.*is of attempt 'lm-1.1'"):
+        Memory.attach(Place(folder=place.folder, slot=0, attempt="lm-1.2"), PARTS)
+    memory.close()
+
+
+def test_two_ranks_of_a_node_have_a_keeper_each(place: Place) -> None:
+    one, two = (Memory.attach(Place(folder=place.folder, slot=slot, attempt="lm-1.1"), PARTS) for slot in (0, 1))
+    assert one.keeper_pid != two.keeper_pid
+    _snapshot(one, 1)
+    assert (one.sealed(), two.sealed()) == ((1,), ())
+    one.close()
+    two.close()
+    _ends(one.keeper_pid)
+    _ends(two.keeper_pid)
+
+
+def test_two_processes_that_start_a_keeper_at_once_get_the_same(place: Place) -> None:
+    ranks = [_start_rank(place, "sealed") for _ in range(2)]
+    keepers = {_keeper_of(rank) for rank in ranks}
+    for rank in ranks:
+        _kill(rank)
+    assert len(keepers) == 1
+
+
+def test_more_state_than_memory_is_one_error_with_both_numbers(place: Place) -> None:
+    huge = Part(name="huge", dtype="U8", shape=(1 << 45,), start=(0,), size=(1 << 45,))
+    with pytest.raises(SetupError) as refused:
+        Memory.attach(place, [huge], buffers=2)
+    assert refused.value.field == "checkpoint memory"
+    assert str(2 * layout_of([huge]).size_bytes) in refused.value.fix and "are free" in refused.value.fix
+    memory = Memory.attach(place, PARTS)  # the keeper is as good as before
+    assert memory.sealed() == ()
+    memory.close()
+
+
+def test_memory_is_taken_at_once_and_given_back_when_not_all_of_it_is_there(tmp_path: Path) -> None:
+    layout = layout_of(PARTS)
+    before = _open_files()
+    made = segments.make_segments(tmp_path, layout, 2)
+    assert all(os.fstat(one).st_blocks * 512 >= layout.size_bytes for one in made)
+    for one in made:
+        with pytest.raises(OSError):
+            os.ftruncate(one, 0)  # a rank cannot pull it from under the keeper
+        os.close(one)
+    with pytest.raises(SetupError, match=f"{2 * layout.size_bytes} bytes of host memory, and 7 are free"):
+        segments.make_segments(tmp_path, layout, 2, free=lambda: 7)
+    assert _open_files() == before
+
+
+def test_every_tear_of_a_seal_is_no_seal(tmp_path: Path) -> None:
+    layout = layout_of(PARTS)
+    descriptor = segments.make_segments(tmp_path, layout, 1)[0]
+    segment = Segment(descriptor, layout)
+    empty = segment.memory[:160].tobytes()
+    segment.write_seal(Seal(7, 2, "note"))
+    whole = segment.memory[:160].tobytes()
+    assert segment.seal() == Seal(7, 2, "note")
+    length = len(whole.rstrip(b"\0"))
+    for torn in range(length):
+        segment.memory[:160] = whole[:torn] + empty[torn:]
+        assert segment.seal() is None, torn
+    segment.memory[:160] = whole
+    assert segment.seal() is not None
+    segment.break_seal()
+    assert segment.seal() is None
+    with pytest.raises(Bug, match="note"):
+        segment.write_seal(Seal(7, 2, "x" * (NOTE_BYTES_MAX + 1)))
+    os.close(descriptor)
+
+
+def test_garbage_on_the_socket_ends_that_connection_only(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\x0e" + b'{"kind":"bye"}'):
+        channel = _connected(place)
+        assert channel is not None
+        channel.sendall(garbage)
+        channel.settimeout(5)
+        assert channel.recv(1) == b""  # hung up
+        channel.close()
+    _snapshot(memory, 1)
+    other = Memory.attach(place)
+    assert other.sealed() == (1,)
+    other.leave()
+    memory.close()
+
+
+def _open_files() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+def _snapshot(memory: Memory, step: int, generation: int = 0) -> None:
+    draft = memory.begin(step, generation)
+    assert draft is not None
+    for part, place in draft.places:
+        place[:] = filled(part, step)
+    draft.seal()
+
+
+def _check(memory: Memory, step: int) -> None:
+    read = memory.read(step)
+    assert {part.key: bytes(read[part.key]) for part in PARTS} == {part.key: bytes(filled(part, step)) for part in PARTS}
+
+
+def _start_rank(place: Place, act: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "error", "-m", "tests.job.checkpoint.snapshot_rank", str(place.folder), act]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, process_group=0)
+
+
+def _keeper_of(rank: "subprocess.Popen[str]") -> int:
+    assert rank.stdout is not None
+    said = rank.stdout.readline().split()
+    assert said[0] == "ready"
+    return int(said[1])
+
+
+def _kill(rank: "subprocess.Popen[str]") -> None:
+    os.killpg(rank.pid, signal.SIGKILL)  # as the shim does
+    rank.communicate()
+
+
+def _killed_rank(place: Place, act: str) -> int:
+    rank = _start_rank(place, act)
+    keeper = _keeper_of(rank)
+    _kill(rank)
+    return keeper
+
+
+def _ends(pid: int) -> None:
+    _eventually(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
