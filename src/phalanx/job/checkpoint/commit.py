@@ -26,6 +26,8 @@ UNWRITABLE: Final = (OSError, SetupError, StoreUnavailable)
 """What a write raises when the place, not the program, is at fault."""
 RNG: Final = "rng."
 """Names that begin so are a rank's random generators: a gang of another size has others, and no run asks for them by name."""
+AGAIN_S: Final = 1.0
+"""Between two tries to write where it failed: soon after a disk has room again, and no load on one that has none."""
 _POLL_S: Final = 0.02
 
 
@@ -77,23 +79,40 @@ def commit_when_whole(
     patience_s: float,
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    given_up: Callable[[], str] = lambda: "",
+    troubled: Callable[[str], None] = lambda _: None,
 ) -> Saved | SaveFailed:
     """Waits for every rank's index, then commits. Called by one process of the gang.
+
+    Within its patience it tries again where the place cannot be written, and says so to `troubled`. given_up: why nobody needs
+    this save any more, or ''.
 
     Raises CheckpointError once a newer attempt or generation holds the job's checkpoints: this one lost its right to write.
     """
     until_s = clock_s() + patience_s
-    world_size = content.origin.world_size
-    while missing := [rank for rank in range(world_size) if not (folder / _index_name(key, rank)).exists()]:
-        if reason := _failure(folder, key, missing):
+    while missing := _missing(folder, key, content.origin.world_size):
+        if reason := _failure(folder, key, missing) or given_up():
             return _failed(folder, key, reason)
         if clock_s() >= until_s:
             return _failed(folder, key, f"no shard of {_ranks(missing)} within {patience_s:g} s")
         pause(_POLL_S)
+    while True:
+        try:
+            return _commit(folder, key, content)
+        except UNWRITABLE as error:
+            reason = reason_of(error)
+        if clock_s() >= until_s:
+            return _failed(folder, key, reason)
+        troubled(reason)
+        pause(AGAIN_S)
+
+
+def _missing(folder: Path, key: SaveKey, world_size: int) -> list[int]:
+    """Ranks whose index is not there, or not to be seen for now."""
     try:
-        return _commit(folder, key, content)
-    except UNWRITABLE as error:
-        return _failed(folder, key, reason_of(error))
+        return [rank for rank in range(world_size) if not (folder / _index_name(key, rank)).exists()]
+    except OSError:
+        return list(range(world_size))
 
 
 def _commit(folder: Path, key: SaveKey, content: Content) -> Saved | SaveFailed:
@@ -154,7 +173,7 @@ def _failed(folder: Path, key: SaveKey, reason: str) -> SaveFailed:
 
 def _failure(folder: Path, key: SaveKey, missing: list[int]) -> str:
     for rank in missing:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             return f"rank {rank}: {(folder / _failure_name(key, rank)).read_text(errors='replace')}"
     return ""
 

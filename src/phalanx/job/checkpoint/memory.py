@@ -1,17 +1,19 @@
 """A rank's snapshots in host memory. The rank copies and seals; its keeper holds them, and gives them to the process after it.
 
-One process a place at a time writes. A snapshot is whole once it is sealed, and as long as its seal is: `begin` breaks one before
-anything is overwritten, and never the last that is left. No torch.
+One process a place at a time writes; its threads may share a Memory. A snapshot is whole once it is
+sealed, and as long as its seal is: `begin` breaks one before anything is overwritten, and never the last that is left. No torch.
 """
 
 import contextlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from phalanx.core.errors import Bug, NotFound
 from phalanx.job.checkpoint.keeper.link import KeeperGone, Link, reach
-from phalanx.job.checkpoint.keeper.messages import Adopt, Bye, Holding, Make
+from phalanx.job.checkpoint.keeper.messages import Adopt, Bye, Committed, GivenUp, Holding, Make, News, Persist, Written
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
@@ -49,13 +51,15 @@ class Draft:
 class Memory:
     """From `attach`."""
 
-    def __init__(self, place: Place, link: Link, keeper_pid: int, segments: list[Segment], idle_s: float) -> None:
+    def __init__(self, place: Place, link: Link, holding: Holding, segments: list[Segment], idle_s: float) -> None:
         self.place = place
-        self.keeper_pid = keeper_pid
+        self.keeper_pid = holding.pid
         self._link = link
         self._segments = segments
         self._idle_s = idle_s
-        self._busy: set[int] = set()  # segments that are being written to durable storage
+        self._left = False
+        self._lock = threading.RLock()
+        self._saves = {one.key.save: one for one in holding.saves}  # under way
 
     @classmethod
     def attach(cls, place: Place, parts: Sequence[Part] | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
@@ -77,7 +81,7 @@ class Memory:
             except Exception:
                 link.close()
                 raise
-        return cls(place, link, holding.pid, _mapped(holding, descriptors), idle_s)
+        return cls(place, link, holding, _mapped(holding, descriptors), idle_s)
 
     @property
     def layout(self) -> Layout:
@@ -85,10 +89,10 @@ class Memory:
 
     def begin(self, step: int, generation: int = 0) -> Draft | None:
         """Somewhere to copy the state after `step` to; None when every segment is busy or is the last whole one."""
-        seals = [segment.seal() for segment in self._segments]
+        seals, busy = [segment.seal() for segment in self._segments], self._busy()
         for index in sorted(range(len(seals)), key=lambda index: _age(seals[index])):
             others = [seal for at, seal in enumerate(seals) if at != index and seal is not None]
-            if index not in self._busy and (seals[index] is None or others):
+            if index not in busy and (seals[index] is None or others):
                 self._segments[index].break_seal()
                 return Draft(self._segments[index], step, generation)
         return None
@@ -114,17 +118,50 @@ class Memory:
             if seal.step > step:
                 segment.break_seal()
 
+    def persist(self, step: int, asked: Persist) -> None:
+        """Has the keeper write the snapshot of `step`; `news` says how it went. asked: its `segment` is filled in here.
+
+        A keeper that is gone is replaced first. Raises NotFound, or SetupError when none can be started.
+        """
+        with self._lock:
+            _, segment = self._find(step)
+            asked = replace(asked, segment=self._segments.index(segment))
+            self.repair()
+            self._saves[asked.key.save] = asked
+            with contextlib.suppress(KeeperGone):  # just now: the next repair says it again
+                self._link.say(asked)
+
+    def news(self, wait_s: float = 0.0) -> list[News]:
+        """What has become of saves since the last time; waits up to `wait_s` for the first of it."""
+        with self._lock:
+            try:
+                told = self._link.news(wait_s)
+            except KeeperGone:
+                return []  # `repair` begins its saves again
+            for one in told:
+                self._note(one)
+            return told
+
+    @property
+    def saving(self) -> tuple[Persist, ...]:
+        """Saves of which the end was not heard."""
+        with self._lock:
+            return tuple(self._saves.values())
+
     def repair(self) -> bool:
-        """Whether the keeper was gone: then there is a new one, which holds the same memory."""
-        if not self._link.has_ended():
-            return False
-        self._link.close()
-        self._link, holding, descriptors = reach(self.place, self._idle_s)
-        self.keeper_pid = holding.pid
-        _close(descriptors)
-        asked = Adopt(parts=self.layout.parts, buffers=len(self._segments))
-        _close(self._link.ask(asked, [segment.descriptor for segment in self._segments])[1])
-        return True
+        """Whether the keeper was gone: then there is a new one, which holds the same memory and does the saves that it left."""
+        with self._lock:
+            if not self._link.has_ended():
+                return False
+            self._link.close()
+            self._link, holding, descriptors = reach(self.place, self._idle_s)
+            self.keeper_pid = holding.pid
+            _close(descriptors)
+            adopt = Adopt(parts=self.layout.parts, buffers=len(self._segments))
+            _close(self._link.ask(adopt, [segment.descriptor for segment in self._segments])[1])
+            for save in self._saves.values():
+                self._link.say(save)
+            return True
 
     def close(self) -> None:
         """Ends the keeper too, once it has written what it is writing. A rank that will be replaced must not call this."""
@@ -134,8 +171,22 @@ class Memory:
 
     def leave(self) -> None:
         """Goes, and has the keeper wait for whoever comes next."""
-        self._link.close()
-        _close([segment.descriptor for segment in self._segments])
+        if not self._left:
+            self._left = True
+            self._link.close()
+            _close([segment.descriptor for segment in self._segments])
+
+    def _busy(self) -> set[int]:
+        """Segments that are being written to durable storage."""
+        with self._lock:
+            return {save.segment for save in self._saves.values() if save.segment is not None}
+
+    def _note(self, news: News) -> None:
+        match news:
+            case Written(key=key) if (save := self._saves.get(key.save)) is not None and save.content is not None:
+                self._saves[key.save] = replace(save, segment=None)  # what is left of it is the commit
+            case Written(key=key) | Committed(key=key) | GivenUp(key=key):
+                self._saves.pop(key.save, None)
 
     def _whole(self) -> list[tuple[Seal, Segment]]:
         return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]

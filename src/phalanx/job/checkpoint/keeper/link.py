@@ -15,7 +15,7 @@ import phalanx
 from phalanx.core import wire
 from phalanx.core.errors import SetupError, StoreUnavailable, UserError
 from phalanx.job.checkpoint.keeper import frames
-from phalanx.job.checkpoint.keeper.messages import Adopt, Asked, Bye, Hello, Holding, Make, Refused, Told
+from phalanx.job.checkpoint.keeper.messages import Adopt, Asked, Bye, Hello, Holding, Make, News, Persist, Refused, Told
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 
 PATIENCE_S: Final = 30.0
@@ -36,6 +36,8 @@ class Link:
         channel.settimeout(PATIENCE_S)
         self._channel = channel
         self._received = frames.Received()
+        self._answer: Holding | Refused | None = None
+        self._unread: list[News] = []
 
     def ask(self, message: Hello | Make | Adopt, descriptors: Sequence[int] = ()) -> tuple[Holding, list[int]]:
         """The answer, and the segments' descriptors, which are the caller's now. Raises KeeperGone, or what the keeper refused."""
@@ -46,7 +48,7 @@ class Link:
             case holding:
                 return holding, self._received.take(holding.buffers)
 
-    def say(self, message: Hello | Make | Adopt | Bye, descriptors: Sequence[int] = ()) -> None:
+    def say(self, message: Hello | Make | Adopt | Persist | Bye, descriptors: Sequence[int] = ()) -> None:
         """Raises KeeperGone."""
         try:
             frames.send(self._channel, wire.dumps(Asked, message).encode(), descriptors)
@@ -57,26 +59,46 @@ class Link:
         self._received.close()
         self._channel.close()
 
+    def news(self, wait_s: float = 0.0) -> list[News]:
+        """What the keeper said of its own accord; waits up to `wait_s` for the first of it. Raises KeeperGone."""
+        if not self._unread and self._is_readable(wait_s):
+            self._hear()
+        told, self._unread = self._unread, []
+        return told
+
     def _next(self) -> Holding | Refused:
+        while self._answer is None:
+            self._hear()
+        answer, self._answer = self._answer, None
+        return answer
+
+    def _hear(self) -> None:
+        """Waits for something. Raises KeeperGone."""
         try:
-            while True:
-                for frame in self._received.frames():
-                    told: Holding | Refused = wire.loads(Told, frame)
-                    return told
-                if not self._received.read(self._channel):
-                    raise KeeperGone("the snapshot keeper has ended")
+            if not self._received.read(self._channel):
+                raise KeeperGone("the snapshot keeper has ended")
+            for frame in self._received.frames():
+                told: Holding | Refused | News = wire.loads(Told, frame)
+                if isinstance(told, Holding | Refused):
+                    self._answer = told
+                else:
+                    self._unread.append(told)
         except (OSError, ValueError) as error:
             raise KeeperGone(f"the snapshot keeper does not answer ({error})") from error
 
     def has_ended(self) -> bool:
         """Whether the other side is known to be gone; waits for nothing."""
-        readable, _, _ = select.select([self._channel], [], [], 0)
-        if not readable:
+        if not self._is_readable(0.0):
             return False
         try:
             return not self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:
             return True
+
+    def _is_readable(self, wait_s: float) -> bool:
+        poll = select.poll()  # select() takes no descriptor beyond 1,023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
 
 
 def reach(place: Place, idle_s: float = IDLE_S) -> tuple[Link, Holding, list[int]]:

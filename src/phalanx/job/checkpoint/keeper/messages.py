@@ -5,7 +5,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.commit import Content, Saved
+from phalanx.job.checkpoint.retention import Keep
+from phalanx.job.checkpoint.shard_file import Part, SaveKey
 
 BUFFERS_MAX: Final = 8
 
@@ -37,6 +39,24 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Write a sealed segment below the folder `root` of checkpoints; until `Written` nobody may change it.
+
+    segment: None when the shard lies there already, and only has to be committed. content: what rank 0's keeper commits, None on
+    the others. patience_s: how long a place that cannot be written is tried again.
+    """
+
+    root: str
+    key: SaveKey
+    rank: int
+    segment: int | None
+    content: Content | None
+    keep: Keep
+    patience_s: float
+    kind: Literal["persist"] = "persist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bye:
     """The rank has ended as it should; without a save under way the keeper ends too."""
 
@@ -45,11 +65,15 @@ class Bye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What the keeper has; the segments' descriptors come along. pid: its own. parts, buffers: empty and 0 when it has none."""
+    """What the keeper has; the segments' descriptors come along. pid: its own. parts, buffers: empty and 0 when it has none.
+
+    saves: under way.
+    """
 
     pid: int
     parts: tuple[Part, ...]
     buffers: int
+    saves: tuple[Persist, ...] = ()
     kind: Literal["holding"] = "holding"
 
 
@@ -63,5 +87,44 @@ class Refused:
     kind: Literal["refused"] = "refused"
 
 
-Asked = Annotated[Hello | Make | Adopt | Bye, Field(discriminator="kind")]
-Told = Annotated[Holding | Refused, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """This rank's shard of the save is durable and was read back; its segment is free."""
+
+    key: SaveKey
+    kind: Literal["written"] = "written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The checkpoint exists."""
+
+    key: SaveKey
+    saved: Saved
+    kind: Literal["committed"] = "committed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Troubled:
+    """The place could not be written; it is tried again. Said once a save."""
+
+    key: SaveKey
+    reason: str
+    kind: Literal["troubled"] = "troubled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Nothing of this save is left, and its segment is free. fenced: since a newer attempt or generation holds the checkpoints."""
+
+    key: SaveKey
+    reason: str
+    fenced: bool = False
+    kind: Literal["given up"] = "given up"
+
+
+News = Written | Committed | Troubled | GivenUp
+"""What a keeper says of its own accord."""
+
+Asked = Annotated[Hello | Make | Adopt | Persist | Bye, Field(discriminator="kind")]
+Told = Annotated[Holding | Refused | News, Field(discriminator="kind")]

@@ -7,18 +7,34 @@ import selectors
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.errors import UserError
 from phalanx.job.checkpoint.keeper import frames
-from phalanx.job.checkpoint.keeper.messages import BUFFERS_MAX, Adopt, Asked, Bye, Hello, Holding, Make, Refused, Told
+from phalanx.job.checkpoint.keeper.messages import (
+    BUFFERS_MAX,
+    Adopt,
+    Asked,
+    Bye,
+    GivenUp,
+    Hello,
+    Holding,
+    Make,
+    News,
+    Persist,
+    Refused,
+    Told,
+)
 from phalanx.job.checkpoint.keeper.only import lock_name
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.segment import Layout, Segment, layout_of
 
+_UNHEARD_MAX: Final = 64
 NEW_S: Final = 30.0
 _SEND_S: Final = 5.0
 
@@ -31,7 +47,7 @@ class Caller:
         self.received = frames.Received()
         self.known = False  # it said Hello, of the right attempt
 
-    def tell(self, message: Holding | Refused, descriptors: list[int] | None = None) -> None:
+    def tell(self, message: Holding | Refused | News, descriptors: list[int] | None = None) -> None:
         """A rank that is gone, or does not read, is not waited for."""
         with contextlib.suppress(OSError):
             frames.send(self.channel, wire.dumps(Told, message).encode(), descriptors or [])
@@ -49,12 +65,18 @@ class Keeper:
         self._patience_alone_s = min(idle_s, NEW_S)  # whoever started it may have died since
         self._dismissed = False
         self._callers: list[Caller] = []
+        self._heard, self._ring = socket.socketpair()
+        self._ring.setblocking(False)
+        self._news: deque[News] = deque()  # from the saves' threads
+        self._unheard: deque[News] = deque(maxlen=_UNHEARD_MAX)
+        self._saves = Saves(self._post, clock_s)
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Returns when idle. Only for whoever has the place's lock."""
         folder = os.open(self.place.folder, os.O_RDONLY | os.O_DIRECTORY)
         self._listen(folder)
+        self._selector.register(self._heard, selectors.EVENT_READ, self._spread_news)
         while not self._is_over():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
@@ -76,12 +98,12 @@ class Keeper:
                 os.unlink(name, dir_fd=folder)
 
     def _is_over(self) -> bool:
-        if self._callers:
+        if self._callers or self._saves.running:
             return False
         return self._dismissed or self._left_s() <= 0
 
     def _patience_s(self) -> float | None:
-        return None if self._callers else max(0.0, self._left_s())
+        return None if self._callers or self._saves.running else max(0.0, self._left_s())
 
     def _left_s(self) -> float:
         return self._patience_alone_s - (self._clock_s() - self._alone_since_s)
@@ -117,7 +139,7 @@ class Keeper:
         caller.channel.close()
         self._alone_since_s = self._clock_s()
 
-    def _obey(self, caller: Caller, asked: Hello | Make | Adopt | Bye) -> None:
+    def _obey(self, caller: Caller, asked: Hello | Make | Adopt | Persist | Bye) -> None:
         """Raises ValueError for what may not be asked now."""
         match asked:
             case Hello(attempt=attempt):
@@ -130,6 +152,8 @@ class Keeper:
                 layout = layout_of(parts)
                 self.segments = [Segment(descriptor, layout) for descriptor in caller.received.take(buffers)]
                 self._show(caller)
+            case Persist():
+                self._persist(caller, asked)
             case Bye():
                 self._dismissed = True
                 self._hang_up(caller)
@@ -143,6 +167,8 @@ class Keeper:
         self._patience_alone_s = self._idle_s
         self._dismissed = False
         self._show(caller)
+        while self._unheard:
+            caller.tell(self._unheard.popleft())
 
     def _make(self, caller: Caller, layout: Layout, buffers: int) -> None:
         if not 2 <= buffers <= BUFFERS_MAX:
@@ -157,18 +183,45 @@ class Keeper:
             self.segments = [Segment(descriptor, layout) for descriptor in descriptors]
         self._show(caller)
 
+    def _persist(self, caller: Caller, asked: Persist) -> None:
+        if asked.segment is None:
+            self._saves.begin(asked, None)
+        elif 0 <= asked.segment < len(self.segments) and self.segments[asked.segment].seal() is not None:
+            self._saves.begin(asked, self.segments[asked.segment])
+        else:
+            caller.tell(GivenUp(key=asked.key, reason="its snapshot is not there"))
+
+    def _post(self, news: News) -> None:
+        """From any thread."""
+        self._news.append(news)
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._ring.send(b"!")
+
+    def _spread_news(self) -> None:
+        """To everybody there; else to whoever comes first."""
+        self._heard.recv(4096)
+        while self._news:
+            news = self._news.popleft()
+            known = [caller for caller in self._callers if caller.known]
+            for caller in known:
+                caller.tell(news)
+            if not known:
+                self._unheard.append(news)
+        self._alone_since_s = self._clock_s()
+
     def _has(self, layout: Layout, buffers: int) -> bool:
         return len(self.segments) == buffers and self.segments[0].layout.digest == layout.digest
 
     def _let_go(self) -> None:
-        """The memory is free once the ranks that mapped it are gone too."""
+        """The memory is free once the ranks that mapped it are gone too, and saves from it have ended."""
         for segment in self.segments:
             os.close(segment.descriptor)
         self.segments = []
+        self._saves.segments_are_gone()
 
     def _show(self, caller: Caller) -> None:
         parts = self.segments[0].layout.parts if self.segments else ()
-        told = Holding(pid=os.getpid(), parts=parts, buffers=len(self.segments))
+        told = Holding(pid=os.getpid(), parts=parts, buffers=len(self.segments), saves=self._saves.running)
         caller.tell(told, [segment.descriptor for segment in self.segments])
 
 

@@ -32,7 +32,7 @@ def make_segments(folder: Path, layout: Layout, buffers: int, free: Callable[[],
         except OSError as error:
             for descriptor in made:
                 os.close(descriptor)
-            raise _too_little(needed, buffers, there) from error
+            raise _too_little(needed, buffers, there, f" ({error.strerror})") from error
     return made
 
 
@@ -57,9 +57,9 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _too_little(needed: int, buffers: int, there: int) -> SetupError:
+def _too_little(needed: int, buffers: int, there: int, why: str = "") -> SetupError:
     fix = (
-        f"{buffers} snapshots of this rank's state need {needed} bytes of host memory, and {there} are free; "
+        f"{buffers} snapshots of this rank's state need {needed} bytes of host memory, and {there} are free{why}; "
         f"give the job more memory, or more ranks so that each has less of the state"
     )
     return SetupError("checkpoint memory", f"{needed} bytes", fix)

@@ -1,0 +1,134 @@
+"""A keeper's saves: shards one after the other, each read back before it is announced; commits beside them, since they wait.
+
+What goes wrong with a place is tried again within the save's patience; older checkpoints are not touched by it.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from phalanx.core.errors import CheckpointError
+from phalanx.job.checkpoint import commit, manifest, shard_file
+from phalanx.job.checkpoint.commit import AGAIN_S, UNWRITABLE, Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
+from phalanx.job.checkpoint.retention import remove, superfluous
+from phalanx.job.checkpoint.segment import Segment
+from phalanx.job.checkpoint.shard_file import Damaged
+
+_COMMITS_MAX: Final = 8
+"""Saves that wait for other ranks' shards at a time; more segments than that no rank has."""
+
+
+class Saves:
+    """`tell` is called from other threads."""
+
+    def __init__(
+        self, tell: Callable[[News], None], clock_s: Callable[[], float], pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._tell = tell
+        self._clock_s = clock_s
+        self._pause = pause
+        self._lock = Lock()
+        self._running: dict[str, Persist] = {}  # by the key's save
+        self._troubled: set[str] = set()  # of which it was said
+        self._generation = 0
+        self._writer = ThreadPoolExecutor(1, "shard")
+        self._committer = ThreadPoolExecutor(_COMMITS_MAX, "commit")
+
+    @property
+    def running(self) -> tuple[Persist, ...]:
+        with self._lock:
+            return tuple(self._running.values())
+
+    def begin(self, asked: Persist, segment: Segment | None) -> None:
+        """segment: sealed, and not to be changed before `Written`. One that is under way already is not begun again."""
+        with self._lock:
+            if asked.key.save in self._running:
+                return
+            self._running[asked.key.save] = asked
+            self._generation = max(self._generation, asked.key.generation)
+        if segment is not None:
+            self._writer.submit(self._guarded, asked, lambda: self._write(asked, segment))
+        else:
+            self._committer.submit(self._guarded, asked, lambda: self._commit(asked))
+
+    def segments_are_gone(self) -> None:
+        """There are others by now: whoever asks what is busy shall not take those for them."""
+        with self._lock:
+            self._running = {save: replace(asked, segment=None) for save, asked in self._running.items()}
+
+    def _guarded(self, asked: Persist, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except CheckpointError as error:  # a newer attempt's or generation's right to write
+            self._end(asked, GivenUp(key=asked.key, reason=error.sentence(), fenced=True))
+        except Exception as error:  # noqa: BLE001 (the rank hears of it; this thread has others to serve)
+            self._end(asked, GivenUp(key=asked.key, reason=f"{type(error).__name__}: {error}"))
+
+    def _write(self, asked: Persist, segment: Segment) -> None:
+        folder = Path(asked.root) / manifest.folder_name(asked.key.step)
+        until_s = self._clock_s() + asked.patience_s
+        while reason := self._written(asked, folder, segment):
+            if self._clock_s() >= until_s or self._is_old(asked):
+                commit.announce_failure(folder, asked.key, asked.rank, reason)
+                self._end(asked, GivenUp(key=asked.key, reason=reason))
+                return
+            self._say_trouble(asked, reason)
+            self._pause(AGAIN_S)
+        if asked.content is None:
+            self._end(asked, Written(key=asked.key))
+            return
+        waiting = replace(asked, segment=None)
+        with self._lock:
+            self._running[asked.key.save] = waiting
+        self._tell(Written(key=asked.key))
+        self._committer.submit(self._guarded, waiting, lambda: self._commit(waiting))
+
+    def _written(self, asked: Persist, folder: Path, segment: Segment) -> str:
+        """Why not, or ''."""
+        path = shard_file.shard_path(folder, asked.key, asked.rank)
+        try:
+            index = shard_file.write(path, segment.pairs(), key=asked.key, rank=asked.rank)
+            shard_file.verify(folder, index)
+            commit.announce(folder, index)
+        except (*UNWRITABLE, Damaged) as error:
+            return reason_of(error)
+        return ""
+
+    def _commit(self, asked: Persist) -> None:
+        content = asked.content
+        if not isinstance(content, Content):
+            raise TypeError("only rank 0's keeper commits")
+        root = Path(asked.root)
+        saved = commit.commit_when_whole(
+            root / manifest.folder_name(asked.key.step), asked.key, content, patience_s=asked.patience_s,
+            clock_s=self._clock_s, pause=self._pause, given_up=lambda: self._is_old(asked),
+            troubled=lambda reason: self._say_trouble(asked, reason),
+        )  # fmt: skip
+        match saved:
+            case Saved():
+                remove(superfluous(root, asked.key.step, asked.keep, saving=[one.key.step for one in self.running]))
+                self._end(asked, Committed(key=asked.key, saved=saved))
+            case SaveFailed(reason=reason):
+                self._end(asked, GivenUp(key=asked.key, reason=reason))
+
+    def _is_old(self, asked: Persist) -> str:
+        """Why the save is not needed, or '': ranks of an older generation may have died before they asked for their part of it."""
+        return "the gang was formed anew" if asked.key.generation < self._generation else ""
+
+    def _say_trouble(self, asked: Persist, reason: str) -> None:
+        with self._lock:
+            if asked.key.save in self._troubled:
+                return
+            self._troubled.add(asked.key.save)
+        self._tell(Troubled(key=asked.key, reason=reason))
+
+    def _end(self, asked: Persist, news: News) -> None:
+        with self._lock:
+            self._running.pop(asked.key.save, None)
+            self._troubled.discard(asked.key.save)
+        self._tell(news)

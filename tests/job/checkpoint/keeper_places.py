@@ -1,0 +1,50 @@
+"""Places of keepers for tests, and their end."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.job.checkpoint.keeper.link import _connected
+from phalanx.job.checkpoint.keeper.place import Place
+from phalanx.job.checkpoint.memory import Memory
+from tests.job.checkpoint.snapshot_parts import PARTS, filled
+
+ATTEMPT = "lm-1.1"
+
+
+def place_at(folder: Path, slot: int = 0) -> Place:
+    return Place(folder=folder, slot=slot, attempt=ATTEMPT)
+
+
+def end_keepers(folder: Path, slots: int = 2) -> None:
+    for slot in range(slots):
+        channel = _connected(place_at(folder, slot))
+        if channel is not None:
+            channel.close()
+            Memory.attach(place_at(folder, slot), PARTS).close()
+
+
+def snapshot(memory: Memory, step: int, generation: int = 0) -> None:
+    draft = memory.begin(step, generation)
+    assert draft is not None
+    for part, place in draft.places:
+        place[:] = filled(part, step)
+    draft.seal()
+
+
+def ends(pid: int) -> None:
+    eventually(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
