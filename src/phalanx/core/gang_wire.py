@@ -1,0 +1,82 @@
+"""How ranks and their gang's coordinator talk: frames over a stream socket. Standard library only: the shim imports this.
+
+A frame is two lengths (big-endian, 32 bits each), a JSON object, and bytes; `sizes` in the object cuts the bytes into parts, which
+are values of the gang's store. A connection's first frame is `hello(...)`, and says what the connection is for:
+
+- `member`, one a process. It says `here` (it is out of generation `after` and wants the next), `settled` (it can train in its
+  generation), `beat` (its main thread's position) and `done`; it hears `go` (its place in a generation) and `over`
+  (a generation is).
+- `store`, any number: one request, one answer, in turn. Requests name an operation of `torch.distributed.Store`.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+HEADER_BYTES_MAX: Final = 256 * 1024
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+_LENGTHS: Final = struct.Struct("!II")
+
+ADDRESS: Final = "PHALANX_GANG"
+TOKEN: Final = "PHALANX_GANG_TOKEN"  # noqa: S105 - the variable's name
+MEMBER: Final = "PHALANX_GANG_MEMBER"
+TIMEOUTS: Final = "PHALANX_GANG_TIMEOUTS"
+"""What a rank of a gang with a coordinator finds in its environment: `unix:PATH`, the attempt's secret, its process's number in the
+gang, and `core.timeouts.Timeouts` as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message. `head`: a JSON object without `sizes`."""
+
+    head: Mapping[str, Any]
+    parts: Sequence[bytes] = ()
+
+
+def hello(token: str, member: int, channel: str) -> Frame:
+    return Frame({"token": token, "member": member, "channel": channel})
+
+
+def encode(frame: Frame) -> bytes:
+    """Raises ValueError for one that the other side would refuse."""
+    head = json.dumps({**frame.head, "sizes": [len(part) for part in frame.parts]}).encode()
+    body = b"".join(frame.parts)
+    if len(head) > HEADER_BYTES_MAX or len(body) > BODY_BYTES_MAX:
+        raise ValueError(f"a frame of {len(head)} and {len(body)} bytes; {HEADER_BYTES_MAX} and {BODY_BYTES_MAX} go through")
+    return _LENGTHS.pack(len(head), len(body)) + head + body
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Frames out of bytes as they come."""
+
+    _left: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Every frame that is whole now. Raises ValueError for what is none: there is no way back into step."""
+        self._left += data
+        while len(self._left) >= _LENGTHS.size:
+            num_head, num_body = _LENGTHS.unpack_from(self._left)
+            if num_head > HEADER_BYTES_MAX or num_body > BODY_BYTES_MAX:
+                raise ValueError(f"a frame of {num_head} and {num_body} bytes")
+            end = _LENGTHS.size + num_head + num_body
+            if len(self._left) < end:
+                return
+            head = bytes(self._left[_LENGTHS.size : _LENGTHS.size + num_head])
+            body = bytes(self._left[_LENGTHS.size + num_head : end])
+            del self._left[:end]
+            yield _frame(head, body)
+
+
+def _frame(head: bytes, body: bytes) -> Frame:
+    said = json.loads(head)
+    sizes = said.pop("sizes", []) if isinstance(said, dict) else None
+    if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != len(body):
+        raise ValueError("a frame whose head is no object, or whose sizes are not those of its bytes")
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += size
+    return Frame(said, parts)

@@ -1,0 +1,171 @@
+"""Joins the gang's state to the world: sockets and the shim's hands. Thin: what to do is decided in `advance`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from phalanx.core import timeouts
+from phalanx.core.gang_wire import Frame
+from phalanx.operate.agent.gang.advance import advance, next_moment
+from phalanx.operate.agent.gang.doorway import Doorway, Peer
+from phalanx.operate.agent.gang.state import (
+    Action,
+    Beat,
+    Died,
+    End,
+    Event,
+    Finished,
+    Gathering,
+    Go,
+    Here,
+    Kill,
+    Leave,
+    Over,
+    Rules,
+    Settled,
+    Start,
+    State,
+    Ticked,
+    first,
+)
+from phalanx.operate.agent.gang.values import Values
+
+TICKS_MAX: Final = 64
+"""Of one turn; each changes something, so what is left is due again at once."""
+
+
+class Hands(Protocol):
+    """What the shim does for its gang."""
+
+    def start_spare(self, member: int) -> bool:
+        """Whether that process was started."""
+
+    def kill(self, member: int) -> None: ...
+
+    def place(self, member: int, rank: int) -> Mapping[str, Any]:
+        """That process holds the rank from now on; what it must know for it."""
+
+    def end_gang(self, why: str) -> None: ...
+
+    def note(self, line: str) -> None: ...
+
+
+class Coordinator:
+    """One gang's. Belongs to the shim's thread: `turn` after every wait, `next_moment` before one. Times are on CLOCK_BOOTTIME."""
+
+    def __init__(self, order: Mapping[str, Any], world_size: int, doorway: Doorway, hands: Hands, now_ms: int) -> None:
+        rules = Rules(world_size=world_size, spares=order["spares"], timeouts=timeouts.from_dict(order["timeouts"]))
+        self._state: State = first(rules, now_ms)
+        self._values = Values()
+        self._doorway = doorway
+        self._hands = hands
+        self._now_ms = now_ms
+        self._path = Path(order["socket"])
+        self._placed = dict(enumerate(range(world_size)))  # member -> rank that it was told it has
+
+    def open(self) -> None:
+        self._doorway.open(self._path)
+
+    def close(self) -> None:
+        self._doorway.close()
+
+    def heard(self, peer: Peer, frame: Frame) -> None:
+        """One frame of a connection. Raises ValueError for nonsense, on which it is hung up."""
+        if peer.channel == "store":
+            answer = self._values.ask(peer, frame, self._now_ms)
+            if answer is not None:
+                self._doorway.say(peer, answer)
+            return
+        event = _event(peer.member, frame.head)
+        if event is not None:
+            self._move(event)
+
+    def left(self, peer: Peer) -> None:
+        self._values.forget(peer)
+
+    def died(self, member: int, how: str, replaceable: bool, now_ms: int) -> bool:
+        """Whether the gang goes on without that process: else it ends as one without a coordinator does."""
+        self._now_ms = now_ms
+        self._move(Died(member, how, replaceable))
+        return not isinstance(self._state.phase, Over)
+
+    def finished(self, member: int) -> None:
+        self._move(Finished(member))
+
+    def turn(self, now_ms: int) -> None:
+        """What is due by now. Frames that are heard before the next turn count as heard now."""
+        self._now_ms = now_ms
+        for _ in range(TICKS_MAX):
+            moment = next_moment(self._state)
+            if moment is None or moment > now_ms:
+                break
+            self._move(Ticked())
+        for peer, answer in self._values.settled(now_ms):
+            assert isinstance(peer, Peer)
+            self._doorway.say(peer, answer)
+
+    def next_moment(self) -> int | None:
+        moments = [next_moment(self._state), self._values.next_moment()]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a slot is empty that a process shall take: the gang is not over though nobody may be left of it."""
+        return isinstance(self._state.phase, Gathering) and bool(self._state.empty_slots)
+
+    def _move(self, event: Event) -> None:
+        self._state, actions = advance(self._state, event, self._now_ms)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(member):
+                if not self._hands.start_spare(member):
+                    self._move(Died(member, "could not be started"))
+            case Kill(member, why):
+                self._hands.note(f"process {member} of the gang is killed: {why}")
+                self._hands.kill(member)
+            case Leave(generation, why):
+                self._hands.note(f"generation {generation} is over: {why}")
+                self._tell_all(Frame({"say": "over", "generation": generation, "why": why}))
+            case Go():
+                self._go(action)
+            case End(why):
+                self._hands.note(f"the gang ends: {why}")
+                self._hands.end_gang(why)
+
+    def _go(self, go: Go) -> None:
+        self._hands.note(f"generation {go.generation} starts with processes {', '.join(map(str, go.members))}")
+        self._values.drop(f"{prefix_of(go.generation - 1)}/")
+        peers = {peer.member: peer for peer in self._doorway.members()}
+        for rank, member in enumerate(go.members):
+            told = {"say": "go", "generation": go.generation, "rank": rank, "world_size": len(go.members)}
+            told |= {"why": go.why, "since_ms": go.since_ms, "prefix": prefix_of(go.generation)}
+            if self._placed.get(member) != rank:
+                self._placed[member] = rank
+                told["place"] = dict(self._hands.place(member, rank))
+            if member in peers:
+                self._doorway.say(peers[member], Frame(told))
+
+    def _tell_all(self, frame: Frame) -> None:
+        for peer in self._doorway.members():
+            if peer.member in self._state.holders:
+                self._doorway.say(peer, frame)
+
+
+def prefix_of(generation: int) -> str:
+    """Of a generation's keys in the store."""
+    return f"generation-{generation}"
+
+
+def _event(member: int, head: Mapping[str, Any]) -> Event | None:
+    """None for what a newer rank may say."""
+    match head:
+        case {"do": "here", "after": int(after)}:
+            return Here(member, after)
+        case {"do": "settled", "generation": int(generation)}:
+            return Settled(member, generation)
+        case {"do": "beat", "step": int(step), "mark": int(mark)}:
+            return Beat(member, step, mark)
+    return None
