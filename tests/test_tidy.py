@@ -73,7 +73,16 @@ def documented(path: Path) -> Iterator[tuple[str, str | None]]:
 
 @pytest.mark.parametrize(
     "kind",
-    [spec.JobSpec, spec.Resources, spec.Environment, spec.CheckpointPolicy, spec.DataSource, spec.Notify, recipe.LlamaRecipe],
+    [
+        spec.JobSpec,
+        spec.Resources,
+        spec.Environment,
+        spec.CheckpointPolicy,
+        spec.DataSource,
+        spec.Notify,
+        spec.Recovery,
+        recipe.LlamaRecipe,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_every_config_field_is_documented(kind: type) -> None:
@@ -91,7 +100,9 @@ def test_every_variable_of_a_rank_is_documented() -> None:
     assert [name for name in sorted(given) if f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize("kind", [spec.JobSpec, spec.CheckpointPolicy, recipe.LlamaRecipe], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [spec.JobSpec, spec.CheckpointPolicy, spec.Recovery, recipe.LlamaRecipe], ids=lambda kind: kind.__name__
+)
 def test_documented_defaults_are_the_real_ones(kind: type) -> None:
     rows = [line for line in (ROOT / "docs/job-spec.md").read_text().splitlines() if line.startswith("| `")]
     plain = [field for field in dataclasses.fields(kind) if isinstance(field.default, int | float | str) and field.default != ""]

@@ -17,6 +17,8 @@ LEASE: Final = "lease"
 """Its shims end ranks of `on_partition: stop` when the lease is over."""
 ARTIFACTS: Final = "artifacts"
 """Sends what ranks put into PHALANX_ARTIFACTS."""
+RECOVERY: Final = "recovery"
+"""Its shims keep a gang's ranks when one dies, and hold spares."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -26,5 +28,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         IMAGE: bool(spec.environment.image),
         SECRETS: bool(spec.secrets),
         LEASE: spec.on_partition == "stop",
+        RECOVERY: spec.recovery.in_gang,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -142,6 +142,14 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class GangRecovery:
+    """The gang recovers inside. spares: processes to hold ready. hang_ms: how long a rank may make no progress."""
+
+    spares: int
+    hang_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """This node's part of a gang: ranks [first_rank, first_rank + len(devices)) of `world_size`.
 
@@ -149,6 +157,7 @@ class Launch:
     code: SHA-256 of the packed workdir in the control plane's blobs, or ''. folder: the job's durable folder on this node.
     lock: file of the workdir from which the environment is built, or ''. image: container image of the ranks, or ''.
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
+    recovery: None where a rank's death ends the others.
     """
 
     attempt: AttemptId
@@ -177,6 +186,7 @@ class Launch:
     checkpoint_best_metric: str = ""
     checkpoint_best_mode: BestMode = "min"
     checkpoint_keep_every: int = 0
+    recovery: GangRecovery | None = None
 
 
 @dataclass(frozen=True, slots=True)

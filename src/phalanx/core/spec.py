@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 
 from phalanx.core.devices import DeviceRequest, parse_devices
 from phalanx.core.policy import Tier
+from phalanx.core.timeouts import HANG_MS
 from phalanx.core.units import duration_ms, moment_ms, size_bytes
 
 Kind = Literal["batch", "train", "service", "interactive"]
@@ -141,6 +142,30 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What becomes of the other ranks when one dies or hangs. See docs/recovery.md.
+
+    in_gang: they keep their processes, and another process takes the dead one's place; for recipes, and scripts that train through
+        `phalanx.job.train.reform`. Else the whole gang starts again.
+    spares: processes that wait, imports done, to take a place; each has its share of host memory and no device. With 0 one is
+        started when it is needed.
+    hang_timeout: how long a rank may make no progress, such as '2m', before it is killed and replaced; longer than the longest
+        step. Empty is 10 minutes.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    in_gang: bool = False
+    spares: int = 1
+    hang_timeout: str = ""
+
+    @property
+    def hang_ms(self) -> int:
+        """Raises ValueError naming the accepted units."""
+        return duration_ms(self.hang_timeout) if self.hang_timeout else HANG_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """Token shards made by `phalanx data prepare`.
 
@@ -182,6 +207,7 @@ class JobSpec:
         `stop` once the node's lease is over. The commits of ranks that were given up are refused either way.
     notify: who is told of the job's way.
     checkpoint: when to save, and what to keep.
+    recovery: what becomes of the other ranks when one dies or hangs.
     hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
     data: token shards for the recipe; their manifest hash goes into the lineage.
     """
@@ -213,6 +239,7 @@ class JobSpec:
     on_partition: OnPartition = "keep"
     notify: Notify | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    recovery: Recovery = field(default_factory=Recovery)
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     data: DataSource | None = None
 

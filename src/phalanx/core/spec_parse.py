@@ -17,8 +17,9 @@ from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
-from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Resources
+from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Recovery, Resources
 from phalanx.core.spec_checkpoint import checkpoint_checks
+from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
@@ -36,6 +37,7 @@ _NESTED: Final = {
     "resources": Resources,
     "environment": Environment,
     "checkpoint": CheckpointPolicy,
+    "recovery": Recovery,
     "data": DataSource,
     "notify": Notify,
     "placing": Placing,
@@ -99,7 +101,8 @@ def parse_spec(data: object) -> JobSpec:
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
-    for check in (_field_checks, _pair_checks, checkpoint_checks, sharing_checks, _environment_checks, _outside_checks):
+    checks = (_field_checks, _pair_checks, checkpoint_checks, sharing_checks, recovery_checks, _environment_checks, _outside_checks)
+    for check in checks:
         for name, value, good, fix in check(spec):
             if not good:
                 raise SpecError(name, value, fix)
@@ -281,7 +284,7 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     union = _UNIONS.get(where[0]) if where and not prefix else None
     if union is not None:  # what is wrong is said of each of its types; to people it is one field
         return SpecError(".".join(where[: union[0]]), value_of(first), union[1])
-    form = with_unit(first) if name in ("max_duration", "deadline") else ""
+    form = with_unit(first) if name in ("max_duration", "deadline", "recovery.hang_timeout") else ""
     return SpecError(name, value_of(first), form or what_to_write(first))
 
 

@@ -21,6 +21,7 @@ from phalanx.core.messages import (
     AttemptReport,
     Forget,
     FromAgent,
+    GangRecovery,
     Hello,
     Launch,
     RankExit,
@@ -94,7 +95,7 @@ def new_frames() -> tuple[list[Any], list[Any]]:
     )
     launch = Launch(
         DEMO, ("", "x.py"), "", {"A": "b"}, "", "/jobs", 0, 2, 0, 1, (0, 1), 0.0, "127.0.0.1", 20002, {"lr": 0.5, "b": True},
-        7, 2, 0, lock="uv.lock", image="img", secrets=("TOKEN",), on_partition="stop",
+        7, 2, 0, lock="uv.lock", image="img", secrets=("TOKEN",), on_partition="stop", recovery=GangRecovery(1, 5_000),
     )  # fmt: skip
     known = [_made(line) for line in (*frames("from"), *frames("to"))]
     kept = [message for message in known if not isinstance(message, Hello | Report | Welcome | StartRanks)]

@@ -16,7 +16,7 @@ from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankPr
 from phalanx.operate.agent import lease
 from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
-from phalanx.operate.agent.launch_env import Paths, marks, rank_starts
+from phalanx.operate.agent.launch_env import GangPlace, Paths, marks, rank_starts
 from phalanx.operate.agent.processes import boot_id, start_ticks
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
@@ -171,8 +171,9 @@ class AttemptFolder:
         """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
         environment that was built for them."""
         paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
+        gang = GangPlace.of(launch.recovery, shim_socket.with_suffix(".gang")) if launch.recovery else None
         if container is None:
-            starts = rank_starts(launch, shape, paths, outer)
+            starts = rank_starts(launch, shape, paths, outer, gang)
         else:
             starts = contained_starts(launch, shape, paths, outer, container)
         order = {
@@ -185,6 +186,8 @@ class AttemptFolder:
             "lease": {"ends_ms": lease_ends_ms, "grace_ms": lease.GRACE_MS} if lease_ends_ms is not None else None,
             "secrets": list(self.accepted.launch.secrets),  # their names; the values go through the shim's standard input
         }
+        if gang is not None:
+            order["gang"] = gang.order()
         (self.path / "exits").mkdir(exist_ok=True)
         self.artifacts.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)

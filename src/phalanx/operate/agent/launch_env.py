@@ -1,13 +1,18 @@
-"""From a launch order to what each rank is started with. Pure: paths and the outer environment come in as arguments."""
+"""From a launch order to what each rank is started with. Pure but for a gang's token: paths and the outer environment come in as
+arguments."""
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+from phalanx.core import gang_wire
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.ids import split_attempt
-from phalanx.core.messages import Launch
+from phalanx.core.messages import GangRecovery, Launch
+from phalanx.core.timeouts import Timeouts, as_dict, timeouts
 
 _PYTHON_NAMES: Final = ("", "python", "python3")
 _OURS: Final = ("PHALANX_", "TORCHELASTIC_")
@@ -36,7 +41,36 @@ class RankStart:
     log: str
 
 
-def rank_starts(launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[str, str]) -> tuple[RankStart, ...]:
+@dataclass(frozen=True, slots=True)
+class GangPlace:
+    """Where a gang that recovers inside finds its coordinator. token: the attempt's secret; spares: as in the job's spec."""
+
+    socket: Path
+    token: str
+    spares: int
+    timeouts: Timeouts
+
+    @classmethod
+    def of(cls, recovery: GangRecovery, socket: Path) -> "GangPlace":
+        """With a fresh token."""
+        return cls(socket, secrets.token_hex(32), recovery.spares, timeouts(recovery.hang_ms))
+
+    def order(self) -> dict[str, Any]:
+        """What the shim is told."""
+        return {"socket": str(self.socket), "token": self.token, "spares": self.spares, "timeouts": as_dict(self.timeouts)}
+
+    def env(self, member: int) -> dict[str, str]:
+        return {
+            gang_wire.ADDRESS: f"unix:{self.socket}",
+            gang_wire.TOKEN: self.token,
+            gang_wire.MEMBER: str(member),
+            gang_wire.TIMEOUTS: json.dumps(as_dict(self.timeouts)),
+        }
+
+
+def rank_starts(
+    launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[str, str], gang: GangPlace | None = None
+) -> tuple[RankStart, ...]:
     """One start per device of `launch`, in rank order. `outer` is the agent's own environment, which ranks inherit less ours."""
     python = launch.python or paths.python
     argv = _resolved(launch.argv, python)
@@ -45,6 +79,8 @@ def rank_starts(launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[s
     for local_rank in range(len(launch.devices)):
         rank = launch.first_rank + local_rank
         env = shared | _of_rank(rank, local_rank) | {"PHALANX_RECORDS": f"{paths.folder}/rank-{rank}.records"}
+        if gang is not None:
+            env |= gang.env(local_rank)
         starts.append(RankStart(rank, argv, env, f"{paths.folder}/rank-{rank}.log"))
     return tuple(starts)
 

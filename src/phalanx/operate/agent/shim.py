@@ -6,9 +6,11 @@ ranks (PDEATHSIG fires when the thread that forked them ends, hence one thread),
 truth; the control socket only says that they changed.
 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
-            "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids"}
+            "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids",
+            "gang": absent | {"socket", "token", "spares", "timeouts"}}
 own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
 lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.
+gang: of ranks that recover from the death of one: their coordinator is here too, see `gang`.
 Where it names secrets, their values come once as a JSON object on standard input, and go into the ranks' environment alone.
 """
 
@@ -25,12 +27,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.operate.agent import boottime, own_pids
 from phalanx.operate.agent.durable import fsync_folder, write_durable
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
 from phalanx.operate.agent.sweeping import end_namespace, kill_orphans, sweep
+
+if TYPE_CHECKING:
+    from phalanx.operate.agent.gang.ranks import Ranks
 
 PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
@@ -117,6 +122,7 @@ class Shim:
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
         self.kill_at_ms: int | None = None  # of CLOCK_BOOTTIME, as is the lease
         self.lease: dict[str, int] | None = order.get("lease")  # None also once it has ended
+        self.gang: Ranks | None = None
         self.alarm = boottime.Alarm()
         self.agents: dict[socket.socket, bytes] = {}
         self.hung_up: list[socket.socket] = []  # in this turn, so that an event waiting for it is not served
@@ -126,8 +132,12 @@ class Shim:
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren come to us instead of init
         self._listen()
+        if self.order.get("gang"):
+            from phalanx.operate.agent.gang.ranks import Ranks  # 15 ms, which other attempts can do without
+
+            self.gang = Ranks(self)
         self._start()
-        while self.alive or self.unwritten:
+        while self.alive or self.unwritten or (self.gang and self.gang.busy()):
             self._turn()
         self._end()
 
@@ -157,7 +167,7 @@ class Shim:
 
     def _end_with_platform(self) -> None:
         self._interrupt(PLATFORM_STOPPED)
-        self._ask_stop(self.order["grace_ms"])
+        self.ask_stop(self.order["grace_ms"])
 
     def _end_with_lease(self) -> None:
         """Once it is over, what renews it comes too late. Its grace counts from its end, however late that is seen."""
@@ -165,16 +175,17 @@ class Shim:
             return
         kill_at_ms, self.lease = self.lease["ends_ms"] + self.lease["grace_ms"], None
         self._interrupt(LEASE_ENDED)
-        self._ask_stop(max(0, kill_at_ms - boottime.now_ms()))
+        self.ask_stop(max(0, kill_at_ms - boottime.now_ms()))
 
     def _interrupt(self, why: str) -> None:
         """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for. Not so once
         they end by themselves or on request; one that fell by SIGTERM a moment ago met the same end of the platform."""
-        heard = not self._is_told() or self.fell == -signal.SIGTERM
-        if not self.interrupted and (self.alive or self.starting) and heard:
+        heard = not self.is_told() or self.fell == -signal.SIGTERM
+        if not self.interrupted and (self.alive or self.starting or (self.gang and self.gang.busy())) and heard:
             self.interrupted = why
 
-    def _is_told(self) -> bool:
+    def is_told(self) -> bool:
+        """Whether the ranks are being ended."""
         return self.kill_at_ms is not None or self.stop_grace_ms is not None
 
     def _listen(self) -> None:
@@ -216,7 +227,7 @@ class Shim:
             return
         match said:  # a newer agent may know commands that we do not
             case {"stop": int(grace_ms)} if grace_ms >= 0:
-                self._ask_stop(grace_ms)
+                self.ask_stop(grace_ms)
             case {"lease_ends_ms": int(ends_ms)}:
                 self._end_with_lease()  # it may be over, and only not seen yet
                 self.lease = self.lease and self.lease | {"ends_ms": ends_ms}
@@ -235,8 +246,7 @@ class Shim:
                 self._hang_up(agent)  # it reads the files when it comes again
 
     def _start(self) -> None:
-        processes = []
-        for entry in self.order["ranks"]:
+        for index, entry in enumerate(self.order["ranks"]):
             self._end_with_lease()
             if self.interrupted:
                 self._cannot_start(entry, f"not started, since {_WHY_NOT_STARTED[self.interrupted]}", -signal.SIGTERM)
@@ -245,19 +255,32 @@ class Shim:
                 self._cannot_start(entry, "not started, since another rank of this attempt could not be")
                 continue
             try:
-                child = self._spawn(entry)
+                child = self.spawn(entry)
             except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:  # ValueError: a NUL in argv or env
                 named = repr(entry["argv"][0]) if entry["argv"] else "an empty command"
                 self._cannot_start(entry, f"cannot start {named}: {getattr(error, 'strerror', None) or error}")
                 continue
             self.started.append(child)
             self.alive[child.pid] = entry["rank"]
-            processes.append({"rank": entry["rank"], "pid": child.pid})
+            if self.gang:
+                self.gang.started(index, child.pid)
         self.starting = False
-        self.unwritten.insert(0, ("ranks.json", processes, "ranks"))
+        self.unwritten.insert(0, ("ranks.json", self._processes(), "ranks"))
         self._write()
 
-    def _spawn(self, entry: dict[str, Any]) -> subprocess.Popen[bytes]:
+    def note_ranks(self) -> None:
+        """A rank has another process than before."""
+        self.unwritten.append(("ranks.json", self._processes(), "ranks"))
+
+    def _processes(self) -> list[dict[str, int]]:
+        ranks = sorted((rank, pid) for pid, rank in self.alive.items())
+        return [{"rank": rank, "pid": pid} for rank, pid in ranks]
+
+    def say(self, line: str) -> None:
+        _say(line)
+
+    def spawn(self, entry: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """Starts a process of the attempt. Raises OSError, ValueError, IndexError, SubprocessError."""
         log = os.open(entry["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             return subprocess.Popen(
@@ -276,7 +299,7 @@ class Shim:
     def _cannot_start(self, entry: dict[str, Any], why: str, code: int = CANNOT_START) -> None:
         with contextlib.suppress(OSError), Path(entry["log"]).open("a", errors="backslashreplace") as log:
             log.write(f"phalanx: {why}\n")
-        self._exited(entry["rank"], code)
+        self.exited(entry["rank"], code)
 
     def _turn(self) -> None:
         self.alarm.ring_at(self._next_moment())
@@ -285,6 +308,8 @@ class Shim:
                 key.data()
         self.hung_up.clear()
         self._reap()
+        if self.gang:
+            self.gang.turn()
         self._write()
         self._end_with_lease()
         if self.stop_grace_ms is not None:
@@ -295,7 +320,7 @@ class Shim:
     def _next_moment(self) -> int | None:
         """When the alarm must ring."""
         killing = None if self._is_time_to_kill() else self.kill_at_ms
-        moments = [killing, self.lease["ends_ms"] if self.lease else None]
+        moments = [killing, self.lease["ends_ms"] if self.lease else None, self.gang.next_moment() if self.gang else None]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _is_time_to_kill(self) -> bool:
@@ -313,16 +338,19 @@ class Shim:
         """Collects the dead. Those found in one pass died too close to tell apart: one ended by a signal counts as the first."""
         dead = sorted(dead_children(), key=lambda exited: exited[1] >= 0)
         for pid, code in dead:
+            if self.gang and self.gang.took(pid, code):
+                continue
             if pid in self.alive:
-                self._exited(self.alive.pop(pid), code)
+                self.exited(self.alive.pop(pid), code)
 
-    def _exited(self, rank: int, code: int) -> None:
-        first = code != 0 and not self._is_told()  # else it did not fall, it was ended
+    def exited(self, rank: int, code: int) -> None:
+        """That rank has come to its end in this attempt."""
+        first = code != 0 and not self.is_told()  # else it did not fall, it was ended
         record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
         self.unwritten.append((f"exits/rank-{rank}.json", record, "exit"))
         if first:
             self.fell = code
-            self._ask_stop(self.order["grace_ms"])
+            self.ask_stop(self.order["grace_ms"])
 
     def _write(self) -> None:
         """Facts in their order, as far as the disk takes them: what is left waits for the next turn. Where a lease has ended they
@@ -339,7 +367,8 @@ class Shim:
             self.unwritten.pop(0)
             self._announce(what)
 
-    def _ask_stop(self, grace_ms: int) -> None:
+    def ask_stop(self, grace_ms: int) -> None:
+        """Carried out in this turn; the shortest grace asked for holds."""
         self.stop_grace_ms = grace_ms if self.stop_grace_ms is None else min(grace_ms, self.stop_grace_ms)
 
     def _stop(self, grace_ms: int) -> None:
@@ -359,10 +388,14 @@ class Shim:
                 os.killpg(pid, number)
             except OSError:
                 continue
+        if self.gang:
+            self.gang.signal_spares(number)
 
     def _end(self) -> None:
         """An end that the disk does not take yet is no end: every rank has an exit record, so they must not count as lost."""
         swept: set[int] = set()
+        if self.gang:
+            self.gang.close()
         for clean in self._cleanings():
             try:
                 swept |= clean()

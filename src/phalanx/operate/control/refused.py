@@ -119,6 +119,7 @@ def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
         "environment.image": ("environment.image", spec.environment.image),
         "secrets": ("secrets", ", ".join(spec.secrets)),
         "on_partition": ("on_partition", spec.on_partition),
+        "recovery.in_gang": ("recovery.in_gang", spec.recovery.in_gang),
         CPUS: ("resources.cpus", spec.resources.cpus),
         MEMORY: ("resources.memory", spec.resources.memory),
         DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),

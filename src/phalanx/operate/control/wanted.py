@@ -7,7 +7,7 @@ from typing import Final
 
 from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.core.messages import Command, Forget, Launch, StartRanks, StopRanks
+from phalanx.core.messages import Command, Forget, GangRecovery, Launch, StartRanks, StopRanks
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.states import Starting, Stopping
@@ -99,6 +99,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         image=spec.environment.image,
         secrets=spec.secrets,
         on_partition=spec.on_partition,
+        recovery=GangRecovery(spec.recovery.spares, spec.recovery.hang_ms) if spec.recovery.in_gang else None,
     )
 
 

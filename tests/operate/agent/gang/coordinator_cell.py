@@ -30,7 +30,7 @@ class RememberingHands:
         self.started.append(member)
         return True
 
-    def kill(self, member: int) -> None:
+    def kill(self, member: int, why: str) -> None:
         self.killed.append(member)
 
     def place(self, member: int, rank: int) -> Mapping[str, Any]:

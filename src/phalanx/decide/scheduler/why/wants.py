@@ -23,6 +23,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.LOCK: "environment.lock",
         features.SECRETS: "secrets",
         features.LEASE: "on_partition",
+        features.RECOVERY: "recovery.in_gang",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -33,6 +34,7 @@ _MEANS: Final = MappingProxyType(
         features.LOCK: "give more nodes a phalanx that builds environments, with uv",
         features.SECRETS: "upgrade phalanx on more nodes to one that fetches secrets",
         features.LEASE: "upgrade phalanx on more nodes to one whose shims keep the lease",
+        features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
     }
 )
 """Feature to what gives it to a node."""

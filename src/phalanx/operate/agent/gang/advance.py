@@ -265,10 +265,10 @@ def _form_is_over(state: State, now_ms: int) -> Moved:
 
 
 def _look_for_hangs(state: State, now_ms: int) -> Moved:
-    stuck = [number for number, member in state.holders.items() if now_ms >= member.moved_ms + state.rules.timeouts.hang_ms]
-    if not stuck or any(member.killed_ms is not None for member in state.holders.values()):
+    """Only once nobody moves any more: who waits for the one that hangs may have been the first to stand still."""
+    if now_ms < _hung_ms(state) or any(member.killed_ms is not None for member in state.holders.values()):
         return state, ()
-    hung = _silent(state, now_ms) or _behind(state, stuck)
+    hung = _silent(state, now_ms) or _behind(state)
     why = f"it hung: no progress for {state.rules.timeouts.hang_ms / 1000:g} s"
     if hung:
         return _killed(state, hung, why, now_ms)
@@ -280,11 +280,16 @@ def _silent(state: State, now_ms: int) -> list[int]:
     return [number for number, member in state.holders.items() if now_ms >= member.heard_ms + silent_ms]
 
 
-def _behind(state: State, stuck: list[int]) -> list[int]:
-    """The stuck ones that are behind somebody."""
-    places = {number: (state.members[number].step, state.members[number].mark) for number in state.holders}
-    furthest = max(places.values())
-    return [number for number in stuck if places[number] == min(places.values()) and places[number] < furthest]
+def _behind(state: State) -> list[int]:
+    """Those that are behind all the others; nobody where all are at one place."""
+    places = {number: (member.step, member.mark) for number, member in state.holders.items()}
+    least = min(places.values())
+    return [number for number, place in places.items() if place == least] if least < max(places.values()) else []
+
+
+def _hung_ms(state: State) -> int:
+    """When the gang hangs, if nobody moves before."""
+    return max((member.moved_ms for member in state.holders.values()), default=0) + state.rules.timeouts.hang_ms
 
 
 def _moments(state: State) -> Iterable[int]:
@@ -297,7 +302,7 @@ def _moments(state: State) -> Iterable[int]:
             yield member.killed_ms + timeouts.kill_ms
         elif member.slot is None and not member.here:
             yield member.started_ms + timeouts.spare_ms
-        elif member.slot is not None and isinstance(state.phase, Training) and not killing:
-            yield member.moved_ms + timeouts.hang_ms
+    if isinstance(state.phase, Training) and state.holders and not killing:
+        yield _hung_ms(state)
     if isinstance(state.phase, Gathering | Forming) and state.phase.until_ms is not None:
         yield state.phase.until_ms

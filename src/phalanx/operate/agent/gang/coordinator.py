@@ -15,12 +15,10 @@ from phalanx.operate.agent.gang.state import (
     End,
     Event,
     Finished,
-    Gathering,
     Go,
     Here,
     Kill,
     Leave,
-    Over,
     Rules,
     Settled,
     Start,
@@ -40,7 +38,7 @@ class Hands(Protocol):
     def start_spare(self, member: int) -> bool:
         """Whether that process was started."""
 
-    def kill(self, member: int) -> None: ...
+    def kill(self, member: int, why: str) -> None: ...
 
     def place(self, member: int, rank: int) -> Mapping[str, Any]:
         """That process holds the rank from now on; what it must know for it."""
@@ -83,11 +81,9 @@ class Coordinator:
     def left(self, peer: Peer) -> None:
         self._values.forget(peer)
 
-    def died(self, member: int, how: str, replaceable: bool, now_ms: int) -> bool:
-        """Whether the gang goes on without that process: else it ends as one without a coordinator does."""
+    def died(self, member: int, how: str, replaceable: bool, now_ms: int) -> None:
         self._now_ms = now_ms
         self._move(Died(member, how, replaceable))
-        return not isinstance(self._state.phase, Over)
 
     def finished(self, member: int) -> None:
         self._move(Finished(member))
@@ -108,11 +104,6 @@ class Coordinator:
         moments = [next_moment(self._state), self._values.next_moment()]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    @property
-    def waits(self) -> bool:
-        """Whether a slot is empty that a process shall take: the gang is not over though nobody may be left of it."""
-        return isinstance(self._state.phase, Gathering) and bool(self._state.empty_slots)
-
     def _move(self, event: Event) -> None:
         self._state, actions = advance(self._state, event, self._now_ms)
         for action in actions:
@@ -125,7 +116,7 @@ class Coordinator:
                     self._move(Died(member, "could not be started"))
             case Kill(member, why):
                 self._hands.note(f"process {member} of the gang is killed: {why}")
-                self._hands.kill(member)
+                self._hands.kill(member, why)
             case Leave(generation, why):
                 self._hands.note(f"generation {generation} is over: {why}")
                 self._tell_all(Frame({"say": "over", "generation": generation, "why": why}))

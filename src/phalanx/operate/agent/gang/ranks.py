@@ -1,0 +1,156 @@
+"""The shim's side of a gang that recovers: which process is which member, what a death means, how a spare becomes a rank.
+
+A dead rank has no exit record while the gang goes on without it: records say how an attempt's ranks ended, and this one's rank has
+not. They are written once the gang ends, by itself or because it was told to.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.core.gang_wire import MEMBER, Frame
+from phalanx.operate.agent import boottime
+from phalanx.operate.agent.gang.coordinator import Coordinator
+from phalanx.operate.agent.gang.doorway import Doorway, Peer
+
+if TYPE_CHECKING:
+    from phalanx.operate.agent.shim import Shim
+
+OF_RANK: Final = ("RANK", "LOCAL_RANK", "ROLE_RANK", "PHALANX_RECORDS")
+"""What a spare is told only once it has a rank."""
+
+NOT_OF_SPARES: Final = (*OF_RANK, "PHALANX_FAULT")
+"""A planned fault is of the processes that the attempt began with."""
+
+POLITE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Somebody wants the job to end; no accident."""
+
+
+class Ranks:
+    """Belongs to one shim and its thread."""
+
+    def __init__(self, shim: "Shim") -> None:
+        order = shim.order["gang"]
+        self._shim = shim
+        self._entries: list[dict[str, Any]] = shim.order["ranks"]
+        self._pids: dict[int, int] = {}  # member -> pid, as long as it lives
+        self._spares: dict[int, int] = {}  # pid -> member
+        self._held: dict[int, int] = {}  # rank -> exit code of the process that it lost and that will be replaced
+        self._why_killed: dict[int, str] = {}
+        doorway = Doorway(shim.selector, order["token"], self._heard, self._left)
+        self._coordinator = Coordinator(order, len(self._entries), doorway, self, boottime.now_ms())
+        self._coordinator.open()
+
+    def started(self, index: int, pid: int) -> None:
+        """The attempt's own rank `index` has that process."""
+        self._pids[index] = pid
+
+    def busy(self) -> bool:
+        """Whether somebody is left to wait for though no rank has a process."""
+        return bool(self._spares or self._held)
+
+    def close(self) -> None:
+        self._coordinator.close()
+
+    def next_moment(self) -> int | None:
+        return None if self._shim.is_told() else self._coordinator.next_moment()
+
+    def turn(self) -> None:
+        """After each of the shim's waits. An attempt that was told to end has no more generations."""
+        if self._shim.is_told():
+            self._give_up()
+        else:
+            self._coordinator.turn(boottime.now_ms())
+        if not self._shim.alive and not self._held:
+            self.signal_spares(signal.SIGKILL)  # nobody is left whom they could replace
+
+    def signal_spares(self, number: signal.Signals) -> None:
+        for pid in self._spares:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, number)
+
+    def took(self, pid: int, code: int) -> bool:
+        """Whether that death is the gang's own affair; else it is an exit as in any attempt."""
+        member = next((number for number, other in self._pids.items() if other == pid), None)
+        if member is None:
+            return False
+        del self._pids[member]
+        if self._spares.pop(pid, None) is not None:
+            if not self._shim.is_told():
+                self._lost(member, code)
+            return True
+        if self._shim.is_told():
+            return False
+        if code == 0:
+            self._coordinator.finished(member)
+            return False
+        self._held[self._shim.alive.pop(pid)] = code  # before: its place may be taken, or given up, at once
+        self._lost(member, code)
+        return True
+
+    def start_spare(self, member: int) -> bool:
+        """As `Hands`."""
+        first = self._entries[0]
+        env = {name: value for name, value in first["env"].items() if name not in NOT_OF_SPARES} | {MEMBER: str(member)}
+        entry = {"argv": first["argv"], "env": env, "log": str(self._shim.folder / f"spare-{member}.log")}
+        try:
+            child = self._shim.spawn(entry)
+        except (OSError, subprocess.SubprocessError) as error:
+            self.note(f"cannot start a spare: {error}")
+            return False
+        self._shim.started.append(child)
+        self._pids[member] = child.pid
+        self._spares[child.pid] = member
+        return True
+
+    def kill(self, member: int, why: str) -> None:
+        """As `Hands`."""
+        self._why_killed[member] = why
+        with contextlib.suppress(OSError, KeyError):
+            os.killpg(self._pids[member], signal.SIGKILL)
+
+    def place(self, member: int, rank: int) -> Mapping[str, Any]:
+        """As `Hands`."""
+        pid = self._pids[member]
+        self._spares.pop(pid, None)
+        self._held.pop(rank, None)
+        self._shim.alive[pid] = rank
+        self._shim.note_ranks()
+        entry = next(entry for entry in self._entries if entry["rank"] == rank)
+        return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"]}
+
+    def end_gang(self, why: str) -> None:
+        """As `Hands`. The death for which it ends, if there was one, counts as the first."""
+        self._give_up()
+        self._shim.ask_stop(self._shim.order["grace_ms"])
+
+    def note(self, line: str) -> None:
+        """As `Hands`."""
+        self._shim.say(line)
+
+    def _heard(self, peer: Peer, frame: Frame) -> None:
+        self._coordinator.heard(peer, frame)
+
+    def _left(self, peer: Peer) -> None:
+        self._coordinator.left(peer)
+
+    def _lost(self, member: int, code: int) -> None:
+        how = _how(code) if member not in self._why_killed else f"was killed: {self._why_killed.pop(member)}"
+        self._coordinator.died(member, how, code < 0 and -code not in POLITE, boottime.now_ms())
+
+    def _give_up(self) -> None:
+        """Ranks without a process get none any more."""
+        held, self._held = self._held, {}
+        for rank, code in held.items():
+            self._shim.exited(rank, code)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

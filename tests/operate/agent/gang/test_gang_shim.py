@@ -1,0 +1,159 @@
+"""The real shim with a gang that recovers: survivors keep their processes, spares take places, and every end is as of any gang."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.core.timeouts import Timeouts, as_dict
+from phalanx.operate.agent.launch_env import GangPlace
+from tests.operate.agent.agent_cell import alive, until
+from tests.operate.agent.test_shim import Order
+
+PROGRAM = str(Path(__file__).with_name("gang_program.py"))
+FAST = Timeouts(beat_ms=50, silent_ms=400, gather_ms=3_000, hang_ms=1_500, form_ms=20_000)
+
+
+def slow_to_replace(folder: Path) -> str:
+    """The program, whose spares are never ready."""
+    path = folder / "slow.py"
+    lines = [
+        "import os, runpy, time",
+        "if 'RANK' not in os.environ: time.sleep(600)",
+        f"runpy.run_path({PROGRAM!r}, run_name='__main__')",
+    ]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+class GangOrder(Order):
+    """`Order` of two ranks with a coordinator."""
+
+    def __init__(self, folder: Path, program: str = PROGRAM, spares: int = 1, world_size: int = 2, **env: str) -> None:
+        super().__init__(folder, [[sys.executable, program]] * world_size)
+        path = folder / "shim.json"
+        order = json.loads(path.read_bytes())
+        place = GangPlace(folder / "gang", "t" * 64, spares, FAST)
+        order["gang"] = place.order()
+        assert order["gang"]["timeouts"] == as_dict(FAST)
+        for rank, entry in enumerate(order["ranks"]):
+            entry["env"] |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LAST": "2"} | env | place.env(rank)
+        path.write_text(json.dumps(order))
+
+    def generations(self, rank: int) -> list[tuple[int, int]]:
+        """(generation, pid) of each that the rank's log names."""
+        return [(int(found[1]), int(found[2])) for found in re.finditer(r"generation (\d+) as rank .*?pid (\d+)", self.log(rank))]
+
+    def exits(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_bytes()) for path in sorted((self.folder / "exits").glob("rank-*.json"))]
+
+
+@pytest.fixture
+def started() -> Iterator[list[GangOrder]]:
+    made: list[GangOrder] = []
+    yield made
+    for order in made:
+        if order.process is not None and order.process.poll() is None:
+            order.process.kill()
+            order.process.wait()
+
+
+@pytest.mark.parametrize("fault", ["sigkill", "sigstop", "hang"])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_survivors_keep_their_processes_and_another_takes_the_place(
+    tmp_path: Path, started: list[GangOrder], fault: str, spares: int
+) -> None:
+    order = GangOrder(tmp_path / "a", spares=spares, FAULT=fault)
+    started.append(order)
+    order.start()
+    before = order.pids()
+    assert order.end() == [0, 0], order.said() + order.log(0) + order.log(1)
+    (one, fell), (two, came) = order.generations(0)
+    assert (one, two) == (1, 2)
+    assert fell != came
+    assert [number for number, _ in order.generations(1)] == [1, 2]
+    assert len({pid for _, pid in order.generations(1)}) == 1, "the survivor is the same process"
+    assert order.pids()[1] == before[1]
+    assert order.pids()[0] != before[0], "the agent is told who rank 0 is now"
+    assert order.ended["lost"] == ""
+    assert not any(exited["first"] for exited in order.exits())
+    why = {"sigkill": "rank 0 was killed by SIGKILL", "sigstop": "it hung", "hang": "it hung"}[fault]
+    assert why in order.log(1)
+    assert not (order.folder / "gang").exists()
+
+
+def test_an_exit_code_of_its_own_ends_the_gang_as_ever(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a", FAULT="exit")
+    started.append(order)
+    order.start()
+    assert order.end() == [3, -15], order.said()
+    assert [exited["first"] for exited in order.exits()] == [True, False]
+
+
+def test_without_a_fault_it_is_a_gang_like_any_other_and_its_spares_end_with_it(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a", LAST="1", spares=2)
+    started.append(order)
+    order.start()
+    assert order.end() == [0, 0], order.said()
+    assert order.ended["swept"] == 0, "no spare had to be looked for"
+
+
+def test_a_stop_while_a_place_is_empty_leaves_the_record_of_the_one_that_fell(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a", slow_to_replace(tmp_path), spares=1, FAULT="sigkill")
+    started.append(order)
+    order.start()
+    until(lambda: "is over" in order.said())
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(str(order.folder / "s"))
+        agent.sendall(b'{"stop": 2000}\n')
+        assert order.end() == [-9, -15]
+    assert not any(exited["first"] for exited in order.exits())
+
+
+def test_the_platforms_end_interrupts_it_also_when_nobody_is_left_but_a_spare(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a", slow_to_replace(tmp_path), world_size=1, FAULT="sigkill")
+    started.append(order)
+    order.start()
+    until(lambda: "is over" in order.said())
+    order.platform_ends()
+    assert order.end() == [-9]
+    assert order.ended["interrupted"] is True
+
+
+def test_ranks_that_never_speak_to_it_end_as_ever(tmp_path: Path, started: list[GangOrder]) -> None:
+    plain = tmp_path / "plain.py"
+    plain.write_text("import os, signal, time\nif os.environ['RANK'] == '0':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)")
+    order = GangOrder(tmp_path / "a", str(plain))
+    started.append(order)
+    order.start()
+    assert order.end() == [-9, -15]
+    assert [exited["first"] for exited in order.exits()] == [True, False]
+    assert not list(order.folder.glob("spare-*.log"))
+
+
+def test_the_shims_death_takes_ranks_and_spares_along(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a", LAST="9", spares=1)
+    started.append(order)
+    order.start()
+    until(lambda: list(order.folder.glob("spare-*.log")))
+    pids = order.pids()
+    assert order.process is not None
+    order.process.send_signal(signal.SIGKILL)
+    order.process.wait()
+    until(lambda: not any(alive(pid) for pid in pids))
+    marked = [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if _carries(path, str(order.folder))]
+    until(lambda: not any(alive(int(pid)) for pid in marked))
+
+
+def _carries(environ: Path, mark: str) -> bool:
+    try:
+        return f"MARK={mark}".encode() in environ.read_bytes().split(b"\0") and int(environ.parent.name) != os.getpid()
+    except OSError:
+        return False
