@@ -71,6 +71,27 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The gang goes on inside this attempt, in a new generation, after a fault. Said by rank 0 with its first step.
+
+    step: of the state it went on from. why: the fault, in words. replaced: ranks that have another process now, and pids: which (as
+    `ps` shows them). steps_lost: completed before and made again. recovery_ms: from the noticing of the fault to the next completed
+    step.
+    """
+
+    rank: int
+    step: int
+    generation: int
+    why: str
+    replaced: tuple[int, ...]
+    pids: tuple[int, ...]
+    steps_lost: int
+    recovery_ms: int
+    at_ms: int
+    kind: Literal["recovered"] = "recovered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
     """A checkpoint whose manifest is durable. `path` is a folder; `digest` is the manifest's SHA-256."""
 
@@ -103,8 +124,10 @@ class ModelSaved:
     kind: Literal["model"] = "model"
 
 
-RankRecord = Annotated[StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved, Field(discriminator="kind")]
-RankFact = Resumed | CheckpointCommitted | ModelSaved
+RankRecord = Annotated[
+    StepRecord | Metric | Resumed | Recovered | CheckpointCommitted | ModelSaved, Field(discriminator="kind")
+]  # fmt: skip
+RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved
 """Records that become events of the job; the others are measurements."""
 
 

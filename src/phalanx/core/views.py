@@ -35,6 +35,19 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryView:
+    """A fault that the gang healed inside the attempt; fields as in core.records.Recovered."""
+
+    at_ms: int
+    generation: int
+    why: str
+    replaced: tuple[int, ...]
+    step: int
+    steps_lost: int
+    recovery_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
     """One launch of a job. Times are Unix milliseconds; None where it has not come to that."""
 
@@ -46,6 +59,7 @@ class AttemptView:
     exits: tuple[RankExit, ...]
     resumed_step: int | None
     ranks: tuple[RankView, ...]
+    recoveries: tuple[RecoveryView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

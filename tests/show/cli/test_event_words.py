@@ -33,7 +33,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import NoRoom
-from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resumed
+from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
 from phalanx.core.spec import JobSpec, Resources
 from phalanx.core.states import StopCause
 from phalanx.core.views import EventView
@@ -49,6 +49,17 @@ QUARTER = Placement((NodeSlice(NODE, (3,), 250),))
 PLACEMENT = Placement((NodeSlice(NODE, (0, 1)), NodeSlice(NodeId("node-b"), (3,))))
 SAVED = ModelSaved(rank=0, step=9, path="/m", weights_digest="3e" * 32, metrics={}, lineage={}, at_ms=1)
 CHECKPOINT = CheckpointCommitted(rank=0, step=20, path="/c", digest="d1" * 32, size_bytes=3 << 20, at_ms=1)
+RECOVERED = Recovered(
+    rank=0,
+    step=36,
+    generation=2,
+    why="rank 0 was killed by SIGKILL",
+    replaced=(0,),
+    pids=(77,),
+    steps_lost=1,
+    recovery_ms=397,
+    at_ms=9,
+)
 RESUMED = Resumed(rank=0, step=20, checkpoint="d1" * 32, skipped=("step-40",), at_ms=1)
 SPEC = JobSpec(name="tiny-lm", entrypoint=("true",), num_nodes=2, resources=Resources(gpus="4"))
 
@@ -104,6 +115,8 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
     [
         (RESUMED, "resumed after step 20; skipped 1 damaged checkpoint"),
         (dataclasses.replace(RESUMED, skipped=()), "resumed after step 20"),
+        (RECOVERED, "recovered in 0.4 s: rank 0 was killed by SIGKILL; generation 2 goes on after step 36, 1 step made again"),
+        (dataclasses.replace(RECOVERED, steps_lost=0, why="x"), "recovered in 0.4 s: x; generation 2 goes on after step 36"),
         (SAVED, "saved its model at step 9"),
         (CHECKPOINT, "checkpoint at step 20, 3.0 MiB"),
     ],
@@ -113,7 +126,7 @@ def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) ->
 
 
 def test_the_facts_above_are_all_there_are() -> None:
-    assert set(get_args(RankFact)) == {Resumed, CheckpointCommitted, ModelSaved}
+    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved}
 
 
 @pytest.mark.parametrize("cause", get_args(StopCause))

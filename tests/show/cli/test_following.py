@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from phalanx.core.messages import RankExit
-from phalanx.core.views import AttemptView, JobView, LogPage, ModelView, Progress, StatusView, WhyView
+from phalanx.core.views import AttemptView, JobView, LogPage, ModelView, Progress, RecoveryView, StatusView, WhyView
 from phalanx.show.cli.follow import PlainScreen, notices, progress_text
+from phalanx.show.cli.job_page import job_page
 from tests.recorded import (
+    CPU,
     JOB,
     RecordedServer,
     attempt_view,
@@ -227,6 +230,20 @@ def test_notices_tell_each_change_once() -> None:
     assert list(notices(waits("restarts in 1s: too soon"), waits("waits for room"))) == [f"{JOB} waits for room"]
     odd = killed_attempt()
     assert list(notices(job_view(attempts=()), job_view(attempts=(odd,))))[-1] == f"{JOB}.1 ended: rank 1 was killed by SIGKILL"
+
+
+def test_a_recovery_inside_the_gang_is_told_once() -> None:
+    one = RecoveryView(
+        at_ms=1, generation=2, why="rank 0 was killed by SIGKILL", replaced=(0,), step=36, steps_lost=1, recovery_ms=397
+    )
+    before, after = (job_view(attempts=(attempt_view(2, recoveries=them),)) for them in ((), (one,)))
+    assert list(notices(before, after)) == [f"{JOB}.2 recovered in 0.4 s and goes on after step 36: rank 0 was killed by SIGKILL"]
+    assert list(notices(after, after)) == []
+    page = Console(width=160, file=(shown := io.StringIO()))
+    for part in job_page(after, "runs", CPU):
+        page.print(part)
+    assert "Recoveries" in shown.getvalue()
+    assert "step 36" in shown.getvalue()
 
 
 def test_one_device_is_not_devices() -> None:

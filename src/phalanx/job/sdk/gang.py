@@ -26,7 +26,7 @@ LOST_PATIENCE_S: Final = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """This process in one generation. prefix: of the generation's keys in the store. why, since_ms: the fault before it and when it
-    was noticed, on CLOCK_BOOTTIME; '' and 0 in the first. fresh: the process was a spare until now."""
+    was noticed, on CLOCK_BOOTTIME; '' and 0 in the first. pid: as `ps` shows it, of a process that was a spare; else 0."""
 
     generation: int
     rank: int
@@ -34,7 +34,7 @@ class Place:
     prefix: str
     why: str = ""
     since_ms: int = 0
-    fresh: bool = False
+    pid: int = 0
 
 
 class Gang:
@@ -112,7 +112,7 @@ class Gang:
                 prefix, why = str(told.get("prefix", generation)), str(told.get("why", ""))
                 self._places.put(Place(
                     generation=generation, rank=rank, world_size=world_size, prefix=prefix, why=why,
-                    since_ms=int(told.get("since_ms", 0)), fresh=moved_in is not None,
+                    since_ms=int(told.get("since_ms", 0)), pid=int((moved_in or {}).get("pid", 0)),
                 ))  # fmt: skip
             case {"say": "over"}:
                 with self._lock:

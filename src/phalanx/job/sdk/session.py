@@ -14,10 +14,10 @@ from typing import Final
 
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, split_attempt
-from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Resumed, StepRecord
+from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import BestMode, CheckpointPolicy, Scalar
 from phalanx.job.sdk.fault import Fault, parse_fault
-from phalanx.job.sdk.journal import Bell, Journal
+from phalanx.job.sdk.journal import Bell, Journal, Record
 
 _POLICY: Final = CheckpointPolicy()
 MODEL_TRIES: Final = 20
@@ -77,6 +77,16 @@ class Session:
         """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""
         self._say(Resumed(rank=self.rank, step=step, checkpoint=checkpoint, skipped=skipped, at_ms=self.unix_ms()))
 
+    def recovered(
+        self, *, step: int, generation: int, why: str, replaced: Mapping[int, int], steps_lost: int, recovery_ms: int
+    ) -> None:
+        """Says that the gang goes on after `step` in a new generation. replaced: rank -> pid. See core.records.Recovered."""
+        ranks = tuple(sorted(replaced))
+        self._say(Recovered(
+            rank=self.rank, step=step, generation=generation, why=why, replaced=ranks, pids=tuple(replaced[rank] for rank in ranks),
+            steps_lost=steps_lost, recovery_ms=recovery_ms, at_ms=self.unix_ms(),
+        ))  # fmt: skip
+
     def checkpoint(self, *, step: int, path: str, digest: str, size_bytes: int) -> None:
         """Says that a checkpoint's manifest is durable; `digest` is the manifest's SHA-256. Said again later if it has to be."""
         self._say(
@@ -111,7 +121,7 @@ class Session:
         """Records that the disk did not take."""
         return self.journal.lost if self.journal is not None else 0
 
-    def _say(self, record: StepRecord | Metric | Resumed | CheckpointCommitted | ModelSaved) -> None:
+    def _say(self, record: Record) -> None:
         if self.journal is not None:
             self.journal.write(record)
 

@@ -28,7 +28,7 @@ from phalanx.core.events import (
 )
 from phalanx.core.ids import split_attempt
 from phalanx.core.policy import Policy
-from phalanx.core.records import CheckpointCommitted, RankFact, Resumed
+from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
 from phalanx.core.states import (
     Finished,
     GangEnded,
@@ -50,6 +50,7 @@ from phalanx.operate.control.world import (
     ATTEMPTS_KEPT,
     CHECKPOINTS_KEPT,
     EVICTIONS_KEPT,
+    RECOVERIES_KEPT,
     AttemptRecord,
     JobRecord,
     ModelRecord,
@@ -227,6 +228,10 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
     match fact:
         case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
             return replace(attempt, resumed=fact)
+        case Recovered() if all(known.generation != fact.generation for known in attempt.recoveries):
+            pids = dict(zip(fact.replaced, fact.pids, strict=False))
+            ranks = tuple(replace(process, pid=pids.get(process.rank, process.pid)) for process in attempt.ranks)
+            return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
         case _:

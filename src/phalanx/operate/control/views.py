@@ -9,6 +9,7 @@ from phalanx.core.devices import CPU_SLOT, Placement, devices_words
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.reasons import NeverFits, Reason
+from phalanx.core.records import Recovered
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Holding, Paused, Pending, Running, Starting, Stopping
 from phalanx.core.views import (
@@ -20,6 +21,7 @@ from phalanx.core.views import (
     NodeView,
     Progress,
     RankView,
+    RecoveryView,
     WhyView,
 )
 from phalanx.decide.scheduler.plan import Wait
@@ -164,6 +166,19 @@ def _attempt_view(attempt: AttemptRecord) -> AttemptView:
         exits=attempt.exits,
         resumed_step=attempt.resumed.step if attempt.resumed else None,
         ranks=_rank_views(attempt),
+        recoveries=tuple(_recovery_view(one) for one in attempt.recoveries),
+    )
+
+
+def _recovery_view(one: Recovered) -> RecoveryView:
+    return RecoveryView(
+        at_ms=one.at_ms,
+        generation=one.generation,
+        why=one.why,
+        replaced=one.replaced,
+        step=one.step,
+        steps_lost=one.steps_lost,
+        recovery_ms=one.recovery_ms,
     )
 
 

@@ -15,7 +15,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.policy import EVICTIONS_MAX, Policy
 from phalanx.core.reasons import Reason
-from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
+from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered, Resumed
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Holding, JobState, StopCause
 
@@ -23,6 +23,9 @@ ATTEMPTS_KEPT: Final = 100
 """In a job's record: a service that fails for weeks must not make it, and every answer about it, grow for ever."""
 
 CHECKPOINTS_KEPT: Final = 50
+"""In an attempt's record, likewise."""
+
+RECOVERIES_KEPT: Final = 50
 """In an attempt's record, likewise."""
 
 EVICTIONS_KEPT: Final = EVICTIONS_MAX
@@ -35,9 +38,9 @@ class AttemptRecord:
 
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
-    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log. facts: how many its ranks have said. lost: nodes whose
-    part counts as gone though they did not say so, and why. evicted_for: the job that it was ended for, which may be its own.
-    evicted_why: in one word of the plan.
+    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise.
+    facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
+    job that it was ended for, which may be its own. evicted_why: in one word of the plan.
     """
 
     id: AttemptId
@@ -54,6 +57,7 @@ class AttemptRecord:
     ranks: tuple[RankProcess, ...] = ()
     exits: tuple[RankExit, ...] = ()
     resumed: Resumed | None = None
+    recoveries: tuple[Recovered, ...] = ()
     checkpoints: tuple[CheckpointCommitted, ...] = ()
     facts: int = 0
     lost: Mapping[NodeId, str] = field(default_factory=dict)

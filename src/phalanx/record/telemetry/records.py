@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from phalanx.core import wire
-from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Resumed, StepRecord
+from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Recovered, Resumed, StepRecord
 
 LINE_BYTES_MAX: Final = 64 * 1024
 """A step record is about 500 bytes; a model's lineage a few thousand. A longer line is not a record."""
@@ -99,7 +99,7 @@ def _out_of_range(record: RankRecord) -> str:
     for name, value in _values(record):
         if isinstance(value, int) and not -INTEGER_MAX <= value <= INTEGER_MAX:
             return f"{name}: beyond 2**53"
-    least = 0 if isinstance(record, Metric | Resumed) else 1  # a held-out loss, or a start from nothing, is at step 0
+    least = 0 if isinstance(record, Metric | Resumed | Recovered) else 1  # a held-out loss, or a start from nothing, is at step 0
     if record.step < least:
         return f"step {record.step}: the first is {least}"
     if isinstance(record, Metric) and not 0 < len(record.name) <= _NAME_CHARS_MAX:

@@ -27,7 +27,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
 )
-from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Resumed
+from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
@@ -129,6 +129,9 @@ def _fact(fact: RankFact) -> str:
         case Resumed(step=step, skipped=skipped):
             damaged = f"; skipped {_many(len(skipped), 'damaged checkpoint')}" if skipped else ""
             return f"resumed after step {step}{damaged}"
+        case Recovered(why=why, generation=generation, step=step, steps_lost=steps_lost, recovery_ms=recovery_ms):
+            again = f", {_many(steps_lost, 'step')} made again" if steps_lost else ""
+            return f"recovered in {recovery_ms / 1000:.1f} s: {why}; generation {generation} goes on after step {step}{again}"
         case CheckpointCommitted(step=step, size_bytes=size_bytes):
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):

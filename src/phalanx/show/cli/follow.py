@@ -167,6 +167,10 @@ def _start_notices(before: AttemptView | None, after: AttemptView) -> Iterator[s
         yield f"{after.attempt} is running"
     if after.resumed_step is not None and (before is None or before.resumed_step is None):
         yield f"{after.attempt} resumed after step {after.resumed_step}"
+    known = {one.generation for one in before.recoveries} if before else set()
+    for one in after.recoveries:
+        if one.generation not in known:
+            yield f"{after.attempt} recovered in {one.recovery_ms / 1000:.1f} s and goes on after step {one.step}: {one.why}"
 
 
 def _end_notices(before: AttemptView | None, after: AttemptView) -> Iterator[str]:

@@ -63,6 +63,8 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
     if job.progress:
         yield from section("Progress", pairs(_progress(job)))
     yield from section("Attempts", _attempts(job.attempts))
+    if any(one.recoveries for one in job.attempts):
+        yield from section("Recoveries", _recoveries(job.attempts))
     if job.checkpoints:
         yield from section("Checkpoints", _checkpoints(job))
     yield from section("Spec", pairs(mapping_rows(_masked(job.spec))))
@@ -265,6 +267,17 @@ def _attempts(attempts: Sequence[AttemptView]) -> RenderableType:
         return line("none yet")
     head = ("ATTEMPT", "PLACED (UTC)", "RAN", "RESUMED", "RANKS", "EXITS", "DETAIL")
     return Grid(head, (_attempt_row(one) for one in attempts), drop=("RANKS", "EXITS", "PLACED (UTC)"), cut="DETAIL")
+
+
+def _recoveries(attempts: Sequence[AttemptView]) -> RenderableType:
+    """Faults that gangs healed inside, each without a restart."""
+    head = ("ATTEMPT", "AT (UTC)", "GENERATION", "SECONDS", "WENT ON AFTER", "STEPS LOST", "WHY")
+    rows = [
+        (one.attempt, moment_cell(r.at_ms), r.generation, f"{r.recovery_ms / 1000:.1f}", f"step {r.step}", r.steps_lost, r.why)
+        for one in attempts
+        for r in one.recoveries
+    ]
+    return Grid(head, rows, right=("GENERATION", "SECONDS", "STEPS LOST"), drop=("GENERATION", "AT (UTC)", "ATTEMPT"), cut="WHY")
 
 
 def _attempt_row(one: AttemptView) -> Sequence[object]:

@@ -120,7 +120,7 @@ class Ranks:
         self._shim.alive[pid] = rank
         self._shim.note_ranks()
         entry = next(entry for entry in self._entries if entry["rank"] == rank)
-        return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"]}
+        return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"], "pid": pid}
 
     def end_gang(self, why: str) -> None:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""

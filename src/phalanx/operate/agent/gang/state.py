@@ -29,7 +29,7 @@ class Rules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One live process. slot: None for a spare. here: it is in no generation and wants the next. settled: it can train in the
-    present one. step, mark: where its main thread is, the optimiser steps completed in the whole run and the place within a step.
+    present one. step, mark: where its main thread is, the optimiser step of the whole run and the place in it.
     heard_ms: of its last sign of life; moved_ms: of its main thread's last move. killed_ms: when it was told to be killed."""
 
     slot: int | None
