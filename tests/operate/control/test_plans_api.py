@@ -74,6 +74,18 @@ def test_a_plan_of_what_starts_at_once_names_the_node(server: LiveServer, waitin
     assert [(one.node, one.devices) for one in view.placed] == [("node-a", (1,))]
 
 
+def test_a_plan_waits_for_the_jobs_that_it_comes_after_as_why_says_once_it_is_submitted(server: LiveServer, waiting: str) -> None:
+    view = planned(server, priority=90, after=[waiting])
+    assert (view.answer, view.sentence) == ("waits", f"waits for {waiting} to succeed")
+    gone = server.submit(name="gone", resources={"gpus": "2"})
+    with server.http() as http:
+        assert http.post(f"/jobs/{gone}/cancel").status_code < 300
+    until(lambda: server.get(f"/jobs/{gone}")["state"] == "finished")
+    failed = planned(server, priority=90, after=[waiting, gone])
+    assert failed.sentence.startswith(f"never starts: {gone}, which must succeed before it, did not")
+    assert (failed.reason or {})["kind"] == "dependencies"
+
+
 def test_a_plan_of_what_never_fits_says_so(server: LiveServer, waiting: str) -> None:
     view = planned(server, resources={"gpus": "64"})
     assert view.answer == "never"

@@ -6,7 +6,7 @@ from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, WHOLE, Placement
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import ANY, Policy, Queue
 from phalanx.core.reasons import NeverFits, Reason, named
 from phalanx.core.units import show_amount, utc_second
@@ -24,9 +24,12 @@ from phalanx.operate.control.queue_views import chain, queue_views
 HOUR_MS: Final = 3_600_000
 
 
-def plan_view(snapshot: Snapshot, facts: JobFacts, jobs: int = 1) -> PlanView:
-    """Of a job as if it were submitted at the time of the snapshot; one of so many `jobs` of an array."""
-    tried = dry_run(snapshot, facts)
+def plan_view(
+    snapshot: Snapshot, facts: JobFacts, jobs: int = 1, unmet: tuple[JobId, ...] = (), failed: tuple[JobId, ...] = ()
+) -> PlanView:
+    """Of a job as if it were submitted at the time of the snapshot; one of so many `jobs` of an array. unmet, failed: of the jobs
+    that it comes after."""
+    tried = dry_run(snapshot, facts, unmet, failed)
     decision = tried.decision
     nodes = {node.node: node for node in snapshot.nodes}
     placed = tuple(_placed(snapshot.policy, decision.placement, nodes)) if isinstance(decision, Start) else ()

@@ -1,6 +1,6 @@
 """How the jobs stand that others come after. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -20,9 +20,9 @@ class Outcomes:
         self._world = world
         self._known: dict[str, tuple[tuple[JobId, ...], tuple[JobId, ...]]] = {}
 
-    def of(self, job: JobRecord) -> tuple[tuple[JobId, ...], tuple[JobId, ...]]:
-        """(unmet, failed) of what it comes after."""
-        found = [self._one(name) for name in job.spec.after]
+    def of(self, after: Iterable[str]) -> tuple[tuple[JobId, ...], tuple[JobId, ...]]:
+        """(unmet, failed) of the jobs that a spec names."""
+        found = [self._one(name) for name in after]
         return tuple(name for unmet, _ in found for name in unmet), tuple(name for _, failed in found for name in failed)
 
     def _one(self, name: str) -> tuple[tuple[JobId, ...], tuple[JobId, ...]]:

@@ -238,7 +238,7 @@ class Snapshots:
     def _waits(
         self, world: World, job: JobRecord, state: Pending, avoids: frozenset[NodeId], outcomes: Outcomes, now_ms: int
     ) -> PendingJob:
-        unmet, failed = outcomes.of(job) if job.spec.after else ((), ())
+        unmet, failed = outcomes.of(job.spec.after) if job.spec.after else ((), ())
         evictions = _evictions(job, now_ms)
         known = self._pending.get(job.id)
         if known is not None and known[0] is job:

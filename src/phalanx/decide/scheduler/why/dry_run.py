@@ -32,10 +32,11 @@ class Trial:
     smaller: tuple[JobId, ...] = ()
 
 
-def dry_run(snapshot: Snapshot, facts: JobFacts) -> Trial:
-    """As if the job were submitted now."""
+def dry_run(snapshot: Snapshot, facts: JobFacts, unmet: tuple[JobId, ...] = (), failed: tuple[JobId, ...] = ()) -> Trial:
+    """As if the job were submitted now. unmet, failed: of the jobs that it comes after."""
     asked = replace(facts, job=DRY, submitted_ms=snapshot.now_ms, sequence=_last(snapshot) + 1)
-    return trial(replace(snapshot, pending=(*snapshot.pending, PendingJob(asked))), DRY)
+    waiting = PendingJob(asked, unmet=unmet, failed=failed)
+    return trial(replace(snapshot, pending=(*snapshot.pending, waiting)), DRY)
 
 
 def trial(snapshot: Snapshot, job: JobId) -> Trial:

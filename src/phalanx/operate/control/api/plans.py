@@ -20,6 +20,7 @@ from phalanx.operate.control import refused, views
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.dry_views import plan_view, why_waiting
+from phalanx.operate.control.outcomes import Outcomes
 from phalanx.operate.control.snapshots import job_facts
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ async def plan(services: ServicesHere, request: PlanRequest) -> PlanView:
     refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
     facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, BY)
     jobs = spec.array.count if spec.array else 1
-    return await _on_thread(lambda: plan_view(snapshot, facts, jobs))
+    unmet, failed = Outcomes(services.control.world).of(spec.after)
+    return await _on_thread(lambda: plan_view(snapshot, facts, jobs, unmet, failed))
 
 
 @router.get("/snapshot")
