@@ -44,7 +44,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverView:
-    """A job of the trace that could never start, and why."""
+    """A job of the trace that never started, and why."""
 
     job: str
     devices: int
@@ -85,7 +85,9 @@ class SimReport:
     lost_gpu_hours: held while stopping, starting again and doing again. jain: of tenants' normalised shares; max_min: the smallest
     over the largest. ledger: thousandths of devices times milliseconds by category; it sums to `capacity`. blocked_by: of the
     waiting jobs looked at, how many waited for which kind of reason. skipped: rows of the trace that are left
-    out. notes: what to know before the figures are believed. start_ms: Unix time of the first submission.
+    out. never_fitting: jobs that this cluster cannot hold; never_started: those that it can and that yet never started, such as for
+    want of a budget; the first of both are in `never`. notes: what to know before the figures are believed. start_ms: Unix time of
+    the first submission.
     """
 
     trace: str
@@ -133,6 +135,7 @@ class SimReport:
     report: str = ""
     skipped_for: Skipped = "never_ran"
     start_ms: int = 0
+    never_started: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,11 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
         yield from section("What waiting jobs waited for", _blocked(view.blocked_by))
     if view.never:
         yield from section(
-            "Never fit",
+            "Never started",
             Grid(("JOB", "DEVICES", "WHY"), [(one.job, one.devices, one.why) for one in view.never], right=("DEVICES",)),
         )
-        if view.never_fitting > len(view.never):
-            yield line(f"  and {view.never_fitting - len(view.never):,} more, counted but not named")
+        if more := view.never_fitting + view.never_started - len(view.never):
+            yield line(f"  and {more:,} more, counted but not named")
     if view.report:
         yield Text("")
         yield line(f"The report is in {view.report}.")
@@ -44,6 +44,7 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
 
 def _summary(view: SimReport) -> Iterator[tuple[str, object]]:
     never = f", {view.never_fitting} can never fit" if view.never_fitting else ""
+    never += f", {view.never_started} never started" if view.never_started else ""
     yield (
         "Trace",
         f"{view.trace}: {count_of(view.jobs, 'job')} over {view.days:.1f} days, {view.finished} ended{never}{_skipped(view)}",

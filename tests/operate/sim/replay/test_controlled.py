@@ -1,5 +1,8 @@
 """The same trace through `schedule` alone and through the whole control plane with simulated agents."""
 
+from dataclasses import replace
+
+from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.controlled import queue_name, through_control
 from phalanx.operate.sim.replay.costs import FREE
@@ -36,6 +39,19 @@ def test_a_job_that_the_control_plane_refuses_is_named_and_the_rest_runs() -> No
     assert "largest" in big.never or "fit" in big.never
     assert small.ended_ms is not None
     assert 60 * SECOND <= small.ended_ms <= 70 * SECOND
+    assert (big.fits, small.fits) == (False, True)
+
+
+def test_who_has_no_budget_left_or_no_queue_is_told_so_though_it_would_fit() -> None:
+    jobs = [TraceJob(name, at * SECOND, 60 * SECOND, 8, name) for at, name in ((0, "paid"), (90, "paid"), (90, "strange"))]
+    setup = replace(SETUP, policy=Policy(queues={"paid": Queue(budget=Budget(money=0.01, period="total"))}))
+    trace = Trace.of("t", jobs)
+    nodes = cluster_of("H100:8x1", trace)
+    for outcome in (Replay(trace, nodes, setup, deciding()).run(), through_control(trace, nodes, setup, lambda done, total: None)):
+        first, second, strange = outcome.lives
+        assert (first.never, first.fits, second.fits, strange.fits) == ("", True, True, True)
+        assert second.never.startswith("did not start though nothing else ran: waits for budget: paid has spent 0.")
+    assert strange.never.startswith("queue is 'strange': is not in the policy")
 
 
 def test_tenants_of_traces_become_names_of_queues() -> None:

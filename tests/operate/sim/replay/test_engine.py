@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.errors import Bug
 from phalanx.core.ids import NodeId
-from phalanx.core.policy import Cells, Policy, Queue
+from phalanx.core.policy import Booking, Budget, Cells, Policy, Preemption, Queue
+from phalanx.core.units import utc_ms
 from phalanx.decide.scheduler import Evict, NodeFacts, Plan, Snapshot, Start
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.costs import FREE, Costs
@@ -213,6 +214,67 @@ def test_an_elastic_gang_that_is_shrunk_goes_on_more_slowly() -> None:
     outcome = Replay(trace, cluster_of("H100:2x1", TRACE), replace(EXACT, predicts=False), decide).run()
     assert outcome.lives[0].ended_ms == (30 + 60) * MINUTE
     assert outcome.lives[1].never == "did not start though nothing else ran"
+
+
+HOUR = 60 * MINUTE
+TUESDAY = utc_ms("2026-12-01T00:00Z")
+
+
+def budget_starts(budget: Budget, parent: str = "") -> tuple[Outcome, list[int | None]]:
+    """When three jobs start, in hours: one uses 8 GPU-hours of H100 for 23.92 USD on the first day, one of one GPU-hour comes then,
+    and one at one o'clock on the second day."""
+    jobs = [job("a", 0, 120, 4, tenant="a"), job("b", 120, 60, 1, tenant="a"), job("c", 25 * 60, 60, 1, tenant="a")]
+    queues = {"a": Queue(parent=parent), parent: Queue(budget=budget)} if parent else {"a": Queue(budget=budget)}
+    outcome = replayed(jobs, "H100:8x2", Setup(policy=Policy(queues=queues), costs=FREE, start_ms=TUESDAY))
+    return outcome, [None if life.started_ms is None else life.started_ms // HOUR for life in outcome.lives]
+
+
+@pytest.mark.parametrize("parent", ["", "above"])
+@pytest.mark.parametrize(
+    ("budget", "starts"),
+    [
+        (Budget(gpu_hours=5, period="day"), [0, 24, 25]),
+        (Budget(gpu_hours=5, period="week"), [0, 6 * 24, 6 * 24]),
+        (Budget(gpu_hours=5, period="month"), [0, 31 * 24, 31 * 24]),
+        (Budget(gpu_hours=5, period="total"), [0, None, None]),
+        (Budget(gpu_hours=9, period="day"), [0, 2, 25]),
+        (Budget(money=1, period="day"), [0, 24, 48]),
+        (Budget(money=23.92, period="total"), [0, None, None]),
+        (Budget(money=23.93, period="total"), [0, 2, None]),
+        (Budget(money=1, period="total", at="warn"), [0, 2, 25]),
+    ],
+)
+def test_budgets_begin_anew_with_their_period_and_count_money(budget: Budget, starts: list[int | None], parent: str) -> None:
+    outcome, found = budget_starts(budget, parent)
+    assert found == starts
+    for life in outcome.lives:
+        assert bool(life.never) == (life.started_ms is None)
+        assert life.fits, "it waits for a budget, not for a larger cluster"
+
+
+def test_who_waits_for_a_budget_for_ever_is_told_so_without_waiting_for_it() -> None:
+    outcome, _ = budget_starts(Budget(gpu_hours=5, period="total"))
+    assert outcome.lives[1].never == (
+        "did not start though nothing else ran: waits for budget: a has spent 8 of 5 GPU-hours"
+    )  # fmt: skip
+    assert outcome.ended_ms <= 26 * HOUR, "forty idle days would say nothing of the utilisation"
+
+
+@pytest.mark.parametrize("hours", [1, 5])
+def test_who_borrows_is_ended_once_it_has_run_for_long_enough(hours: int) -> None:
+    """Nothing happens then, and decisions have become rare."""
+    policy = Policy(queues={"own": Queue(quota={"H100": 8}), "lend": Queue()}, preemption=Preemption(min_runtime=f"{hours}h"))
+    jobs = [job("x", 0, 400, 8, tenant="lend"), job("y", 10, 60, 8, tenant="own")]
+    outcome = replayed(jobs, "H100:8x1", Setup(policy=policy))
+    assert outcome.lives[1].started_ms == hours * HOUR + 10_000
+    assert outcome.decisions < 60
+
+
+def test_what_a_booking_keeps_is_free_when_it_ends() -> None:
+    booking = Booking(queue="vip", devices="H100:8", start="2026-11-30T00:00Z", end="2026-12-01T03:07Z")
+    booked = Policy(queues={"vip": Queue(), "a": Queue()}, bookings={"demo": booking})
+    outcome = replayed([job("x", 10, 60, 8, tenant="a")], "H100:8x1", Setup(policy=booked, start_ms=TUESDAY))
+    assert outcome.lives[0].started_ms == (3 * 60 + 7) * MINUTE
 
 
 @settings(max_examples=25, deadline=None)

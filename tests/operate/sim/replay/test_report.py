@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.policy import Policy
+from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.sim_report import EtaView, SimReport
 from phalanx.operate.sim.replay.account import fair_shares
 from phalanx.operate.sim.replay.cluster import cluster_of
@@ -22,6 +22,7 @@ from phalanx.operate.sim.replay.svg import BOTTOM, CHAR, HEIGHT, LEFT, RIGHT, TO
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 MINUTE = 60_000
+DEFAULT = Policy()
 
 
 def test_the_figures_of_two_jobs_of_which_one_waits() -> None:
@@ -67,6 +68,18 @@ def test_what_never_fits_is_no_part_of_the_bound() -> None:
     found, _ = reported(jobs, "H100:8x1")
     assert found.never_fitting == 1
     assert found.allocation_bound == pytest.approx(5 / 10)
+
+
+def test_who_only_lacks_a_budget_fits_and_is_counted_apart() -> None:
+    """It is part of the bound: under another policy it would have run."""
+    jobs = [TraceJob("a", 0, 10 * MINUTE, 8, "x"), TraceJob("b", 10 * MINUTE, MINUTE, 8, "x"), TraceJob("big", 0, MINUTE, 64, "y")]
+    policy = Policy(queues={"x": Queue(budget=Budget(gpu_hours=1, period="total")), "y": Queue()})
+    found, outcome = reported(jobs, "H100:8x1", policy)
+    assert (found.never_fitting, found.never_started, found.finished) == (1, 1, 1)
+    assert {one.job: one.why.partition(":")[0] for one in found.never} == {
+        "b": "did not start though nothing else ran", "big": "never fits",
+    }  # fmt: skip
+    assert "<b>1</b><span>job never started</span>" in page(found, outcome, policy)
 
 
 def test_percentiles_are_by_nearest_rank() -> None:
@@ -132,7 +145,7 @@ def test_the_page_tells_what_jobs_waited_for_and_why_gangs_were_ended() -> None:
 def test_the_page_names_the_jobs_that_can_never_fit_and_says_where_there_is_nothing_to_draw() -> None:
     found, outcome = reported([TraceJob("giant", 0, MINUTE, 64)])
     text = page(found, outcome, Policy())
-    assert "Jobs that can never fit" in text
+    assert "Jobs that never started" in text
     assert "<td>giant</td><td>64</td>" in text
     assert text.count("There is nothing to draw.") >= 4
     assert "e-07" not in text
@@ -187,8 +200,10 @@ def test_bars_say_whole_names_however_narrow_the_page() -> None:
     assert "Held over its share." in drawn
 
 
-def reported(jobs: list[TraceJob], cluster: str = "H100:8x1", name: str = "t") -> tuple[SimReport, Outcome]:
+def reported(
+    jobs: list[TraceJob], cluster: str = "H100:8x1", policy: Policy = DEFAULT, name: str = "t"
+) -> tuple[SimReport, Outcome]:
     trace = Trace.of(name, jobs)
-    outcome = Replay(trace, cluster_of(cluster, trace), Setup(costs=FREE, interval_ms=1), deciding()).run()
-    found = report(outcome, trace, Policy(), policy_name="default", limits="trace", seed=0, wall_s=0.0)
+    outcome = Replay(trace, cluster_of(cluster, trace), Setup(policy=policy, costs=FREE, interval_ms=1), deciding()).run()
+    found = report(outcome, trace, policy, policy_name="default", limits="trace", seed=0, wall_s=0.0)
     return found, outcome

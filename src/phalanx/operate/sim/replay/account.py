@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.devices import WHOLE
 from phalanx.core.errors import Bug
 from phalanx.core.policy import Policy
 from phalanx.decide.scheduler import Usage
+from phalanx.operate.control.usage import period_of, period_start_ms
 from phalanx.operate.sim.replay.outcome import TenantShare
 from phalanx.record.telemetry.ledger.categories import (
     CATEGORIES,
@@ -17,6 +19,10 @@ from phalanx.record.telemetry.ledger.categories import (
 
 SAMPLED_MS_MAX: Final = 20 * 60_000
 """What is seen in a sample counts for no longer than this: nobody may have waited for most of the time before it."""
+
+
+DAY_MS: Final = 86_400_000
+_COST_OF_A_DOLLAR: Final = 1_000_000 * WHOLE * 3_600_000
 
 
 class Ledger:
@@ -50,22 +56,35 @@ class Ledger:
         return {name: amount for name, amount in self._amounts.items() if amount}
 
 
-class Tenants:
-    """What each queue holds, wants and has had. `usage` is what the scheduler is told."""
+@dataclass(slots=True)
+class _Spent:
+    """In its budget's period, which began at `since_ms` (Unix time). milli_ms: thousandths of devices times milliseconds. cost: a
+    price as of `SimFleet.price` times milliseconds."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    since_ms: int = 0
+    milli_ms: int = 0
+    cost: int = 0
+
+
+class Tenants:
+    """What each queue holds, wants and has had. `usage` is what the scheduler is told. start_ms: Unix time of time 0."""
+
+    def __init__(self, policy: Policy, start_ms: int) -> None:
+        self._policy, self._start_ms = policy, start_ms
         self._held: defaultdict[str, int] = defaultdict(int)
+        self._prices: defaultdict[str, int] = defaultdict(int)
         self._wanted: defaultdict[str, int] = defaultdict(int)
         self._decayed: defaultdict[str, float] = defaultdict(float)
-        self._spent: defaultdict[str, int] = defaultdict(int)
+        self._served: defaultdict[str, int] = defaultdict(int)
+        self._spent: defaultdict[str, _Spent] = defaultdict(_Spent)
         self._at_ms = 0
         self._sampled_ms = 0
         self.shares: dict[str, TenantShare] = {}
 
-    def hold(self, queue: str, milli: int) -> None:
-        """More, or less where negative."""
+    def hold(self, queue: str, milli: int, price: int) -> None:
+        """More, at a price as of `SimFleet.price`, or less where negative."""
         self._held[queue] += milli
+        self._prices[queue] += price
 
     def want(self, queue: str, milli: int) -> None:
         """Jobs that wait ask for more, or less where negative."""
@@ -81,10 +100,26 @@ class Tenants:
         gained = (1.0 - fade) * half_ms / 0.6931471805599453  # of one device held all that time, faded as it came in
         for queue, milli in self._held.items():
             self._decayed[queue] = self._decayed[queue] * fade + gained * milli / WHOLE
-            self._spent[queue] += milli * past_ms // WHOLE
+            self._served[queue] += milli * past_ms
+            self._spend(queue, milli, past_ms)
 
     def usage(self) -> Mapping[str, Usage]:
-        return {queue: Usage(decayed, self._spent[queue]) for queue, decayed in self._decayed.items() if decayed}
+        return {queue: self._usage(queue, decayed) for queue, decayed in self._decayed.items() if decayed}
+
+    def _usage(self, queue: str, decayed: float) -> Usage:
+        spent = self._spent[queue]
+        return Usage(decayed, spent.milli_ms // WHOLE, spent.cost / _COST_OF_A_DOLLAR)
+
+    def _spend(self, queue: str, milli: int, past_ms: int) -> None:
+        """What of the time that passed lies in the period in which it ends; all periods begin with a day."""
+        now_ms, spent = self._start_ms + self._at_ms, self._spent[queue]
+        if (now_ms - past_ms) // DAY_MS != now_ms // DAY_MS or not spent.since_ms:
+            since_ms = period_start_ms(period_of(self._policy, queue), now_ms)
+            if since_ms > spent.since_ms:
+                spent = self._spent[queue] = _Spent(since_ms)
+            past_ms = min(past_ms, now_ms - since_ms)
+        spent.milli_ms += milli * past_ms
+        spent.cost += self._prices[queue] * past_ms
 
     def sample(self, now_ms: int, capacity_milli: int) -> None:
         """Compares what each had since the last sample with its fair share."""
@@ -99,8 +134,8 @@ class Tenants:
 
     def told(self) -> Mapping[str, TenantShare]:
         """What came of it, up to now."""
-        for queue, spent_ms in self._spent.items():
-            self.shares.setdefault(queue, TenantShare(self._weight(queue))).served_ms = spent_ms
+        for queue, served in self._served.items():
+            self.shares.setdefault(queue, TenantShare(self._weight(queue))).served_ms = served // WHOLE
         return self.shares
 
     def _weight(self, queue: str) -> float:

@@ -245,6 +245,7 @@ def _of_openb(file: Path) -> tuple[NodeFacts, ...]:
             memory_bytes=node.memory_mib * 2**20,
             free_memory_bytes=node.memory_mib * 2**20,
             schedulable=True,
+            price=model.price_per_hour if (model := lookup(node.model)) else 0.0,
         )
         for node in read_nodes(file)
         if node.num_gpu

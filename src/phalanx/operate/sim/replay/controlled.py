@@ -28,7 +28,7 @@ from phalanx.operate.sim.faults import CALM, Faults
 from phalanx.operate.sim.machine import PORTS, Machine, Program, Witness
 from phalanx.operate.sim.network import Line, LineEnd, Network
 from phalanx.operate.sim.replay import outcome as replayed
-from phalanx.operate.sim.replay.engine import Progress, Setup
+from phalanx.operate.sim.replay.engine import Progress, Setup, is_for_ever
 from phalanx.operate.sim.replay.gangs import Estimates, Gangs, limit_ms
 from phalanx.operate.sim.timeline import UNIX_START_MS, SimClock, Timeline
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
@@ -40,6 +40,9 @@ UP_WITHIN_MS: Final = 120_000
 STEP_MS: Final = 10_000
 STUCK_MS: Final = 40 * 24 * 3_600_000
 EVENTS_MAX: Final = 10**9
+BY_POLICY: Final = ("queue", "window", "placing.regions")
+"""Fields for which a job is refused that this cluster could hold."""
+
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
 
 
@@ -88,7 +91,7 @@ class _Cluster:
         self._database = Database(lambda _: None, lambda: None)
         self._failed: BaseException | None = None
         self._index: dict[JobId, int] = {}
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, UserError] = {}
         self._decisions, self._decide_s = 0, 0.0
         self._began_ms = 0
         settings = Settings(home=Path("/phalanx"), lineage=lineage_of, outbox_for=outbox_entries, lease_ms=LEASE_MS)
@@ -130,7 +133,7 @@ class _Cluster:
                 last, changed_ms = over, self._timeline.now_ms
                 progress(over, jobs)
             nothing_held = not any(self._server.world.holding())
-            if nothing_held and self._timeline.now_ms - changed_ms > STUCK_MS:
+            if nothing_held and (self._timeline.now_ms - changed_ms > STUCK_MS or self._is_hopeless(jobs)):
                 return
             self._pass_time(STEP_MS)
         progress(jobs, jobs)
@@ -197,7 +200,7 @@ class _Cluster:
         try:
             self._index[self._server.controller.submit(spec, "", "", "sim")] = index
         except UserError as error:
-            self._refused[index] = error.sentence()
+            self._refused[index] = error
         self._server.wake()
 
     def _spec(self, job: TraceJob) -> JobSpec:
@@ -218,6 +221,12 @@ class _Cluster:
 
     # What came of it
 
+    def _is_hopeless(self, jobs: int) -> bool:
+        """Whether all that is left waits for a budget that never begins anew."""
+        left, waits = self._server.world.open_jobs, self._server.controller.waiting
+        submitted = len(self._index) + len(self._refused) == jobs
+        return submitted and all(job in waits and is_for_ever(waits[job]) for job in left)
+
     def _over(self) -> int:
         world = self._server.world
         return len(world.jobs) - len(world.open_jobs) + len(self._refused)
@@ -228,7 +237,12 @@ class _Cluster:
                 yield event.at_ms - self._began_ms, event.body
 
     def _lives(self, trace: Trace, log: Sequence[Event]) -> list[replayed.Life]:
-        lives = [replayed.Life(job, never=self._refused.get(index, "")) for index, job in enumerate(trace.jobs)]
+        lives = [replayed.Life(job) for job in trace.jobs]
+        for index, error in self._refused.items():
+            lives[index].never, lives[index].fits = error.sentence(), error.field in BY_POLICY
+        for job, index in self._index.items():
+            if (wait := self._server.controller.waiting.get(job)) is not None and not self._server.world.jobs[job].attempts:
+                lives[index].never = f"did not start though nothing else ran: {wait.reason.sentence()}"
         for at_ms, body in self._placed(log):
             life = lives[self._index[body.job]]
             life.started_ms = at_ms if life.started_ms is None else life.started_ms

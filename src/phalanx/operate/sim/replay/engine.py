@@ -2,7 +2,8 @@
 plane. One seed is one history.
 
 Decisions are made at multiples of `interval_ms`, when something has happened since the last one, and else every `heartbeat_ms`
-while jobs wait, since waiting alone changes things (targets, windows): up to CALM_BEATS times as seldom the longer nothing happens.
+while jobs wait, since waiting alone changes things: up to CALM_BEATS times as seldom the longer nothing happens, and at the times
+that are known in advance (`wakes`).
 What comes between two decisions is decided at the later one. A job like one that waits already (shape, queue, priority, about the
 limit) changes nothing: it stands behind it.
 """
@@ -17,6 +18,7 @@ from typing import Final, Literal
 
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Policy
+from phalanx.core.reasons import OverBudget
 from phalanx.decide.scheduler import Evict, NodeFacts, PendingJob, Plan, RunningJob, Snapshot, Start, Wait
 from phalanx.operate.sim.replay.account import Ledger, Tenants
 from phalanx.operate.sim.replay.costs import HOUR_MS, Costs
@@ -26,6 +28,7 @@ from phalanx.operate.sim.replay.gang import Gang
 from phalanx.operate.sim.replay.gangs import Estimates, Gangs, Limits, job_facts, limit_ms
 from phalanx.operate.sim.replay.notes import Notes
 from phalanx.operate.sim.replay.outcome import Life, Outcome
+from phalanx.operate.sim.replay.wakes import Wakes
 from phalanx.operate.sim.timeline import UNIX_START_MS
 from phalanx.operate.sim.traces.trace import Trace
 from phalanx.record.telemetry.ledger.categories import IDLE
@@ -70,7 +73,7 @@ class Replay:
         self._shapes = Gangs(nodes)
         self._estimates = Estimates()
         self._ledger = Ledger()
-        self._tenants = Tenants(setup.policy)
+        self._tenants = Tenants(setup.policy, setup.start_ms)
         self._forecasts = Forecasts(setup.predicts)
         self._notes = Notes(trace, self._shapes)
         self._lives = [Life(job) for job in trace.jobs]
@@ -92,6 +95,7 @@ class Replay:
         self._held_submitting = 0
         self._limited = 0
         self._starts: list[tuple[int, int]] = []
+        self._plan = Plan(())
         self._decisions = 0
         self._decide_s = 0.0
         self._evictions: Counter[str] = Counter()
@@ -99,6 +103,7 @@ class Replay:
         self._told_every = max(1, len(trace.jobs) // 500)
         self._shares_in_time = setup.policy.shares_in_time
         self._tracks_saves = len({job.priority for job in trace.jobs}) > 1 or bool(setup.policy.queues)
+        self._wakes = Wakes(setup.policy, setup.start_ms, evicts=self._tracks_saves or self._shares_in_time)
 
     def run(self) -> Outcome:
         """From the first submission until every job has ended or never will."""
@@ -113,8 +118,10 @@ class Replay:
             decide_ms = self._grid(due_ms)
             self._happen_until(decide_ms)
             self._move_to(decide_ms)
-            if self._pending and (self._changed or decide_ms - self._decided_ms >= self._beat_ms):
+            if self._pending and (self._changed or decide_ms >= self._beat_at_ms()):
                 self._round()
+                if self._is_hopeless:
+                    self._give_up()
             elif self._changed:
                 self._note(None)
                 self._changed = False
@@ -134,8 +141,13 @@ class Replay:
         if self._events:
             times.append(self._events[0][0])
         if self._pending:
-            times.append(max(self._now_ms, self._decided_ms + self._beat_ms))
+            times.append(self._beat_at_ms())
         return max(self._now_ms, min(times)) if times else None
+
+    def _beat_at_ms(self) -> int:
+        """When is decided next, should nothing happen."""
+        beat_ms, wake_ms = self._decided_ms + self._beat_ms, self._wakes.next_ms(self._decided_ms)
+        return beat_ms if wake_ms is None else min(beat_ms, wake_ms)
 
     def _happen_until(self, until_ms: int) -> None:
         """Everything up to then, in order of time; submissions before what else happens in the same millisecond."""
@@ -208,6 +220,7 @@ class Replay:
         gang.waits(self._now_ms, self._start_ms, repair, claim)
         assert gang.pending is not None
         self._pending[gang.facts.job] = gang.pending
+        self._wakes.waits(gang.pending)
         self._tenants.want(gang.facts.queue, gang.milli)
         self._waiting_milli += gang.milli
         alike = _alike(gang)
@@ -245,7 +258,7 @@ class Replay:
         gang.settle(self._now_ms, self._setup.costs, self._ledger, failed)
         before = self._fleet.held_milli
         self._fleet.give(placement, shape.cpus, shape.memory_bytes)
-        self._tenants.hold(gang.facts.queue, self._fleet.held_milli - before)
+        self._tenants.hold(gang.facts.queue, self._fleet.held_milli - before, -self._fleet.price(placement))
         for part in placement.slices:
             self._on_node[part.node].pop(gang.facts.job, None)
         del self._running[gang.facts.job]
@@ -287,6 +300,7 @@ class Replay:
         self._decisions += 1
         self._slow_down()
         self._decided_ms, self._changed = self._now_ms, False
+        self._plan = plan
         self._forecasts.decided(snapshot, plan, self._setup.heartbeat_ms)
         self._apply(plan)
         for evicted in plan.evictions:
@@ -304,8 +318,9 @@ class Replay:
     def _slow_down(self) -> None:
         """Where nothing but time passes, looking less often will do; not where the policy has times of its own."""
         setup, policy = self._setup, self._setup.policy
-        timed = self._shares_in_time or policy.windows or policy.bookings or any(queue.budget for queue in policy.queues.values())
-        beat_ms = setup.heartbeat_ms if self._changed or timed else 2 * self._beat_ms
+        timed = self._shares_in_time or policy.windows or policy.bookings
+        woken = self._now_ms - self._decided_ms < self._beat_ms
+        beat_ms = setup.heartbeat_ms if self._changed or timed else self._beat_ms if woken else 2 * self._beat_ms
         self._beat_ms = min(beat_ms, CALM_BEATS * setup.heartbeat_ms)
 
     def _snapshot(self) -> Snapshot:
@@ -332,7 +347,7 @@ class Replay:
             elif first is None and waits_as(decision.reason) is not None:
                 first = decision
         for wait in never:
-            self._never(self._gangs[wait.job], wait.reason.sentence())
+            self._never(self._gangs[wait.job], wait.reason.sentence(), fits=False)
         self._note(first)
         if self._notes.sample(self._now_ms, plan.decisions):
             self._tenants.sample(self._now_ms, self._fleet.capacity_milli - self._fleet.down_milli)
@@ -343,7 +358,7 @@ class Replay:
         self._leave_line(gang)
         before = self._fleet.held_milli
         self._fleet.take(start.placement, shape.cpus, shape.memory_bytes)
-        self._tenants.hold(gang.facts.queue, self._fleet.held_milli - before)
+        self._tenants.hold(gang.facts.queue, self._fleet.held_milli - before, self._fleet.price(start.placement))
         ends_ms = gang.begin(start.placement, now_ms, self._start_ms + now_ms, self._setup.costs)
         assert gang.running is not None
         self._running[start.job] = gang.running
@@ -354,6 +369,7 @@ class Replay:
             gang.life.started_ms, gang.life.eta = now_ms, told
         self._starts.append((now_ms, gang.index))
         self._started_ms = now_ms
+        self._wakes.started(now_ms)
         self._later(ends_ms, "end", start.job, gang.life.attempts)
         if self._tracks_saves:
             self._later(now_ms + gang.start_ms + self._setup.costs.checkpoint_ms, "saved", start.job, gang.life.attempts)
@@ -369,17 +385,24 @@ class Replay:
         gang.running = self._running[evicted.job] = replace(gang.running, stopping=True, evicted_for=evicted.claimant)
         self._later(self._now_ms + self._setup.costs.release_ms, "released", evicted.job, gang.life.attempts)
 
-    def _never(self, gang: Gang, why: str) -> None:
+    def _never(self, gang: Gang, why: str, fits: bool) -> None:
         """It is told so, and stands in nobody's way."""
         self._leave_line(gang)
         self._forecasts.forget(gang.facts.job)
-        gang.life.never = why
+        gang.life.never, gang.life.fits = why, fits
         del self._gangs[gang.facts.job]
         self._finished()
 
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether what is left waits for money of a budget that is for all time, and nothing else happens."""
+        idle = self._pending and not self._running and self._arrived == len(self._lives)
+        return bool(idle) and all(is_for_ever(decision) for decision in self._plan.decisions)
+
     def _give_up(self) -> None:
+        reasons = {wait.job: f": {wait.reason.sentence()}" for wait in self._plan.decisions if isinstance(wait, Wait)}
         for job in list(self._pending):
-            self._never(self._gangs[job], "did not start though nothing else ran")
+            self._never(self._gangs[job], f"did not start though nothing else ran{reasons.get(job, '')}", fits=True)
         self._over = len(self._lives)
 
     # What is written down
@@ -413,6 +436,12 @@ class Replay:
             num_limited=self._limited,
             start_ms=self._start_ms,
         )
+
+
+def is_for_ever(decision: Start | Wait) -> bool:
+    """Whether the job waits for a budget that never begins anew."""
+    reason = decision.reason if isinstance(decision, Wait) else None
+    return isinstance(reason, OverBudget) and reason.resets_ms is None
 
 
 def _alike(gang: Gang) -> tuple[object, ...]:

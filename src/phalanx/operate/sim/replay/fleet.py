@@ -79,6 +79,11 @@ class SimFleet:
             self.down_milli += given if node.down else 0
             self._changed(node)
 
+    def price(self, placement: Placement) -> int:
+        """Of a gang that has it, an hour: in micro-dollars, and thousandths of them."""
+        prices = ((part, round(1_000_000 * self._nodes[part.node].facts.price)) for part in placement.slices)
+        return sum(price * len(part.devices) * part.milli for part, price in prices)
+
     def away(self, name: NodeId) -> None:
         """The node fails."""
         node = self._nodes[name]

@@ -20,7 +20,8 @@ class Told(NamedTuple):
 @dataclass(slots=True)
 class Life:
     """One job. Times are milliseconds since the start of the trace; None for what did not happen. queued_ms: all the time in which
-    it waited, after evictions too. eta: what was predicted for its first start."""
+    it waited, after evictions too. eta: what was predicted for its first start. never: why it never started; one that `fits` might
+    have under another policy."""
 
     job: TraceJob
     started_ms: int | None = None
@@ -30,6 +31,7 @@ class Life:
     evictions: int = 0
     failures: int = 0
     never: str = ""
+    fits: bool = True
     eta: Told | None = None
 
     @property

@@ -72,7 +72,7 @@ def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
         _section("Waits", _wait_table(found), wide=True),
     ]
     if found.never:
-        parts.append(_section("Jobs that can never fit", _never_table(found), _left_out(found), wide=True))
+        parts.append(_section("Jobs that never started", _never_table(found), _left_out(found), wide=True))
     if len(found.tenants) > 1:
         parts.insert(5, _section("Held over fair share, by tenant", _tenants(found), "The mark is a whole weighted fair share."))
         parts.append(_section("Tenants", _tenant_table(found), wide=True))
@@ -111,6 +111,8 @@ def _tiles(found: SimReport) -> str:
         tiles.append((f"{found.eta.coverage:.0%}", "of starts inside their 80 % interval"))
     if found.never_fitting:
         tiles.append((f"{found.never_fitting:,}", "job can never fit" if found.never_fitting == 1 else "jobs can never fit"))
+    if found.never_started:
+        tiles.append((f"{found.never_started:,}", "job never started" if found.never_started == 1 else "jobs never started"))
     shown = "".join(f"<div class='tile'><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
     return f"<div class='tiles'>{shown}</div>"
 
@@ -233,7 +235,7 @@ def _never_table(found: SimReport) -> str:
 
 
 def _left_out(found: SimReport) -> str:
-    more = found.never_fitting - len(found.never)
+    more = found.never_fitting + found.never_started - len(found.never)
     return f"And {count_of(more, 'more job')}." if more else ""
 
 
