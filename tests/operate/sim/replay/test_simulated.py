@@ -67,6 +67,7 @@ def test_through_the_control_plane(tmp_path: Path) -> None:
         ({"failures": "1s"}, "--failures"),
         ({"startup": "-5"}, "--startup"),
         ({"limits": "some"}, "--limits"),
+        ({"limits": "factor:1_5"}, "--limits"),
         ({"cluster": "lots"}, "--cluster"),
         ({"start": "2026-02-30"}, "--start"),
         ({"start": "2026-02-28T23:00"}, "--start"),

@@ -10,6 +10,7 @@ from phalanx.core.devices import DeviceRequest
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler import JobFacts, NodeFacts, Shape
+from phalanx.operate.sim.traces.rows import NUMBER
 from phalanx.operate.sim.traces.trace import TraceJob
 
 ESTIMATE_QUANTILE: Final = 0.9
@@ -61,10 +62,7 @@ def parse_limits(text: str) -> Limits:
     """'none', 'exact', 'factor:1.5', 'estimate', 'trace'. Raises SpecError."""
     name, _, number = text.partition(":")
     if name == "factor":
-        try:
-            factor = float(number)
-        except ValueError:
-            factor = 0.0
+        factor = float(number) if NUMBER.fullmatch(number) else 0.0
         if not 1.0 <= factor <= 1000.0:
             raise SpecError("--limits", text, "write factor: and a number from 1 to 1000, such as factor:1.5")
         return Limits("factor", factor)

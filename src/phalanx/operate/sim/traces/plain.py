@@ -32,10 +32,18 @@ def _job(row: Row) -> TraceJob:
         tenant=given("tenant") or "default",
         limit_ms=row.whole("limit_s", least=1, scale=1000) if given("limit_s") else None,
         priority=_priority(row) if given("priority") else 50,
-        types=tuple(part.strip() for part in given("types").split("|") if part.strip()),
+        types=_types(row) if given("types") else (),
         milli=milli,
         line=row.line,
     )
+
+
+def _types(row: Row) -> tuple[str, ...]:
+    """'|' alone must not read as any type."""
+    types = tuple(part.strip() for part in row.text("types").split("|"))
+    if not all(types):
+        raise row.error("types", "write types such as H100|A100-80, or nothing for any")
+    return types
 
 
 def _priority(row: Row) -> int:

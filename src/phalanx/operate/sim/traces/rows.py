@@ -3,7 +3,7 @@
 import csv
 import difflib
 import gzip
-import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +19,9 @@ NUMBER_MAX: Final = 10**15
 """Nothing in a trace is larger: 31,000 years in milliseconds."""
 
 LINE_CHARS_MAX: Final = 100_000
+
+NUMBER: Final = re.compile(r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+"""Python reads more: 1_000, and the digits of every script."""
 
 
 @contextmanager
@@ -73,12 +76,12 @@ class Row:
 
 def whole(file: Path, line: int, column: str, text: str, least: int, scale: int = 1) -> int:
     """A cell as a whole number. Raises TraceError that names file, line and column."""
+    if NUMBER.fullmatch(text) is None:
+        raise TraceError.at(file, line, text, f"{column}: write a number")
     try:
         number = int(text) * scale if text.isdecimal() else round(float(text) * scale)
-    except (ValueError, OverflowError):  # not a number; infinity
-        number = None
-    if number is None or (not text.isdecimal() and not math.isfinite(float(text))):
-        raise TraceError.at(file, line, text, f"{column}: write a number")
+    except (OverflowError, ValueError):  # infinity; thousands of digits
+        number = NUMBER_MAX + 1
     if number < least:
         raise TraceError.at(file, line, text, f"{column}: write {_bound(least, scale)}")
     if number > NUMBER_MAX:

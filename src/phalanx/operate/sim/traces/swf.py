@@ -37,14 +37,14 @@ def read(file: Path) -> Trace:
             jobs.append(job)
     source = " ".join(remarks[name] for name in ("Computer", "Installation") if name in remarks)
     processors = remarks.get("MaxProcs", "")
-    machine = int(processors) if processors.isdecimal() else 0
+    machine = int(processors) if processors.isascii() and processors.isdecimal() else 0
     name, epoch_ms = file.name.partition(".")[0], _epoch_ms(remarks.get("UnixStartTime", ""))
     return Trace.of(name, jobs, source, skipped, machine, epoch_ms=epoch_ms).must_have_jobs(file)
 
 
 def _epoch_ms(text: str) -> int | None:
     """From when its times count: seconds of Unix time, 0 where nobody knows."""
-    seconds = int(text) if text.isdecimal() else 0
+    seconds = int(text) if text.isascii() and text.isdecimal() else 0
     return seconds * 1000 if 0 < seconds <= UNIX_MAX_S else None
 
 
