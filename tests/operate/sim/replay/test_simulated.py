@@ -123,6 +123,24 @@ def test_that_a_cluster_was_made_to_fit_is_said(tmp_path: Path) -> None:
     assert made.startswith("The cluster was made as large as the trace's peak, so that jobs hardly wait")
 
 
+def test_spot_nodes_are_used_by_jobs_that_may_and_it_is_said_when_none_may(tmp_path: Path) -> None:
+    """One node of each kind, and two jobs of a whole node. Who allows spot begins there too, as it is cheaper; who prefers it waits
+    for it, yet not for ever."""
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text("nodes: [{count: 1, gpus: 'H100:8'}, {count: 1, gpus: 'H100:8', spot: true, price: 0.3}]\n")
+    trace = tmp_path / "mine.csv"
+    for spots, control, runs, waits in (
+        (",", False, 120, 120.0), (",", True, 120, 120.0), (",allow", False, 120, 0.0), (",allow", True, 120, 0.0),
+        (",prefer", False, 120, 0.0), ("prefer,prefer", False, 120, 120.0), ("prefer,prefer", False, 3600, 600.0),
+    ):  # fmt: skip
+        first, second = spots.split(",")
+        trace.write_text(f"submit_s,duration_s,devices,limit_s,spot\n0,{runs},8,3600,{first}\n0,{runs},8,3600,{second}\n")
+        found = simulate(SimAsked(trace=str(trace), cluster=str(cluster), through_control=control), lambda over, jobs: None)
+        assert found.wait.max == pytest.approx(waits, abs=30)
+        none = "No job of the trace may use spot nodes, so the 1 spot node of the cluster, with 8 devices, stayed idle"
+        assert [note.startswith(none) for note in found.notes] == [True] * (spots == ",")
+
+
 BOOKED = 'bookings: {{demo: {{queue: default, devices: "H100:8", start: "{0}T00:00Z", end: "{0}T12:00Z"}}}}\n'
 
 

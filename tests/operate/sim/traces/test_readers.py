@@ -66,11 +66,13 @@ def test_swf_jobs_that_never_ran_are_counted_and_unknown_numbers_are_left_out(tm
 
 
 def test_plain_rows_have_everything_that_is_told(tmp_path: Path) -> None:
-    text = "submit_s,duration_s,devices,tenant,limit_s,priority,types,milli\n0,10,1,a,20,75,H100|A100-80,250\n5,1.5,8,,,,,\n"
+    head = "submit_s,duration_s,devices,tenant,limit_s,priority,types,milli,spot"
+    text = f"{head}\n0,10,1,a,20,75,H100|A100-80,250,prefer\n5,1.5,8,,,,,,\n"
     first, second = plain.read(written(tmp_path / "mine.csv", text)).jobs
     assert (first.tenant, first.limit_ms, first.priority, first.types, first.milli) == ("a", 20_000, 75, ("H100", "A100-80"), 250)
     assert (second.tenant, second.limit_ms, second.priority, second.types, second.milli) == ("default", None, 50, (), 1000)
     assert (second.submit_ms, second.duration_ms) == (5_000, 1_500)
+    assert (first.spot, second.spot) == ("prefer", "never")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,7 @@ def test_plain_rows_have_everything_that_is_told(tmp_path: Path) -> None:
         ("a.csv", f"submit_s,duration_s,devices\n0,{'9' * 5000},1\n", "a.csv:2", "duration_s: is absurdly large"),
         ("a.csv", ITP + "c,1,5,1_0\n", "a.csv:4", "num_gpu: write a number"),
         ("a.swf", SWF + SWF.splitlines()[3].replace("300", "3_0"), "a.swf:7", "run time: write a number"),
+        ("a.csv", "submit_s,duration_s,devices,spot\n0,1,1,yes\n", "a.csv:2", "spot: write never, allow, prefer, or nothing"),
         ("a.csv", "submit_s,duration_s,devices,types\n0,1,1,|\n", "a.csv:2", "types: write types such as H100|A100-80, or nothing"),
         ("a.csv", "submit_s,duration_s,devices,types\n0,1,1,H100|\n", "a.csv:2", "types: write types such as H100|A100-80"),
         ("a.csv", "submit_s,duration_s,devices,limits_s\n0,1,1,9\n", "a.csv:1", "did you mean 'limit_s'?"),

@@ -22,8 +22,18 @@ def caveats(trace: Trace, outcome: Outcome, setup: Setup, is_sized: bool) -> Ite
     """Each as a sentence. is_sized: the cluster was made to fit the trace."""
     if is_sized and not trace.machine_devices:
         yield "The cluster was made as large as the trace's peak, so that jobs hardly wait; say with --cluster how large yours is."
+    yield from _of_spot(trace, outcome)
     yield from _of_limits(outcome, setup)
     yield from _of_times(outcome, setup)
+
+
+def _of_spot(trace: Trace, outcome: Outcome) -> Iterator[str]:
+    """Nodes that stand idle whatever the policy is."""
+    spot = [node for node in outcome.nodes if node.spot]
+    if spot and all(job.spot == "never" for job in trace.jobs):
+        devices = count_of(sum(len(node.devices) for node in spot), "device")
+        idle = f"the {count_of(len(spot), 'spot node')} of the cluster, with {devices}, stayed idle"
+        yield f"No job of the trace may use spot nodes, so {idle}; a plain trace says who may in a column spot (allow, prefer)."
 
 
 def _of_limits(outcome: Outcome, setup: Setup) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,10 +17,12 @@ from phalanx.core.errors import Bug, UserError
 from phalanx.core.events import AttemptEnded, AttemptPlaced, Event, JobEvicted
 from phalanx.core.ids import NAME, JobId
 from phalanx.core.messages import Launch
-from phalanx.core.spec import JobSpec, Resources
+from phalanx.core.policy import NodeRule, Policy
+from phalanx.core.spec import JobSpec, Placing, Resources
 from phalanx.decide.scheduler import NodeFacts, Plan, Snapshot, schedule
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.operate.control.controller import Settings
+from phalanx.operate.control.node_rules import known_of
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.sim.agent import SimAgent
 from phalanx.operate.sim.control import ControlWitness, Life, SimServer
@@ -117,7 +120,8 @@ class _Cluster:
             self._pass_time(1_000)
             if self._timeline.now_ms > UP_WITHIN_MS:
                 raise Bug("simulated nodes did not come up")
-        self._server.controller.set_policy(self._setup.policy, "sim")
+        policy = self._setup.policy
+        self._server.controller.set_policy(replace(policy, nodes=tuple(_rules(self._nodes, policy))), "sim")
         self._began_ms = self._clock.now_ms()
 
     def submit_all(self, trace: Trace) -> None:
@@ -216,6 +220,7 @@ class _Cluster:
             resources=Resources(gpus=f"{kinds}:{count}" if kinds else count, cpus=shape.cpus, memory=str(shape.memory_bytes)),
             queue=queue_name(job.tenant),
             priority=job.priority,
+            placing=Placing(spot=job.spot),
             max_duration=f"{limit}ms" if limit is not None and limit >= job.duration_ms else "",
         )
 
@@ -275,6 +280,16 @@ class _Cluster:
 def _held_until(series: replayed.Series, until_ms: int) -> int:
     ends = [*series.at_ms[1:], until_ms]
     return sum(held * max(0, min(end, until_ms) - at) for at, end, held in zip(series.at_ms, ends, series.held_milli, strict=True))
+
+
+def _rules(nodes: Sequence[NodeFacts], policy: Policy) -> Iterator[NodeRule]:
+    """The policy's, and what its cluster's file says of nodes that no agent tells."""
+    yield from policy.nodes
+    for node in nodes:
+        known = known_of(policy, node.node)
+        types = dict(node.devices).values()
+        if (known.labels, known.spot) != (node.labels, node.spot) or any(known.price_of(kind) != node.price for kind in types):
+            yield NodeRule(match=node.node, labels=node.labels, spot=node.spot, price=node.price)
 
 
 def queue_name(tenant: str) -> str:

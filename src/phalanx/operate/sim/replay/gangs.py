@@ -32,11 +32,12 @@ class Gangs:
     def shape(self, job: TraceJob) -> Shape:
         """As few nodes as can be, with equally many devices of each. A number that cannot be split so
         is rounded up: 11 devices on nodes of 8 are 2 x 6."""
-        key = (job.devices, job.types, job.milli, job.cpus, job.memory_bytes)
+        key = (job.devices, job.types, job.milli, job.cpus, job.memory_bytes, job.spot)
         if key not in self._shapes:
             num_nodes, count = split(job.devices, self._per_node, self._num_nodes)
             request = DeviceRequest(job.types, count, job.milli)
-            self._shapes[key] = Shape(request, num_nodes, cpus=job.cpus / num_nodes, memory_bytes=job.memory_bytes // num_nodes)
+            cpus, memory_bytes = job.cpus / num_nodes, job.memory_bytes // num_nodes
+            self._shapes[key] = Shape(request, num_nodes, cpus=cpus, memory_bytes=memory_bytes, spot=job.spot)
         return self._shapes[key]
 
 

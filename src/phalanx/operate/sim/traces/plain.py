@@ -1,14 +1,16 @@
 """The format to write when no other one fits: a CSV file with the columns submit_s, duration_s, devices, and where they are known
-name, tenant, limit_s, priority (0 to 100), types (as in 'H100|A100-80') and milli (thousandths of one device)."""
+name, tenant, limit_s, priority (0 to 100), types (as in 'H100|A100-80'), milli (thousandths of one device) and spot (never, allow
+or prefer, as in a job's spec)."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, cast, get_args
 
+from phalanx.core.spec import SpotUse
 from phalanx.operate.sim.traces.rows import Row, rows
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 COLUMNS: Final = ("submit_s", "duration_s", "devices")
-OPTIONAL: Final = ("name", "tenant", "limit_s", "priority", "types", "milli")
+OPTIONAL: Final = ("name", "tenant", "limit_s", "priority", "types", "milli", "spot")
 
 
 def read(file: Path) -> Trace:
@@ -34,6 +36,7 @@ def _job(row: Row) -> TraceJob:
         priority=_priority(row) if given("priority") else 50,
         types=_types(row) if given("types") else (),
         milli=milli,
+        spot=_spot(row) if given("spot") else "never",
         line=row.line,
     )
 
@@ -44,6 +47,13 @@ def _types(row: Row) -> tuple[str, ...]:
     if not all(types):
         raise row.error("types", "write types such as H100|A100-80, or nothing for any")
     return types
+
+
+def _spot(row: Row) -> SpotUse:
+    spot = row.text("spot").strip()
+    if spot not in get_args(SpotUse):
+        raise row.error("spot", f"write {', '.join(get_args(SpotUse))}, or nothing for never")
+    return cast(SpotUse, spot)
 
 
 def _priority(row: Row) -> int:

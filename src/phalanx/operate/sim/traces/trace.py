@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.core.sim_report import Skipped
+from phalanx.core.spec import SpotUse
 from phalanx.operate.sim.traces.errors import TraceError
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """One job of a trace. devices: of the whole gang; `milli` under 1000 is a share of one. cpus and memory_bytes: of the whole
-    gang, 0 where the trace does not tell. limit_ms: the time that was asked for, None where the trace does not tell. line: of its
-    row, 0 for none."""
+    gang, 0 where the trace does not tell. limit_ms: the time that was asked for, None where the trace does not tell. spot: whether
+    nodes will do that may be taken away. line: of its row, 0 for none."""
 
     name: str
     submit_ms: int
@@ -25,6 +26,7 @@ class TraceJob:
     milli: int = 1000
     cpus: float = 0.0
     memory_bytes: int = 0
+    spot: SpotUse = "never"
     line: int = field(default=0, compare=False)
 
     @property
