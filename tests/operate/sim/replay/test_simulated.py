@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.policy_parse import load_policy
-from phalanx.core.sim_report import SimAsked
+from phalanx.core.sim_report import SimAsked, SimReport
 from phalanx.core.units import utc_minute
 from phalanx.decide.scheduler import schedule
 from phalanx.operate.sim.replay.cluster import cluster_of
@@ -37,6 +37,32 @@ def test_the_example_runs_under_its_policy_and_writes_its_page(tmp_path: Path) -
     assert done == [(over, 60) for over in range(1, 61)]
     assert [note.partition(":")[0] for note in found.notes] == ["0 of 60 jobs got a limit by --limits estimate"]
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_example_is_as_its_readme_says() -> None:
+    asked = replace(ASKED, limit=None, interval="10s")
+    default, exact, factor = (
+        simulate(replace(asked, limits=limits), lambda over, jobs: None) for limits in ("trace", "exact", "factor:1.5")
+    )
+    policy = simulate(replace(asked, policy=str(EXAMPLE / "policy.yaml")), lambda over, jobs: None)
+    assert not any("not in the policy" in note for note in policy.notes)
+
+    def days(found: SimReport, tenant: str) -> float:
+        return found.tenants[tenant].wait.mean / 86_400
+
+    assert (round(days(default, "6c71a0"), 1), round(days(policy, "6c71a0"), 1)) == (11.6, 5.9)
+    assert days(default, "11cb48") > 1 > 24 * days(policy, "11cb48")
+    assert all(policy.tenants[one].wait.p99 > default.tenants[one].wait.p99 for one in ("7f04ca", "2869ce", "ee9e8c"))
+    assert (default.evicted_for, list(policy.evicted_for)) == ({}, ["reclaim"])
+    behind, over_quota = (
+        [one.blocked_by.get(kind, 0) / sum(one.blocked_by.values()) for one in (default, policy)]
+        for kind in ("behind", "over_quota")
+    )
+    assert [round(share, 2) for share in (*behind, *over_quota)] == [0.71, 0.93, 0.0, 0.01]
+    assert [one.wait.mean / default.wait.mean for one in (exact, factor)] == pytest.approx([1 / 2, 1 / 3], abs=0.04)
+    assert default.eta is not None and 0.14 < default.eta.coverage < 0.19, "one in six"
+    assert all(one.eta is not None and 0.7 < one.eta.coverage < 0.8 and one.eta.without > 0.6 for one in (exact, factor))
+    assert default.ledger["productive"] == policy.ledger["productive"] == exact.ledger["productive"]
 
 
 def test_the_same_again_is_the_same() -> None:
@@ -116,6 +142,26 @@ def test_it_is_said_when_nobody_says_how_long_it_runs_and_so_nothing_passes(tmp_
     assert notes_of(tmp_path, through_control=True) == notes_of(tmp_path)
     for more in ({"limit": "9999"}, {"limits": "exact"}, {"cluster": "H100:8x3"}, {"policy": "backfill: false\n"}):
         assert notes_of(tmp_path, **more) == ()
+
+
+def test_tenants_that_the_policy_does_not_name_are_named(tmp_path: Path) -> None:
+    trace, policy = tmp_path / "mine.csv", tmp_path / "p.yaml"
+    trace.write_text("submit_s,duration_s,devices,tenant\n0,60,8,a\n0,60,8,\n" + "".join(f"0,60,8,t{n}\n" for n in range(5)))
+    asked = SimAsked(trace=str(trace), cluster="H100:8x9", policy=str(policy))
+    live = "a live platform refuses jobs of a queue that its policy does not name."
+    for text, notes in (
+        ("{}", ()),
+        (
+            "queues: {a: {}}",
+            (f"The tenants t0, t1, t2 and 2 more are not in the policy and have weight 1 and no quota each; {live}",),
+        ),
+        (
+            "queues: {a: {}, t0: {}, t1: {}, t2: {}, t3: {}}",
+            (f"The tenant t4 is not in the policy and has weight 1 and no quota; {live}",),
+        ),
+    ):
+        policy.write_text(text)
+        assert simulate(asked, lambda over, jobs: None).notes == notes
 
 
 def test_that_a_cluster_was_made_to_fit_is_said(tmp_path: Path) -> None:

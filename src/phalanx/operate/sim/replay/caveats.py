@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from phalanx.core.policy import Policy
+from phalanx.core.policy import DEFAULT_QUEUE, Policy
 from phalanx.core.units import count_of, utc_minute, utc_ms
 from phalanx.decide.scheduler import NodeFacts
 from phalanx.decide.scheduler.quotas import policy_checks
@@ -22,9 +22,21 @@ def caveats(trace: Trace, outcome: Outcome, setup: Setup, is_sized: bool) -> Ite
     """Each as a sentence. is_sized: the cluster was made to fit the trace."""
     if is_sized and not trace.machine_devices:
         yield "The cluster was made as large as the trace's peak, so that jobs hardly wait; say with --cluster how large yours is."
+    yield from _of_tenants(trace, setup.policy)
     yield from _of_spot(trace, outcome)
     yield from _of_limits(outcome, setup)
     yield from _of_times(outcome, setup)
+
+
+def _of_tenants(trace: Trace, policy: Policy) -> Iterator[str]:
+    """Queues that a live policy does not know are no queues."""
+    unnamed = sorted({job.tenant for job in trace.jobs} - {*policy.queues, DEFAULT_QUEUE}) if policy.queues else []
+    if unnamed:
+        which = ", ".join(unnamed[:3]) + (f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else "")
+        one = len(unnamed) == 1
+        has = "has weight 1 and no quota" if one else "have weight 1 and no quota each"
+        said = f"The tenant{'' if one else 's'} {which} {'is' if one else 'are'} not in the policy and {has}"
+        yield f"{said}; a live platform refuses jobs of a queue that its policy does not name."
 
 
 def _of_spot(trace: Trace, outcome: Outcome) -> Iterator[str]:
