@@ -91,6 +91,8 @@ def test_through_the_control_plane(tmp_path: Path) -> None:
         ({"interval": "2d"}, "--interval"),
         ({"checkpoint": "0s"}, "--checkpoint"),
         ({"failures": "1s"}, "--failures"),
+        ({"failures": "1m"}, "--failures"),
+        ({"failures": "30d", "through_control": True}, "--failures"),
         ({"startup": "-5"}, "--startup"),
         ({"limits": "some"}, "--limits"),
         ({"limits": "factor:1_5"}, "--limits"),
@@ -142,6 +144,14 @@ def test_it_is_said_when_nobody_says_how_long_it_runs_and_so_nothing_passes(tmp_
     assert notes_of(tmp_path, through_control=True) == notes_of(tmp_path)
     for more in ({"limit": "9999"}, {"limits": "exact"}, {"cluster": "H100:8x3"}, {"policy": "backfill: false\n"}):
         assert notes_of(tmp_path, **more) == ()
+
+
+def test_failures_so_frequent_that_no_job_ever_gets_on_are_refused_with_what_would_do(tmp_path: Path) -> None:
+    """Jobs of an hour, that save every half; a restart takes a minute."""
+    with pytest.raises(SpecError, match="job-2 holds 1 node and has to go 31m 00s without a failure of one to get on; write 7m"):
+        notes_of(tmp_path, "3600", failures="2m")
+    assert notes_of(tmp_path, "3600", failures="1h") == ()
+    assert notes_of(tmp_path, "3600", failures="2m", checkpoint="1m") == ()
 
 
 def test_tenants_that_the_policy_does_not_name_are_named(tmp_path: Path) -> None:

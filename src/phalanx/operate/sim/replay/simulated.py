@@ -22,6 +22,7 @@ from phalanx.operate.sim.replay.gangs import parse_limits
 from phalanx.operate.sim.replay.outcome import Outcome
 from phalanx.operate.sim.replay.page import page
 from phalanx.operate.sim.replay.report import report
+from phalanx.operate.sim.replay.survival import refuse_endless
 from phalanx.operate.sim.timeline import UNIX_START_MS
 from phalanx.operate.sim.traces.named import read_trace
 from phalanx.operate.sim.traces.trace import Trace
@@ -40,6 +41,9 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
     if not asked.start and trace.start_ms is not None:
         setup = replace(setup, start_ms=trace.start_ms)
     nodes = with_rules(cluster_of("", trace) if written is None else written, setup.policy)
+    if asked.failures and asked.through_control:
+        raise SpecError("--failures", asked.failures, "leave it out with --through-control, where no node fails")
+    refuse_endless(trace, nodes, setup.costs, asked.failures)
     began_s = time.perf_counter()
     outcome = _run(trace, nodes, setup, asked.through_control, progress)
     found = report(
