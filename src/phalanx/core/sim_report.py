@@ -11,7 +11,7 @@ Skipped = Literal["never_ran", "no_gpu"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimAsked:
     """What `phalanx sim run` asks for. trace: a name below `trace_dir`, or a file. cluster: TYPE:COUNTxNODES, a file, or '' for one
-    sized to the trace. policy, report: files, '' for none. limit: only the first so many jobs. failures: mean time between
+    sized to the trace. policy, report, jobs: files, '' for none. limit: only the first so many jobs. failures: mean time between
     failures of a node, '' for none. start: UTC time of time 0, '' for the trace's own."""
 
     trace: str
@@ -29,6 +29,7 @@ class SimAsked:
     failures: str = ""
     through_control: bool = False
     report: str = ""
+    jobs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class SimReport:
     skipped_for: Skipped = "never_ran"
     start_ms: int = 0
     never_started: int = 0
+    jobs_written: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

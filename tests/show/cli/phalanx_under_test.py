@@ -125,7 +125,7 @@ WHAT_IF = WhatIfView(
 def simulate(asked: SimAsked, progress: Callable[[int, int], None]) -> SimReport:
     """The same figures for every trace, but of its name."""
     progress(3, 3)
-    return replace(SIM_REPORT, trace=asked.trace, report=asked.report)
+    return replace(SIM_REPORT, trace=asked.trace, report=asked.report, jobs_written=asked.jobs)
 
 
 def what_if(snapshot: str, policy: str) -> WhatIfView:

@@ -14,7 +14,7 @@ from tests.show.cli.phalanx_under_test import SIM_REPORT, TOOLS, WHAT_IF
 
 
 def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(TOOLS, ["sim", "run", "--trace", "philly", "--trace-dir", "traces", "--report", "r.html"]) == 0
+    assert run(TOOLS, ["sim", "run", "--trace", "philly", "--trace-dir", "traces", "--report", "r.html", "--jobs", "j.csv"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "\x1b[31m" not in out
@@ -29,6 +29,7 @@ def test_people_see_the_figures_and_nothing_hostile(capsys: pytest.CaptureFixtur
         "62.50%",
         "never fits: asks for 32",
         "The report is in r.html.",
+        "When each job started is in j.csv.",
     ):
         assert text in out
     assert [line.split() for line in out.splitlines() if line.strip().startswith("vision")] == [

@@ -54,6 +54,7 @@ def run(
         bool, typer.Option("--through-control", help="Drive the whole control plane with simulated agents: slow, for small traces.")
     ] = False,
     report: Annotated[str, typer.Option(metavar="FILE", help="Write an HTML page with plots there.")] = "",
+    jobs: Annotated[str, typer.Option(metavar="FILE", help="Write a CSV table there of when each job started and ended.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Replay a trace of jobs on a simulated cluster.
@@ -69,7 +70,7 @@ def run(
     asked = SimAsked(
         trace=trace, trace_dir=trace_dir, cluster=cluster, policy=policy, limit=limit, seed=seed, limits=limits, interval=interval,
         start=start, startup=startup, restart=restart, checkpoint=checkpoint, failures=failures, through_control=through_control,
-        report=report,
+        report=report, jobs=jobs,
     )  # fmt: skip
     with counted("jobs over") as progress:
         found = tools_of(context).simulate(asked, progress)

@@ -37,9 +37,12 @@ def report_page(view: SimReport) -> Iterator[RenderableType]:
         )
         if more := view.never_fitting + view.never_started - len(view.never):
             yield line(f"  and {more:,} more, counted but not named")
-    if view.report:
+    if view.report or view.jobs_written:
         yield Text("")
+    if view.report:
         yield line(f"The report is in {view.report}.")
+    if view.jobs_written:
+        yield line(f"When each job started is in {view.jobs_written}.")
 
 
 def _summary(view: SimReport) -> Iterator[tuple[str, object]]:

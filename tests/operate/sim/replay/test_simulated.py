@@ -1,5 +1,6 @@
 """What `phalanx sim run` does, from its options to the report's file, on the example that people are given."""
 
+import csv
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,6 +94,7 @@ def test_through_the_control_plane(tmp_path: Path) -> None:
         ({"failures": "1s"}, "--failures"),
         ({"failures": "1m"}, "--failures"),
         ({"failures": "30d", "through_control": True}, "--failures"),
+        ({"jobs": "absent/jobs.csv"}, "--jobs"),
         ({"startup": "-5"}, "--startup"),
         ({"limits": "some"}, "--limits"),
         ({"limits": "factor:1_5"}, "--limits"),
@@ -172,6 +174,36 @@ def test_tenants_that_the_policy_does_not_name_are_named(tmp_path: Path) -> None
     ):
         policy.write_text(text)
         assert simulate(asked, lambda over, jobs: None).notes == notes
+
+
+def test_who_started_when_is_a_table(tmp_path: Path) -> None:
+    trace, policy, out = tmp_path / "mine.csv", tmp_path / "p.yaml", tmp_path / "out.csv"
+    rows = (
+        "0,1800,8,first,a,1800",
+        "600.5,600,8,second,b,600",
+        "700,60,64,big,a,60",
+        "8000,60,8,poor,c,60",
+        "9000,60,1,poorer,c,60",
+    )
+    trace.write_text("submit_s,duration_s,devices,name,tenant,limit_s\n" + "\n".join(rows) + "\n")
+    policy.write_text("queues: {a: {}, b: {}, c: {budget: {gpu_hours: 0.1, period: total}}}\npreemption: {reclaim: false}\n")
+    asked = SimAsked(trace=str(trace), cluster="H100:8x1", policy=str(policy), jobs=str(out))
+    found = simulate(asked, lambda over, jobs: None)
+    assert (found.jobs_written, found.never_fitting, found.never_started) == (str(out), 1, 1)
+    with out.open(encoding="utf-8", newline="") as text:
+        first, second, big, poor, poorer = csv.DictReader(text)
+    assert first == {
+        "job": "first", "tenant": "a", "devices": "8", "submit_s": "0", "start_s": "0", "end_s": "1800", "evictions": "0",
+        "eta_low_s": "", "eta_high_s": "", "why_never": "",
+    }  # fmt: skip
+    assert (second["submit_s"], second["start_s"], second["end_s"]) == ("600.5", "1800", "2400")
+    assert float(second["eta_low_s"]) <= 1800 <= float(second["eta_high_s"])
+    assert (big["start_s"], big["end_s"], big["why_never"].partition(":")[0]) == ("", "", "never fits")
+    assert (poor["start_s"], poor["why_never"]) == ("8000", "")
+    assert poorer["why_never"].startswith("did not start though nothing else ran: waits for budget: c has spent")
+    trace.write_text("submit_s,duration_s,devices,name\n0,60,8,first\n")
+    simulate(replace(asked, through_control=True), lambda over, jobs: None)
+    assert [line.split(",")[0] for line in out.read_text().splitlines()] == ["job", "first"]
 
 
 def test_that_a_cluster_was_made_to_fit_is_said(tmp_path: Path) -> None:

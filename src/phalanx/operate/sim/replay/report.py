@@ -35,6 +35,7 @@ def report(
     through: Literal["schedule", "control"] = "schedule",
     notes: Sequence[str] = (),
     written: str = "",
+    jobs_written: str = "",
 ) -> SimReport:
     """Everything that `phalanx sim run` says."""
     lives = outcome.lives
@@ -90,6 +91,7 @@ def report(
         wall_s=wall_s,
         notes=tuple(notes),
         report=written,
+        jobs_written=jobs_written,
     )
 
 

@@ -19,6 +19,7 @@ from phalanx.operate.sim.replay.cluster import cluster_of, with_rules, written_c
 from phalanx.operate.sim.replay.costs import Costs
 from phalanx.operate.sim.replay.engine import Progress, Replay, Setup
 from phalanx.operate.sim.replay.gangs import parse_limits
+from phalanx.operate.sim.replay.job_table import job_table
 from phalanx.operate.sim.replay.outcome import Outcome
 from phalanx.operate.sim.replay.page import page
 from phalanx.operate.sim.replay.report import report
@@ -34,7 +35,8 @@ START_MS_MAX: Final = 2**32 * 1000
 def simulate(asked: SimAsked, progress: Progress) -> SimReport:
     """Raises SpecError, NotFound and TraceError for what cannot be simulated; writes the HTML report where one is asked for."""
     setup = _setup(asked)
-    out = _writable(asked.report)
+    out = _writable("--report", asked.report, "report.html")
+    table = _writable("--jobs", asked.jobs, "jobs.csv")
     written = written_cluster(asked.cluster) if asked.cluster else None  # before the trace, which may take a while
     folder = Path(asked.trace_dir) if asked.trace_dir else None
     trace = read_trace(asked.trace, folder).first(asked.limit)
@@ -57,9 +59,12 @@ def simulate(asked: SimAsked, progress: Progress) -> SimReport:
         through="control" if asked.through_control else "schedule",
         notes=(*notes(nodes, setup.policy), *caveats(trace, outcome, setup, is_sized=written is None)),
         written=str(out) if out else "",
+        jobs_written=str(table) if table else "",
     )
     if out is not None:
         out.write_text(page(found, outcome, setup.policy), encoding="utf-8")
+    if table is not None:
+        table.write_text(job_table(outcome.lives), encoding="utf-8")
     return found
 
 
@@ -130,11 +135,11 @@ def _time(option: str, text: str, least_ms: int = 0) -> int:
     return ms
 
 
-def _writable(report_file: str) -> Path | None:
+def _writable(option: str, named: str, example: str) -> Path | None:
     """Looked at before the simulation, which may take minutes."""
-    if not report_file:
+    if not named:
         return None
-    out = Path(report_file)
+    out = Path(named)
     if out.is_dir() or not out.parent.is_dir():
-        raise SpecError("--report", report_file, "name a file in a folder that exists, such as report.html")
+        raise SpecError(option, named, f"name a file in a folder that exists, such as {example}")
     return out
