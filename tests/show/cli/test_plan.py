@@ -80,6 +80,11 @@ def test_why_without_changes_asks_for_none_and_says_when_none_helps(terminal: Te
         latest = replace(ETA, latest_ms=ETA.high_ms + days * 86_400_000 - 30_900)
         terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits", eta=latest))
         assert f"and 15:20 UTC (80 %), at the latest about {second} if no other job comes first.\n" in terminal("why", JOB).out
+    at_nine, seconds = DAY + 9 * 3_600_000, {0: "about 2026-11-28 09:00", 37_000: "between 2026-11-28 09:00 and 09:01"}
+    for later_ms, expected in seconds.items():
+        exact = EtaView(low_ms=at_nine, high_ms=at_nine + later_ms, latest_ms=at_nine + later_ms)
+        terminal.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits", eta=exact))
+        assert f"Expected to start {expected} UTC (80 %), at the latest about 09:00:" in terminal("why", JOB).out
     after = why_view(state="pending", sentence="waits for a-1 to succeed", reason={"kind": "dependencies"}, changes=())
     terminal.server.view(f"/jobs/{JOB}/why", WhyView, after)
     assert terminal("why", JOB).out == f"{JOB} is pending: waits for a-1 to succeed\n"

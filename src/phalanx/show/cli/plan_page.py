@@ -58,10 +58,10 @@ def plan_page(name: str, view: PlanView) -> Iterator[RenderableType]:
 
 def eta_text(eta: EtaView) -> str:
     """'Expected to start between 14:05 and 15:20 UTC (80 %), at the latest about 15:19:30 if no other job comes first.' with days
-    where they differ."""
+    where they differ. The end is rounded up, so that it is not before a later second that is named."""
     if eta.vague:
         return "No useful estimate of its start yet."
-    low, high = _minute(eta.low_ms), _minute(eta.high_ms)
+    low, high = _minute(eta.low_ms), _minute(-(-eta.high_ms // 60_000) * 60_000)
     until = high[11:] if high[:10] == low[:10] else high
     expected = f"about {low}" if low == high else f"between {low} and {until}"
     latest = ""
