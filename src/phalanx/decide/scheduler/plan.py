@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from phalanx.core.devices import Placement
-from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.reasons import Reason
 
 
@@ -85,9 +85,11 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One decision per pending job; evictions, with the claims they are for; what is kept for whom."""
+    """One decision per pending job; evictions, with the claims they are for; what is kept for whom. cells: nodes of queues' own
+    cells, each with the queue whose it is, '' where it is bound to none yet."""
 
     decisions: tuple[Decision, ...]
     evictions: tuple[Evict, ...] = ()
     claims: tuple[Claim, ...] = ()
     reservations: tuple[Reservation, ...] = ()
+    cells: tuple[tuple[NodeId, str], ...] = ()

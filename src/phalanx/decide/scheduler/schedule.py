@@ -42,7 +42,7 @@ def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
     if memory is not None:
         memory.decided = (snapshot, round_)
     plan = Plan(decisions, tuple(round_.evictions), tuple(round_.claims), tuple(round_.kept.reservations))
-    return plan if round_.kept.homes is None else round_.kept.homes.marked(plan, snapshot)
+    return plan if round_.kept.homes is None else round_.kept.homes.marked(plan, snapshot, round_.fleet.ground)
 
 
 def _begun(snapshot: Snapshot, memory: Memory | None) -> Round:

@@ -68,8 +68,8 @@ class Homes:
         tenant = policy.queues[self.tenant[job.facts.queue]]
         return None if tenant.borrow and job.facts.preemptible else reason
 
-    def marked(self, plan: Plan, snapshot: Snapshot) -> Plan:
-        """With what tenants' jobs get beyond their cells known as borrowed, for as long as they run there."""
+    def marked(self, plan: Plan, snapshot: Snapshot, ground: Ground) -> Plan:
+        """With what tenants' jobs get beyond their cells known as borrowed, for as long as they run there, and with the cells."""
         claims = {job.facts.job: job.claim for job in snapshot.pending}
         beyond = {job.facts.job for job in snapshot.pending if job.facts.queue in self.tenant}
         beyond |= {gang.facts.job for gang in snapshot.running if gang.placement.borrowed}
@@ -78,6 +78,7 @@ class Homes:
         def known(job: JobId, placement: Placement) -> Placement:
             return replace(placement, borrowed=True) if job in beyond and placement != claims.get(job) else placement
 
+        rows = {*np.flatnonzero(self.closed).tolist(), *self.bound}
         return replace(
             plan,
             decisions=tuple(
@@ -85,6 +86,7 @@ class Homes:
             ),
             evictions=tuple(replace(one, keeps=known(one.job, one.keeps)) if one.keeps else one for one in plan.evictions),
             claims=tuple(replace(one, placement=known(one.job, one.placement)) if one.placement else one for one in plan.claims),
+            cells=tuple((ground.nodes[row].node, self.bound.get(row, "")) for row in sorted(rows)),
         )
 
 

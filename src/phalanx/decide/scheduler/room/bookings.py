@@ -34,6 +34,11 @@ class Booked:
     end_ms: int
     queues: frozenset[str]
 
+    @property
+    def what(self) -> str:
+        """In a person's words."""
+        return f"the booking {self.name!r}"
+
     def is_on(self, now_ms: int) -> bool:
         return self.start_ms <= now_ms < self.end_ms
 
@@ -82,7 +87,7 @@ def kept_for(booked: Booked, used: int, free: Counts, fleet: Fleet, ends: Ends, 
         kept.astype(np.int32),
         np.where(kept > 0, there - kept, NO_BOUND).astype(np.int32),
         queues=booked.queues,
-        what=f"the booking {booked.name!r}",
+        what=booked.what,
         until_ms=booked.end_ms,
         yields_ms=YIELDS_MS,
     )

@@ -22,6 +22,7 @@ from phalanx.decide.scheduler.snapshot import Snapshot
 from phalanx.decide.scheduler.why import turnover
 from phalanx.decide.scheduler.why.history import MISS_BINS, SOFT_MS, History, Predicted, run_class, size_class
 from phalanx.decide.scheduler.why.latest import latest_starts
+from phalanx.decide.scheduler.why.reach import Reaches
 from phalanx.decide.scheduler.why.runtimes import usual_wait_ms
 
 _TRUST: Final = 15.0
@@ -71,16 +72,19 @@ def predict(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = Non
 def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None) -> dict[JobId, Forecast]:
     """The same with how it was come by, for `lessons` to learn from."""
     waits = [one for one in plan.decisions if isinstance(one, Wait) and (only is None or one.job in only)]
-    likely, at_limits = turnover.likely_waits(snapshot, plan, only) if waits else ({}, {})
-    facts = {job.facts.job: job.facts for job in snapshot.pending} if waits else {}
-    latest = latest_starts(snapshot, plan) if likely else {}
+    if not waits:
+        return {}
+    reaches = Reaches(snapshot, plan)
+    likely, at_limits = turnover.likely_waits(snapshot, plan, only, reaches)
+    jobs = {job.facts.job: job for job in snapshot.pending}
+    latest = latest_starts(snapshot, plan, reaches) if likely else {}
     spans: dict[tuple[str, ...], tuple[float, float]] = {}
     usual: dict[str, float] = {}
     found = {}
     for wait in waits:
         if wait.job not in likely or isinstance(wait.reason, MakingRoom):
             continue
-        job = facts[wait.job]
+        job = jobs[wait.job].facts
         num_devices = job.shape.num_devices
         runs, size = run_class(job.queue, num_devices), size_class(num_devices)
         if runs not in usual:
@@ -95,6 +99,9 @@ def forecasts(snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = N
             eta = not_after(latest[wait.job], snapshot.now_ms, eta)
         elif wait.job in at_limits and isinstance(wait.reason, _COUNTED):
             eta = _at_most(snapshot.now_ms + round(SLACK * at_limits[wait.job] + SOFT_MS), snapshot.now_ms, eta)
+        first_ms = reaches.first_ms(jobs[wait.job])
+        if first_ms > snapshot.now_ms:
+            eta = _from(first_ms, eta)
         found[wait.job] = Forecast(eta, Predicted(likely_ms, views, runs, size, names))
     return found
 
@@ -121,7 +128,7 @@ def _eta(now_ms: int, likely_ms: float, low: float, high: float) -> Eta:
 
 def _not_before(reason: Reason, now_ms: int, eta: Eta) -> Eta:
     """A shut window, a spent budget and a restart that is put off let nothing start before their time, whatever was learnt of
-    waits. A booking does: others may let go of other devices."""
+    waits. A booking need not: others may let go of other devices (`Reaches.first_ms` tells where they cannot)."""
     match reason:
         case OutsideWindow(opens_ms=int(first_ms)) | OverBudget(resets_ms=int(first_ms)):
             return _from(first_ms, eta)
@@ -150,7 +157,8 @@ def is_vague(eta: Eta, now_ms: int) -> bool:
 
 
 def _from(first_ms: int, eta: Eta) -> Eta:
-    return Eta(max(eta.low_ms, first_ms), max(eta.high_ms, first_ms), max(eta.likely_ms, first_ms))
+    latest_ms = None if eta.latest_ms is None else max(eta.latest_ms, first_ms)
+    return Eta(max(eta.low_ms, first_ms), max(eta.high_ms, first_ms), max(eta.likely_ms, first_ms), latest_ms)
 
 
 def _span(history: History, names: Sequence[str]) -> tuple[float, float]:

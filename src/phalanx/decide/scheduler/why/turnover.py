@@ -8,13 +8,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.devices import CPU_SLOT, WHOLE
+from phalanx.core.devices import CPU_SLOT, WHOLE, Placement
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import ANY, Queue
 from phalanx.core.reasons import Backoff, MakingRoom, OutsideWindow, OverLimit, OverQuota
 from phalanx.decide.scheduler.plan import Plan, Start, Wait
 from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, Snapshot
+from phalanx.decide.scheduler.where.fleet import Rows
 from phalanx.decide.scheduler.why.latest import limits_hold
+from phalanx.decide.scheduler.why.reach import Reach, Reaches
 from phalanx.decide.scheduler.why.runtimes import over_at_limits, over_by
 
 Numbers = NDArray[np.float64]
@@ -27,8 +29,8 @@ Over = Callable[[Sequence[JobFacts], Numbers, Numbers, Numbers], Numbers]
 _GRID_MS: Final = np.concatenate([[0.0], np.geomspace(15_000.0, 60 * 86_400_000.0, 44)])
 """Times from now at which devices are counted: a third later each, up to 60 days."""
 
-_RISE: Final = np.arange(len(_GRID_MS)) * 1e-9
-"""So that supply rises all the time."""
+_RISE: Final = 1e-9
+"""With each of them, so that supply rises all the time."""
 
 _TURNS_MAX: Final = 16
 """Times that devices change hands between two of these."""
@@ -49,10 +51,25 @@ class _Gang:
     devices: float
     age_ms: float
     done_ms: float
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Waiting jobs, those first that come first. reaches: what each may use."""
+
+    jobs: Sequence[JobFacts]
+    devices: Numbers
+    done_ms: Numbers
+    reaches: Sequence[Reach]
+
+    def only(self, rows: Rows) -> "_Line":
+        jobs, reaches = [self.jobs[int(row)] for row in rows], [self.reaches[int(row)] for row in rows]
+        return _Line(jobs, self.devices[rows], self.done_ms[rows], reaches)
 
 
 def likely_waits(
-    snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None
+    snapshot: Snapshot, plan: Plan, only: Collection[JobId] | None = None, reaches: Reaches | None = None
 ) -> tuple[dict[JobId, tuple[float, float]], dict[JobId, float]]:
     """Milliseconds until each waiting job of the plan likely starts, where counting can say it: if it starts after all that are
     before it, and if it passes those that ask for more devices than it. And until it starts after all that are before it if each
@@ -63,23 +80,54 @@ def likely_waits(
     lines = {pool: line for pool, line in lines.items() if only is None or any(wait.job in only for wait in line)}
     if not lines:
         return likely, at_limits
-    gangs, free = _gangs(snapshot, plan), _free(snapshot, plan)
-    over, believed = partial(over_by, snapshot.history), limits_hold(snapshot)
+    reaches = reaches or Reaches(snapshot, plan)
+    gangs, over, believed = _gangs(snapshot, plan), partial(over_by, snapshot.history), limits_hold(snapshot)
+    grid = _grid(reaches, snapshot.now_ms)
     for (kind, queue), line in lines.items():
         held = [gang for gang in gangs if kind in (ANY, gang.kind) and _lets_go_for(snapshot, gang.facts.queue, queue)]
-        now = left[kind, queue] if queue else free.get(kind, 0.0)
         asking = [jobs[wait.job] for wait in line]
-        devices = np.array([_devices(job.facts) for job in asking])
-        facts, done_ms = [job.facts for job in asking], np.array([job.done_ms for job in asking], np.float64)
-        supply = _supply(over, now, held)
-        after_all = _beyond(_starts(over, supply, facts, devices, done_ms), devices)
-        passing = _passing(over, supply, facts, devices, done_ms)
+        wanted = _Line(
+            [job.facts for job in asking],
+            np.array([_devices(job.facts) for job in asking]),
+            np.array([job.done_ms for job in asking], np.float64),
+            [reaches.all if queue else reaches.of(job) for job in asking],  # who may have no more waits for its queue's share
+        )
+        looked_at = {reach for wait, reach in zip(line, wanted.reaches, strict=True) if only is None or wait.job in only}
+        source = _Source(kind, held, reaches, left[kind, queue] if queue else None, grid)
+        after_all = _within(partial(_after_all, over, grid), partial(source.supply, over), wanted, looked_at, reaches)
+        passing = _within(partial(_passing, over, grid), partial(source.supply, over), wanted, looked_at, reaches)
         for wait, *each in zip(line, after_all, passing, strict=True):
             likely[wait.job] = (float(each[0]), float(each[1]))
         if believed and any(gang.facts.limit_ms or gang.facts.expected_ms is not None for gang in held):
-            last = _starts(over_at_limits, _supply(over_at_limits, now, held), facts, devices, done_ms)
+            supply = partial(source.supply, over_at_limits)
+            last = _within(partial(_starts, over_at_limits, grid), supply, wanted, looked_at, reaches)
             at_limits.update((wait.job, float(ms)) for wait, ms in zip(line, last, strict=True) if np.isfinite(ms))
     return likely, at_limits
+
+
+def _grid(reaches: Reaches, now_ms: int) -> Numbers:
+    """Times from now at which devices are counted: those at which bookings are over among them."""
+    ends = [at_ms for one in reaches.bookings for at_ms in (one.end_ms - now_ms - 1.0, float(one.end_ms - now_ms))]
+    return np.union1d(_GRID_MS, [at_ms for at_ms in ends if 0.0 < at_ms < _GRID_MS[-1]]) if ends else _GRID_MS
+
+
+def _within(
+    count: Callable[[Numbers, _Line], Numbers],
+    supply: Callable[[Reach], Numbers],
+    line: _Line,
+    looked_at: Collection[Reach],
+    reaches: Reaches,
+) -> Numbers:
+    """When each starts by counting all devices and jobs; and not before it does by counting what it may use, and those of the
+    others that may use no more than it. The latter is left out for a reach that is not looked at."""
+    starts = count(supply(reaches.all), line)
+    for reach in dict.fromkeys(one for one in line.reaches if one in looked_at and one != reaches.all):
+        no_wider = {one for one in set(line.reaches) if one.is_within(reach)}
+        rows = np.array([row for row, one in enumerate(line.reaches) if one in no_wider])
+        own = np.array([line.reaches[row] == reach for row in rows.tolist()])
+        alone = count(supply(reach), line.only(rows))
+        starts[rows[own]] = np.maximum(starts[rows[own]], alone[own])
+    return starts
 
 
 def _lines(
@@ -110,29 +158,60 @@ def _lines(
     return likely, lines, left
 
 
-def _supply(over: Over, free: float, gangs: Sequence[_Gang]) -> Numbers:
-    """Devices that are free by each time of `_GRID_MS`, when nothing new starts."""
-    ages, done_ms = np.array([gang.age_ms for gang in gangs]), np.array([gang.done_ms for gang in gangs])
-    let_go = over([gang.facts for gang in gangs], ages, done_ms, _GRID_MS[None, :])
-    return np.asarray(free + np.array([gang.devices for gang in gangs]) @ let_go)
+class _Source:
+    """Where devices of a pool come from: what is free (of a queue's share `left`), and what gangs let go of."""
+
+    def __init__(self, kind: str, gangs: Sequence[_Gang], reaches: Reaches, left: float | None, grid: Numbers) -> None:
+        self._kind, self._gangs, self._reaches, self._left, self._grid = kind, gangs, reaches, left, grid
+        self._ages = np.array([gang.age_ms for gang in gangs])
+        self._done_ms = np.array([gang.done_ms for gang in gangs])
+        self._known: dict[tuple[Over, Reach], Numbers] = {}
+        self._let_go: dict[Over, Numbers] = {}
+
+    def supply(self, over: Over, reach: Reach) -> Numbers:
+        """Devices within reach that are free by each time of the grid, when nothing new starts."""
+        if (over, reach) not in self._known:
+            if over not in self._let_go:
+                facts = [gang.facts for gang in self._gangs]
+                self._let_go[over] = over(facts, self._ages, self._done_ms, self._grid[None, :])
+            self._known[over, reach] = self._found(reach, self._let_go[over])
+        return self._known[over, reach]
+
+    def _found(self, reach: Reach, let_go: Numbers) -> Numbers:
+        all_of = np.array([gang.devices for gang in self._gangs])
+        if self._left is not None:
+            return np.asarray(self._left + all_of @ let_go)
+        devices = all_of
+        if not reach.mask.all():
+            devices = np.array([self._reaches.part(reach, gang.kind, gang.placement) for gang in self._gangs])
+        found = np.asarray(self._reaches.free(reach, self._kind) + devices @ let_go)
+        if not self._reaches.bookings:
+            return found
+        queues = np.array([gang.facts.queue for gang in self._gangs])
+        held = {}
+        for queue in np.unique(queues).tolist():
+            own = queues == queue
+            held[queue] = (float((all_of - devices)[own].sum()), devices[own] @ (1.0 - let_go[own]))
+        return found - self._reaches.kept(reach, self._kind, self._grid, held)
 
 
-def _starts(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+def _starts(over: Over, grid: Numbers, supply: Numbers, line: _Line) -> Numbers:
     """When, from now, each job of a line starts, if it does once it and those before it have devices: of those that are let go of
     by the running gangs, and again by the jobs of the line that started meanwhile. Never, if that is beyond the grid."""
-    wanted, starts = np.cumsum(asked), np.full(len(asked), np.inf)
+    jobs, asked = line.jobs, line.devices
+    wanted, starts, rise = np.cumsum(asked), np.full(len(asked), np.inf), np.arange(len(grid)) * _RISE
     known = min(len(jobs), _AGAIN_MAX)
-    ended = over(jobs[:known], np.zeros(known), done_ms[:known], _GRID_MS[None, :])
+    ended = over(jobs[:known], np.zeros(known), line.done_ms[:known], grid[None, :])
     begun = 0
-    for step in range(1, len(_GRID_MS)):
+    for step in range(1, len(grid)):
         for _ in range(_TURNS_MAX):
-            reached = np.maximum.accumulate(supply[: step + 1]) + _RISE[: step + 1]
+            reached = np.maximum.accumulate(supply[: step + 1]) + rise[: step + 1]
             until = int(np.searchsorted(wanted, reached[-1], "right"))
             if until <= begun:
                 break
-            starts[begun:until] = np.interp(wanted[begun:until], reached, _GRID_MS[: step + 1])
+            starts[begun:until] = np.interp(wanted[begun:until], reached, grid[: step + 1])
             again = slice(begun, min(until, known))
-            since = np.searchsorted(_GRID_MS, _GRID_MS - starts[again, None], "right") - 1
+            since = np.searchsorted(grid, grid - starts[again, None], "right") - 1
             let_go = np.where(since < 0, 0.0, np.take_along_axis(ended[again], np.maximum(since, 0), 1))
             supply = supply + asked[again] @ let_go
             begun = until
@@ -141,23 +220,24 @@ def _starts(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Number
     return starts
 
 
-def _beyond(starts: Numbers, asked: Numbers) -> Numbers:
-    """Those that would start beyond the grid do so at the pace of those before them."""
+def _after_all(over: Over, grid: Numbers, supply: Numbers, line: _Line) -> Numbers:
+    """The same; those that would start beyond the grid do so at the pace of those before them."""
+    starts, asked = _starts(over, grid, supply, line), line.devices
     begun, wanted = int(np.isfinite(starts).sum()), np.cumsum(asked)
     if begun == len(starts):
         return starts
-    last, of = (float(starts[begun - 1]), float(wanted[begun - 1])) if begun else (float(_GRID_MS[-1]), float(asked[0]))
+    last, of = (float(starts[begun - 1]), float(wanted[begun - 1])) if begun else (float(grid[-1]), float(asked[0]))
     starts[begun:] = np.maximum(last, 1.0) * wanted[begun:] / of
-    return np.asarray(np.minimum(starts, 4 * _GRID_MS[-1]))
+    return np.asarray(np.minimum(starts, 4 * grid[-1]))
 
 
-def _passing(over: Over, supply: Numbers, jobs: Sequence[JobFacts], asked: Numbers, done_ms: Numbers) -> Numbers:
+def _passing(over: Over, grid: Numbers, supply: Numbers, line: _Line) -> Numbers:
     """The same, if larger gangs were not there."""
-    starts = np.zeros(len(asked))
-    sizes = np.searchsorted(np.array([1.0, 8.0, 64.0]), asked)
+    starts = np.zeros(len(line.devices))
+    sizes = np.searchsorted(np.array([1.0, 8.0, 64.0]), line.devices)
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes <= size)
-        alone = _beyond(_starts(over, supply, [jobs[int(row)] for row in rows], asked[rows], done_ms[rows]), asked[rows])
+        alone = _after_all(over, grid, supply, line.only(rows))
         starts[sizes == size] = alone[sizes[rows] == size]
     return starts
 
@@ -190,26 +270,12 @@ def _gangs(snapshot: Snapshot, plan: Plan) -> list[_Gang]:
     for decision in plan.decisions:
         if isinstance(decision, Start):
             job, kind = jobs[decision.job], kind_of.get(decision.placement.slices[0].node, "")
-            gangs.append(_Gang(job.facts, kind, _devices(job.facts), 0.0, job.done_ms))
+            gangs.append(_Gang(job.facts, kind, _devices(job.facts), 0.0, job.done_ms, decision.placement))
     return gangs
 
 
 def _running(job: RunningJob, kind_of: Mapping[NodeId, str], now_ms: int) -> _Gang:
     slices = job.placement.slices
     devices = sum(len(part.devices) * part.milli for part in slices) / WHOLE
-    return _Gang(job.facts, kind_of.get(slices[0].node, ""), devices, max(0, now_ms - job.placed_ms), job.done_ms)
-
-
-def _free(snapshot: Snapshot, plan: Plan) -> dict[str, float]:
-    """Devices by type that nothing holds once the plan's gangs have started."""
-    free: dict[str, float] = {}
-    kind_of = {}
-    for node in snapshot.nodes:
-        if node.devices:
-            kind = kind_of[node.node] = node.devices[0][1]
-            free[kind] = free.get(kind, 0.0) + (len(node.free) if node.schedulable else 0)
-    for decision in plan.decisions:
-        if isinstance(decision, Start):
-            for part in decision.placement.slices:
-                free[kind_of[part.node]] -= len(part.devices) * part.milli / WHOLE
-    return free
+    age_ms = max(0, now_ms - job.placed_ms)
+    return _Gang(job.facts, kind_of.get(slices[0].node, ""), devices, age_ms, job.done_ms, job.placement)
