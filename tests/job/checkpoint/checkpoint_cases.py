@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import Bug, CheckpointError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint import manifest, shard_file
 from phalanx.job.checkpoint import save as saving
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.fence import Holder
@@ -29,7 +30,7 @@ from phalanx.job.checkpoint.owners import local_parts
 from phalanx.job.checkpoint.restore import Found, find, load, load_state
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
-from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.shard_file import Part, SaveKey, ShardIndex
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
 from phalanx.job.checkpoint.whole import open_checkpoint
@@ -269,6 +270,25 @@ def case_retention_keeps_the_newest_and_clears_what_was_never_committed(root: Pa
     for step in (2, 3, 4):
         run.save(root, step, keep_last=2)
     assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000004", "step-00000003"]
+
+
+def case_nothing_is_removed_before_the_newer_was_read_back(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1, keep_last=1)
+    written = shard_file.write
+
+    def bad_disk(path: Path, parts: Any, *, key: SaveKey, rank: int) -> ShardIndex:
+        index = written(path, parts, key=key, rank=rank)
+        if rank == 1:
+            _flip(path)
+        return index
+
+    with patch.object(shard_file, "write", bad_disk):
+        failed = run.save(root, 2, keep_last=1)
+    assert isinstance(failed, SaveFailed) and "read back it was damaged" in failed.reason and "shard-00001" in failed.reason, failed
+    assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000001"]
+    assert isinstance(run.save(root, 3, keep_last=1), Saved)
+    assert [folder.name for _, folder in manifest.step_folders(root)] == ["step-00000003"]
 
 
 def case_a_full_disk_costs_the_save_and_nothing_else(root: Path, rank: Rank) -> None:

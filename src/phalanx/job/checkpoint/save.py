@@ -78,7 +78,7 @@ def save(
     )  # fmt: skip
     saved = decided_by_rank_zero(lambda: _commit(folder, key, content, reasons))
     if isinstance(saved, Saved) and not isinstance(mine, str):
-        return _retain(policy, folder, key, mine, saved)
+        return _retain(policy, identity.holder, folder, mine, saved)
     return saved
 
 
@@ -112,13 +112,13 @@ def _commit(folder: Path, key: SaveKey, content: Content, reasons: list[str]) ->
     return SaveFailed(step=key.step, reason=reasons[0])
 
 
-def _retain(policy: SavePolicy, folder: Path, key: SaveKey, mine: ShardIndex, saved: Saved) -> Saved | SaveFailed:
+def _retain(policy: SavePolicy, holder: Holder, folder: Path, mine: ShardIndex, saved: Saved) -> Saved | SaveFailed:
     """Older ones go only after every rank has read back what it wrote; without any to go nobody reads."""
-    doomed = decided_by_rank_zero(lambda: superfluous(policy.root, key.step, policy.keep))
+    doomed = decided_by_rank_zero(lambda: superfluous(policy.root, saved.step, policy.keep))
     if not doomed:
         return saved
     reasons = [told for told in told_by_all(_read_back(folder, mine)) if told]
-    return decided_by_rank_zero(lambda: _remove_or_withdraw(folder, key, doomed, reasons, saved))
+    return decided_by_rank_zero(lambda: _remove_or_withdraw(folder, holder, doomed, reasons, saved))
 
 
 def _read_back(folder: Path, index: ShardIndex) -> str:
@@ -129,9 +129,8 @@ def _read_back(folder: Path, index: ShardIndex) -> str:
     return ""
 
 
-def _remove_or_withdraw(folder: Path, key: SaveKey, doomed: list[Path], reasons: list[str], saved: Saved) -> Saved | SaveFailed:
-    if not reasons:
-        remove(doomed)
-        return saved
-    remove([folder])
-    return SaveFailed(step=key.step, reason=f"read back it was damaged: {reasons[0]}")
+def _remove_or_withdraw(folder: Path, holder: Holder, doomed: list[Path], reasons: list[str], saved: Saved) -> Saved | SaveFailed:
+    """What looks left over may by now be a newer attempt's, which is saving that step: the fence is looked at once more."""
+    manifest.check_fence(folder.parent, holder)
+    remove([folder] if reasons else doomed)
+    return SaveFailed(step=saved.step, reason=f"read back it was damaged: {reasons[0]}") if reasons else saved

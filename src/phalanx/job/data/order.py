@@ -2,8 +2,8 @@
 
 Global sample g of a run is sample `sample(seed, g // num_samples, g % num_samples, num_samples)` of the split, whatever the world
 size; step s (counted from 0) is the global samples [s * global_batch, (s + 1) * global_batch), and rank r of w takes the r-th
-contiguous part of them. For one global batch the world size therefore decides only who reads a sample. A recipe whose global batch
-grows with the ranks cuts the same order into other steps.
+contiguous part of them. For one global batch the world size therefore decides only who reads a sample. A run
+keeps its global batch when its world size changes.
 
 Each epoch is a keyed permutation: a balanced Feistel network (Luby and Rackoff, SIAM J. Computing 17(2), 1988) on the smallest
 even number of bits that covers the split, restricted to [0, num_samples) by cycle walking (Black and Rogaway, CT-RSA 2002),
