@@ -297,12 +297,15 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_by_name_and_the_one_before_i
         view = client.wait(job, timeout_s=100)
     newest = max(view.checkpoints, key=lambda one: one.step)
     shard = next(path for path in sorted(Path(newest.path).rglob("*.safetensors")))
+    assert platform.run("checkpoint", "verify", job).stdout.count("verified") == len(view.checkpoints)
     flip(shard, shard.stat().st_size - 5)
+    verified = platform.run("checkpoint", "verify", job, check=False)
+    assert verified.returncode == Exit.FAILED and f"{shard.parent.name}/{shard.name}: " in verified.stdout
     platform.run("retry", job)
     view = platform.finished(job)
     assert view.attempts[-1].resumed_step == newest.step - 2
     said = platform.run("logs", job).stdout
-    assert shard.parent.name in said
+    assert f"{shard.parent.name}/{shard.name}" in said and "does not match its checksum" in said
     assert not [rank.pid for rank in view.attempts[-1].ranks if rank.pid and alive(rank.pid)]
 
 

@@ -3,6 +3,7 @@
 Every function named `case_*` gets its own folder and this rank; what it asserts, it asserts on every rank.
 """
 
+import hashlib
 import json
 import os
 import resource
@@ -39,6 +40,7 @@ from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.step import train_step
+from phalanx.storage.atomic import write_atomic
 
 RECIPE = LlamaRecipe(dim=16, layers=2, heads=2, ffn_dim=24, sequence=8, batch_per_rank=2, steps=20, warmup_steps=2)
 SHAPE = LlamaShape(vocab=97, dim=16, layers=2, heads=2, ffn_dim=24)  # 97: not divisible by the ranks
@@ -170,6 +172,16 @@ def case_another_run_s_checkpoint_is_refused(root: Path, rank: Rank) -> None:
     ):
         message = _refused(lambda changed=changed: find(root, changed))  # type: ignore[misc]  # bound by default
         assert message.startswith(f"{word} of checkpoint step-00000001"), message
+
+
+def case_a_folder_of_an_older_version_is_refused_and_not_skipped(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.save(root, 1)
+    inner = '{"step":2,"files":[],"format":2}'
+    sealed = f'{{"sha256":"{hashlib.sha256(inner.encode()).hexdigest()}","manifest":{inner}}}'
+    _on_rank_zero(lambda: write_atomic(root / "step-00000002" / MANIFEST, sealed.encode()))
+    message = _refused(lambda: find(root, ORIGIN))
+    assert "step-00000002" in message and "has format 2, this version reads 3" in message, message
 
 
 def case_names_shapes_and_dtypes_are_strict(root: Path, rank: Rank) -> None:

@@ -115,6 +115,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "part after the end": ({"parts": [{"offset": 1 << 40}]}, "outside of its tensor or file"),
     "another length": ({"parts": [{"length": 2}]}, "outside of its tensor or file"),
     "outside of the tensor": ({"parts": [{"start": [5, 0]}]}, "outside of its tensor or file"),
+    "nothing of a tensor": ({"parts": [{"size": [0, 2], "length": 0}]}, "outside of its tensor or file"),
     "below the tensor": ({"parts": [{"start": [-1, 0]}]}, "outside of its tensor or file"),
     "dimensions missing": ({"parts": [{"shape": [ROWS]}]}, "outside of its tensor or file"),
     "an unknown type": ({"parts": [{"dtype": "OBJECT"}]}, "outside of its tensor or file"),

@@ -115,6 +115,7 @@ def _sound(entry: PartEntry, index: ShardIndex) -> bool:
         and len(entry.shape) <= _DIMS_MAX
         and entry.inside()
         and entry.length == entry.num_bytes
+        and (entry.length > 0 or math.prod(entry.shape) == 0)
         and 0 <= index.header_bytes <= entry.offset
         and entry.offset + entry.length <= index.size_bytes
     )
