@@ -1,5 +1,6 @@
 """Manifest and indexes alone, with shards of one rank: what they refuse, and what retention removes. Without torch."""
 
+import errno
 import hashlib
 import json
 import os
@@ -317,6 +318,15 @@ def test_a_zombie_that_was_past_the_fence_does_not_replace_what_is_committed(
     with pytest.raises(CheckpointError, match=r"lm-1\.1 may write no more"):
         commit_when_whole(folder, key, content(), patience_s=0)
     assert verify(folder).manifest.attempt == "lm-1.2"
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert verify(make(tmp_path, 1)).manifest.step == 1
+    assert [path.name for path in (tmp_path / "step-00000001").iterdir() if path.name.startswith(".")] == []
 
 
 # Retention
