@@ -249,3 +249,24 @@ def test_a_snapshot_that_is_gone_is_not_written(gang: Gang) -> None:
 def _limit(pid: int, num_bytes: int) -> None:
     """A disk on which no file can be larger."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+def test_a_keeper_told_to_end_writes_what_it_is_writing_and_ends(gang: Gang) -> None:
+    gang.snapshot(1)
+    gang.persist(1)
+    for memory in gang.memories:
+        memory.leave()  # the ranks are dead
+        os.kill(memory.keeper_pid, signal.SIGTERM)
+    for memory in gang.memories:
+        ends(memory.keeper_pid)
+    assert gang.committed() == [1] and not gang.folder.exists()
+
+
+def test_a_keeper_told_to_end_tries_nothing_again(gang: Gang) -> None:
+    _limit(gang.memories[1].keeper_pid, 4096)
+    gang.snapshot(1)
+    gang.persist(1, ranks=(1,), patience_s=600)
+    gang.until(Troubled, rank=1)
+    os.kill(gang.memories[1].keeper_pid, signal.SIGTERM)
+    ends(gang.memories[1].keeper_pid)
+    assert gang.committed() == []

@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.train import __main__ as trainer
 from phalanx.job.train import setup
 from phalanx.job.train.batches import train_batches
@@ -48,6 +50,14 @@ def disk_full_at_the_end() -> None:
     patch.object(trainer, "finish", limited).start()
 
 
+def little_memory() -> None:
+    """Rank 1's node has next to no memory left."""
+    if os.environ["RANK"] == "1":
+        attach = Memory.attach
+        huge = Part(name="huge", dtype="U8", shape=(1 << 46,), start=(0,), size=(1 << 46,))
+        patch.object(Memory, "attach", lambda place, parts, *more: attach(place, [*parts, huge], *more)).start()
+
+
 if __name__ == "__main__":
-    {fault.__name__: fault for fault in (killed_between_fetch_and_update, disk_full_at_the_end)}[sys.argv[1]]()
+    {fault.__name__: fault for fault in (killed_between_fetch_and_update, disk_full_at_the_end, little_memory)}[sys.argv[1]]()
     os._exit(trainer.main(["llama"]))

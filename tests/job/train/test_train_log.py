@@ -1,12 +1,16 @@
 """What a person who reads the log of a training job sees."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from phalanx.core.records import StepRecord
-from phalanx.job.checkpoint.commit import Saved
+from phalanx.job.checkpoint.commit import Saved, SaveFailed
+from phalanx.job.checkpoint.pipeline import Delayed, Outcome
+from phalanx.job.sdk.session import Session
 from phalanx.job.train.loop import tell
+from phalanx.job.train.saves import Saves
 
 
 def record(step: int, total: int, rank: int = 0) -> StepRecord:
@@ -23,13 +27,36 @@ def test_the_first_rank_logs_about_twenty_lines_a_run_and_always_the_last_step(
 ) -> None:
     caplog.set_level(logging.INFO)
     for step in range(1, total + 1):
-        tell(record(step, total), None)
-        tell(record(step, total, rank=1), None)
+        tell(record(step, total))
+        tell(record(step, total, rank=1))
     assert len(caplog.messages) == lines
     assert caplog.messages[-1] == f"step {total}/{total}  loss 6.2500  lr 0.0003  5,120 tokens/s"
 
 
-def test_each_saved_checkpoint_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+class _Told:
+    """A pipeline that has news."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+
+    def news(self) -> list[Outcome]:
+        return self.outcomes
+
+
+def test_each_checkpoint_that_is_saved_late_or_lost_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    tell(record(33, 400), Saved(step=33, path="/jobs/step-33", digest="d1", size_bytes=9))
-    assert caplog.messages == ["checkpoint of step 33 saved"]
+    told = _Told(
+        Delayed(step=30, reason="No space left on device"),
+        Saved(step=33, path="/jobs/step-33", digest="d33", size_bytes=9),
+        Saved(step=30, path="/jobs/step-30", digest="d30", size_bytes=9),
+        SaveFailed(step=36, reason="rank 1: away"),
+    )
+    saves = Saves(SimpleNamespace(session=Session()), told)  # type: ignore[arg-type]  # all that `tell` uses
+    saves.tell()
+    assert caplog.messages == [
+        "checkpoint of step 30 not saved yet: No space left on device; it is tried again, and training goes on",
+        "checkpoint of step 33 saved",
+        "checkpoint of step 30 saved",
+        "checkpoint of step 36 not saved: rank 1: away; going on from the one before",
+    ]
+    assert (saves.newest, saves.failed) == ("d33", 1)

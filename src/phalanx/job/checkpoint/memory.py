@@ -25,8 +25,9 @@ BUFFERS: Final = 3
 class Draft:
     """A snapshot that is being copied. Until `seal` it does not exist."""
 
-    def __init__(self, segment: Segment, step: int, generation: int) -> None:
+    def __init__(self, segment: Segment, index: int, step: int, generation: int) -> None:
         self._segment = segment
+        self.segment = index  # as in Memory.views
         self.step = step
         self.generation = generation
 
@@ -89,13 +90,24 @@ class Memory:
 
     def begin(self, step: int, generation: int = 0) -> Draft | None:
         """Somewhere to copy the state after `step` to; None when every segment is busy or is the last whole one."""
-        seals, busy = [segment.seal() for segment in self._segments], self._busy()
-        for index in sorted(range(len(seals)), key=lambda index: _age(seals[index])):
-            others = [seal for at, seal in enumerate(seals) if at != index and seal is not None]
-            if index not in busy and (seals[index] is None or others):
-                self._segments[index].break_seal()
-                return Draft(self._segments[index], step, generation)
-        return None
+        index = self._room()
+        if index is None:
+            return None
+        self._segments[index].break_seal()
+        return Draft(self._segments[index], index, step, generation)
+
+    def has_room(self) -> bool:
+        """Whether `begin` would give somewhere."""
+        return self._room() is not None
+
+    def views(self) -> list[list[memoryview]]:
+        """Of each segment, where the bytes of each part that has any go, in the order of the parts."""
+        kept = [index for index, part in enumerate(self.layout.parts) if part.num_bytes]
+        return [[segment.part(index) for index in kept] for segment in self._segments]
+
+    def whole_segments(self) -> list[memoryview]:
+        """The memory of each segment."""
+        return [segment.memory for segment in self._segments]
 
     def sealed(self) -> tuple[int, ...]:
         """Steps whose snapshots are whole, newest first."""
@@ -175,6 +187,14 @@ class Memory:
             self._left = True
             self._link.close()
             _close([segment.descriptor for segment in self._segments])
+
+    def _room(self) -> int | None:
+        seals, busy = [segment.seal() for segment in self._segments], self._busy()
+        for index in sorted(range(len(seals)), key=lambda index: _age(seals[index])):
+            others = [seal for at, seal in enumerate(seals) if at != index and seal is not None]
+            if index not in busy and (seals[index] is None or others):
+                return index
+        return None
 
     def _busy(self) -> set[int]:
         """Segments that are being written to durable storage."""

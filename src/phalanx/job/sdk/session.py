@@ -20,6 +20,7 @@ from phalanx.job.sdk.fault import Fault, parse_fault
 from phalanx.job.sdk.journal import Bell, Journal, Record
 
 _POLICY: Final = CheckpointPolicy()
+_PATIENCE_S: Final = 600
 MODEL_TRIES: Final = 20
 MODEL_PAUSE_S: Final = 0.5
 """A finished model is worth ten seconds of waiting for a disk; nothing else is worth any."""
@@ -39,7 +40,9 @@ class Session:
 
     job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. data: the prepared
     folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
-    kept by the platform, see docs/artifacts.md; the current folder outside Phalanx.
+    kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
+    where ranks meet the processes that hold their snapshots; '' outside Phalanx. checkpoint_patience_s: how long a save is tried
+    again where it cannot be written.
     """
 
     job: str = ""
@@ -57,6 +60,9 @@ class Session:
     data: str = ""
     code: str = ""
     artifacts_dir: str = "."
+    local_rank: int = 0
+    keepers_dir: str = ""
+    checkpoint_patience_s: int = _PATIENCE_S
     journal: Journal | None = None
     fault: Fault | None = None
     unix_ms: Callable[[], int] = _unix_ms
@@ -152,6 +158,9 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         data=env.get("PHALANX_DATA", ""),
         code=env.get("PHALANX_CODE", ""),
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
+        local_rank=_whole(env, "LOCAL_RANK", 0),
+        keepers_dir=env.get("PHALANX_KEEPERS", ""),
+        checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
         fault=parse_fault(env.get("PHALANX_FAULT", "")),
     )

@@ -14,6 +14,7 @@ from phalanx.job.train.device import gang
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import run
 from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.saves import saving
 from phalanx.job.train.setup import set_up
 
 
@@ -41,7 +42,8 @@ def train(arguments: list[str]) -> None:
     try:
         with gang() as rank:
             training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
-            trained = run(training, start)
+            with saving(training) as saves:
+                trained = run(training, start, saves)
             folder = finish(training, trained)
         log.info("model saved in %s; %d saves failed", folder, trained.failed_saves)
     finally:

@@ -9,11 +9,23 @@ from phalanx.core.recipe import LlamaRecipe
 
 
 def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
-    """Decoupled decay on matrices only: norms have no scale to shrink."""
+    """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = _moments(parameter)
+    return optimizer
+
+
+def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+    """What AdamW itself makes in its first step: so that all memory of a run is taken before it, and its size is known."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
 
 
 def lr_at(step: int, recipe: LlamaRecipe) -> float:

@@ -160,4 +160,5 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_CODE": launch.code,
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,
         "PHALANX_ARTIFACTS": f"{paths.folder}/artifacts",
+        "PHALANX_KEEPERS": f"{paths.folder}/keepers",
     }

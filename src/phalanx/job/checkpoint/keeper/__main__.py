@@ -14,12 +14,15 @@ def main(arguments: list[str]) -> None:
     if not is_the_only_one(folder, int(slot)) or os.fork():
         os._exit(0)
     os.nice(10)  # training first: what a keeper does can wait for a while
+    import signal
     from pathlib import Path
 
     from phalanx.job.checkpoint.keeper.place import Place
     from phalanx.job.checkpoint.keeper.process import Keeper
 
-    Keeper(Place(folder=Path(folder), slot=int(slot), attempt=attempt), float(idle_s)).run()
+    keeper = Keeper(Place(folder=Path(folder), slot=int(slot), attempt=attempt), float(idle_s))
+    signal.signal(signal.SIGTERM, lambda *_: keeper.dismiss())
+    keeper.run()
 
 
 if __name__ == "__main__":

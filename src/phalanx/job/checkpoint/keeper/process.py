@@ -72,6 +72,13 @@ class Keeper:
         self._saves = Saves(self._post, clock_s)
         self._selector = selectors.DefaultSelector()
 
+    def dismiss(self) -> None:
+        """The attempt ends: writes what it is writing, soon or not at all, and ends. May be called from a signal's handler."""
+        self._dismissed = True
+        self._saves.hurry()
+        with contextlib.suppress(BlockingIOError):
+            self._ring.send(b"!")
+
     def run(self) -> None:
         """Returns when idle. Only for whoever has the place's lock."""
         folder = os.open(self.place.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,9 +103,11 @@ class Keeper:
         for name in (self.place.socket_name, self.place.log_name, lock_name(self.place.slot)):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
+        with contextlib.suppress(OSError):  # another slot's keeper is there, or it was removed
+            self.place.folder.rmdir()
 
     def _is_over(self) -> bool:
-        if self._callers or self._saves.running:
+        if self._saves.running or (self._callers and not self._saves.is_hurried):
             return False
         return self._dismissed or self._left_s() <= 0
 

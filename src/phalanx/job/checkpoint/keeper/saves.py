@@ -19,6 +19,8 @@ from phalanx.job.checkpoint.retention import remove, superfluous
 from phalanx.job.checkpoint.segment import Segment
 from phalanx.job.checkpoint.shard_file import Damaged
 
+HURRY_S: Final = 6.0
+"""How long a keeper that shall end waits for other ranks' shards, which their keepers are writing now or never."""
 _COMMITS_MAX: Final = 8
 """Saves that wait for other ranks' shards at a time; more segments than that no rank has."""
 
@@ -36,6 +38,7 @@ class Saves:
         self._running: dict[str, Persist] = {}  # by the key's save
         self._troubled: set[str] = set()  # of which it was said
         self._generation = 0
+        self._hurried_s: float | None = None
         self._writer = ThreadPoolExecutor(1, "shard")
         self._committer = ThreadPoolExecutor(_COMMITS_MAX, "commit")
 
@@ -56,6 +59,15 @@ class Saves:
         else:
             self._committer.submit(self._guarded, asked, lambda: self._commit(asked))
 
+    def hurry(self) -> None:
+        """From here on nothing is tried again, and waits are short."""
+        if self._hurried_s is None:
+            self._hurried_s = self._clock_s()
+
+    @property
+    def is_hurried(self) -> bool:
+        return self._hurried_s is not None
+
     def segments_are_gone(self) -> None:
         """There are others by now: whoever asks what is busy shall not take those for them."""
         with self._lock:
@@ -73,7 +85,7 @@ class Saves:
         folder = Path(asked.root) / manifest.folder_name(asked.key.step)
         until_s = self._clock_s() + asked.patience_s
         while reason := self._written(asked, folder, segment):
-            if self._clock_s() >= until_s or self._is_old(asked):
+            if self._clock_s() >= until_s or self._is_old(asked) or self.is_hurried:
                 commit.announce_failure(folder, asked.key, asked.rank, reason)
                 self._end(asked, GivenUp(key=asked.key, reason=reason))
                 return
@@ -117,7 +129,9 @@ class Saves:
                 self._end(asked, GivenUp(key=asked.key, reason=reason))
 
     def _is_old(self, asked: Persist) -> str:
-        """Why the save is not needed, or '': ranks of an older generation may have died before they asked for their part of it."""
+        """Why the save is not waited for, or '': ranks of an older generation may have died before they asked for their part."""
+        if self._hurried_s is not None and self._clock_s() - self._hurried_s >= HURRY_S:
+            return "the attempt has ended"
         return "the gang was formed anew" if asked.key.generation < self._generation else ""
 
     def _say_trouble(self, asked: Persist, reason: str) -> None:

@@ -1,0 +1,241 @@
+"""A run's saves in the background: device -> host memory beside the next step -> keeper -> durable storage.
+
+The training thread stands still only to agree with the other ranks that all of them have room, and before it changes a state that
+is still being copied. Ranks begin the same saves, so that each of them can be whole.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import CheckpointError, PhalanxError, SetupError
+from phalanx.job.checkpoint.beside import Beside, page_lock
+from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.live import LiveState
+from phalanx.job.checkpoint.manifest import Scalar
+from phalanx.job.checkpoint.memory import Draft, Memory
+from phalanx.job.checkpoint.rng import rng_parts
+from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.shard_file import Part, SaveKey
+from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+
+BUFFERS: Final = 2
+"""One snapshot on its way to durable storage, and one that is being taken."""
+PATIENCE_S: Final = 600.0
+"""How long a full disk or a store that is away is tried again, for one save."""
+ROOM_WAIT_S: Final = 1.0
+"""How long a due save waits for room when every snapshot is still being written. Afterwards it is put off to the next step, and
+that one does not wait."""
+_MARGIN_S: Final = 60.0
+_SLICE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delayed:
+    """The save of `step` could not be written yet, and is tried again."""
+
+    step: int
+    reason: str
+
+
+Outcome = Saved | SaveFailed | Delayed
+
+
+class Pipeline:
+    """Of one rank and one generation of its gang. A collective of all ranks, as are `save` and `finish`.
+
+    Raises SetupError, on every rank, when one of them has too little host memory, naming the bytes needed and free.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        policy: SavePolicy,
+        identity: Identity,
+        live: LiveState,
+        buffers: int = BUFFERS,
+        patience_s: float = PATIENCE_S,
+        idle_s: float = IDLE_S,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy = policy
+        self.identity = identity
+        self.stalled_s = 0.0  # of the training thread, since `take_stalled_s`
+        self._live = live
+        self._patience_s = patience_s
+        self._clock_s = clock_s
+        self._rank = dist.get_rank()
+        self._outcomes: deque[Outcome] = deque()
+        self._fenced = ""
+        self._put_off = False
+        self._newest = 0
+        self._nonce = decided_by_rank_zero(lambda: secrets.token_hex(4))
+        self._memory = _attached(place, [part for part, _ in self._parts()], buffers, idle_s)
+        self._targets = [[torch.frombuffer(memory, dtype=torch.uint8) for memory in views] for views in self._memory.views()]
+        for segment in self._memory.whole_segments():
+            page_lock(torch.frombuffer(segment, dtype=torch.uint8), identity.device)
+        self._beside = Beside(identity.device)
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Whether to call `save`: also when an earlier one was put off."""
+        return self._put_off or self.policy.due(step, total_steps)
+
+    def save(
+        self, step: int, extra: Mapping[str, Scalar], metrics: Callable[[], Mapping[str, float]] = dict, must: bool = False
+    ) -> bool:
+        """Begins to save the state after `step`; False when it was put off, since some rank has no room yet.
+
+        metrics: what the manifest shall say was measured; asked for, on every rank, only if the save begins. must: wait for room as
+        long as for a store that is away: for the last save of a run.
+
+        Raises CheckpointError once a newer attempt or generation holds the checkpoints.
+        """
+        started_s = self._clock_s()
+        self.stalled_s += self._beside.finish()
+        self._hear(0.0)
+        if must or not self._put_off:
+            self._wait_for_room(self._patience_s + _MARGIN_S if must else ROOM_WAIT_S)
+        agreed = self._all_have_room()
+        self._put_off = not agreed
+        if agreed:
+            self._begin(step, extra, metrics())
+        self.stalled_s += self._clock_s() - started_s
+        return agreed
+
+    def before_change(self) -> None:
+        """Called before weights or moments change, such as by the optimizer's step."""
+        self.stalled_s += self._beside.before_change()
+
+    def news(self) -> list[Outcome]:
+        """What has become of saves since the last time. Waits for nothing. `Saved` is said to rank 0 only."""
+        self._hear(0.0)
+        told = list(self._outcomes)
+        self._outcomes.clear()
+        return told
+
+    def take_stalled_s(self) -> float:
+        stalled_s, self.stalled_s = self.stalled_s, 0.0
+        return stalled_s
+
+    def finish(self) -> Saved | SaveFailed | None:
+        """Waits for all that was begun: what became of the newest save, the same on every rank; None when there was none.
+
+        Raises CheckpointError once a newer attempt or generation holds the checkpoints.
+        """
+        self._beside.finish()
+        until_s = self._clock_s() + self._patience_s + _MARGIN_S
+        ended: dict[int, Saved | SaveFailed] = {}
+        while True:
+            for outcome in self._outcomes:
+                if not isinstance(outcome, Delayed):
+                    ended[outcome.step] = outcome
+            if not self._memory.saving or self._clock_s() >= until_s:
+                break
+            self._repair()
+            self._hear(_SLICE_S)
+        return decided_by_rank_zero(lambda: self._last(ended))
+
+    def close(self) -> None:
+        """Ends the keeper too."""
+        self._beside.close()
+        self._memory.close()
+
+    def _last(self, ended: Mapping[int, Saved | SaveFailed]) -> Saved | SaveFailed | None:
+        self._check_fence()
+        if not self._newest:
+            return None
+        return ended.get(self._newest) or SaveFailed(step=self._newest, reason="its keeper does not say what became of it")
+
+    def _parts(self) -> list[tuple[Part, torch.Tensor]]:
+        return [*self._live.parts(), *rng_parts(self._rank, self.identity.device)]
+
+    def _begin(self, step: int, extra: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
+        sources = [tensor.reshape(-1).view(torch.uint8) for part, tensor in self._parts() if part.num_bytes]
+        draft = self._memory.begin(step, self.identity.generation)
+        if draft is None:
+            raise RuntimeError("the room that was there is gone")  # only this thread takes it
+        key = SaveKey(
+            step=step, save=f"{self._nonce}.{step}", attempt=self.identity.attempt, generation=self.identity.generation
+        )  # fmt: skip
+        self._newest = step
+        content = Content(
+            origin=self.identity.origin, dtype=self.identity.dtype, extra=extra, metrics=metrics, tensors=self._live.specs()
+        )  # fmt: skip
+        asked = Persist(
+            root=str(self.policy.root), key=key, rank=self._rank, segment=None, content=content if self._rank == 0 else None,
+            keep=self.policy.keep, patience_s=self._patience_s,
+        )  # fmt: skip
+        copies = list(zip(self._targets[draft.segment], sources, strict=True))
+        self._beside.start(copies, lambda: self._sealed(draft, asked))
+
+    def _sealed(self, draft: Draft, asked: Persist) -> None:
+        """In the copying thread."""
+        draft.seal()
+        try:
+            self._memory.persist(draft.step, asked)
+        except PhalanxError as error:
+            self._outcomes.append(SaveFailed(step=draft.step, reason=reason_of(error)))
+
+    def _wait_for_room(self, wait_s: float) -> None:
+        until_s = self._clock_s() + wait_s
+        while not self._memory.has_room() and self._clock_s() < until_s:
+            self._repair()
+            self._hear(min(_SLICE_S, max(until_s - self._clock_s(), 0.0)))
+
+    def _repair(self) -> None:
+        """A keeper that cannot be started now may be at the next save."""
+        try:
+            self._memory.repair()
+        except SetupError as error:
+            self._outcomes.append(Delayed(step=self._newest, reason=reason_of(error)))
+
+    def _all_have_room(self) -> bool:
+        """2: this rank has room, 1: it has none, 0: it lost its right to write. The least of all ranks counts."""
+        mine = 0 if self._fenced else 2 if self._memory.has_room() else 1
+        answer = torch.tensor(mine, dtype=torch.int32)
+        dist.all_reduce(answer, dist.ReduceOp.MIN)
+        if int(answer.item()) == 0:
+            decided_by_rank_zero(self._check_fence)
+        return int(answer.item()) == 2
+
+    def _check_fence(self) -> None:
+        if self._fenced:
+            raise CheckpointError("checkpoints", None, self._fenced)
+
+    def _hear(self, wait_s: float) -> None:
+        for one in self._memory.news(wait_s):
+            self._note(one)
+
+    def _note(self, news: News) -> None:
+        match news:
+            case Committed(saved=saved):
+                self._outcomes.append(saved)
+            case Troubled(key=key, reason=reason):
+                self._outcomes.append(Delayed(step=key.step, reason=reason))
+            case GivenUp(reason=reason, fenced=True):
+                self._fenced = reason
+            case GivenUp(key=key, reason=reason):
+                self._outcomes.append(SaveFailed(step=key.step, reason=reason))
+
+
+def _attached(place: Place, parts: list[Part], buffers: int, idle_s: float) -> Memory:
+    """Of every rank or of none: what one rank cannot have ends all with the same sentence."""
+    try:
+        memory, error = Memory.attach(place, parts, buffers, idle_s), None
+        memory.forget_after(-1)  # of a former life of this place
+    except PhalanxError as refused:
+        memory, error = None, refused
+    first = next((told for told in told_by_all(error) if told is not None), None)
+    if first is not None or memory is None:
+        if memory is not None:
+            memory.close()
+        raise first or SetupError("snapshots", str(place.folder), "cannot be had")
+    return memory

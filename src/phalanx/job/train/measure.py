@@ -1,0 +1,18 @@
+"""Measures the held-out loss of a run, and says it."""
+
+import logging
+from typing import Final
+
+from phalanx.job.train.evaluate import held_out_loss
+from phalanx.job.train.setup import Training
+
+_log: Final = logging.getLogger(__name__)
+
+
+def measure(training: Training, name: str, step: int) -> float:
+    """A collective of all ranks."""
+    value = held_out_loss(training.model, training.held_out_batch, training.num_held_out)
+    if training.rank.rank == 0:
+        training.session.metric(step=step, name=name, value=value)
+    _log.info("%s %.4f", name, value)
+    return value
