@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.operate.agent import boottime, own_pids
 from phalanx.operate.agent.durable import fsync_folder, write_durable
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
-from phalanx.operate.agent.sweeping import end_namespace, kill_orphans, sweep
+from phalanx.operate.agent.sweeping import end_namespace, finish_saves, kill_orphans, sweep
 
 if TYPE_CHECKING:
     from phalanx.operate.agent.gang.ranks import Ranks
@@ -410,9 +410,11 @@ class Shim:
             Path(self.order["socket"]).unlink(missing_ok=True)
 
     def _cleanings(self) -> list[Callable[[], set[int]]]:
+        saves = functools.partial(finish_saves, self.folder / "keepers", self.order["marks"], dead_children)
+        first = [saves] if self.interrupted != LEASE_ENDED else []  # nothing may outlive a lease
         if self.init is not None:
-            return [functools.partial(end_namespace, self.init)]
-        return [functools.partial(sweep, self.order["marks"], dead_children), kill_orphans]
+            return [*first, functools.partial(end_namespace, self.init)]
+        return [*first, functools.partial(sweep, self.order["marks"], dead_children), kill_orphans]
 
 
 def main() -> None:

@@ -11,6 +11,10 @@ from typing import Final
 from phalanx.operate.agent.processes import children, dead_children, start_ticks
 
 SWEEP_S_MAX: Final = 5.0
+SAVES_S_MAX: Final = 8.0
+"""For keepers that write a checkpoint which a dead rank had begun: a little longer than they wait for each other's part of it."""
+KEEPER: Final = b"phalanx.job.checkpoint.keeper"
+"""The module that their processes run (job.checkpoint.keeper)."""
 
 
 def sweep(marks: Sequence[str], reap: Callable[[], object] = lambda: None) -> set[int]:
@@ -27,6 +31,21 @@ def sweep(marks: Sequence[str], reap: Callable[[], object] = lambda: None) -> se
             time.sleep(0.01)
         reap()
     return killed
+
+
+def finish_saves(folder: Path, marks: Sequence[str], reap: Callable[[], object]) -> set[int]:
+    """Has the keepers of the attempt, whose sockets lie in `folder`, write what they are writing and end. Kills none."""
+    if not any(folder.glob("*.sock")):
+        return set()
+    wanted = [mark.encode() for mark in marks]
+    keepers = [pid for pid in _pids() if _is_keeper(pid) and _carries(pid, wanted)]
+    for pid in keepers:
+        _signal_marked(pid, wanted, signal.SIGTERM)
+    until = time.monotonic() + SAVES_S_MAX
+    while any(_is_keeper(pid) for pid in keepers) and time.monotonic() < until:
+        reap()
+        time.sleep(0.01)
+    return set()
 
 
 def end_namespace(init: int) -> set[int]:
@@ -71,8 +90,19 @@ def _carries(pid: int, wanted: Sequence[bytes]) -> bool:
     return all(mark in words for mark in wanted)
 
 
+def _is_keeper(pid: int) -> bool:
+    try:
+        return KEEPER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")  # empty once it has ended and waits to be reaped
+    except OSError:
+        return False
+
+
 def _kill_marked(pid: int, wanted: Sequence[bytes]) -> bool:
-    """Kills through a pidfd and looks again after opening it, so that a reused pid is never hit."""
+    return _signal_marked(pid, wanted, signal.SIGKILL)
+
+
+def _signal_marked(pid: int, wanted: Sequence[bytes], number: signal.Signals) -> bool:
+    """Signals through a pidfd and looks again after opening it, so that a reused pid is never hit."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -80,7 +110,7 @@ def _kill_marked(pid: int, wanted: Sequence[bytes]) -> bool:
     try:
         if not _carries(pid, wanted):
             return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        signal.pidfd_send_signal(handle, number)
         return True
     except OSError:
         return False
