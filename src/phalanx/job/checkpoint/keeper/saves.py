@@ -3,6 +3,7 @@
 What goes wrong with a place is tried again within the save's patience; older checkpoints are not touched by it.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Final
 from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import commit, manifest, shard_file
 from phalanx.job.checkpoint.commit import AGAIN_S, UNWRITABLE, Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
 from phalanx.job.checkpoint.retention import remove, superfluous
 from phalanx.job.checkpoint.segment import Segment
@@ -123,10 +125,17 @@ class Saves:
         )  # fmt: skip
         match saved:
             case Saved():
-                remove(superfluous(root, asked.key.step, asked.keep, saving=[one.key.step for one in self.running]))
+                self._retain(root, asked)
                 self._end(asked, Committed(key=asked.key, saved=saved))
             case SaveFailed(reason=reason):
                 self._end(asked, GivenUp(key=asked.key, reason=reason))
+
+    def _retain(self, root: Path, asked: Persist) -> None:
+        """What looks left over may by now be a newer attempt's, which is saving that step: the fence is looked at once more."""
+        doomed = superfluous(root, asked.key.step, asked.keep, saving=[one.key.step for one in self.running])
+        with contextlib.suppress(CheckpointError, *UNWRITABLE):
+            manifest.check_fence(root, Holder(attempt=asked.key.attempt, generation=asked.key.generation))
+            remove(doomed)
 
     def _is_old(self, asked: Persist) -> str:
         """Why the save is not waited for, or '': ranks of an older generation may have died before they asked for their part."""

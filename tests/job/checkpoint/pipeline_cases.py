@@ -1,0 +1,225 @@
+"""Saves in the background that need a gang: run by `python -m` on two ranks; `test_pipeline.py` reads how each case ended."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import CheckpointError
+from phalanx.job.checkpoint import beside, manifest
+from phalanx.job.checkpoint.commit import Saved, SaveFailed
+from phalanx.job.checkpoint.fence import Holder, hold
+from phalanx.job.checkpoint.keeper.place import Place
+from phalanx.job.checkpoint.live import LiveState
+from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
+from phalanx.job.checkpoint.restore import find
+from phalanx.job.checkpoint.retention import Keep
+from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.state import set_training_state, training_state
+from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.train.device import Rank, gang
+from tests.job.checkpoint.checkpoint_cases import ORIGIN, Run, _local
+
+ATTEMPT = "lm-1.1"
+
+
+@contextmanager
+def pipeline_of(run: Run, root: Path, hooked: bool = True) -> Iterator[Pipeline]:
+    """As the recipe has it. hooked: the optimizer waits for copies."""
+    identity = Identity(origin=ORIGIN, dtype="fp32", device=run.rank.device, attempt=ATTEMPT)
+    place = Place(folder=root / "keepers", slot=run.rank.rank, attempt=ATTEMPT)
+    policy = SavePolicy(root=root / "checkpoints", every=1, keep=Keep(last=9))
+    made = Pipeline(place, policy, identity, LiveState(run.model, run.optimizer), idle_s=10.0)
+    if hooked:
+        hook = run.optimizer.register_step_pre_hook(lambda *_: made.before_change())
+    try:
+        yield made
+    finally:
+        if hooked:
+            hook.remove()
+        made.close()
+
+
+def saved_state(root: Path, step: int, rank: Rank) -> dict[str, torch.Tensor]:
+    found = find(root / "checkpoints", ORIGIN)
+    assert found is not None and found.manifest.step == step, found
+    again = Run(rank, seed=1)
+    again.load(found)
+    return copied(again)
+
+
+def copied(run: Run) -> dict[str, torch.Tensor]:
+    return {name: _local(tensor).clone() for name, tensor in training_state(run.model, run.optimizer).items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def slowly(copies: beside.Copies, then: Callable[[], None]) -> None:
+    """A copy that lasts longer than a step of this model."""
+    for to, source in copies:
+        to.copy_(source)
+        time.sleep(0.01)
+    then()
+
+
+def case_what_is_saved_is_the_state_after_its_step_though_training_goes_on(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 3)
+    with patch.object(beside, "_copy_and", slowly), pipeline_of(run, root) as pipeline:
+        then, drawn = copied(run), torch.get_rng_state()
+        assert pipeline.save(3, {"samples": 3})
+        torch.rand(3)
+        run.steps(4, 6)
+        assert pipeline.take_stalled_s() > 0.1
+        last = pipeline.finish()
+        assert isinstance(last, Saved) and last.step == 3
+    assert not same(then, copied(run))
+    assert same(saved_state(root, 3, rank), then)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def case_without_the_wait_of_the_optimizer_it_would_be_torn(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 3)
+    with patch.object(beside, "_copy_and", slowly), pipeline_of(run, root, hooked=False) as pipeline:
+        then = copied(run)
+        assert pipeline.save(3, {"samples": 3})
+        run.steps(4, 6)
+        assert isinstance(pipeline.finish(), Saved)
+    assert not same(saved_state(root, 3, rank), then)
+
+
+def case_t06_a_store_that_does_not_take_anything_blocks_no_step(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    with pipeline_of(run, root) as pipeline:
+        if rank.rank == 1:  # one of them is enough
+            _limit(pipeline, 4096)
+        began, waits = [], []
+        for step in range(2, 9):
+            run.steps(step, step)
+            started = time.monotonic()
+            began.append(pipeline.save(step, {"samples": step}))
+            waits.append(time.monotonic() - started)
+        assert began == [True, True, False, False, False, False, False], began  # two in flight, each in memory
+        assert max(waits[3:]) < 0.5 and max(waits) < 1.9, waits  # once a bounded wait for room; a put-off one waits for nothing
+        assert told_by_all(began) == [began, began]
+        assert [one.step for one in pipeline.news() if isinstance(one, Delayed)] == ([2] if rank.rank == 1 else [])
+        if rank.rank == 1:
+            _limit(pipeline, resource.RLIM_INFINITY)
+        assert pipeline.is_due(9, 100)
+        assert pipeline.save(9, {"samples": 9}, must=True)
+        then = copied(run)
+        last = pipeline.finish()
+        assert isinstance(last, Saved) and last.step == 9, last
+    assert [step for step, _ in manifest.committed(root / "checkpoints")] == [9, 3, 2]
+    assert same(saved_state(root, 9, rank), then)
+
+
+def case_a_keeper_that_was_killed_is_replaced_at_the_next_save(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    with pipeline_of(run, root) as pipeline:
+        assert pipeline.save(1, {"samples": 1})
+        pipeline._beside.finish()
+        os.kill(pipeline._memory.keeper_pid, signal.SIGKILL)
+        dist.barrier()
+        run.steps(2, 2)
+        assert pipeline.save(2, {"samples": 2})
+        then = copied(run)
+        assert isinstance(pipeline.finish(), Saved)
+    assert [step for step, _ in manifest.committed(root / "checkpoints")] == [2, 1]
+    assert same(saved_state(root, 2, rank), then)
+
+
+def case_an_attempt_that_was_replaced_hears_of_it_on_every_rank(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    decided_by_rank_zero(lambda: (root / "checkpoints").mkdir(parents=True))
+    decided_by_rank_zero(lambda: hold(root / "checkpoints", Holder(attempt="lm-1.2")))
+    with pipeline_of(run, root) as pipeline:
+        assert pipeline.save(1, {"samples": 1})
+        try:
+            pipeline.finish()
+        except CheckpointError as error:
+            assert "newer attempt" in str(error)
+        else:
+            raise AssertionError("was not refused")
+    assert manifest.committed(root / "checkpoints") == []
+
+
+def case_a_save_that_fails_for_good_is_told_and_the_next_one_succeeds(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    with pipeline_of(run, root) as pipeline:
+        pipeline._patience_s = 0.0
+        if rank.rank == 1:
+            _limit(pipeline, 4096)
+        dist.barrier()
+        assert pipeline.save(1, {"samples": 1})
+        last = pipeline.finish()
+        assert isinstance(last, SaveFailed) and last.reason.startswith("rank 1: "), last
+        if rank.rank == 1:
+            _limit(pipeline, resource.RLIM_INFINITY)
+        pipeline._patience_s = 60.0
+        assert pipeline.save(2, {"samples": 2})
+        assert isinstance(pipeline.finish(), Saved)
+
+
+def case_tensors_that_lie_elsewhere_or_not_in_one_piece_are_found_again(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    live = LiveState(run.model, run.optimizer)
+    before = live.parts()
+    assert live.parts() is before
+    state = {name: tensor.clone() for name, tensor in training_state(run.model, run.optimizer).items()}
+    set_training_state(run.model, run.optimizer, state)  # puts other tensors in the moments' places
+    assert _bytes(live) == _bytes(LiveState(run.model, run.optimizer))
+    for moments in run.optimizer.state.values():
+        moments["exp_avg_sq"] = torch.rand(4, 6, device=rank.device).t()  # a plain one whose memory is not in its own order
+    odd = LiveState(run.model, run.optimizer)
+    odd.parts()
+    for moments in run.optimizer.state.values():
+        moments["exp_avg_sq"].add_(1.0)
+    assert _bytes(odd) == _bytes(LiveState(run.model, run.optimizer))
+
+
+def _bytes(live: LiveState) -> dict[str, bytes]:
+    return {part.key: tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part, tensor in live.parts()}
+
+
+def _limit(pipeline: Pipeline, num_bytes: int) -> None:
+    resource.prlimit(pipeline._memory.keeper_pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+def main(folder: Path) -> None:
+    cases = {name: value for name, value in globals().items() if name.startswith("case_")}
+    ended: dict[str, str] = {}
+    with gang() as rank:
+        for name, case in cases.items():
+            try:
+                case(folder / name, rank)
+                mine = ""
+            except Exception:  # noqa: BLE001 (told to the test, which fails with it)
+                mine = f"rank {rank.rank}: {traceback.format_exc()}"
+                sys.stderr.write(mine)
+            ended[name] = "\n".join(told_by_all(mine)).strip()
+        if dist.get_rank() == 0:
+            (folder / "ended.json").write_text(json.dumps(ended))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
