@@ -1,8 +1,9 @@
-"""What a checkpoint costs against plain files: 1 GB of sharded state on two ranks of one machine.
+"""What a checkpoint costs, against plain files and against PyTorch's own: 1 GB of sharded state on two ranks of one machine.
 
 Usage: python benchmarks/checkpoint.py [--only ID] [--quick] [--folder DIR]. The last line is one JSON object; the exit code is 1
-when a claim does not hold. The peer writes and reads the same bytes in plain files, one a rank, in the same processes, in turns
-with ours.
+when a claim does not hold. A peer works on the same bytes in the same processes, in turns with ours: plain files, one a rank;
+for a save in the background torch.distributed.checkpoint's `async_save`, with a stager that is kept and a gloo group of its own.
+A stall is how long the training thread stands still: in the call, and before the optimizer may change what is being copied.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 RANKS = 2
 LAYERS, LAYERS_QUICK = 6, 1
@@ -28,6 +29,11 @@ RUNS, RUNS_QUICK = 7, 3
 WRITE_RATIO_MIN = 0.9
 RESTORE_RATIO_MAX = 1.1
 VERIFY_GB_S_MIN = 1.5
+STALL_RATIO_MAX = 0.3
+STALL_PERCENT_MAX = 5.0
+SAVE_EVERY = 10
+SEQUENCE, SEQUENCE_QUICK = 256, 128
+"""Tokens of a rank in one step: on two cores a step of 1 GB of state then lasts some seconds, as steps of such models do."""
 CHUNK_BYTES = 16 * 1024 * 1024
 
 Answer = dict[str, Any]
@@ -74,8 +80,47 @@ def verify_gb_s(options: argparse.Namespace) -> Answer:
     }  # fmt: skip
 
 
+def stall_ratio(options: argparse.Namespace) -> Answer:
+    """The stall of one save in the background over the least one of `async_save`, with its copy in the call and beside the step."""
+    answer = gang("stall", options)
+    medians = {name: statistics.median(answer[f"{name}_s"]) for name in ("ours", "dcp", "dcp_beside")}
+    peer = min(medians["dcp"], medians["dcp_beside"])
+    ratio = medians["ours"] / peer
+    whole = {name: statistics.median(answer[f"{name}_whole_s"]) for name in ("ours", "dcp", "dcp_beside")}
+    print(
+        f"stall: {answer['gb']:.2f} GB by {RANKS} ranks: ours {1e3 * medians['ours']:.1f} ms, "
+        f"async_save {1e3 * medians['dcp']:.1f} ms, "
+        f"copying beside the step {1e3 * medians['dcp_beside']:.1f} ms, ratio to the lesser {ratio:.3f}"
+    )
+    print("seconds from the call to the durable checkpoint:", {name: round(took, 2) for name, took in whole.items()})
+    return {
+        "id": "stall_ratio", "ours": round(1e3 * medians["ours"], 2), "peer": round(1e3 * peer, 2), "ratio": round(ratio, 3),
+        "unit": "ms", "gb": answer["gb"], "async_save": round(1e3 * medians["dcp"], 1),
+        "async_save_beside": round(1e3 * medians["dcp_beside"], 1),
+        "whole_s": {name: round(took, 2) for name, took in whole.items()},
+        "target": f"ratio <= {STALL_RATIO_MAX}", "holds": ratio <= STALL_RATIO_MAX,
+    }  # fmt: skip
+
+
+def stall_percent(options: argparse.Namespace) -> Answer:
+    """The stall of one save as a share of one step, when every tenth step saves; and what the saves cost those ten steps in all."""
+    answer = gang("every_ten", options)
+    step_s, stall_s = statistics.median(answer["plain_s"]), statistics.median(answer["stall_s"])
+    percent, slower = 100 * stall_s / step_s, 100 * (statistics.median(answer["saving_s"]) / statistics.median(answer["ten_s"]) - 1)
+    print(
+        f"every {SAVE_EVERY} steps: a save stalls {1e3 * stall_s:.1f} ms, {percent:.2f} % of a step of {step_s:.2f} s; "
+        f"ten steps with it last {slower:+.2f} % longer"
+    )
+    return {
+        "id": "stall_percent", "ours": round(percent, 3), "unit": "% of a step", "gb": answer["gb"], "step_s": round(step_s, 3),
+        "stall_ms": round(1e3 * stall_s, 2), "ten_steps_slower_percent": round(slower, 2),
+        "target": f"ours <= {STALL_PERCENT_MAX}", "holds": percent <= STALL_PERCENT_MAX,
+    }  # fmt: skip
+
+
 CLAIMS: dict[str, Callable[[argparse.Namespace], Answer]] = {
     "write_ratio": write_ratio, "restore_ratio": restore_ratio, "verify_gb_s": verify_gb_s,
+    "stall_ratio": stall_ratio, "stall_percent": stall_percent,
 }  # fmt: skip
 
 
@@ -271,8 +316,182 @@ def verify_role(folder: Path, options: argparse.Namespace) -> Answer:
     return {"gb": gb, "ours_s": found[1:]}
 
 
+class Trainer:
+    """A decoder of the same size in training, and the saves of three kinds."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from phalanx.core.recipe import LlamaRecipe
+        from phalanx.job.models.llama import LlamaShape
+        from phalanx.job.train.device import Rank
+        from phalanx.job.train.optimizer import make_adamw
+        from phalanx.job.train.parallel import make_mesh, sharded_llama
+
+        self.folder, self.rank = folder, Rank(
+            rank=dist.get_rank(), world_size=RANKS, device=torch.device("cpu"), device_name="cpu",
+        )  # fmt: skip
+        self.recipe = LlamaRecipe(dim=DIM, layers=options.layers, heads=16, ffn_dim=FFN_DIM, batch_per_rank=1, steps=10_000)
+        shape = LlamaShape(vocab=VOCAB, dim=DIM, layers=options.layers, heads=16, ffn_dim=FFN_DIM)
+        self.model = sharded_llama(shape, self.recipe, self.rank, make_mesh(self.rank), "fp32")
+        self.optimizer = make_adamw(self.model, self.recipe)
+        self.sequence = SEQUENCE if options.layers == LAYERS else SEQUENCE_QUICK
+        self.count = 0
+        self.stall_s = 0.0
+        self.before_change: Callable[[], object] = lambda: None
+        self.optimizer.register_step_pre_hook(lambda *_: self.stalled(self.before_change))
+        self.pipeline = self._pipeline()
+
+    def _pipeline(self) -> Any:
+        import torch
+
+        from phalanx.job.checkpoint.keeper.place import Place
+        from phalanx.job.checkpoint.live import LiveState
+        from phalanx.job.checkpoint.manifest import Origin
+        from phalanx.job.checkpoint.pipeline import Pipeline
+        from phalanx.job.checkpoint.retention import Keep
+        from phalanx.job.checkpoint.save import Identity, SavePolicy
+
+        origin = Origin(config="", data="", world_size=RANKS, layout={"dp": RANKS})
+        policy = SavePolicy(root=self.folder / "checkpoints", every=1, keep=Keep(last=1))
+        place = Place(folder=self.folder / "keepers", slot=self.rank.rank)
+        identity = Identity(origin=origin, dtype="fp32", device=torch.device("cpu"))
+        return Pipeline(place, policy, identity, LiveState(self.model, self.optimizer), idle_s=10.0)
+
+    def step(self) -> float:
+        """Seconds of one update, its wait for a copy included."""
+        import torch
+
+        from phalanx.job.train.step import train_step
+
+        self.count += 1
+        generator = torch.Generator().manual_seed(1000 * self.count + self.rank.rank)
+        batch = torch.randint(VOCAB, (1, 1, self.sequence + 1), generator=generator)
+        started = time.perf_counter()
+        train_step(self.model, self.optimizer, lambda _: batch, self.recipe, self.count, time.perf_counter)
+        return time.perf_counter() - started
+
+    def stalled(self, act: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        act()
+        self.stall_s += time.perf_counter() - started
+
+    def ours(self) -> Callable[[], object]:
+        """Begins a save; what is called before the update. `settled` waits for the rest."""
+        self.stalled(lambda: self.pipeline.save(self.count, {}))
+        return cast(Callable[[], object], self.pipeline.before_change)
+
+    def settled(self) -> None:
+        self.pipeline.finish()
+
+    def state(self) -> dict[str, Any]:
+        from phalanx.job.checkpoint.state import training_state
+
+        return training_state(self.model, self.optimizer)
+
+    def close(self) -> None:
+        self.pipeline.close()
+
+
+class DcpSaves:
+    """torch's own, as it is best on a CPU: own group, a stager that is kept, one writing thread. beside: copies in a thread."""
+
+    def __init__(self, trainer: Trainer, beside: bool) -> None:
+        import torch.distributed as dist
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self.trainer = trainer
+        self.group = dist.new_group(backend="gloo")
+        self.stager = DefaultStager(StagingOptions(False, False, beside, False))
+        self.folder = trainer.folder / ("torch-dcp_beside" if beside else "torch-dcp")
+        self.answer: Any = None
+
+    def begin(self) -> Callable[[], object]:
+        self.trainer.stalled(self._begin)
+        staged = getattr(self.answer, "staging_completion", None)
+        return lambda: staged.result() if staged is not None else None
+
+    def _begin(self) -> None:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        writer = FileSystemWriter(self.folder, sync_files=True, overwrite=True)
+        self.answer = async_save(
+            self.trainer.state(), storage_writer=writer, process_group=self.group, async_stager=self.stager
+        )  # fmt: skip
+
+    def settled(self) -> None:
+        getattr(self.answer, "upload_completion", self.answer).result()
+
+
+def worst(seconds: float) -> float:
+    """Of all ranks: who waits for one of them waits for the slowest."""
+    import torch
+    import torch.distributed as dist
+
+    taken = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken.item())
+
+
+def state_gb(trainer: Trainer) -> float:
+    return RANKS * float(sum(part.num_bytes for part in trainer.pipeline._memory.layout.parts)) / 1e9
+
+
+def stall_role(folder: Path, options: argparse.Namespace) -> Answer:
+    """Of each kind in turn: a save, then a step beside it, then the wait for what is left of it."""
+    import shutil
+
+    trainer = Trainer(folder, options)
+    dcp, beside = DcpSaves(trainer, False), DcpSaves(trainer, True)
+    kinds = {
+        "ours": (trainer.ours, trainer.settled), "dcp": (dcp.begin, dcp.settled), "dcp_beside": (beside.begin, beside.settled),
+    }  # fmt: skip
+    found: dict[str, list[float]] = {f"{name}{kind}": [] for name in kinds for kind in ("_s", "_whole_s")}
+    trainer.step()
+    for _ in range(options.runs + 1):
+        for name, (begin, settled) in kinds.items():
+            if trainer.rank.rank == 0:
+                shutil.rmtree(folder / f"torch-{name}", ignore_errors=True)
+            settle()
+            trainer.stall_s, started = 0.0, time.perf_counter()
+            trainer.before_change = begin()
+            trainer.step()
+            trainer.before_change = lambda: None
+            found[f"{name}_s"].append(worst(trainer.stall_s))
+            settled()
+            found[f"{name}_whole_s"].append(worst(time.perf_counter() - started))
+    trainer.close()
+    return {"gb": state_gb(trainer), **{name: taken[1:] for name, taken in found.items()}}
+
+
+def every_ten_role(folder: Path, options: argparse.Namespace) -> Answer:
+    """Ten steps without a save and ten that begin with one, in turns. The keepers go on writing beside the later steps."""
+    trainer = Trainer(folder, options)
+    trainer.step()
+    plain_s, ten_s, saving_s, stall_s = [], [], [], []
+    for _ in range(max(options.runs // 2, 2)):
+        settle()
+        steps = [worst(trainer.step()) for _ in range(SAVE_EVERY)]
+        plain_s += steps
+        ten_s.append(sum(steps))
+        settle()
+        started, trainer.stall_s = time.perf_counter(), 0.0
+        trainer.before_change = trainer.ours()
+        for _ in range(SAVE_EVERY):
+            worst(trainer.step())
+            trainer.before_change = lambda: None
+        saving_s.append(worst(time.perf_counter() - started))
+        stall_s.append(worst(trainer.stall_s))
+        trainer.settled()
+    trainer.close()
+    return {"gb": state_gb(trainer), "plain_s": plain_s, "ten_s": ten_s, "saving_s": saving_s, "stall_s": stall_s}
+
+
 ROLES: dict[str, Callable[[Path, argparse.Namespace], Answer]] = {
-    "write": write_role, "restore": restore_role, "verify": verify_role,
+    "write": write_role, "restore": restore_role, "verify": verify_role, "stall": stall_role,
+    "every_ten": every_ten_role,
 }  # fmt: skip
 
 
