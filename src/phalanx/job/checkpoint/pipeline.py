@@ -148,6 +148,11 @@ class Pipeline:
         self._beside.close()
         self._memory.close()
 
+    def leave(self) -> None:
+        """Ends nothing: the keeper goes on writing, and waits for this rank's next generation or for its successor."""
+        self._beside.close()
+        self._memory.leave()
+
     def _last(self, ended: Mapping[int, Saved | SaveFailed]) -> Saved | SaveFailed | None:
         self._check_fence()
         if not self._newest:
@@ -218,6 +223,8 @@ class Pipeline:
         match news:
             case Committed(saved=saved):
                 self._outcomes.append(saved)
+            case Troubled(key=key) | GivenUp(key=key) if key.generation != self.identity.generation:
+                return  # of a generation before this one, which was fenced when this one began
             case Troubled(key=key, reason=reason):
                 self._outcomes.append(Delayed(step=key.step, reason=reason))
             case GivenUp(reason=reason, fenced=True):

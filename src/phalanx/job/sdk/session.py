@@ -5,7 +5,6 @@ Outside Phalanx every property has its default and nothing is said, so a script 
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import BestMode, CheckpointPolicy, Scalar
-from phalanx.job.sdk.fault import Fault, parse_fault
+from phalanx.job.sdk.fault import Fault, meet, parse_fault
+from phalanx.job.sdk.fault import Kind as FaultKind
 from phalanx.job.sdk.journal import Bell, Journal, Record
 
 _POLICY: Final = CheckpointPolicy()
@@ -28,10 +28,6 @@ MODEL_PAUSE_S: Final = 0.5
 
 def _unix_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +62,14 @@ class Session:
     journal: Journal | None = None
     fault: Fault | None = None
     unix_ms: Callable[[], int] = _unix_ms
-    die: Callable[[], None] = _die
+    meet: Callable[[FaultKind], None] = meet
     pause: Callable[[float], None] = time.sleep
 
     def step(self, record: StepRecord) -> None:
         """Says that an optimiser step is done, before the next one starts."""
         self._say(record)
         if self.fault is not None and self._meets(self.fault, record.step):
-            self.die()
+            self.meet(self.fault.kind)
 
     def metric(self, *, name: str, value: float, step: int) -> None:
         """Says a value that not every step has, such as a held-out loss."""

@@ -8,14 +8,18 @@ from pathlib import Path
 
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.recipe import RECIPES
-from phalanx.job.data.open import open_data
-from phalanx.job.sdk import attach
+from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.sdk import Session, attach
+from phalanx.job.sdk.gang import Gang
+from phalanx.job.sdk.gang import attach as attach_gang
 from phalanx.job.train.device import gang
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import run
 from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.recover import Recipe
 from phalanx.job.train.saves import saving
 from phalanx.job.train.setup import set_up
+from phalanx.job.train.warm import warm_up
 
 
 def main(arguments: list[str]) -> int:
@@ -33,11 +37,12 @@ def train(arguments: list[str]) -> None:
     """Reads the session, joins the gang, trains, saves the model."""
     if arguments not in [[name] for name in RECIPES]:
         raise SpecError("recipe", " ".join(arguments), f"write one of {', '.join(RECIPES)}")
+    coordinated = attach_gang()
+    if coordinated is not None:
+        train_in_generations(coordinated)
+        return
     session = attach()
-    recipe = llama_recipe(session.hyperparameters)
-    if not session.data:
-        raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
-    data = open_data(Path(session.data))
+    recipe, data = llama_recipe(session.hyperparameters), _data(session)
     log = logging.getLogger(__name__)
     try:
         with gang() as rank:
@@ -49,6 +54,26 @@ def train(arguments: list[str]) -> None:
     finally:
         if session.lost_records:
             log.warning("%d records were lost: the record file could not be written", session.lost_records)
+
+
+def train_in_generations(coordinated: Gang) -> None:
+    """The same in a gang that recovers inside, as one of its ranks or as a spare."""
+    session = attach()
+    run_of_recipe = Recipe(coordinated, llama_recipe(session.hyperparameters), _data(session), attach)
+    log = logging.getLogger(__name__)
+    warm_up()  # ranks too: what torch loads late would else look like a hang in the first step of a busy machine
+    try:
+        folder, trained = run_of_recipe.train()
+        log.info("model saved in %s; %d saves failed", folder, trained.failed_saves)
+    finally:
+        if run_of_recipe.lost_records:
+            log.warning("%d records were lost: the record file could not be written", run_of_recipe.lost_records)
+
+
+def _data(session: Session) -> TokenData:
+    if not session.data:
+        raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
+    return open_data(Path(session.data))
 
 
 if __name__ == "__main__":

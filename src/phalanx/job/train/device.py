@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """Where this process stands in its gang. `device_name` is what the driver says, 'cpu' without one."""
+    """Where this process stands in its gang. `device_name` is what the driver says, 'cpu' without one. generation: of a gang that
+    recovers inside, else 0."""
 
     rank: int
     world_size: int
     device: torch.device
     device_name: str
+    generation: int = 0
 
 
 @contextmanager
@@ -26,24 +28,43 @@ def gang() -> Iterator[Rank]:
 
     After an error the group is left as it is: a peer may be gone, and closing in order would wait for it.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    _make_deterministic(device)
-    # Objects and checkpoint plans travel over gloo even where gradients use NCCL.
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    device = prepare_device()
     if "RANK" in os.environ:
-        dist.init_process_group(backend, device_id=device if cuda else None)
+        dist.init_process_group(backend_of(device), device_id=device if device.type == "cuda" else None)
     else:
-        dist.init_process_group(backend, store=_hash_store(), rank=0, world_size=1)
-    yield Rank(
+        alone(device)
+    yield this_rank(device)
+    dist.barrier()  # nobody closes its side while another still reads
+    dist.destroy_process_group()
+
+
+def prepare_device() -> torch.device:
+    """This process's device by LOCAL_RANK, made ready to give the same bits each time."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    _make_deterministic(device)
+    return device
+
+
+def backend_of(device: torch.device) -> str:
+    """Objects and checkpoint plans travel over gloo even where gradients use NCCL."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def alone(device: torch.device) -> None:
+    """A process group of this process."""
+    dist.init_process_group(backend_of(device), store=_hash_store(), rank=0, world_size=1)
+
+
+def this_rank(device: torch.device, generation: int = 0) -> Rank:
+    """In the process group that was joined."""
+    return Rank(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         device=device,
-        device_name=torch.cuda.get_device_name(device) if cuda else "cpu",
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        generation=generation,
     )
-    dist.barrier()  # nobody closes its side while another still reads
-    dist.destroy_process_group()
 
 
 def _hash_store() -> Any:

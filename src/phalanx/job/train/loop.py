@@ -34,7 +34,7 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     if first is None:
         first = measure(training, "val_loss_first", start.step)
     for step in range(start.step + 1, training.recipe.steps + 1):
-        _one_step(training, saves, step, first)
+        _one_step(training, saves, step, first, start.checkpoint)
     final = measure(training, "val_loss_final", training.recipe.steps)
     saves.finish()
     return Trained(
@@ -43,9 +43,10 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     )  # fmt: skip
 
 
-def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float) -> None:
-    started_ms, started_s = training.unix_ms(), training.clock_s()
-    facts = train_step(training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s)
+def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
+    """checkpoint: digest of the manifest from which the run went on."""
+    started_ms, started_s, moved = training.unix_ms(), training.clock_s(), training.watch.moved
+    facts = train_step(training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s, moved)
     facts, waited_s = _without_wait(facts, saves.take_waited_s())
     trained_s = training.clock_s()
     if facts.diverged:
@@ -53,9 +54,11 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
         fix = f"training diverged at step {step} (gradient norm {facts.grad_norm}); lower lr or clip, or warm up longer"
         raise UserError("loss", facts.loss, fix)
     saves.after(step, facts.loss, val_loss_first)
+    training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
     ended_s = training.clock_s()
     record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
+    training.watch.recorded(training, step)
     tell(record)
     saves.tell()
 

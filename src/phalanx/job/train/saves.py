@@ -88,7 +88,8 @@ class Saves:
 def saving(training: Training) -> Iterator[Saves]:
     """A collective of all ranks. Raises SetupError, on every rank, when one has too little memory for its snapshots.
 
-    What was begun is written to the end by the keepers even when the run ends early.
+    What was begun is written to the end by the keepers even when the run ends early; in a gang that recovers inside they then wait
+    for its next generation.
     """
     live = LiveState(training.model, training.optimizer, training.identity.mesh)
     pipeline = Pipeline(
@@ -97,11 +98,13 @@ def saving(training: Training) -> Iterator[Saves]:
         idle_s=IDLE_S if training.session.keepers_dir else ALONE_IDLE_S, clock_s=training.clock_s,
     )  # fmt: skip
     hook = training.optimizer.register_step_pre_hook(lambda *_: pipeline.before_change())
+    end = pipeline.leave if training.rank.generation else pipeline.close
     try:
         yield Saves(training, pipeline)
+        end = pipeline.close
     finally:
         hook.remove()
-        pipeline.close()
+        end()
 
 
 def keeper_place(session: Session) -> Place:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -29,6 +29,7 @@ from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
 from phalanx.job.train.precision import Dtype, choose_dtype
+from phalanx.job.train.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Training:
     peak_flops_total: float
     clock_s: Callable[[], float]
     unix_ms: Callable[[], int]
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def shape(self) -> LlamaShape:
@@ -68,24 +70,44 @@ class Start:
 
 
 def set_up(
-    session: Session, recipe: LlamaRecipe, data: TokenData, rank: Rank, clock_s: Callable[[], float], unix_ms: Callable[[], int]
+    session: Session,
+    recipe: LlamaRecipe,
+    data: TokenData,
+    rank: Rank,
+    clock_s: Callable[[], float],
+    unix_ms: Callable[[], int],
+    watch: Watch | None = None,
 ) -> tuple[Training, Start]:
     """A collective of all ranks.
 
     Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ.
     """
     check_all_agree(session, recipe, data.manifest_hash)
-    root = Path(session.job_dir) / "checkpoints"
-    origin = Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
-    decided_by_rank_zero(lambda: _claim(root, Holder(attempt=session.attempt)))
-    found = find(root, origin)
+    claim(session, rank)
+    found = find(checkpoints_of(session), origin_of(recipe, data, rank))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
+    training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch)
+    return training, _resume(training, found)
+
+
+def assemble(
+    session: Session,
+    recipe: LlamaRecipe,
+    data: TokenData,
+    rank: Rank,
+    dtype: Dtype,
+    batch: Batch,
+    clock_s: Callable[[], float],
+    unix_ms: Callable[[], int],
+    watch: Watch | None = None,
+) -> Training:
+    """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. A collective of all ranks."""
     shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
     model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype)
     optimizer = make_adamw(model, recipe)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
-    training = Training(
+    return Training(
         session=session,
         recipe=recipe,
         rank=rank,
@@ -96,13 +118,33 @@ def set_up(
         batch=batch,
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
-        policy=SavePolicy(root=root, every=session.checkpoint_every, keep=keep_of(session)),
-        identity=Identity(origin=origin, dtype=dtype, device=rank.device, attempt=session.attempt),
+        policy=SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session)),
+        identity=Identity(
+            origin=origin_of(recipe, data, rank),
+            dtype=dtype,
+            device=rank.device,
+            attempt=session.attempt,
+            generation=rank.generation,
+        ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
         unix_ms=unix_ms,
+        watch=watch or Watch(),
     )
-    return training, _resume(training, found)
+
+
+def checkpoints_of(session: Session) -> Path:
+    return Path(session.job_dir) / "checkpoints"
+
+
+def origin_of(recipe: LlamaRecipe, data: TokenData, rank: Rank) -> Origin:
+    return Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
+
+
+def claim(session: Session, rank: Rank) -> None:
+    """From here on older attempts and generations of the job commit no more. A collective of all ranks."""
+    holder = Holder(attempt=session.attempt, generation=rank.generation)
+    decided_by_rank_zero(lambda: _claim(checkpoints_of(session), holder))
 
 
 def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
@@ -130,7 +172,7 @@ def keep_of(session: Session) -> Keep:
 
 
 def _claim(root: Path, holder: Holder) -> None:
-    """From here on older attempts of the job commit no more. A place that cannot be written fails the saves, not the start."""
+    """A place that cannot be written fails the saves, not the start."""
     try:
         check_fence(root, holder)
     except (SetupError, StoreUnavailable) as error:

@@ -45,27 +45,35 @@ def train_step(
     recipe: LlamaRecipe,
     step: int,
     clock_s: Callable[[], float],
+    moved: Callable[[int, int], None] = lambda step, mark: None,
 ) -> StepFacts:
     """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
+    `moved` hears of each mark that is passed: by them a rank that hangs is told from those that wait for it.
 
     Makes no update when the facts are `diverged`.
     """
     lr = lr_at(step, recipe)
     set_lr(optimizer, lr)
-    marks = [clock_s()]
+    marks: list[float] = []
+
+    def mark() -> None:
+        moved(step, len(marks))
+        marks.append(clock_s())
+
+    mark()
     microbatches = fetch(step)
-    marks.append(clock_s())
+    mark()
     mine = _gradients(model, microbatches)
     synchronise(microbatches.device)
-    marks.append(clock_s())
+    mark()
     loss = mean_over_ranks(mine)
     grad_norm = _clip(model, recipe.clip)
-    marks.append(clock_s())
+    mark()
     if math.isfinite(loss) and math.isfinite(grad_norm):
         optimizer.step()
     optimizer.zero_grad()
     synchronise(microbatches.device)
-    marks.append(clock_s())
+    mark()
     data_wait_s, compute_s, comm_s, optimizer_s = (later - sooner for sooner, later in pairwise(marks))
     return StepFacts(
         loss=loss, grad_norm=grad_norm, lr=lr,

@@ -1,0 +1,165 @@
+"""A recipe in a gang that recovers inside: set up like any other in the first generation, and from memory in every later one."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, cast
+
+from phalanx.core.errors import CheckpointError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint.keeper.place import Place as KeeperPlace
+from phalanx.job.checkpoint.together import told_by_all
+from phalanx.job.data.open import TokenData
+from phalanx.job.sdk.gang import Gang, Place
+from phalanx.job.sdk.session import Session
+from phalanx.job.train.batches import batch_of_run
+from phalanx.job.train.device import Rank
+from phalanx.job.train.finish import finish
+from phalanx.job.train.loop import Trained, run
+from phalanx.job.train.precision import Dtype
+from phalanx.job.train.reform import in_generations, shared_step
+from phalanx.job.train.saves import keeper_place, saving
+from phalanx.job.train.setup import Start, Training, assemble, claim, set_up, state_numbers
+from phalanx.job.train.snapshots import Snapshots
+from phalanx.job.train.watch import Watch
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What this generation recovers from. step_reached: completed by somebody before it. replaced: ranks that have another process
+    now -> its pid."""
+
+    place: Place
+    step_reached: int
+    replaced: Mapping[int, int]
+
+
+class GangWatch(Watch):
+    """Of one process, through all its generations."""
+
+    def __init__(self, gang: Gang, boot_ms: Callable[[], int]) -> None:
+        self._gang = gang
+        self._boot_ms = boot_ms
+        self.snapshots: Snapshots | None = None
+        self.step_reached = 0
+        self.fault: Fault | None = None
+        self._began_after = 0
+
+    def moved(self, step: int, mark: int) -> None:
+        self._gang.moved(step, mark)
+
+    def completed(self, training: Training, step: int, val_loss_first: float, checkpoint: str) -> None:
+        self.step_reached = max(self.step_reached, step)
+        numbers = {**state_numbers(training, step, val_loss_first), "dtype": training.identity.dtype, "checkpoint": checkpoint}
+        assert self.snapshots is not None
+        self.snapshots.take(training.model, training.optimizer, training.rank, step, numbers)
+
+    def recorded(self, training: Training, step: int) -> None:
+        """The first step after a fault: now it is known how long the gang stood still."""
+        fault, self.fault = self.fault, None
+        if fault is None or training.rank.rank != 0:
+            return
+        training.session.recovered(
+            step=self._began_after,
+            generation=fault.place.generation,
+            why=fault.place.why,
+            replaced=fault.replaced,
+            steps_lost=max(0, fault.step_reached - self._began_after),
+            recovery_ms=self._boot_ms() - fault.place.since_ms,
+        )
+
+    def begins(self, fault: Fault | None, step: int) -> None:
+        """The generation goes on after `step`."""
+        self.fault, self._began_after, self.step_reached = fault, step, step
+
+
+class Recipe:
+    """One process's run of a recipe. `session` attaches when the process has a rank, which a spare has not at its start."""
+
+    def __init__(self, gang: Gang, recipe: LlamaRecipe, data: TokenData, session: Callable[[], Session]) -> None:
+        self._gang = gang
+        self._recipe = recipe
+        self._data = data
+        self._attach = session
+        self._session: Session | None = None
+        self._watch = GangWatch(gang, lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
+
+    def train(self) -> tuple[Path, Trained]:
+        """Until a generation has finished the model. See `in_generations`."""
+        done = in_generations(self._gang, self._generation)
+        assert self._watch.snapshots is not None
+        self._watch.snapshots.close()
+        return done
+
+    @property
+    def lost_records(self) -> int:
+        return self._session.lost_records if self._session is not None else 0
+
+    def _generation(self, rank: Rank, place: Place) -> tuple[Path, Trained]:
+        if self._session is None:
+            self._session = self._attach()
+            self._watch.snapshots = Snapshots(snapshot_place(self._session))
+        training, start = self._set_up(self._session, rank, place)
+        with saving(training) as saves:
+            self._gang.settled()
+            trained = run(training, start, saves)
+        return finish(training, trained), trained
+
+    def _set_up(self, session: Session, rank: Rank, place: Place) -> tuple[Training, Start]:
+        """A collective of all ranks."""
+        snapshots = self._watch.snapshots
+        assert snapshots is not None
+        snapshots.new_model()
+        fault = self._fault(place)
+        step = shared_step(snapshots.sealed()) if place.generation > 1 else None
+        if step is None:
+            training, start = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch)
+        else:
+            training, start = self._from_memory(session, rank, snapshots, step)
+        self._watch.begins(fault, start.step)
+        return training, start
+
+    def _from_memory(self, session: Session, rank: Rank, snapshots: Snapshots, step: int) -> tuple[Training, Start]:
+        note = snapshots.note(step)
+        claim(session, rank)
+        batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
+        dtype = cast(Dtype, note["dtype"])
+        training = assemble(session, self._recipe, self._data, rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
+        snapshots.restore(training.model, training.optimizer, rank, step)
+        first = float.fromhex(str(note["val_loss_first"]))
+        _check_cursor(note, state_numbers(training, step, first), step)
+        _log.info("rank %d goes on after step %d from memory", rank.rank, step)
+        return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]))
+
+    def _fault(self, place: Place) -> Fault | None:
+        if place.generation == 1:
+            return None
+        told = told_by_all((self._watch.step_reached, place.pid))
+        replaced = {rank: pid for rank, (_, pid) in enumerate(told) if pid}
+        return Fault(place, max(reached for reached, _ in told), replaced)
+
+
+def snapshot_place(session: Session) -> KeeperPlace:
+    """Beside the keepers that write checkpoints: theirs hold what this rank alone writes, every few steps; these hold all that its
+    successor needs, after every step."""
+    beside = keeper_place(session)
+    folder = beside.folder / "successor"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return replace(beside, folder=folder)
+
+
+def _check_cursor(note: Mapping[str, object], wanted: Mapping[str, object], step: int) -> None:
+    """Weights and data cursor are one thing (law 5)."""
+    for name, value in wanted.items():
+        if note.get(name) != value:
+            raise CheckpointError(
+                f"{name} of the snapshot of step {step}", note.get(name), f"weights and data cursor differ: {value}"
+            )
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

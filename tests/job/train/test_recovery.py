@@ -1,0 +1,83 @@
+"""The trainer in a gang that recovers, under the real shim: rank 0 is killed or hangs, the survivor keeps its process, and every
+loss is bit for bit that of a run that nothing disturbed."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.job.data.prepare import prepare
+from tests.job.checkpoint.gang_launch import end_gang, start_gang
+from tests.job.train.recovery_gang import TRAINER, ShimGang, start
+
+STEPS, EVERY = 40, 15
+SHAPE = {
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "ffn_dim": 24,
+    "sequence": 16,
+    "batch_per_rank": 2,
+    "warmup_steps": 2,
+    "eval_batches": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "tokens"
+    prepare([Path(asyncio.__file__).parent], out, vocab_size=389, held_out=0.2)
+    return out
+
+
+def environment(job: Path, data: Path, fault: str = "") -> dict[str, str]:
+    return {
+        "PHALANX_JOB": "lm-1", "PHALANX_ATTEMPT": "lm-1.1", "PHALANX_JOB_DIR": str(job), "PHALANX_DATA": str(data),
+        "PHALANX_HYPERPARAMETERS": json.dumps(SHAPE | {"steps": STEPS}), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
+        "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_FAULT": f"{fault} attempt=1" if fault else "",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> ShimGang:
+    """A gang without a coordinator."""
+    job = tmp_path_factory.mktemp("undisturbed")
+    ranks = start_gang(TRAINER, job / "a", 2, environment(job, data))
+    assert end_gang(ranks) == [0, 0]
+    return ShimGang(job / "a", 2, ranks[0])  # for its records only
+
+
+def digest(gang: ShimGang) -> str:
+    said: str = gang.records(0, "model")[0]["weights_digest"]
+    return said
+
+
+@pytest.mark.parametrize(("fault", "spares"), [("sigkill", 1), ("sigstop", 1), ("hang", 0)])
+def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
+    tmp_path: Path, data: Path, undisturbed: ShimGang, fault: str, spares: int
+) -> None:
+    gang = start(tmp_path / "a", environment(tmp_path, data, f"{fault} rank=0 step=22"), spares=spares)
+    assert gang.end() == [0, 0], gang.log()
+    (recovered,) = gang.records(0, "recovered")
+    assert recovered["generation"] == 2
+    assert recovered["replaced"] == [0]
+    assert recovered["pids"] == [gang.pids()[0]]
+    assert recovered["steps_lost"] <= 1
+    assert ("killed by SIGKILL" if fault == "sigkill" else "it hung") in recovered["why"]
+    for rank in (0, 1):
+        assert gang.losses(rank) == undisturbed.losses(rank), gang.log()
+    assert digest(gang) == digest(undisturbed)
+    assert "generation 2 of the gang" in (gang.folder / "rank-1.log").read_text()
+    assert not gang.records(0, "resumed"), "its state came from memory"
+
+
+def test_two_deaths_one_after_the_other_and_then_the_survivor_of_both(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:
+    """Rank 0 before anything is in memory, so all begin anew; then rank 1, which by then is the oldest process."""
+    env = environment(tmp_path, data)
+    gang = start(tmp_path / "a", env, program=("-m", "tests.job.train.falling_trainer"))
+    assert gang.end() == [0, 0], gang.log()
+    assert [one["replaced"] for one in gang.records(0, "recovered")] == [[0], [1]]
+    for rank in (0, 1):
+        assert gang.losses(rank) == undisturbed.losses(rank)
+    assert digest(gang) == digest(undisturbed)
