@@ -75,6 +75,8 @@ class Coordinator:
                 self._doorway.say(peer, answer)
             return
         event = _event(peer.member, frame.head)
+        if isinstance(event, Here) and peer.member in self._state.members and peer.member not in self._state.holders:
+            self._hands.note(f"process {peer.member} of the gang is ready")
         if event is not None:
             self._move(event)
 

@@ -1,0 +1,34 @@
+"""The recovery benchmark starts a gang under its own shim, and says what it measured in its last line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_one_claim_in_its_quick_form_is_one_json_line_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "recovery.py"), "--quick", "--only", "spare"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr  # 1: a claim that does not hold
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["benchmark"] == "recovery" and last["conditions"]["cores"] >= 1
+    (claim,) = last["claims"]
+    assert claim["id"] == "spare" and claim["unnoticed"] and claim["bitwise"]
+    assert claim["steps_lost"] <= 1 and claim["cold_s"] > 0
+    assert claim["holds"] == (done.returncode == 0)
+    assert list(tmp_path.glob("phalanx-*")) == []
+    marks = [path for path in Path("/proc").glob("[0-9]*/environ") if carries(path, str(tmp_path).encode())]
+    assert marks == []
+
+
+def carries(environ: Path, folder: bytes) -> bool:
+    try:
+        return b"PHALANX_MARK=" + folder in environ.read_bytes()
+    except OSError:
+        return False
