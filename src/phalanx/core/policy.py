@@ -37,7 +37,7 @@ class Budget:
     """What a queue and those below it may use in a period.
 
     gpu_hours: device-hours. money: US dollars, at the catalogue's or the policy's prices. period: day, week (from Monday), month or
-    total, in UTC. at: `stop` starts nothing that is not paid for any more, `warn` only says so.
+    total, in UTC. at: `stop` starts nothing once it is used up, `warn` only says so.
     """
 
     __pydantic_config__ = _STRICT
@@ -112,7 +112,7 @@ class Preemption:
     enabled: for higher classes, and in the orders shortest and blind for whose turn it is. reclaim: for queues of the policy
         that have less than their quota, or, where they have none, than their share. max_victims: gangs ended for one job.
     min_runtime: an attempt younger than this is not ended, so that nothing is started only to be stopped.
-    max_evictions: times one job is evicted in a day before it is left alone.
+    max_evictions: times one job is evicted in a day before it is left alone, but by reclaim and bookings, which are guarantees.
     """
 
     __pydantic_config__ = _STRICT

@@ -287,6 +287,16 @@ def test_evictions_of_one_job_are_bounded_in_a_day() -> None:
     assert loop.where("low")
 
 
+def test_what_is_guaranteed_is_taken_back_however_often_a_gang_was_ended() -> None:
+    """As docs/scheduling.md says: the bound holds for higher classes, not for the owner of a quota."""
+    running = [gang("borrower", (0, ALL), evictions=8, priority=STANDARD, queue="three")]
+    quota = Policy(queues={"two": Queue(quota={"H100": 8}), "three": Queue()})
+    assert victims(decided(1, running, facts("owner", queue="two"), policy=quota)) == ["borrower"]
+    for evictions, ended in ((7, ["low"]), (8, [])):
+        low = gang("low", (0, ALL), evictions=evictions)
+        assert victims(decided(1, [low], facts("high", priority=HIGH))) == ended
+
+
 def test_S15_one_of_equals_makes_room_once_and_the_oldest_comes_back_first() -> None:
     """Two slots, e-1 and e-2 run and e-3 waits; e-4 of a higher class comes. Whoever is ended waits in its old place: the other is
     not ended for it, nor does e-3 pass it."""

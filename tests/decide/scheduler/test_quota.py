@@ -181,6 +181,13 @@ def test_a_budget_that_is_used_up_starts_nothing_more_in_the_queue_or_below_it()
     assert started(schedule(world(queues, pending=[job("j-1", "a")], usage=left))) == ["j-1"]
 
 
+def test_a_budget_is_held_against_what_was_used_not_against_what_a_job_may_use() -> None:
+    """80 GPU-hours by its limit, of a budget of 10, of which a moment is left: as docs/scheduling.md says."""
+    queues, left = policy(a={"budget": {"gpu_hours": 10}}), {"a": Usage(spent_ms=10 * HOUR - 1)}
+    long = job("j-1", "a", 8, limit_ms=10 * HOUR)
+    assert started(schedule(world(queues, pending=[long], usage=left))) == ["j-1"]
+
+
 def test_money_stops_too_and_a_warning_does_not() -> None:
     dear = {"a": Usage(money=500.5)}
     for at, names in (("stop", []), ("warn", ["j-1"])):
