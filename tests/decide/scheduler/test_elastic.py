@@ -53,6 +53,18 @@ def test_a_gang_above_its_fewest_gives_nodes_up_before_anybody_is_ended() -> Non
     assert claim.placement is not None and [part.node for part in claim.placement.slices] == ["n03"]
 
 
+def test_a_node_is_given_up_for_its_cores_too() -> None:
+    """Devices are free on both, and cores on neither: what it gives is the node, not a device of the placement."""
+    wide_one = elastic(gang("wide", (0, [7]), (1, [7]), priority=STANDARD), 1, 2)
+    wide_one = replace(wide_one, facts=replace(wide_one.facts, shape=replace(wide_one.facts.shape, cpus=40.0)))
+    nodes = tuple(replace(node, free_cpus=24.0) for node in fleet(2, held=[wide_one]))
+    job = facts("job", 1, shape=replace(facts("job", 1).shape, cpus=40.0))
+    plan = on(nodes, [wide_one], job)
+    (evicted,), (claim,) = plan.evictions, plan.claims
+    assert evicted.keeps is not None and [part.node for part in evicted.keeps.slices] == ["n00"]
+    assert claim.placement is not None and [part.node for part in claim.placement.slices] == ["n01"]
+
+
 def test_none_goes_under_its_fewest() -> None:
     assert nodes_of(decided(4, [wide()], facts("pair", 8, 2)), "wide") == ["n00", "n01"]
     assert decided(4, [wide()], facts("three", 8, 3)).evictions == ()

@@ -17,7 +17,7 @@ from phalanx.decide.scheduler.room.victims import lost_ms
 from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob, Shape
 from phalanx.decide.scheduler.where.fit import fit
-from phalanx.decide.scheduler.where.fleet import Counts, Fleet, Mask, Rows
+from phalanx.decide.scheduler.where.fleet import CORES_SLACK, Counts, Fleet, Mask, Rows
 
 PAYS_BACK_MS: Final = 3_600_000
 """A gang grows when what it gains in so long is more than it loses by starting again."""
@@ -183,16 +183,27 @@ def _trimmed(
                 rows = without
                 del given[number]
         placement = trial.take(job.facts.shape, kind, [int(row) for row in rows])
-        gives = tuple((number, _touched(victims.gangs[number], parts, placement)) for number, parts in sorted(given.items()))
+        gives = tuple(
+            (number, _touched(victims.gangs[number], parts, placement, job.facts.shape, round_.fleet))
+            for number, parts in sorted(given.items())
+        )
         return _Offer(kind, float(sum(victims.cost[number] for number in given)), gives, placement) if gives else None
     return None
 
 
-def _touched(gang: RunningJob, given: Placement, placement: Placement) -> tuple[NodeSlice, ...]:
-    """What the gang really has to give, in whole groups of its ranks."""
+def _touched(gang: RunningJob, given: Placement, placement: Placement, asks: Shape, fleet: Fleet) -> tuple[NodeSlice, ...]:
+    """What the gang really has to give, in whole groups of its ranks: devices of the placement, or the cores and memory that one of
+    its nodes lacks."""
     taken = {part.node: set(part.devices) for part in placement.slices}
+    rows = {node: fleet.ground.row[node] for node in taken}
+    bare = {
+        node
+        for node, row in rows.items()
+        if fleet.free_cpus[row] + CORES_SLACK < asks.cpus or fleet.free_memory_bytes[row] < asks.memory_bytes
+    }
     group, place = max(1, gang.facts.shape.group), {part: rank for rank, part in enumerate(gang.placement.slices)}
-    groups = {place[part] // group for part in given.slices if not taken.get(part.node, set()).isdisjoint(part.devices)}
+    wanted = (part for part in given.slices if part.node in bare or not taken.get(part.node, set()).isdisjoint(part.devices))
+    groups = {place[part] // group for part in wanted}
     return tuple(part for part in given.slices if place[part] // group in groups)
 
 
