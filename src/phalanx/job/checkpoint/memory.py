@@ -13,7 +13,22 @@ from typing import Final
 
 from phalanx.core.errors import Bug, NotFound
 from phalanx.job.checkpoint.keeper.link import KeeperGone, Link, reach
-from phalanx.job.checkpoint.keeper.messages import Adopt, Bye, Committed, GivenUp, Holding, Make, News, Persist, Written
+from phalanx.job.checkpoint.keeper.messages import (
+    Adopt,
+    Bye,
+    Committed,
+    Fetch,
+    GivenUp,
+    Holding,
+    Make,
+    News,
+    NotReplicated,
+    Peer,
+    Persist,
+    Replicate,
+    Replicated,
+    Written,
+)
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
@@ -58,6 +73,7 @@ class Memory:
         self._link = link
         self._segments = segments
         self._idle_s = idle_s
+        self._replicating: set[int] = set()  # segments that are on their way to another keeper
         self._left = False
         self._lock = threading.RLock()
         self._saves = {one.key.save: one for one in holding.saves}  # under way
@@ -82,6 +98,21 @@ class Memory:
             except Exception:
                 link.close()
                 raise
+        return cls(place, link, holding, _mapped(holding, descriptors), idle_s)
+
+    @classmethod
+    def fetch(cls, place: Place, peer: Peer, step: int | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
+        """Has the place's keeper get a replica back: the newest that counts, or that of `step`.
+
+        Raises NotFound when the peer has none or cannot be reached, and as `attach`.
+        """
+        link, _, descriptors = reach(place, idle_s)
+        _close(descriptors)
+        try:
+            holding, descriptors = link.ask(Fetch(peer=peer, step=step, buffers=buffers))
+        except Exception:
+            link.close()
+            raise
         return cls(place, link, holding, _mapped(holding, descriptors), idle_s)
 
     @property
@@ -143,6 +174,20 @@ class Memory:
             with contextlib.suppress(KeeperGone):  # just now: the next repair says it again
                 self._link.say(asked)
 
+    def listen(self, host: str, secret: str) -> int:
+        """Has the keeper hold replicas for others of the gang; the port where it takes them. Raises SetupError, KeeperGone."""
+        with self._lock:
+            return self._link.listen(host, secret)
+
+    def replicate(self, step: int, peer: Peer) -> None:
+        """Has the keeper give the snapshot of `step` to another; it counts once `news` says so. Raises NotFound."""
+        with self._lock:
+            index = self._segments.index(self._find(step)[1])
+            self.repair()
+            self._replicating.add(index)
+            with contextlib.suppress(KeeperGone):  # then `repair` forgets it: there will be a newer one
+                self._link.say(Replicate(segment=index, peer=peer))
+
     def news(self, wait_s: float = 0.0) -> list[News]:
         """What has become of saves since the last time; waits up to `wait_s` for the first of it."""
         with self._lock:
@@ -168,6 +213,7 @@ class Memory:
             self._link.close()
             self._link, holding, descriptors = reach(self.place, self._idle_s)
             self.keeper_pid = holding.pid
+            self._replicating.clear()
             _close(descriptors)
             adopt = Adopt(parts=self.layout.parts, buffers=len(self._segments))
             _close(self._link.ask(adopt, [segment.descriptor for segment in self._segments])[1])
@@ -197,9 +243,9 @@ class Memory:
         return None
 
     def _busy(self) -> set[int]:
-        """Segments that are being written to durable storage."""
+        """Segments that are being written to durable storage, or given to another keeper."""
         with self._lock:
-            return {save.segment for save in self._saves.values() if save.segment is not None}
+            return self._replicating | {save.segment for save in self._saves.values() if save.segment is not None}
 
     def _note(self, news: News) -> None:
         match news:
@@ -207,6 +253,8 @@ class Memory:
                 self._saves[key.save] = replace(save, segment=None)  # what is left of it is the commit
             case Written(key=key) | Committed(key=key) | GivenUp(key=key):
                 self._saves.pop(key.save, None)
+            case Replicated(segment=index) | NotReplicated(segment=index):
+                self._replicating.discard(index)
 
     def _whole(self) -> list[tuple[Seal, Segment]]:
         return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]

@@ -13,13 +13,30 @@ from typing import Final
 
 import phalanx
 from phalanx.core import wire
-from phalanx.core.errors import SetupError, StoreUnavailable, UserError
+from phalanx.core.errors import NotFound, SetupError, StoreUnavailable, UserError
 from phalanx.job.checkpoint.keeper import frames
-from phalanx.job.checkpoint.keeper.messages import Adopt, Asked, Bye, Hello, Holding, Make, News, Persist, Refused, Told
+from phalanx.job.checkpoint.keeper.messages import (
+    Adopt,
+    Answer,
+    Asked,
+    Fetch,
+    Hello,
+    Holding,
+    Listen,
+    Listening,
+    Make,
+    News,
+    Refused,
+    Request,
+    Told,
+)
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 
 PATIENCE_S: Final = 30.0
 """A keeper answers within a second; taking hundreds of gigabytes of memory lasts longer."""
+FETCH_S: Final = 900.0
+"""Hundreds of gigabytes over a slow network."""
+_REFUSALS: Final[dict[str, type[UserError]]] = {"checkpoint memory": SetupError, "host": SetupError, "replica": NotFound}
 _POLL_S: Final = 0.005
 _START_AGAIN_S: Final = 0.5
 _LOG_LINES: Final = 3
@@ -36,19 +53,32 @@ class Link:
         channel.settimeout(PATIENCE_S)
         self._channel = channel
         self._received = frames.Received()
-        self._answer: Holding | Refused | None = None
+        self._answer: Answer | None = None
         self._unread: list[News] = []
 
-    def ask(self, message: Hello | Make | Adopt, descriptors: Sequence[int] = ()) -> tuple[Holding, list[int]]:
+    def ask(self, message: Hello | Make | Adopt | Fetch, descriptors: Sequence[int] = ()) -> tuple[Holding, list[int]]:
         """The answer, and the segments' descriptors, which are the caller's now. Raises KeeperGone, or what the keeper refused."""
-        self.say(message, descriptors)
-        match self._next():
-            case Refused(field=field, value=value, fix=fix):
-                raise (SetupError if field == "checkpoint memory" else UserError)(field, value, fix)
-            case holding:
-                return holding, self._received.take(holding.buffers)
+        answer = self._asked(message, descriptors)
+        if not isinstance(answer, Holding):
+            raise KeeperGone("the snapshot keeper answers out of turn")
+        return answer, self._received.take(answer.buffers)
 
-    def say(self, message: Hello | Make | Adopt | Persist | Bye, descriptors: Sequence[int] = ()) -> None:
+    def listen(self, host: str, secret: str) -> int:
+        """The port where other keepers reach this one. Raises KeeperGone, or SetupError when it cannot listen there."""
+        answer = self._asked(Listen(host=host, secret=secret))
+        if not isinstance(answer, Listening):
+            raise KeeperGone("the snapshot keeper answers out of turn")
+        return answer.port
+
+    def _asked(self, message: Request, descriptors: Sequence[int] = ()) -> Holding | Listening:
+        self._channel.settimeout(FETCH_S if isinstance(message, Fetch) else PATIENCE_S)
+        self.say(message, descriptors)
+        answer = self._next()
+        if isinstance(answer, Refused):
+            raise _REFUSALS.get(answer.field, UserError)(answer.field, answer.value, answer.fix)
+        return answer
+
+    def say(self, message: Request, descriptors: Sequence[int] = ()) -> None:
         """Raises KeeperGone."""
         try:
             frames.send(self._channel, wire.dumps(Asked, message).encode(), descriptors)
@@ -66,7 +96,7 @@ class Link:
         told, self._unread = self._unread, []
         return told
 
-    def _next(self) -> Holding | Refused:
+    def _next(self) -> Answer:
         while self._answer is None:
             self._hear()
         answer, self._answer = self._answer, None
@@ -78,8 +108,8 @@ class Link:
             if not self._received.read(self._channel):
                 raise KeeperGone("the snapshot keeper has ended")
             for frame in self._received.frames():
-                told: Holding | Refused | News = wire.loads(Told, frame)
-                if isinstance(told, Holding | Refused):
+                told: Answer | News = wire.loads(Told, frame)
+                if isinstance(told, Answer):
                     self._answer = told
                 else:
                     self._unread.append(told)

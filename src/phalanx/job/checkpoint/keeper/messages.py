@@ -57,6 +57,52 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Another keeper of the gang. secret: of the gang, which both prove to have. owner: the rank whose replica it holds."""
+
+    host: str
+    port: int
+    secret: str
+    owner: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Hold replicas for other keepers of the gang, on a port of `host`. One that listens already goes on."""
+
+    host: str
+    secret: str
+    kind: Literal["listen"] = "listen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """Give a sealed segment to another keeper; until `Replicated` or `NotReplicated` nobody may change it."""
+
+    segment: int
+    peer: Peer
+    kind: Literal["replicate"] = "replicate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Get the newest counted replica, or that of `step`, back from another keeper, and hold it in one of `buffers` segments."""
+
+    peer: Peer
+    step: int | None
+    buffers: int
+    kind: Literal["fetch"] = "fetch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """port: where other keepers reach this one."""
+
+    port: int
+    kind: Literal["listening"] = "listening"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bye:
     """The rank has ended as it should; without a save under way the keeper ends too."""
 
@@ -123,8 +169,30 @@ class GivenUp:
     kind: Literal["given up"] = "given up"
 
 
-News = Written | Committed | Troubled | GivenUp
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """The replica counts: both keepers have said that it is whole."""
+
+    segment: int
+    step: int
+    generation: int
+    kind: Literal["replicated"] = "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReplicated:
+    """There is no new replica; an older one, if any, still counts."""
+
+    segment: int
+    step: int
+    reason: str
+    kind: Literal["not replicated"] = "not replicated"
+
+
+News = Written | Committed | Troubled | GivenUp | Replicated | NotReplicated
 """What a keeper says of its own accord."""
 
-Asked = Annotated[Hello | Make | Adopt | Persist | Bye, Field(discriminator="kind")]
-Told = Annotated[Holding | Refused | News, Field(discriminator="kind")]
+Request = Hello | Make | Adopt | Persist | Listen | Replicate | Fetch | Bye
+Answer = Holding | Listening | Refused
+Asked = Annotated[Request, Field(discriminator="kind")]
+Told = Annotated[Answer | News, Field(discriminator="kind")]

@@ -9,30 +9,40 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from phalanx.core import wire
-from phalanx.core.errors import UserError
+from phalanx.core.errors import PhalanxError, SetupError, UserError
 from phalanx.job.checkpoint.keeper import frames
 from phalanx.job.checkpoint.keeper.messages import (
     BUFFERS_MAX,
     Adopt,
+    Answer,
     Asked,
     Bye,
+    Fetch,
     GivenUp,
     Hello,
     Holding,
+    Listen,
+    Listening,
     Make,
     News,
+    NotReplicated,
     Persist,
     Refused,
+    Replicate,
+    Replicated,
+    Request,
     Told,
 )
 from phalanx.job.checkpoint.keeper.only import lock_name
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.keeper.replicas import Held, fetch, send
 from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import make_segments
-from phalanx.job.checkpoint.segment import Layout, Segment, layout_of
+from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 
 _UNHEARD_MAX: Final = 64
 NEW_S: Final = 30.0
@@ -47,7 +57,7 @@ class Caller:
         self.received = frames.Received()
         self.known = False  # it said Hello, of the right attempt
 
-    def tell(self, message: Holding | Refused | News, descriptors: list[int] | None = None) -> None:
+    def tell(self, message: Answer | News, descriptors: list[int] | None = None) -> None:
         """A rank that is gone, or does not read, is not waited for."""
         with contextlib.suppress(OSError):
             frames.send(self.channel, wire.dumps(Told, message).encode(), descriptors or [])
@@ -70,6 +80,8 @@ class Keeper:
         self._news: deque[News] = deque()  # from the saves' threads
         self._unheard: deque[News] = deque(maxlen=_UNHEARD_MAX)
         self._saves = Saves(self._post, clock_s)
+        self._held: Held | None = None
+        self._sender = ThreadPoolExecutor(1, "replica")
         self._selector = selectors.DefaultSelector()
 
     def dismiss(self) -> None:
@@ -148,7 +160,7 @@ class Keeper:
         caller.channel.close()
         self._alone_since_s = self._clock_s()
 
-    def _obey(self, caller: Caller, asked: Hello | Make | Adopt | Persist | Bye) -> None:
+    def _obey(self, caller: Caller, asked: Request) -> None:
         """Raises ValueError for what may not be asked now."""
         match asked:
             case Hello(attempt=attempt):
@@ -163,6 +175,12 @@ class Keeper:
                 self._show(caller)
             case Persist():
                 self._persist(caller, asked)
+            case Listen(host=host, secret=secret):
+                self._listen_for_replicas(caller, host, secret)
+            case Replicate():
+                self._replicate(caller, asked)
+            case Fetch():
+                self._fetch(caller, asked)
             case Bye():
                 self._dismissed = True
                 self._hang_up(caller)
@@ -199,6 +217,54 @@ class Keeper:
             self._saves.begin(asked, self.segments[asked.segment])
         else:
             caller.tell(GivenUp(key=asked.key, reason="its snapshot is not there"))
+
+    def _listen_for_replicas(self, caller: Caller, host: str, secret: str) -> None:
+        if self._held is None:
+            try:
+                self._held = Held(self.place.folder, host, secret)
+            except OSError as error:
+                fix = f"replicas cannot be taken there ({error.strerror}); give an address of this node"
+                caller.tell(Refused(field="host", value=host, fix=fix))
+                return
+        caller.tell(Listening(port=self._held.port))
+
+    def _replicate(self, caller: Caller, asked: Replicate) -> None:
+        segment = self.segments[asked.segment] if 0 <= asked.segment < len(self.segments) else None
+        seal = segment.seal() if segment is not None else None
+        if segment is None or seal is None:
+            caller.tell(NotReplicated(segment=asked.segment, step=0, reason="its snapshot is not there"))
+            return
+        self._sender.submit(self._send, segment, seal, asked)
+
+    def _send(self, segment: Segment, seal: Seal, asked: Replicate) -> None:
+        peer = asked.peer
+        try:
+            send((peer.host, peer.port), peer.secret, peer.owner, segment, seal)
+        except (OSError, PhalanxError) as error:
+            reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
+            self._post(NotReplicated(segment=asked.segment, step=seal.step, reason=reason))
+            return
+        self._post(Replicated(segment=asked.segment, step=seal.step, generation=seal.generation))
+
+    def _fetch(self, caller: Caller, asked: Fetch) -> None:
+        """Nobody else is served meanwhile: whoever asks has nothing here yet."""
+        peer = asked.peer
+        try:
+            fetch((peer.host, peer.port), peer.secret, peer.owner, asked.step, lambda *what: self._place_for(asked, *what))
+        except (OSError, PhalanxError) as error:
+            reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
+            field = "checkpoint memory" if isinstance(error, SetupError) else "replica"
+            caller.tell(Refused(field=field, value=f"of rank {peer.owner} at {peer.host}:{peer.port}", fix=reason))
+            return
+        self._show(caller)
+
+    def _place_for(self, asked: Fetch, layout: Layout, step: int, generation: int) -> Segment:
+        """Where a replica goes: an empty segment, else the oldest."""
+        if not self._has(layout, asked.buffers):
+            self._let_go()
+            self.segments = [Segment(one, layout) for one in make_segments(self.place.folder, layout, asked.buffers)]
+        seals = [(segment, segment.seal()) for segment in self.segments]
+        return min(seals, key=lambda pair: (-1, -1) if pair[1] is None else (pair[1].step, pair[1].generation))[0]
 
     def _post(self, news: News) -> None:
         """From any thread."""

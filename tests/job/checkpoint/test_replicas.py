@@ -1,0 +1,225 @@
+"""A snapshot in another keeper's memory: counted when both sides say so, given back to whoever takes the rank's place."""
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import NotFound, SetupError, Unauthorized
+from phalanx.job.checkpoint.keeper import channel, replicas
+from phalanx.job.checkpoint.keeper.messages import News, NotReplicated, Peer, Replicated
+from phalanx.job.checkpoint.keeper.replicas import Held, fetch, send
+from phalanx.job.checkpoint.keeper.segments import make_segments
+from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
+from tests.job.checkpoint.keeper_places import end_keepers, ends, eventually, place_at, snapshot
+from tests.job.checkpoint.snapshot_parts import PARTS, filled
+
+SECRET = "of the gang"
+HOST = "127.0.0.1"
+
+
+class Node:
+    """Two nodes on one machine: rank 0's keeper gives its replicas to rank 1's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folders = [folder / "node-0", folder / "node-1"]
+        self.mine, self.other = (Memory.attach(place_at(one), PARTS, buffers=2) for one in self.folders)
+        self.peer = Peer(host=HOST, port=self.other.listen(HOST, SECRET), secret=SECRET, owner=0)
+
+    def replicate(self, step: int) -> News:
+        snapshot(self.mine, step, generation=1)
+        self.mine.replicate(step, self.peer)
+        return self.heard()
+
+    def heard(self) -> News:
+        for _ in range(1000):
+            for one in self.mine.news(0.02):
+                return one
+        raise AssertionError("no news")
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Node]:
+    nodes = Node(tmp_path)
+    yield nodes
+    for memory in (nodes.mine, nodes.other):
+        memory.leave()
+    for folder in nodes.folders:
+        if folder.exists():
+            end_keepers(folder)
+
+
+def test_a_lost_node_s_snapshot_comes_back_from_its_peer(nodes: Node) -> None:
+    assert nodes.replicate(1) == Replicated(segment=0, step=1, generation=1)
+    assert isinstance(nodes.replicate(2), Replicated)
+    os.kill(nodes.mine.keeper_pid, signal.SIGKILL)  # rank, keeper and memory are gone
+    ends(nodes.mine.keeper_pid)
+    for step, wanted in ((2, None), (1, 1)):
+        after = Memory.fetch(place_at(nodes.folders[0], slot=1), nodes.peer, wanted, buffers=2)
+        assert step in after.sealed() and after.seal_of(step).generation == 1
+        assert {key: bytes(data) for key, data in after.read(step).items()} == {p.key: bytes(filled(p, step)) for p in PARTS}
+        after.leave()
+    after.close()
+
+
+def test_a_segment_on_its_way_is_not_overwritten(nodes: Node) -> None:
+    snapshot(nodes.mine, 1)
+    os.kill(nodes.other.keeper_pid, signal.SIGSTOP)
+    try:
+        nodes.mine.replicate(1, nodes.peer)
+        snapshot(nodes.mine, 2)
+        assert nodes.mine._busy() == {0} and nodes.mine.begin(3) is not None  # the other one, though it is newer
+    finally:
+        os.kill(nodes.other.keeper_pid, signal.SIGCONT)
+    assert isinstance(nodes.heard(), Replicated)
+    assert nodes.mine._busy() == set()
+
+
+def test_a_peer_that_is_gone_costs_the_replica_and_nothing_else(nodes: Node) -> None:
+    os.kill(nodes.other.keeper_pid, signal.SIGKILL)
+    ends(nodes.other.keeper_pid)
+    told = nodes.replicate(1)
+    assert isinstance(told, NotReplicated) and told.step == 1 and told.reason
+    assert nodes.mine.sealed() == (1,) and nodes.mine.begin(2) is not None
+
+
+def test_who_does_not_have_the_secret_gets_and_leaves_nothing(nodes: Node) -> None:
+    snapshot(nodes.mine, 1)
+    nodes.mine.replicate(1, replace(nodes.peer, secret="guessed"))
+    assert isinstance(nodes.heard(), NotReplicated)
+    assert isinstance(nodes.replicate(2), Replicated)
+    with pytest.raises(NotFound, match="of rank 0"):
+        Memory.fetch(place_at(nodes.folders[0], slot=1), replace(nodes.peer, secret="guessed"), buffers=2)
+    with pytest.raises(NotFound, match=r"no counted replica of rank 0; there are \[\(0, 2\)\]"):
+        Memory.fetch(place_at(nodes.folders[0], slot=1), nodes.peer, step=1, buffers=2)
+
+
+def test_an_address_that_is_not_this_node_s_is_one_error(nodes: Node) -> None:
+    with pytest.raises(SetupError, match="give an address of this node"):
+        nodes.mine.listen("192.0.2.1", SECRET)
+
+
+class Local:
+    """A holder in this process, and a segment to give."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.held = Held(folder, HOST, SECRET)
+        self.address = (HOST, self.held.port)
+        self.layout = layout_of(PARTS)
+        self.segment = self.new()
+
+    def new(self) -> Segment:
+        return Segment(make_segments(self.folder, self.layout, 1)[0], self.layout)
+
+    def fill(self, step: int) -> Seal:
+        for index, part in enumerate(PARTS):
+            self.segment.part(index)[:] = filled(part, step)
+        self.segment.write_seal(Seal(step))
+        return Seal(step)
+
+    def fetched(self, step: int | None = None) -> Segment:
+        into = self.new()
+
+        def room(layout: Layout, *_: int) -> Segment:
+            assert layout == self.layout
+            return into
+
+        fetch(self.address, SECRET, 0, step, room)
+        return into
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    local = Local(tmp_path)
+    yield local
+    local.held.close()
+
+
+def test_a_sender_that_dies_half_way_leaves_the_older_replicas(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        send(local.address, SECRET, 0, local.segment, local.fill(step))
+    assert local.held.counted() == [(0, 1), (0, 2)]
+
+    def half(self: channel.Channel, data: memoryview) -> None:
+        self._connection.sendall(data[: len(data) // 2])
+        raise ConnectionError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(channel.Channel, "pour", half)
+        send(local.address, SECRET, 0, local.segment, local.fill(3))
+    eventually(lambda: local.held.counted() == [(0, 2)])
+    assert local.fetched().seal() == Seal(2)
+    eventually(lambda: not local.held._in_use)
+    send(local.address, SECRET, 0, local.segment, local.fill(4))
+    assert local.held.counted() == [(0, 2), (0, 4)]
+
+
+def test_what_only_the_holder_is_sure_of_does_not_count(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(local.address, SECRET, 0, local.segment, local.fill(1))
+    heard, said = replicas._heard, []
+
+    def once_less(answer: channel.Channel) -> None:
+        heard(answer)
+        said.append(1)
+        if len(said) == 2:
+            raise ConnectionError("killed before it said that it knows")
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(replicas, "_heard", once_less)
+        send(local.address, SECRET, 0, local.segment, local.fill(2))
+    assert local.held.counted() == [(0, 1)]
+    assert local.fetched().seal() == Seal(1)
+
+
+def test_one_flipped_bit_on_the_way_is_no_replica(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(local.address, SECRET, 0, local.segment, local.fill(1))
+
+    def flipping(self: channel.Channel, data: memoryview) -> None:
+        proof = self._begun(True).update(data)
+        changed = bytearray(data)
+        changed[100] ^= 1
+        self._connection.sendall(bytes(changed) + proof.digest())
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(channel.Channel, "pour", flipping)
+        send(local.address, SECRET, 0, local.segment, local.fill(2))
+    assert local.held.counted() == [(0, 1)]
+    with monkeypatch.context() as patch, pytest.raises(Unauthorized, match="changed on its way"):
+        patch.setattr(channel.Channel, "pour", flipping)
+        local.fetched()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x" * 31, b"x" * 200, b"\0" * 32 + b"\xff" * 8])
+def test_strangers_cost_nobody_anything(local: Local, garbage: bytes) -> None:
+    with socket.create_connection(local.address) as stranger:
+        stranger.sendall(garbage)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+    send(local.address, SECRET, 0, local.segment, local.fill(1))
+    assert local.held.counted() == [(0, 1)]
+
+
+def test_a_recording_of_another_connection_proves_nothing(local: Local) -> None:
+    """A stranger that repeats what a keeper once said has not the nonces of this connection."""
+    one, other = socket.socketpair()
+    with one, other, socket.create_connection(local.address) as stranger:
+        one.sendall(bytes(32))  # what the holder's nonce was then
+        with pytest.raises((Unauthorized, OSError)):
+            one.shutdown(socket.SHUT_WR)
+            channel.agree(other, SECRET, called=False)
+        recorded = one.recv(4096)
+        stranger.sendall(recorded)
+        stranger.settimeout(10)
+        with pytest.raises((Unauthorized, OSError)):
+            channel.agree(stranger, "", called=False)
+    assert local.held.counted() == []
