@@ -19,6 +19,11 @@ def test_yaml_numbers_become_the_text_that_the_dataclass_wants() -> None:
     assert (spec.resources.gpus, spec.resources.memory_bytes, spec.env) == ("2", 1024, {"A": "1"})
 
 
+def test_variables_of_ours_that_a_job_may_set_are_taken() -> None:
+    own = {"PHALANX_FAULT": "", "PHALANX_CHECKPOINT_PATIENCE_S": "60"}
+    assert parse_spec({**PLAIN, "env": own}).env == own
+
+
 def test_entrypoint_is_a_list_or_a_shell_like_string() -> None:
     assert command_line(parse_spec({**PLAIN, "entrypoint": ["a b", 1]}).entrypoint) == ("a b", "1")
     assert command_line(parse_spec({**PLAIN, "entrypoint": "a 'b c'"}).entrypoint) == ("a", "b c")
@@ -42,6 +47,9 @@ def test_spec_survives_the_wire() -> None:
         ({**PLAIN, "checkpoint": {"keep_best": -1}}, "checkpoint.keep_best", "0 or more"),
         ({**PLAIN, "checkpoint": {"best_mode": "least"}}, "checkpoint.best_mode", "'min'"),
         ({**PLAIN, "checkpoint": {"every": 10, "keep_every": 25}}, "checkpoint.keep_every", "multiple of checkpoint.every (10)"),
+        ({**PLAIN, "checkpoint": {"every": "auto"}}, "checkpoint.every", "only a recipe measures"),
+        ({**PLAIN, "checkpoint": {"every": "often"}}, "checkpoint.every", "or auto"),
+        ({**RECIPE, "checkpoint": {"every": "auto", "keep_every": 10}}, "checkpoint.keep_every", "leave it out"),
         ({**PLAIN, "checkpoint": {"every": 0, "keep_every": -1}}, "checkpoint.keep_every", "0 or more"),
         ({**RECIPE, "checkpoint": {"keep_best": 1, "best_metric": "bleu"}}, "checkpoint.best_metric", "val_loss and loss"),
         ({**PLAIN, "name": "Tiny_LM"}, "name", "lower-case"),

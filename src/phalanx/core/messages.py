@@ -156,6 +156,7 @@ class Launch:
     argv: of every rank, its first word resolved on the node; '' as first word means the environment's Python.
     code: SHA-256 of the packed workdir in the control plane's blobs, or ''. folder: the job's durable folder on this node.
     lock: file of the workdir from which the environment is built, or ''. image: container image of the ranks, or ''.
+    checkpoint_mtbf_s: mean seconds between failures of this gang, where the job saves as often as pays; else 0.
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others.
     """
@@ -187,6 +188,7 @@ class Launch:
     checkpoint_best_mode: BestMode = "min"
     checkpoint_keep_every: int = 0
     recovery: GangRecovery | None = None
+    checkpoint_mtbf_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

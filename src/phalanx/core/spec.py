@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import ConfigDict
 
@@ -119,11 +119,15 @@ class Notify:
     secret: str = ""
 
 
+CHECKPOINT_STEPS: Final = 100
+"""Between saves, of a job that does not say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
     """When to save, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY, _KEEP_LAST and so on.
 
-    every: optimiser steps between saves; 0 saves only at the end.
+    every: optimiser steps between saves; 0 saves only at the end, `auto` as often as pays, which a recipe measures.
     keep_last: newest checkpoints kept.
     keep_best: of all checkpoints, so many with the best `best_metric` are kept too.
     best_metric: a number that the run measures at its saves, such as val_loss.
@@ -133,7 +137,7 @@ class CheckpointPolicy:
 
     __pydantic_config__ = _STRICT
 
-    every: int = 100
+    every: int | Literal["auto"] = CHECKPOINT_STEPS
     keep_last: int = 2
     keep_best: int = 0
     best_metric: str = ""

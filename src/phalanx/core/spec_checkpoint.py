@@ -14,7 +14,10 @@ _METRIC: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 def checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
     """(field, value, good, what to change) for each rule."""
     keep = spec.checkpoint
-    yield "checkpoint.every", keep.every, keep.every >= 0, "write a number of steps, 0 or more"
+    every = 0 if keep.every == "auto" else keep.every
+    yield "checkpoint.every", keep.every, every >= 0, "write a number of steps, 0 or more, or auto"
+    measured = keep.every != "auto" or bool(spec.recipe)
+    yield "checkpoint.every", keep.every, measured, "only a recipe measures what its saves cost: write a number of steps"
     yield "checkpoint.keep_last", keep.keep_last, keep.keep_last >= 1, "write 1 or more"
     yield "checkpoint.keep_best", keep.keep_best, keep.keep_best >= 0, "write 0 or more"
     metric, named = keep.best_metric, _METRIC.fullmatch(keep.best_metric) is not None
@@ -24,6 +27,13 @@ def checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
         yield "checkpoint.best_metric", metric, not metric, "say with keep_best how many of the best are kept, or leave it out"
     known = not spec.recipe or not metric or metric in RECIPE_METRICS
     yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(RECIPE_METRICS)}: name one of them"
-    multiple = keep.keep_every >= 0 and (keep.every == 0 or keep.keep_every % keep.every == 0)
-    wanted = f"write a multiple of checkpoint.every ({keep.every}), or 0" if keep.every else "write a number of steps, 0 or more"
+    if keep.every == "auto":
+        yield (
+            "checkpoint.keep_every",
+            keep.keep_every,
+            keep.keep_every == 0,
+            "with every: auto nobody knows the steps; leave it out",
+        )
+    multiple = keep.keep_every >= 0 and (every == 0 or keep.keep_every % every == 0)
+    wanted = f"write a multiple of checkpoint.every ({every}), or 0" if every else "write a number of steps, 0 or more"
     yield "checkpoint.keep_every", keep.keep_every, multiple, wanted

@@ -30,6 +30,7 @@ CPUS_MAX: Final = 1_000_000
 """Cores of a node's part; far beyond any machine."""
 _SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 """Words that only mean something to a shell."""
+_OURS_TO_SET: Final = ("PHALANX_FAULT", "PHALANX_CHECKPOINT_PATIENCE_S")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _IMAGE: Final = re.compile(r"/?[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
 """Begins with no '-', so it is never read as an option of a container tool."""
@@ -200,7 +201,7 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
         yield f"hyperparameters.{key}", number, not isinstance(number, float) or math.isfinite(number), "write a finite number"
     for key, value in spec.env.items():
         yield f"env.{key}", value, _ENV_NAME.fullmatch(key) is not None, "name variables with letters, digits and '_'"
-        yield f"env.{key}", value, not key.startswith("PHALANX_") or key == "PHALANX_FAULT", "PHALANX_ names belong to the platform"
+        yield f"env.{key}", value, not key.startswith("PHALANX_") or key in _OURS_TO_SET, "PHALANX_ names belong to the platform"
 
 
 def _pair_checks(spec: JobSpec) -> Iterable[Check]:
@@ -281,7 +282,7 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     if first["type"] == "unexpected_keyword_argument":
         owner = _NESTED.get(where[0], kind) if len(where) > 1 else kind
         return SpecError(name, first["input"], _nearest(where[-1], [item.name for item in dataclasses.fields(owner)]))
-    union = _UNIONS.get(where[0]) if where and not prefix else None
+    union = (_UNIONS.get(where[0]) or _UNIONS.get(".".join(where[:2]))) if where and not prefix else None
     if union is not None:  # what is wrong is said of each of its types; to people it is one field
         return SpecError(".".join(where[: union[0]]), value_of(first), union[1])
     form = with_unit(first) if name in ("max_duration", "deadline", "recovery.hang_timeout") else ""
@@ -290,6 +291,7 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
 
 _UNIONS: Final = {
     "entrypoint": (1, "write a command line, or a list of words such as [python, train.py]"),
+    "checkpoint.every": (2, "write a number of steps, 0 or more, or auto"),
     "hyperparameters": (2, "write text, a number, true or false"),
 }
 """Fields of several types: how deep each lies, and what may be written."""

@@ -78,7 +78,8 @@ class CheckpointView:
 class JobView:
     """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
     its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number
-    there. `deadline_ms`: when it should be done (Unix time); `late`: in words, that it is not, or may not be."""
+    there. `deadline_ms`: when it should be done (Unix time); `late`: in words, that it is not, or may not be. `saves`: how often it
+    saves where it decides that itself, and what it goes by."""
 
     id: JobId
     name: str
@@ -109,6 +110,7 @@ class JobView:
     array_index: int = 0
     deadline_ms: int | None = None
     late: str = ""
+    saves: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -366,3 +366,11 @@ def test_accumulating_halves_equals_the_whole_batch(arithmetic: dict[str, Any]) 
 def test_the_same_run_again_gives_the_same_bits(arithmetic: dict[str, Any]) -> None:
     assert arithmetic["again"] == arithmetic["whole"]
     assert arithmetic["held_out"][0] == arithmetic["held_out"][1]
+
+
+def test_a_run_that_saves_as_often_as_pays_decides_when_on_rank_zero(tmp_path: Path, data: Path) -> None:
+    ended = attempt(tmp_path, data, 1, env={"PHALANX_CHECKPOINT_MTBF_S": "5"}, steps=60)
+    assert ended.codes == [0, 0], ended.log()
+    steps = sorted(record["step"] for record in ended.of_kind("checkpoint"))
+    assert steps[0] == 10 and steps[-1] == 60 and len(steps) >= 3
+    assert ended.losses(0) == ended.losses(1)

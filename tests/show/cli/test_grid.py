@@ -103,6 +103,13 @@ def test_checkpoints_that_another_rule_keeps_are_listed_or_said_to_be_elsewhere(
     assert f"`phalanx checkpoint ls {JOB}` shows which are the best 2" in drawn_best
 
 
+def test_a_job_that_saves_as_often_as_pays_says_what_it_goes_by() -> None:
+    said = "every 37 steps by now; a failure every 3.0 h is expected (2 failures in 12.0 node-hours)"
+    rows = [line.split() for line in drawn(200, *job_page(job_view(saves=said), "succeeded", CPU))]
+    assert ["Saves", *said.split()] in rows
+    assert not any(row[:1] == ["Saves"] for row in map(str.split, drawn(200, *job_page(job_view(), "succeeded", CPU))))
+
+
 @pytest.mark.parametrize("width", range(30, 200, 7))
 def test_the_live_line_is_one_line_at_every_width(width: int) -> None:
     for view in (

@@ -14,7 +14,7 @@ from typing import Final
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
-from phalanx.core.spec import BestMode, CheckpointPolicy, Scalar
+from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
 from phalanx.job.sdk.fault import Fault, meet, parse_fault
 from phalanx.job.sdk.fault import Kind as FaultKind
 from phalanx.job.sdk.journal import Bell, Journal, Record
@@ -38,7 +38,8 @@ class Session:
     folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
     kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. checkpoint_patience_s: how long a save is tried
-    again where it cannot be written.
+    again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for saves as often as pays; 0
+    where saves are every `checkpoint_every` steps.
     """
 
     job: str = ""
@@ -47,7 +48,7 @@ class Session:
     world_size: int = 1
     job_dir: str = "."
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
-    checkpoint_every: int = _POLICY.every
+    checkpoint_every: int = CHECKPOINT_STEPS
     checkpoint_keep_last: int = _POLICY.keep_last
     checkpoint_keep_best: int = _POLICY.keep_best
     checkpoint_best_metric: str = _POLICY.best_metric
@@ -59,6 +60,7 @@ class Session:
     local_rank: int = 0
     keepers_dir: str = ""
     checkpoint_patience_s: int = _PATIENCE_S
+    checkpoint_mtbf_s: int = 0
     journal: Journal | None = None
     fault: Fault | None = None
     unix_ms: Callable[[], int] = _unix_ms
@@ -145,7 +147,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         world_size=_whole(env, "WORLD_SIZE", 1),
         job_dir=env.get("PHALANX_JOB_DIR", "") or ".",
         hyperparameters=_hyperparameters(env.get("PHALANX_HYPERPARAMETERS", "")),
-        checkpoint_every=_whole(env, "PHALANX_CHECKPOINT_EVERY", _POLICY.every),
+        checkpoint_every=_whole(env, "PHALANX_CHECKPOINT_EVERY", CHECKPOINT_STEPS),
         checkpoint_keep_last=_whole(env, "PHALANX_CHECKPOINT_KEEP_LAST", _POLICY.keep_last),
         checkpoint_keep_best=_whole(env, "PHALANX_CHECKPOINT_KEEP_BEST", _POLICY.keep_best),
         checkpoint_best_metric=env.get("PHALANX_CHECKPOINT_BEST_METRIC", _POLICY.best_metric),
@@ -156,6 +158,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
         local_rank=_whole(env, "LOCAL_RANK", 0),
         keepers_dir=env.get("PHALANX_KEEPERS", ""),
+        checkpoint_mtbf_s=_whole(env, "PHALANX_CHECKPOINT_MTBF_S", 0),
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
         fault=parse_fault(env.get("PHALANX_FAULT", "")),

@@ -22,6 +22,7 @@ def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -
         "PHALANX_ATTEMPT": session.attempt,
         "PHALANX_JOB_DIR": session.job_dir,
         "PHALANX_CHECKPOINT_EVERY": session.checkpoint_every,
+        "PHALANX_CHECKPOINT_MTBF_S": session.checkpoint_mtbf_s,
         "PHALANX_CHECKPOINT_KEEP_LAST": session.checkpoint_keep_last,
         "PHALANX_CHECKPOINT_KEEP_BEST": session.checkpoint_keep_best,
         "PHALANX_CHECKPOINT_BEST_METRIC": session.checkpoint_best_metric,

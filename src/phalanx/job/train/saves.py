@@ -17,6 +17,7 @@ from phalanx.job.checkpoint.live import LiveState
 from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure
+from phalanx.job.train.often import Rhythm
 from phalanx.job.train.setup import Training, state_numbers
 
 _log: Final = logging.getLogger(__name__)
@@ -34,15 +35,19 @@ class Saves:
         self._pipeline = pipeline
         self._newest_step = 0
         self._is_put_off = False
+        self._rhythm = Rhythm(training.session.checkpoint_mtbf_s, training.clock_s) if training.session.checkpoint_mtbf_s else None
 
     def take_waited_s(self) -> float:
-        """How long the optimizer waited for a copy since the last time."""
-        return self._pipeline.take_stalled_s()
+        """How long the optimizer waited for a copy since the last time; called once a step."""
+        waited_s = self._pipeline.take_stalled_s()
+        if self._rhythm is not None:
+            self._rhythm.stepped(waited_s)
+        return waited_s
 
     def after(self, step: int, loss: float, val_loss_first: float) -> None:
         """Begins a save when one is due. A collective of all ranks. Raises CheckpointError when this attempt was replaced."""
         training, last = self._training, step == self._training.recipe.steps
-        if not self._pipeline.is_due(step, training.recipe.steps):
+        if not self._is_due(step):
             return
 
         def metrics() -> Mapping[str, float]:
@@ -52,10 +57,17 @@ class Saves:
 
         extra = state_numbers(training, step, val_loss_first)
         begun = self._pipeline.save(step, extra, metrics, last)
-        self._pipeline.take_stalled_s()  # the caller has its own clock for this
+        stalled_s = self._pipeline.take_stalled_s()  # the caller has its own clock for this
+        if begun and self._rhythm is not None:
+            self._rhythm.begun(step, stalled_s)
         if not begun and not self._is_put_off:
             _log.warning("checkpoint of step %d put off: earlier ones are still being written", step)
         self._is_put_off = not begun
+
+    def _is_due(self, step: int) -> bool:
+        if self._rhythm is None:
+            return self._pipeline.is_due(step, self._training.recipe.steps)
+        return self._is_put_off or step == self._training.recipe.steps or self._rhythm.is_due(step)
 
     def tell(self) -> None:
         """Says what has become of saves since the last time. Waits for nothing."""
@@ -81,6 +93,8 @@ class Saves:
         if saved.step > self._newest_step:
             self._newest_step, self.newest = saved.step, saved.digest
         self._training.session.checkpoint(step=saved.step, path=saved.path, digest=saved.digest, size_bytes=saved.size_bytes)
+        if self._rhythm is not None:
+            self._rhythm.durable(saved.step)
         _log.info("checkpoint of step %d saved", saved.step)
 
 

@@ -2,6 +2,7 @@
 arguments."""
 
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,6 +157,7 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_CHECKPOINT_BEST_METRIC": launch.checkpoint_best_metric,
         "PHALANX_CHECKPOINT_BEST_MODE": launch.checkpoint_best_mode,
         "PHALANX_CHECKPOINT_KEEP_EVERY": str(launch.checkpoint_keep_every),
+        "PHALANX_CHECKPOINT_MTBF_S": str(math.ceil(launch.checkpoint_mtbf_s)),
         "PHALANX_DATA": launch.env.get("PHALANX_DATA", ""),
         "PHALANX_CODE": launch.code,
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,

@@ -1,7 +1,7 @@
 """What is true, as the API answers it. Pure: a world, the newest waits and progress in, views out."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from phalanx.core import wire
@@ -26,6 +26,7 @@ from phalanx.core.views import (
 )
 from phalanx.decide.scheduler.plan import Wait
 from phalanx.decide.scheduler.why.late import late_text
+from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, World
 
 Waiting = Mapping[JobId, Wait]
@@ -72,6 +73,7 @@ def job_view(
         array_index=job.array_index,
         deadline_ms=spec.deadline_ms(job.submitted_ms),
         late=_late(world, job, now_ms),
+        saves=_saves(world, job, attempts),
     )
 
 
@@ -200,6 +202,15 @@ def _checkpoint_views(attempt: AttemptRecord) -> list[CheckpointView]:
         )
         for saved in attempt.checkpoints
     ]
+
+
+def _saves(world: World, job: JobRecord, attempts: Sequence[AttemptRecord]) -> str:
+    if job.spec.checkpoint.every != "auto":
+        return ""
+    steps = sorted({saved.step for saved in attempts[-1].checkpoints}) if attempts else []
+    nodes = len(attempts[-1].placement.slices) if attempts else job.spec.num_nodes
+    apart = f"every {steps[-1] - steps[-2]} steps by now" if len(steps) > 1 else "as often as pays"
+    return f"{apart}; {seen_by(world).sentence(nodes)}"
 
 
 def _late(world: World, job: JobRecord, now_ms: int | None) -> str:

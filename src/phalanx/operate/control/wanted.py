@@ -8,9 +8,10 @@ from typing import Final
 from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import NodeId
 from phalanx.core.messages import Command, Forget, GangRecovery, Launch, StartRanks, StopRanks
-from phalanx.core.spec import JobSpec
+from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.states import Starting, Stopping
+from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.taken import Taken
 from phalanx.operate.control.verdict import broken
@@ -88,12 +89,13 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         master_address=world.nodes[slices[0].node].shape.address,
         master_port=attempt.master_port,
         hyperparameters=dict(spec.hyperparameters),
-        checkpoint_every=spec.checkpoint.every,
+        checkpoint_every=CHECKPOINT_STEPS if spec.checkpoint.every == "auto" else spec.checkpoint.every,  # of too old a node
         checkpoint_keep_last=spec.checkpoint.keep_last,
         checkpoint_keep_best=spec.checkpoint.keep_best,
         checkpoint_best_metric=spec.checkpoint.best_metric,
         checkpoint_best_mode=spec.checkpoint.best_mode,
         checkpoint_keep_every=spec.checkpoint.keep_every,
+        checkpoint_mtbf_s=seen_by(world).mtbf_s(len(slices)) if spec.checkpoint.every == "auto" else 0.0,
         restarts=attempt.number - 1,
         lock=spec.environment.lock,
         image=spec.environment.image,

@@ -242,6 +242,8 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
         yield "Files", f"collected {moment(job.collected_ms)}: logs, checkpoints and work folders are gone"
     yield "Code", job.code or "- (no workdir)"
     yield "Config", job.config
+    if job.saves:
+        yield "Saves", job.saves
     yield "Model", job.model or "-"
 
 

@@ -1,0 +1,52 @@
+"""How often the fleet's nodes fail, from the attempts that ended on them. Pure."""
+
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core import interval
+from phalanx.operate.control.world import AttemptRecord, World
+
+_ASKED_TO_END: Final = (-signal.SIGTERM, -signal.SIGINT)
+_HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFailures:
+    """node_hours: for which nodes were held by attempts that have ended."""
+
+    failures: int
+    node_hours: float
+
+    @property
+    def per_node_hour(self) -> float:
+        return interval.failures_per_node_hour(self.failures, self.node_hours)
+
+    def mtbf_s(self, nodes: int) -> float:
+        """Mean seconds between failures of a gang of so many nodes."""
+        return interval.mtbf_s(self.per_node_hour, nodes)
+
+    def sentence(self, nodes: int) -> str:
+        """For people: what a gang of `nodes` has to expect, and why."""
+        seen = f"{self.failures} failures in {self.node_hours:,.1f} node-hours"
+        why = seen if self.failures else f"{seen}, so one in {1 / self.per_node_hour:,.0f} is assumed"
+        return f"a failure every {self.mtbf_s(nodes) / 3600:,.1f} h is expected ({why})"
+
+
+def seen_by(world: World) -> FleetFailures:
+    """From all attempts that ended. It does not change while nothing ends, so neither do the commands that are made of it."""
+    ended = [attempt for attempt in world.attempts.values() if attempt.ended_ms is not None]
+    held_ms = sum(len(one.placement.slices) * max(0, (one.ended_ms or 0) - one.placed_ms) for one in ended)
+    return FleetFailures(sum(map(_failures, ended)), held_ms / _HOUR_MS)
+
+
+def _failures(attempt: AttemptRecord) -> int:
+    """Those that its gang recovered from inside, and the one that ended it."""
+    return len(attempt.recoveries) + _failed(attempt)
+
+
+def _failed(attempt: AttemptRecord) -> bool:
+    """Whether a node was lost or a process killed. One that ended itself with an error may do so on any machine."""
+    if attempt.ok or attempt.evicted_for is not None:
+        return False
+    return bool(attempt.lost) or any(one.code < 0 and one.code not in _ASKED_TO_END for one in attempt.exits)
