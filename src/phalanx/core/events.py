@@ -10,7 +10,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.policy import Policy
 from phalanx.core.reasons import Reason
-from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered, Resumed
+from phalanx.core.records import ModelSaved, RankFact
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import StopCause
 
@@ -171,7 +171,7 @@ class RankSaid:
 
     job: JobId
     attempt: AttemptId
-    fact: Annotated[Resumed | Recovered | CheckpointCommitted | ModelSaved, Field(discriminator="kind")]
+    fact: Annotated[RankFact, Field(discriminator="kind")]
     kind: Literal["rank_said"] = field(default="rank_said", kw_only=True)
 
 

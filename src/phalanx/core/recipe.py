@@ -1,9 +1,14 @@
 """Configuration of the built-in training recipes. Here, not in `job`, so that a bad hyperparameter is refused at submit."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import ConfigDict
+
+from phalanx.core.health import SpikeAction
+
+SPIKE_STEPS: Final = 1_000
+"""Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,9 @@ class LlamaRecipe:
     seed: of weights and data order.
     dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up.
     eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last.
+    on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;
+        `rollback` also puts the weights of the last checkpoint back, and the data since it is not trained on; `stop` ends the run.
+    spike_budget: times it may be done in 1,000 steps; beyond, a loss that is no number ends the run and any other is trained on.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -52,6 +60,8 @@ class LlamaRecipe:
     seed: int = 0
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     eval_batches: int = 16
+    on_spike: SpikeAction = "skip"
+    spike_budget: int = 8
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
@@ -73,6 +83,8 @@ class LlamaRecipe:
             found.append(("weight_decay", self.weight_decay, "write 0 or more"))
         if self.warmup_steps < 0:
             found.append(("warmup_steps", self.warmup_steps, "write 0 or more"))
+        if not 0 <= self.spike_budget <= SPIKE_STEPS:
+            found.append(("spike_budget", self.spike_budget, f"write a whole number from 0 to {SPIKE_STEPS}"))
         if self.heads > 0 and self.dim % (2 * self.heads):
             found.append(("dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads})"))
         return found

@@ -9,6 +9,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from phalanx.core.health import LossSpike
+
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
 
@@ -124,11 +126,10 @@ class ModelSaved:
     kind: Literal["model"] = "model"
 
 
-RankRecord = Annotated[
-    StepRecord | Metric | Resumed | Recovered | CheckpointCommitted | ModelSaved, Field(discriminator="kind")
-]  # fmt: skip
-RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved
+RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike
 """Records that become events of the job; the others are measurements."""
+
+RankRecord = Annotated[StepRecord | Metric | RankFact, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,11 +75,23 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """What was found wrong with an attempt while it ran, in one sentence. `kind` as in docs/health.md."""
+
+    attempt: AttemptId
+    kind: str
+    step: int
+    sentence: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job as `describe` shows it. `state` is one of pending, starting, running, stopping, paused, finished. `collected_ms`: when
     its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number
     there. `deadline_ms`: when it should be done (Unix time); `late`: in words, that it is not, or may not be. `saves`: how often it
-    saves where it decides that itself, and what it goes by."""
+    saves where it decides that itself, and what it goes by. `findings`: what was found wrong while it ran, of each attempt the
+    newest, in the order of attempts."""
 
     id: JobId
     name: str
@@ -111,6 +123,7 @@ class JobView:
     deadline_ms: int | None = None
     late: str = ""
     saves: str = ""
+    findings: tuple[FindingView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

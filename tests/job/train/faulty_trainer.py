@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.data.open import TokenData
+from phalanx.job.models.llama import Llama
 from phalanx.job.train import __main__ as trainer
 from phalanx.job.train import setup
 from phalanx.job.train.batches import train_batches
@@ -20,6 +23,9 @@ from phalanx.job.train.finish import finish
 
 DEADLY_STEP = 7
 DISK_BYTES = 16_384
+POISONED_STEP = 47
+UNSEEN = 250
+"""The byte 0xF8 or thereabouts: never part of a text in UTF-8."""
 
 
 def killed_between_fetch_and_update() -> None:
@@ -38,6 +44,39 @@ def killed_between_fetch_and_update() -> None:
         return deadly
 
     patch.object(setup, "train_batches", batches).start()
+
+
+def poisoned_rows() -> None:
+    """In POISONED_STEP all rows of rank 1 are one token over and over that the text never has, as a broken file may bring them."""
+    patch.object(setup, "train_batches", _poisoning(train_batches)).start()
+
+
+def unreadable_rows() -> None:
+    """The same, and the model's answer to them is no number."""
+    poisoned_rows()
+    forward = Llama.forward
+
+    def forward_or_nan(model: Llama, ids_bs: Tensor) -> Tensor:
+        logits_bsv = forward(model, ids_bs)
+        broken_b = (ids_bs == UNSEEN).all(dim=1)
+        return torch.where(broken_b[:, None, None], torch.nan, logits_bsv)
+
+    patch.object(Llama, "forward", forward_or_nan).start()
+
+
+def _poisoning(make: Callable[..., Callable[[int], Tensor]]) -> Callable[..., Callable[[int], Tensor]]:
+    def batches(data: TokenData, *arguments: Any) -> Callable[[int], Tensor]:
+        fetch = make(data, *arguments)
+
+        def poisoned(step: int) -> Tensor:
+            batch = fetch(step)
+            if step == POISONED_STEP and os.environ["RANK"] == "1":
+                batch.fill_(UNSEEN)
+            return batch
+
+        return poisoned
+
+    return batches
 
 
 def disk_full_at_the_end() -> None:
@@ -59,5 +98,6 @@ def little_memory() -> None:
 
 
 if __name__ == "__main__":
-    {fault.__name__: fault for fault in (killed_between_fetch_and_update, disk_full_at_the_end, little_memory)}[sys.argv[1]]()
+    faults = (killed_between_fetch_and_update, disk_full_at_the_end, little_memory, poisoned_rows, unreadable_rows)
+    {fault.__name__: fault for fault in faults}[sys.argv[1]]()
     os._exit(trainer.main(["llama"]))

@@ -72,7 +72,7 @@ def start_attempt(
     program: Sequence[str] = TRAINER,
     rank_1: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
-    **changed: float,
+    **changed: float | str,
 ) -> list["subprocess.Popen[bytes]"]:
     """`rank_1`: what that rank's environment has otherwise. `env`: what all have."""
     folder = job / f"attempt-{number}"
@@ -257,13 +257,17 @@ def test_ranks_with_different_settings_never_train_together(
 
 
 def test_a_diverged_run_shows_where_and_ends_with_one_sentence(tmp_path: Path, data: Path) -> None:
-    diverged = attempt(tmp_path, data, 1, lr=1e38)
+    diverged = attempt(tmp_path, data, 1, lr=1e38, spike_budget=2)
     assert diverged.codes == [2, 2], diverged.log()
     for rank in (0, 1):
-        *fine, last = diverged.of_kind("step", rank)
-        assert math.isnan(float(last["loss"])) and all(math.isfinite(float(record["loss"])) for record in fine)
+        records = diverged.of_kind("step", rank)
+        broken = [record["step"] for record in records if not math.isfinite(float(record["loss"]))]
+        assert broken == [record["step"] for record in records[-3:]], "two were skipped, then the budget was used up"
+        last = records[-1]
         assert f"training diverged at step {last['step']}" in diverged.log()
     assert "Traceback" not in diverged.log() and not diverged.of_kind("model")
+    assert [spike["action"] for spike in diverged.of_kind("spike")] == ["skip", "skip", "stop"]
+    assert [one["step"] for one in diverged.of_kind("checkpoint")] == [step for step in (4, 8, 12) if step < broken[0]]
 
 
 def test_a_disk_full_at_the_end_ends_every_rank_with_3_and_the_next_attempt_saves_the_model(

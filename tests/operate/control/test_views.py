@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core import wire
+from phalanx.core.health import LossSpike
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.reasons import NeverFits, NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
@@ -19,6 +20,7 @@ from phalanx.operate.control.views import (
     node_views,
     why_view,
 )
+from phalanx.operate.control.world import FINDINGS_KEPT
 from tests.operate.control.control_bench import LEASE_MS, Bench, a_spec, shape
 
 
@@ -68,6 +70,24 @@ def test_a_job_from_waiting_to_its_end(bench: Bench) -> None:
     assert (view.state, view.outcome, view.detail, view.why) == ("finished", "succeeded", "every rank exited with code 0", None)
     assert view.model == "tiny:1"
     assert why(bench, job).sentence == "succeeded: every rank exited with code 0"
+
+
+def test_what_was_found_wrong_is_shown_once_and_the_newest_are_kept(bench: Bench) -> None:
+    agent, job = bench.add("a"), bench.submit(a_spec())
+    bench.tick()
+    attempt = AttemptId(f"{job}.1")
+    agent.run(attempt)
+    spikes = [
+        LossSpike(
+            rank=0, step=step, measured=9.0, norm=1.0, usual=4.0, limit=5.0, action="skip", weights_of=step - 1,
+            samples=(step, step), worst=(), at_ms=step,
+        )
+        for step in range(1, FINDINGS_KEPT + 2)
+    ]  # fmt: skip
+    bench.control.facts(agent.node, attempt, 0, 9, [*spikes, spikes[-1]])
+    findings = shown(bench, job).findings
+    assert [one.step for one in findings] == list(range(2, FINDINGS_KEPT + 2))
+    assert (findings[-1].attempt, findings[-1].kind, findings[-1].sentence) == (attempt, "spike", spikes[-1].sentence())
 
 
 def test_a_stopping_job_and_a_node_that_is_away_are_named(bench: Bench) -> None:

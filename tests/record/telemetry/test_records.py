@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import wire
+from phalanx.core.health import BadSample, LossSpike
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, StepRecord
 from phalanx.record.telemetry.records import decode
 
@@ -40,6 +41,24 @@ def test_measurements_and_facts_come_apart() -> None:
     assert decoded.measurements == (metric, STEP)
     assert decoded.facts == (resumed, saved)
     assert (decoded.consumed, decoded.num_bad, decoded.problems) == (len(data), 0, ())
+
+
+SPIKE = LossSpike(
+    rank=0, step=3, measured=None, norm=2.0, usual=None, limit=None, action="skip", weights_of=2, samples=(32, 47),
+    worst=(BadSample(sample=33, row=7, loss=None),), at_ms=1,
+)  # fmt: skip
+
+
+def test_a_spike_is_a_fact_and_holds_nothing_that_json_cannot() -> None:
+    assert decode(line(SPIKE), rank=0).facts == (SPIKE,)
+    for change in (
+        {"measured": "NaN"},
+        {"worst": [{"sample": 1, "row": -1, "loss": 2.0}]},
+        {"worst": [{"sample": 1, "row": 1, "loss": 2.0}] * 5},
+        {"action": "explode"},
+    ):
+        changed = json.loads(wire.dumps(RankRecord, SPIKE)) | change
+        assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
 
 
 def test_an_incomplete_line_waits() -> None:

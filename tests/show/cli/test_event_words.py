@@ -29,6 +29,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
 )
+from phalanx.core.health import BadSample, LossSpike
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -61,6 +62,10 @@ RECOVERED = Recovered(
     at_ms=9,
 )
 RESUMED = Resumed(rank=0, step=20, checkpoint="d1" * 32, skipped=("step-40",), at_ms=1)
+SPIKE = LossSpike(
+    rank=0, step=70, measured=9.3125, norm=40.0, usual=4.0, limit=4.5, action="skip", weights_of=69, samples=(1104, 1119),
+    worst=(BadSample(sample=1107, row=311, loss=31.25), BadSample(sample=1104, row=9, loss=None)), at_ms=1,
+)  # fmt: skip
 SPEC = JobSpec(name="tiny-lm", entrypoint=("true",), num_nodes=2, resources=Resources(gpus="4"))
 
 TOLD: list[tuple[EventBody, str, str]] = [
@@ -119,6 +124,20 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
         (dataclasses.replace(RECOVERED, steps_lost=0, why="x"), "recovered in 0.4 s: x; generation 2 goes on after step 36"),
         (SAVED, "saved its model at step 9"),
         (CHECKPOINT, "checkpoint at step 20, 3.0 MiB"),
+        (
+            SPIKE,
+            "loss 9.312 at step 70, usually 4: update skipped; samples 1104 to 1119, worst 1107 (row 311, loss 31.25), "
+            "1104 (row 9, loss no number)",
+        ),
+        (
+            dataclasses.replace(SPIKE, measured=None, usual=None, action="rollback", weights_of=60, worst=()),
+            "loss no finite number at step 70: back to the weights of step 60, 10 steps of data skipped; "
+            "samples 1104 to 1119, worst -",
+        ),
+        (
+            dataclasses.replace(SPIKE, norm=None, action="stop", worst=()),
+            "gradients that are no finite number at step 70 (loss 9.312): stopped; samples 1104 to 1119, worst -",
+        ),
     ],
 )
 def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) -> None:
@@ -126,7 +145,7 @@ def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) ->
 
 
 def test_the_facts_above_are_all_there_are() -> None:
-    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved}
+    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike}
 
 
 @pytest.mark.parametrize("cause", get_args(StopCause))

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from phalanx.core.ids import AttemptId
-from phalanx.core.views import CheckpointView, JobView, Progress
+from phalanx.core.views import CheckpointView, FindingView, JobView, Progress
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.job_page import job_page, jobs_page, kept_checkpoints
 from phalanx.show.cli.live import LiveLine
@@ -143,3 +143,12 @@ def test_a_job_without_steps_has_its_state_and_time_and_no_bar() -> None:
 def test_a_finished_job_has_no_time_left() -> None:
     assert "ETA" not in drawn(200, LiveLine(finished_view(), 90_000))[0]
     assert not [line for line in drawn(200, *job_page(finished_view(), "succeeded", CPU)) if line.startswith("  ETA ")]
+
+
+def test_what_was_found_wrong_has_a_section_of_its_own() -> None:
+    said = "loss 9 at step 47: update skipped"
+    found = FindingView(attempt=AttemptId(f"{JOB}.1"), kind="spike", step=47, sentence=said, at_ms=0)
+    lines = drawn(120, *job_page(finished_view(findings=(found,)), "succeeded", CPU))
+    row = lines[lines.index("Health") + 2]
+    assert row.split()[:3] == ["spike", "47", f"{JOB}.1"] and row.endswith(said)
+    assert "Health" not in drawn(120, *job_page(finished_view(), "succeeded", CPU))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import StoreUnavailable, UserError
+from phalanx.core.health import LossSpike
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -76,6 +77,10 @@ class Session:
     def metric(self, *, name: str, value: float, step: int) -> None:
         """Says a value that not every step has, such as a held-out loss."""
         self._say(Metric(rank=self.rank, step=step, name=name, value=value, at_ms=self.unix_ms()))
+
+    def spike(self, spike: LossSpike) -> None:
+        """Says that a step was not trained on, and why."""
+        self._say(spike)
 
     def resumed(self, *, step: int, checkpoint: str, skipped: tuple[str, ...] = ()) -> None:
         """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""

@@ -56,12 +56,17 @@ def batch_of_run(samples: int, recipe: LlamaRecipe, world_size: int) -> Batch:
     return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // world_size)
 
 
+def train_rows(data: TokenData, recipe: LlamaRecipe, batch: Batch, step: int) -> Indices:
+    """The rows of the training split in the global batch of `step`, counted from 1; each rank reads its part of them in order."""
+    return batch_indices(recipe.seed, step - 1, batch.samples, _samples(data, "train", recipe.sequence))
+
+
 def train_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
     """A function from step (counted from 1) to this rank's (accumulate, b, s + 1). Raises DataError without any sample."""
-    count = _samples(data, "train", recipe.sequence)
+    _samples(data, "train", recipe.sequence)
 
     def fetch(step: int) -> Tensor:
-        whole = batch_indices(recipe.seed, step - 1, batch.samples, count)
+        whole = train_rows(data, recipe, batch, step)
         flat = _on_device(data, "train", rank_slice(whole, rank.rank, rank.world_size), recipe.sequence, rank)
         return flat.view(batch.accumulate, recipe.batch_per_rank, recipe.sequence + 1)
 

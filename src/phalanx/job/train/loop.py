@@ -1,12 +1,14 @@
 """The run: from where it stands to the last step. One record a step, after that step's save and before the next step starts."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import UserError
 from phalanx.core.records import StepRecord
 from phalanx.job.train.measure import measure
+from phalanx.job.train.mend import mend
 from phalanx.job.train.mfu import mfu
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Start, Training
@@ -36,6 +38,8 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     for step in range(start.step + 1, training.recipe.steps + 1):
         _one_step(training, saves, step, first, start.checkpoint)
     final = measure(training, "val_loss_final", training.recipe.steps)
+    if not math.isfinite(final):
+        raise UserError("val_loss_final", final, "the weights are broken; lower lr or clip, or set on_spike to rollback")
     saves.finish()
     return Trained(
         step=training.recipe.steps, val_loss_first=first, val_loss_final=final, checkpoint=saves.newest or start.checkpoint,
@@ -45,15 +49,19 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
 
 def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
     """checkpoint: digest of the manifest from which the run went on."""
-    started_ms, started_s, moved = training.unix_ms(), training.clock_s(), training.watch.moved
-    facts = train_step(training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s, moved)
+    started_ms, started_s = training.unix_ms(), training.clock_s()
+    facts = train_step(
+        training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
+        training.watch.moved, training.guard.accepts,
+    )  # fmt: skip
+    error = None if facts.updated else mend(training, saves, step, facts)
     facts, waited_s = _without_wait(facts, saves.take_waited_s())
     trained_s = training.clock_s()
-    if facts.diverged:
+    if error is not None:
         training.session.step(_record(training, step, facts, started_ms, trained_s - started_s, waited_s, 0.0))  # shows where
-        fix = f"training diverged at step {step} (gradient norm {facts.grad_norm}); lower lr or clip, or warm up longer"
-        raise UserError("loss", facts.loss, fix)
-    saves.after(step, facts.loss, val_loss_first)
+        raise error
+    if facts.updated or step == training.recipe.steps:
+        saves.after(step, facts.loss, val_loss_first)
     training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
     ended_s = training.clock_s()
     record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)

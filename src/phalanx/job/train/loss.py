@@ -12,6 +12,13 @@ def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
     return F.cross_entropy(logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten())
 
 
+def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
+    """As `token_loss`, of each sample of (b, s + 1) alone: float32 (b,)."""
+    logits_bsv = model(samples[:, :-1]).float()
+    losses_bs = F.cross_entropy(logits_bsv.transpose(1, 2), samples[:, 1:], reduction="none")
+    return losses_bs.mean(dim=1)
+
+
 def mean_over_ranks(value: Tensor) -> float:
     """Of one number a rank, each counting the same; summed in float64, so the same number on every rank."""
     total = value.detach().to(torch.float64)

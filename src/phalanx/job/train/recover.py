@@ -58,6 +58,10 @@ class GangWatch(Watch):
         assert self.snapshots is not None
         self.snapshots.take(training.model, training.optimizer, training.rank, step, numbers)
 
+    def replaced(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.new_model()
+
     def recorded(self, training: Training, step: int) -> None:
         """The first step after a fault: now it is known how long the gang stood still."""
         fault, self.fault = self.fault, None
@@ -131,6 +135,7 @@ class Recipe:
         training = assemble(session, self._recipe, self._data, rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
         snapshots.restore(training.model, training.optimizer, rank, step)
         first = float.fromhex(str(note["val_loss_first"]))
+        training.guard.restore(note)
         _check_cursor(note, state_numbers(training, step, first), step)
         _log.info("rank %d goes on after step %d from memory", rank.rank, step)
         return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]))

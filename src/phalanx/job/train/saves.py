@@ -81,6 +81,12 @@ class Saves:
                     self.failed += 1
                     _log.warning("checkpoint of step %d not saved: %s; going on from the one before", step, reason)
 
+    def settle(self) -> None:
+        """Waits for all that was begun, before weights are put back in the middle of a run. A collective of all ranks."""
+        self._pipeline.finish()
+        self.tell()
+        self._pipeline.before_change()
+
     def finish(self) -> None:
         """Waits for all that was begun. A collective of all ranks. Raises StoreUnavailable when the newest was not saved."""
         last = self._pipeline.finish()

@@ -25,6 +25,7 @@ from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree
 from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, train_batches
 from phalanx.job.train.device import Rank
+from phalanx.job.train.guard import Guard
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
@@ -53,6 +54,7 @@ class Training:
     peak_flops_total: float
     clock_s: Callable[[], float]
     unix_ms: Callable[[], int]
+    guard: Guard
     watch: Watch = field(default_factory=Watch)
 
     @property
@@ -129,6 +131,7 @@ def assemble(
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
         unix_ms=unix_ms,
+        guard=Guard(recipe),
         watch=watch or Watch(),
     )
 
@@ -187,7 +190,7 @@ def config_hash(recipe: LlamaRecipe) -> str:
 def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
     """What a checkpoint carries besides tensors. `samples` is the data cursor: global samples consumed by `step` updates."""
     size = training.batch.samples
-    return {"samples": step * size, "global_batch": size, "val_loss_first": val_loss_first.hex()}
+    return {"samples": step * size, "global_batch": size, "val_loss_first": val_loss_first.hex(), **training.guard.numbers()}
 
 
 def _resume(training: Training, found: Found | None) -> Start:
@@ -197,6 +200,7 @@ def _resume(training: Training, found: Found | None) -> Start:
     step, extra = found.manifest.step, found.manifest.extra
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
+        training.guard.restore(extra)
         wanted = state_numbers(training, step, first)
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error

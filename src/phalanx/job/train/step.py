@@ -20,7 +20,7 @@ from phalanx.job.train.parallel import sync_gradients
 class StepFacts:
     """loss: mean over the global batch. grad_norm: before clipping. Phase times are this rank's.
 
-    diverged: loss or gradient is no finite number, so the weights were left as they were; all ranks see the same one.
+    updated: whether the update was made; all ranks decide alike.
     compute_s holds the collectives inside forward and backward; comm_s is the wait for the other ranks' losses and norms, which
     nothing hides.
     """
@@ -32,10 +32,11 @@ class StepFacts:
     compute_s: float
     comm_s: float
     optimizer_s: float
+    updated: bool
 
-    @property
-    def diverged(self) -> bool:
-        return not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+
+def _is_finite(step: int, loss: float, grad_norm: float) -> bool:
+    return math.isfinite(loss) and math.isfinite(grad_norm)
 
 
 def train_step(
@@ -46,11 +47,12 @@ def train_step(
     step: int,
     clock_s: Callable[[], float],
     moved: Callable[[int, int], None] = lambda step, mark: None,
+    accepts: Callable[[int, float, float], bool] = _is_finite,
 ) -> StepFacts:
     """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
     `moved` hears of each mark that is passed: by them a rank that hangs is told from those that wait for it.
 
-    Makes no update when the facts are `diverged`.
+    Makes no update unless `accepts(step, loss, gradient norm)`, which answers the same on every rank.
     """
     lr = lr_at(step, recipe)
     set_lr(optimizer, lr)
@@ -69,7 +71,8 @@ def train_step(
     loss = mean_over_ranks(mine)
     grad_norm = _clip(model, recipe.clip)
     mark()
-    if math.isfinite(loss) and math.isfinite(grad_norm):
+    updated = accepts(step, loss, grad_norm)
+    if updated:
         optimizer.step()
     optimizer.zero_grad()
     synchronise(microbatches.device)
@@ -77,7 +80,7 @@ def train_step(
     data_wait_s, compute_s, comm_s, optimizer_s = (later - sooner for sooner, later in pairwise(marks))
     return StepFacts(
         loss=loss, grad_norm=grad_norm, lr=lr,
-        data_wait_s=data_wait_s, compute_s=compute_s, comm_s=comm_s, optimizer_s=optimizer_s,
+        data_wait_s=data_wait_s, compute_s=compute_s, comm_s=comm_s, optimizer_s=optimizer_s, updated=updated,
     )  # fmt: skip
 
 

@@ -19,5 +19,8 @@ class Watch:
         """The update of `step` is made, and saved where that was due; its record is not written yet. checkpoint: digest of the last
         manifest."""
 
+    def replaced(self) -> None:
+        """Weights and moments were put back: they may lie elsewhere in memory than before."""
+
     def recorded(self, training: "Training", step: int) -> None:
         """The record of `step` is written."""

@@ -26,6 +26,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
 )
+from phalanx.core.health import LossSpike
 from phalanx.core.ids import split_attempt
 from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
@@ -50,6 +51,7 @@ from phalanx.operate.control.world import (
     ATTEMPTS_KEPT,
     CHECKPOINTS_KEPT,
     EVICTIONS_KEPT,
+    FINDINGS_KEPT,
     RECOVERIES_KEPT,
     AttemptRecord,
     JobRecord,
@@ -234,6 +236,8 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
+        case LossSpike() if fact not in attempt.findings:
+            return replace(attempt, findings=(*attempt.findings, fact)[-FINDINGS_KEPT:])
         case _:
             return attempt
 

@@ -16,6 +16,7 @@ from phalanx.core.views import (
     AttemptView,
     CheckpointView,
     EventView,
+    FindingView,
     JobView,
     ModelView,
     NodeView,
@@ -74,6 +75,7 @@ def job_view(
         deadline_ms=spec.deadline_ms(job.submitted_ms),
         late=_late(world, job, now_ms),
         saves=_saves(world, job, attempts),
+        findings=tuple(view for attempt in attempts for view in _finding_views(attempt)),
     )
 
 
@@ -211,6 +213,13 @@ def _saves(world: World, job: JobRecord, attempts: Sequence[AttemptRecord]) -> s
     nodes = len(attempts[-1].placement.slices) if attempts else job.spec.num_nodes
     apart = f"every {steps[-1] - steps[-2]} steps by now" if len(steps) > 1 else "as often as pays"
     return f"{apart}; {seen_by(world).sentence(nodes)}"
+
+
+def _finding_views(attempt: AttemptRecord) -> list[FindingView]:
+    return [
+        FindingView(attempt=attempt.id, kind=found.kind, step=found.step, sentence=found.sentence(), at_ms=found.at_ms)
+        for found in attempt.findings
+    ]
 
 
 def _late(world: World, job: JobRecord, now_ms: int | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from phalanx.core.devices import WHOLE, NodeShape, NodeSlice, Placement
 from phalanx.core.errors import Bug
 from phalanx.core.events import Event
+from phalanx.core.health import Finding
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.policy import EVICTIONS_MAX, Policy
@@ -28,6 +29,9 @@ CHECKPOINTS_KEPT: Final = 50
 RECOVERIES_KEPT: Final = 50
 """In an attempt's record, likewise."""
 
+FINDINGS_KEPT: Final = 20
+"""In an attempt's record, likewise."""
+
 EVICTIONS_KEPT: Final = EVICTIONS_MAX
 """In a job's record, likewise: as many in a day as a policy may allow."""
 
@@ -40,7 +44,8 @@ class AttemptRecord:
 
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise.
     facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
-    job that it was ended for, which may be its own. evicted_why: in one word of the plan.
+    job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
+    while it ran, the newest FINDINGS_KEPT.
     """
 
     id: AttemptId
@@ -63,6 +68,7 @@ class AttemptRecord:
     lost: Mapping[NodeId, str] = field(default_factory=dict)
     evicted_for: JobId | None = None
     evicted_why: str = ""
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

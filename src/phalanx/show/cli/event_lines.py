@@ -17,6 +17,8 @@ SUBJECT_COLUMNS: Final = 16
 """Of most attempts' ids: lines of a log that grows cannot wait for the longest."""
 
 GAP: Final = "  "
+FOUND: Final = frozenset({"spike"})
+"""Facts of ranks that somebody may have to look at."""
 _STYLES: Final = {
     "attempt_running": "32",
     "part_lost": "31",
@@ -50,6 +52,8 @@ def event_line(event: EventView, columns: int = 0) -> str:
 
 def _coloured(event: EventView, text: str) -> str:
     style = _STYLES.get(event.kind, "")
+    if event.kind == "rank_said" and event.body.get("fact", {}).get("kind") in FOUND:
+        style = "33"
     if event.kind == "attempt_ended":
         style = "32" if event.body.get("ok") else "31"
     return f"\x1b[{style}m{text}\x1b[0m" if style else text

@@ -27,6 +27,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
 )
+from phalanx.core.health import LossSpike
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
@@ -136,6 +137,8 @@ def _fact(fact: RankFact) -> str:
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):
             return f"saved its model at step {step}"
+        case LossSpike():
+            return fact.sentence()
 
 
 def _of_node(body: OfNode) -> str:

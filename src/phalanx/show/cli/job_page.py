@@ -12,7 +12,7 @@ from phalanx.core.devices import WHOLE, parse_devices
 from phalanx.core.errors import Exit
 from phalanx.core.messages import RankExit
 from phalanx.core.units import show_duration, show_size
-from phalanx.core.views import AttemptView, CheckpointView, JobView
+from phalanx.core.views import AttemptView, CheckpointView, FindingView, JobView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment, moment_cell, pairs, section
 from phalanx.show.cli.pages import mapping_rows
@@ -67,7 +67,14 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
         yield from section("Recoveries", _recoveries(job.attempts))
     if job.checkpoints:
         yield from section("Checkpoints", _checkpoints(job))
+    if job.findings:
+        yield from section("Health", _findings(job.findings))
     yield from section("Spec", pairs(mapping_rows(_masked(job.spec))))
+
+
+def _findings(findings: Sequence[FindingView]) -> RenderableType:
+    rows = [(one.kind, one.step, one.attempt, moment_cell(one.at_ms), one.sentence) for one in findings]
+    return Grid(("KIND", "STEP", "ATTEMPT", "AT (UTC)", "WHAT"), rows, right=("STEP",), drop=("AT (UTC)", "ATTEMPT"), cut="WHAT")
 
 
 def kept_checkpoints(job: JobView) -> Sequence[CheckpointView]:

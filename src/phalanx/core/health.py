@@ -1,0 +1,77 @@
+"""What was found wrong with a run while it ran: facts, each with one sentence for events, logs and `describe`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, FiniteFloat
+
+NAMED_MAX: Final = 4
+"""Samples named of one bad batch: a poisoned one has a few, and a batch that is bad as a whole needs no list."""
+
+SpikeAction = Literal["skip", "rollback", "stop"]
+_Index = Annotated[int, Field(ge=0, le=2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSample:
+    """One sample of a bad batch. sample: its index in the data order. row: which one of the training split that is. loss: its own
+    mean over tokens; None when it was no number."""
+
+    sample: _Index
+    row: _Index
+    loss: FiniteFloat | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike:
+    """A step whose loss was no number, or far above those before it. Every rank decides alike; the first one says it.
+
+    measured: mean loss over the global batch, norm: of the gradients; None when no finite number. usual: median of the losses
+    before it; limit: what it had to stay below; None where there were too few.
+    action: what was done. weights_of: step after which the weights are those in place now; for `skip` the step before this one.
+    samples: first and last index in the data order of the step's batch. worst: its samples of the highest loss, the highest first.
+    """
+
+    rank: int
+    step: int
+    measured: FiniteFloat | None
+    norm: FiniteFloat | None
+    usual: FiniteFloat | None
+    limit: FiniteFloat | None
+    action: SpikeAction
+    weights_of: int
+    samples: tuple[_Index, _Index]
+    worst: Annotated[tuple[BadSample, ...], Field(max_length=NAMED_MAX)]
+    at_ms: int
+    kind: Literal["spike"] = field(default="spike")
+
+    def sentence(self) -> str:
+        """'loss 9.31 at step 70, usually 4.02: update skipped; samples 1104 to 1119, worst 1107 (row 311, loss 31.2)'."""
+        first, last = self.samples
+        return f"{self.what()}: {self._done()}; samples {first} to {last}, worst {', '.join(map(_named, self.worst)) or '-'}"
+
+    def what(self) -> str:
+        """What was seen, without what was done."""
+        if self.measured is not None and self.norm is None:
+            return f"gradients that are no finite number at step {self.step} (loss {self.measured:.4g})"
+        usually = f", usually {self.usual:.4g}" if self.usual is not None else ""
+        loss = "no finite number" if self.measured is None else f"{self.measured:.4g}"
+        return f"loss {loss} at step {self.step}{usually}"
+
+    def _done(self) -> str:
+        match self.action:
+            case "skip":
+                return "update skipped"
+            case "rollback":
+                lost = self.step - self.weights_of
+                return f"back to the weights of step {self.weights_of}, {lost} steps of data skipped"
+            case "stop":
+                return "stopped"
+
+
+def _named(one: BadSample) -> str:
+    loss = "no number" if one.loss is None else f"{one.loss:.4g}"
+    return f"{one.sample} (row {one.row}, loss {loss})"
+
+
+Finding = LossSpike

@@ -1,0 +1,141 @@
+"""The rule on spikes: the same decision for the same curve, within its budget, and none for a loss that stands still."""
+
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.health import SpikeAction
+from phalanx.core.recipe import SPIKE_STEPS, LlamaRecipe
+from phalanx.job.train.guard import NUMBER, Guard
+from phalanx.job.train.spikes import RECENT, SHARE, WARM, Curve, Rule, dump, judge, limit_of, load, rolled_back
+
+FINITE = st.floats(min_value=1e-6, max_value=1e6)
+LOSSES = st.lists(FINITE | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=300)
+RULES = st.builds(Rule, on_spike=st.sampled_from(get_args(SpikeAction)), budget=st.integers(0, 5))
+SKIP = Rule(on_spike="skip", budget=3)
+
+
+def decide(rule: Rule, losses: list[float], curve: Curve | None = None, first: int = 1) -> tuple[list[str], Curve]:
+    """The actions on these losses, one a step; ends at a stop, as a run does."""
+    actions: list[str] = []
+    curve = curve or Curve()
+    for step, loss in enumerate(losses, start=first):
+        judged = judge(curve, rule, step, loss, 1.0)
+        actions.append(judged.action)
+        curve = judged.after
+        if judged.action == "stop":
+            break
+    return actions, curve
+
+
+def noisy(count: int, around: float = 4.0) -> list[float]:
+    """Losses of a run without spikes: a spread of about 0.06, in no order."""
+    return [around + 0.1 * math.sin(2.4 * step) for step in range(count)]
+
+
+@given(LOSSES, RULES, st.integers(0, 300))
+def test_a_run_that_was_resumed_anywhere_decides_as_the_undisturbed_one(losses: list[float], rule: Rule, cut: int) -> None:
+    whole, after = decide(rule, losses)
+    first, curve = decide(rule, losses[:cut])
+    if "stop" not in first:
+        second, curve = decide(rule, losses[cut:], load(dump(curve)), first=cut + 1)
+        assert first + second == whole and curve == after
+
+
+@given(LOSSES, RULES)
+def test_it_steps_in_no_more_often_than_the_budget_allows(losses: list[float], rule: Rule) -> None:
+    actions, curve = decide(rule, losses)
+    assert sum(action in ("skip", "rollback") for action in actions) <= rule.budget
+    assert len(curve.handled) <= rule.budget and len(curve.recent) <= RECENT
+    assert all(math.isfinite(loss) for loss in curve.recent)
+
+
+@given(FINITE, st.integers(1, 200), RULES)
+def test_a_loss_that_stands_still_is_no_spike(loss: float, count: int, rule: Rule) -> None:
+    assert set(decide(rule, [loss] * count)[0]) == {"train"}
+
+
+@given(st.lists(FINITE, min_size=WARM + 1, max_size=200))
+def test_a_loss_that_falls_is_no_spike(losses: list[float]) -> None:
+    assert set(decide(SKIP, sorted(losses, reverse=True))[0]) == {"train"}
+
+
+@given(st.floats(1.0, 6.0), st.sampled_from(get_args(SpikeAction)))
+def test_a_jump_is_a_spike_and_the_losses_after_it_are_none(height: float, action: SpikeAction) -> None:
+    rule = Rule(on_spike=action, budget=3)
+    actions, _ = decide(rule, [*noisy(40), 4.0 + 1.0 + height, *noisy(40)])
+    assert actions[:41] == ["train"] * 40 + [action]
+    assert set(actions[41:]) <= {"train"}
+
+
+def test_before_the_curve_is_warm_only_what_is_no_number_is_a_spike() -> None:
+    assert decide(SKIP, [*noisy(WARM - 1), 100.0])[0][-1] == "train"
+    assert decide(SKIP, [*noisy(WARM), 100.0])[0][-1] == "skip"
+    assert decide(SKIP, [math.nan])[0] == ["skip"]
+    assert limit_of(tuple(noisy(WARM - 1))) == (None, None)
+
+
+def test_a_gradient_that_is_no_number_is_a_spike_whatever_the_loss() -> None:
+    assert judge(Curve(), SKIP, 1, 4.0, math.nan).action == "skip"
+
+
+def test_a_spike_is_not_among_the_losses_that_decide_later() -> None:
+    _, curve = decide(SKIP, [*noisy(40), 9.0])
+    assert max(curve.recent) < 5.0 and curve.handled == (41,)
+
+
+def test_a_loss_has_to_rise_by_a_tenth_whatever_the_noise() -> None:
+    usual, limit = limit_of((2.0,) * WARM)
+    assert usual == 2.0 and limit == pytest.approx(2.0 + SHARE * 2.0)
+
+
+def test_without_budget_a_number_is_trained_on_and_anything_else_stops() -> None:
+    spent = [*noisy(40), 9.0, 9.0, 9.0]
+    assert decide(SKIP, [*spent, 9.0])[0][-4:] == ["skip", "skip", "skip", "train"]
+    assert decide(SKIP, [*spent, math.nan])[0][-1] == "stop"
+    judged = judge(decide(SKIP, spent)[1], SKIP, 44, math.nan, 1.0)
+    assert judged.spent and judged.action == "stop"
+
+
+def test_the_budget_is_there_again_after_a_thousand_steps() -> None:
+    _, curve = decide(SKIP, [math.nan] * 3)
+    assert judge(curve, SKIP, SPIKE_STEPS, math.nan, 1.0).action == "stop"
+    assert judge(curve, SKIP, SPIKE_STEPS + 1, math.nan, 1.0).action == "skip"
+
+
+def test_with_a_budget_of_nothing_a_run_is_as_without_the_rule() -> None:
+    nothing = Rule(on_spike="skip", budget=0)
+    assert decide(nothing, [*noisy(40), 9.0])[0][-1] == "train"
+    assert decide(nothing, [math.nan])[0] == ["stop"]
+
+
+def test_after_a_rollback_the_older_losses_are_usual_and_the_budget_stays_spent() -> None:
+    then, now = Curve(recent=(1.0,), handled=(3,)), Curve(recent=(1.0, 2.0), handled=(3, 9))
+    assert rolled_back(now, then) == Curve(recent=(1.0,), handled=(3, 9))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"recent": [1.0], "handled": []}', '{"recent": ["x"], "handled": []}', "null"])
+def test_what_is_no_curve_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        load(text)
+
+
+def test_a_guard_goes_on_where_a_checkpoint_left_it() -> None:
+    recipe = LlamaRecipe(on_spike="rollback", spike_budget=1)
+    guard, again = Guard(recipe), Guard(recipe)
+    for step, loss in enumerate(noisy(40), start=1):
+        assert guard.accepts(step, loss, 1.0)
+    assert not guard.accepts(41, 9.0, 1.0)
+    again.restore(guard.numbers())
+    assert again.curve == guard.curve
+    assert again.accepts(42, 9.0, 1.0)  # its one spike was spent before
+    with pytest.raises(KeyError, match=NUMBER):
+        again.restore({})
+
+
+@pytest.mark.parametrize("budget", [-1, SPIKE_STEPS + 1])
+def test_an_impossible_budget_is_refused(budget: int) -> None:
+    assert [name for name, _, _ in LlamaRecipe(spike_budget=budget).problems()] == ["spike_budget"]
