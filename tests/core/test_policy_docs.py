@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.policy import Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
+from phalanx.core.policy import Booking, Budget, Cells, Health, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_parse import load_policy, parse_policy
 from phalanx.core.spec_parse import load_spec
 from phalanx.core.yaml_text import read_yaml
@@ -24,6 +24,7 @@ OF = {
     "bookings.NAME": Booking,
     "windows.NAME": Window,
     "nodes": NodeRule,
+    "health": Health,
 }
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from phalanx.core.devices import NodeShape, Placement
+from phalanx.core.health import Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.policy import Policy
@@ -176,6 +177,16 @@ class RankSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class StragglerFound:
+    """A rank is slower than its peers; the evidence is in it."""
+
+    job: JobId
+    attempt: AttemptId
+    straggler: Straggler
+    kind: Literal["straggler_found"] = field(default="straggler_found", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUp:
     """A node's agent connected, for the first time or again; `shape` is what it has."""
 
@@ -239,6 +250,7 @@ EventBody = Annotated[
     | JobRetried
     | JobCollected
     | RankSaid
+    | StragglerFound
     | NodeUp
     | NodeAway
     | NodeDrained

@@ -5,6 +5,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, FiniteFloat
 
+from phalanx.core.ids import NodeId
+
 NAMED_MAX: Final = 4
 """Samples named of one bad batch: a poisoned one has a few, and a batch that is bad as a whole needs no list."""
 
@@ -74,4 +76,33 @@ def _named(one: BadSample) -> str:
     return f"{one.sample} (row {one.row}, loss {loss})"
 
 
-Finding = LossSpike
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank whose own work takes longer than its peers'. Found by the control plane from `StepRecord.local_us`.
+
+    ratio: median, over the last `steps`, of its local time over the median of the other ranks'; it was slow in `slow` of them.
+    local_us, peers_us: medians of both, in microseconds a step. quarantined: its node was drained and the job moved.
+    """
+
+    rank: int
+    node: NodeId
+    device: int
+    step: int
+    ratio: float
+    slow: int
+    steps: int
+    local_us: int
+    peers_us: int
+    quarantined: bool
+    at_ms: int
+    kind: Literal["straggler"] = field(default="straggler")
+
+    def sentence(self) -> str:
+        """'rank 1 (node-a, device 1) is a straggler: 1.52 times its peers in 24 of 24 steps up to 31 (61.0 ms, peers 40.1 ms)'."""
+        evidence = f"{self.ratio:.2f} times its peers in {self.slow} of {self.steps} steps up to {self.step}"
+        times = f"{self.local_us / 1000:.1f} ms a step, peers {self.peers_us / 1000:.1f} ms"
+        done = "; its node is drained and the job moves" if self.quarantined else ""
+        return f"rank {self.rank} ({self.node}, device {self.device}) is a straggler: {evidence} ({times}){done}"
+
+
+Finding = Annotated[LossSpike | Straggler, Field(discriminator="kind")]

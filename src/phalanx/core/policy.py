@@ -173,6 +173,16 @@ class NodeRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What is done about what is found wrong with nodes. stragglers: `tell` of ranks that are slower than their peers, or
+    `quarantine`: also drain the node and have the job start again elsewhere."""
+
+    __pydantic_config__ = _STRICT
+
+    stragglers: Literal["tell", "quarantine"] = "tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """All of it. `order`: fair (priority, deadline, fair share, age), fifo (priority, age), shortest (least remaining device time
     first, of jobs whose time is known), blind (by service attained and what finished jobs taught; knows no durations).
@@ -182,6 +192,7 @@ class Policy:
     spot_fallback: how long a job that prefers spot waits for it. windows: by name, for jobs that ask for one.
     packing: where a job on one node lies: tight (on the fullest that holds it), expected_idle (where least will be idle at last).
     region: where this fleet is; jobs whose `placing.regions` do not name it are refused. '' says nothing, and takes none of these.
+    health: what is done about nodes on which ranks are slower than their peers.
     """
 
     __pydantic_config__ = _STRICT
@@ -200,6 +211,7 @@ class Policy:
     packing: PackingRule = "tight"
     nodes: tuple[NodeRule, ...] = ()
     region: str = ""
+    health: Health = field(default_factory=Health)
 
     @property
     def shares_in_time(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.core.errors import SpecError
-from phalanx.core.policy import ANY, Booking, Budget, Cells, JobClass, NodeRule, Policy, Preemption, Queue, Window
+from phalanx.core.policy import ANY, Booking, Budget, Cells, Health, JobClass, NodeRule, Policy, Preemption, Queue, Window
 from phalanx.core.policy_rules import problems
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
@@ -140,6 +140,8 @@ def _form(where: list[str], problem: Mapping[str, Any]) -> str:
     value = problem["input"]
     if where == ["preemption"] and not isinstance(value, Mapping):
         return "write {enabled: false} to switch it off, or {enabled: true}"
+    if where == ["health"] and not isinstance(value, Mapping):
+        return "write {stragglers: tell} or {stragglers: quarantine}"
     if type(value) not in (int, float):
         return ""
     if where[-1] in _DURATIONS:
@@ -158,6 +160,8 @@ def _keys_beside(where: list[str]) -> list[str]:
             owner = Cells
         case ["preemption", _]:
             owner = Preemption
+        case ["health", _]:
+            owner = Health
         case ["nodes", *_]:
             owner = NodeRule
         case _:

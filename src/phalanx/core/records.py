@@ -21,6 +21,7 @@ class StepRecord:
 
     step: 1 for the first update. loss: mean over the global batch, the same on every rank; `loss_hex` is `float.hex` of it.
     tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
+    local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured.
     *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
     """
 
@@ -43,6 +44,7 @@ class StepRecord:
     comm_ms: int = 0
     optimizer_ms: int = 0
     checkpoint_ms: int = 0
+    local_us: int = 0
     kind: Literal["step"] = "step"
 
 

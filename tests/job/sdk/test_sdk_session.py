@@ -273,4 +273,5 @@ def test_a_fault_that_is_not_exact_is_refused(text: str) -> None:
 def test_a_fault_is_parsed() -> None:
     assert parse_fault("sigkill rank=1 step=137 attempt=1") == Fault(1, 137, 1)
     assert parse_fault("hang rank=0 step=2 attempt=3") == Fault(0, 2, 3, "hang")
+    assert parse_fault("slow rank=0 from=5 ms=30 attempt=2") == Fault(0, 5, 2, "slow", 30)
     assert parse_fault("") is None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +51,21 @@ def step(number: int, rank: int = 0, loss: float = 2.5) -> StepRecord:
 
 def metric(number: int, name: str = "val_loss", value: float = 8.3) -> Metric:
     return Metric(rank=0, step=number, name=name, value=value, at_ms=number)
+
+
+def test_a_part_from_before_a_column_came_is_read_beside_new_ones(tmp_path: Path) -> None:
+    """As after an upgrade in the middle of an attempt."""
+    store = SeriesStore(tmp_path, part_max=2)
+    store.append(ONE, [step(1), metric(0)])
+    part = tmp_path / f"{ONE}.parquet"
+    duckdb.execute(f"COPY (SELECT * EXCLUDE (local_us) FROM read_parquet('{part}')) TO '{tmp_path / 'old'}' (FORMAT parquet)")
+    (tmp_path / "old").replace(part)
+    store.close()
+    again, fast = SeriesStore(tmp_path, part_max=2), replace(step(2), local_us=7)
+    again.append(ONE, [step(1), fast, metric(2)])
+    assert (tmp_path / f"{ONE}.part1.parquet").exists()
+    assert again.steps(ONE) == [step(1), fast] and again.metrics(ONE) == [metric(0), metric(2)]
+    assert again.last_step(ONE) == fast
 
 
 def test_a_live_reader_gets_each_record_once(tmp_path: Path) -> None:

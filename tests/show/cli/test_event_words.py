@@ -28,8 +28,9 @@ from phalanx.core.events import (
     PolicySet,
     RankSaid,
     StopRequested,
+    StragglerFound,
 )
-from phalanx.core.health import BadSample, LossSpike
+from phalanx.core.health import BadSample, LossSpike, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -66,6 +67,9 @@ SPIKE = LossSpike(
     rank=0, step=70, measured=9.3125, norm=40.0, usual=4.0, limit=4.5, action="skip", weights_of=69, samples=(1104, 1119),
     worst=(BadSample(sample=1107, row=311, loss=31.25), BadSample(sample=1104, row=9, loss=None)), at_ms=1,
 )  # fmt: skip
+STRAGGLER = Straggler(
+    rank=1, node=NODE, device=1, step=31, ratio=1.52, slow=24, steps=25, local_us=61_000, peers_us=40_100, quarantined=True, at_ms=1
+)
 SPEC = JobSpec(name="tiny-lm", entrypoint=("true",), num_nodes=2, resources=Resources(gpus="4"))
 
 TOLD: list[tuple[EventBody, str, str]] = [
@@ -89,6 +93,12 @@ TOLD: list[tuple[EventBody, str, str]] = [
     (JobRetried(JOB, "ann"), JOB, "opened again by ann, with all its restarts before it"),
     (JobCollected(JOB, "ann"), JOB, "its files were collected by ann"),
     (RankSaid(JOB, ATTEMPT, CHECKPOINT), ATTEMPT, "checkpoint at step 20, 3.0 MiB"),
+    (
+        StragglerFound(JOB, ATTEMPT, STRAGGLER),
+        ATTEMPT,
+        "rank 1 (node-a, device 1) is a straggler: 1.52 times its peers in 24 of 25 steps up to 31 (61.0 ms a step, "
+        "peers 40.1 ms); its node is drained and the job moves",
+    ),
     (NodeUp(SHAPE, "boot"), "node node-a", "up with 8 x H100 at 10.0.0.7"),
     (NodeAway(NODE), "node node-a", "away: nothing was heard of it"),
     (NodeDrained(NODE, "new disk", "ann"), "node node-a", "drained by ann: new disk"),

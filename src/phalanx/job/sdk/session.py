@@ -16,7 +16,7 @@ from phalanx.core.health import LossSpike
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
-from phalanx.job.sdk.fault import Fault, meet, parse_fault
+from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
 from phalanx.job.sdk.fault import Kind as FaultKind
 from phalanx.job.sdk.journal import Bell, Journal, Record
 
@@ -71,8 +71,16 @@ class Session:
     def step(self, record: StepRecord) -> None:
         """Says that an optimiser step is done, before the next one starts."""
         self._say(record)
-        if self.fault is not None and self._meets(self.fault, record.step):
-            self.meet(self.fault.kind)
+        fault = self.planned(*MET)
+        if fault is not None and fault.step == record.step:
+            self.meet(fault.kind)
+
+    def planned(self, *kinds: FaultKind) -> Fault | None:
+        """The fault of one of these kinds that was planned for this rank in this attempt."""
+        fault = self.fault
+        if fault is None or not self.attempt or fault.kind not in kinds or fault.rank != self.rank:
+            return None
+        return fault if split_attempt(AttemptId(self.attempt))[1] == fault.attempt else None
 
     def metric(self, *, name: str, value: float, step: int) -> None:
         """Says a value that not every step has, such as a held-out loss."""
@@ -133,11 +141,6 @@ class Session:
     def _say(self, record: Record) -> None:
         if self.journal is not None:
             self.journal.write(record)
-
-    def _meets(self, fault: Fault, step: int) -> bool:
-        if not self.attempt or (fault.rank, fault.step) != (self.rank, step):
-            return False
-        return split_attempt(AttemptId(self.attempt))[1] == fault.attempt
 
 
 def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float] = time.monotonic) -> Session:

@@ -50,10 +50,12 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
 def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
     """checkpoint: digest of the manifest from which the run went on."""
     started_ms, started_s = training.unix_ms(), training.clock_s()
+    training.local_time.start()
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
         training.watch.moved, training.guard.accepts,
     )  # fmt: skip
+    training.local_time.stop()
     error = None if facts.updated else mend(training, saves, step, facts)
     facts, waited_s = _without_wait(facts, saves.take_waited_s())
     trained_s = training.clock_s()
@@ -111,4 +113,5 @@ def _record(
         comm_ms=int(facts.comm_s * 1000),
         optimizer_ms=int(facts.optimizer_s * 1000),
         checkpoint_ms=int((waited_s + save_s) * 1000),
+        local_us=training.local_time.last_us,
     )

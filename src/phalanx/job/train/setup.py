@@ -26,9 +26,11 @@ from phalanx.job.train.agree import check_all_agree
 from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.guard import Guard
+from phalanx.job.train.local_time import LocalTimer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
+from phalanx.job.train.planted import slowed
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.watch import Watch
 
@@ -55,6 +57,7 @@ class Training:
     clock_s: Callable[[], float]
     unix_ms: Callable[[], int]
     guard: Guard
+    local_time: LocalTimer
     watch: Watch = field(default_factory=Watch)
 
     @property
@@ -108,6 +111,7 @@ def assemble(
     shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
     model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype)
     optimizer = make_adamw(model, recipe)
+    local_time = LocalTimer(model.blocks, rank.device)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,
@@ -116,7 +120,7 @@ def assemble(
         data=data,
         model=model,
         optimizer=optimizer,
-        train_batch=train_batches(data, recipe, rank, batch),
+        train_batch=slowed(session.planned("slow"), model.blocks[0], train_batches(data, recipe, rank, batch)),
         batch=batch,
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
@@ -132,6 +136,7 @@ def assemble(
         clock_s=clock_s,
         unix_ms=unix_ms,
         guard=Guard(recipe),
+        local_time=local_time,
         watch=watch or Watch(),
     )
 

@@ -20,7 +20,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.core.views import HaltView
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, leases, names, observed, planned, refused, wanted
+from phalanx.operate.control import asked, leases, names, observed, planned, refused, stragglers, wanted
 from phalanx.operate.control import facts as said
 from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
@@ -32,6 +32,7 @@ from phalanx.operate.control.snapshots import Snapshots
 from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.store import OutboxRow, Store
 from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
+from phalanx.record.telemetry.health.stragglers import Outlier
 
 log = structlog.get_logger(__name__)
 
@@ -210,6 +211,12 @@ class Controller:
         if draft.events:  # an offset without facts need not be durable: reading the same lines again finds none again
             self._commit(draft, offset=(attempt, rank, offset))
         self._committed.offsets[attempt, rank] = offset
+
+    def outliers(self, attempt: AttemptId, outliers: Sequence[Outlier]) -> None:
+        """Commits what follows from ranks that are slower than their peers; a second time nothing does. Raises StoreUnavailable."""
+        self._committed.find_out()
+        for outlier in outliers:
+            self._commit_all(stragglers.found(self.world, attempt, outlier, self._clock.now_ms()))
 
     def lead_above(self, epoch_seen: int) -> int:
         """The epoch to welcome a node with that has seen `epoch_seen`: the own one, raised above that where it was lower.

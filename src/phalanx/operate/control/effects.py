@@ -25,8 +25,9 @@ from phalanx.core.events import (
     PolicySet,
     RankSaid,
     StopRequested,
+    StragglerFound,
 )
-from phalanx.core.health import LossSpike
+from phalanx.core.health import Finding, LossSpike
 from phalanx.core.ids import split_attempt
 from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
@@ -84,6 +85,8 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:
             return (policy,)
         case RankSaid(_, attempt, fact):
             return (_said(world.attempts[attempt], fact),)
+        case StragglerFound(_, attempt, straggler):
+            return (_with_finding(world.attempts[attempt], straggler),)
         case ModelRegistered() as body:
             return _registered(world, body, at_ms)
         case body:
@@ -237,9 +240,13 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
         case LossSpike() if fact not in attempt.findings:
-            return replace(attempt, findings=(*attempt.findings, fact)[-FINDINGS_KEPT:])
+            return _with_finding(attempt, fact)
         case _:
             return attempt
+
+
+def _with_finding(attempt: AttemptRecord, finding: Finding) -> AttemptRecord:
+    return replace(attempt, findings=(*attempt.findings, finding)[-FINDINGS_KEPT:])
 
 
 def _registered(world: World, body: ModelRegistered, at_ms: int) -> tuple[Record, ...]:

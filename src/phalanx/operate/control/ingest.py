@@ -16,6 +16,7 @@ import structlog
 from phalanx.core.ids import AttemptId, NodeId, split_attempt
 from phalanx.core.messages import CHUNK_BYTES_MAX, Chunk, ChunkAck
 from phalanx.operate.control.control_thread import ControlThread
+from phalanx.operate.control.stragglers import Watch
 from phalanx.operate.control.world import World
 from phalanx.record.telemetry.journal import RANK_MAX, Journal
 from phalanx.record.telemetry.records import Decoded, decode
@@ -33,6 +34,7 @@ class Ingest:
         self._journal = journal
         self._series = series
         self.bad_lines = 0
+        self._watch = Watch()
         self._turns: WeakValueDictionary[tuple[AttemptId, int], asyncio.Lock] = WeakValueDictionary()
 
     async def take(self, node: NodeId, chunk: Chunk) -> ChunkAck:
@@ -95,7 +97,10 @@ class Ingest:
             self.bad_lines += decoded.num_bad
             log.warning("bad_records", node=node, attempt=attempt, rank=rank, count=decoded.num_bad, problems=decoded.problems)
         await self._control.call(lambda controller: controller.facts(node, attempt, rank, offset, decoded.facts))
-        if decoded.facts:
+        outliers = self._watch.take(self._control.world, attempt, decoded.measurements)
+        if outliers:
+            await self._control.call(lambda controller: controller.outliers(attempt, outliers))
+        if decoded.facts or outliers:
             self._control.wake()
 
 

@@ -104,11 +104,14 @@ def key_of(record: Measurement) -> Key:
 
 def from_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, Measurement]]:
     """(arrival, record) of rows with SCHEMA's names."""
-    return [(row["arrival"], _record({name: _number(row[name]) for name in _TYPES}, None)) for row in rows]
+    return [(row["arrival"], _record({name: _value(name, row.get(name)) for name in _TYPES}, None)) for row in rows]
 
 
-def _number(value: Any) -> Any:
-    return math.nan if value is None else value
+def _value(name: str, value: Any) -> Any:
+    """A NULL is no number, or of a column that came later than the part."""
+    if value is not None:
+        return value
+    return math.nan if _TYPES[name] is float else _TYPES[name]()
 
 
 def _record(values: dict[str, Any], names: Sequence[str] | None) -> Measurement:

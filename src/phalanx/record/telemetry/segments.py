@@ -50,7 +50,11 @@ class Segments:
 
     def count(self, parts: Sequence[Path]) -> int:
         """Measurements in the parts of an attempt."""
-        return int(self._rows("SELECT count(*) AS n FROM read_parquet(?)", [_literals(parts)])[0]["n"]) if parts else 0
+        return (
+            int(self._rows("SELECT count(*) AS n FROM read_parquet(?, union_by_name = true)", [_literals(parts)])[0]["n"])
+            if parts
+            else 0
+        )
 
     def records(
         self, parts: Sequence[Path], start: int = 0, limit: int = 2**62, rank: int | None = None
@@ -59,7 +63,8 @@ class Segments:
         if not parts:
             return []
         rows = self._rows(
-            "SELECT * FROM read_parquet(?) WHERE arrival >= ? AND (? IS NULL OR rank = ?) ORDER BY arrival LIMIT ?",
+            "SELECT * FROM read_parquet(?, union_by_name = true) "
+            "WHERE arrival >= ? AND (? IS NULL OR rank = ?) ORDER BY arrival LIMIT ?",
             [_literals(parts), start, rank, rank, limit],
         )
         return from_rows(rows)
@@ -78,9 +83,10 @@ class Segments:
 
     def newest_step(self, parts: Sequence[Path]) -> StepRecord | None:
         """The highest step; of its ranks the lowest."""
+        query = "SELECT * FROM read_parquet(?, union_by_name = true) WHERE name = '' ORDER BY step DESC, rank LIMIT 1"
         if not parts:
             return None
-        rows = self._rows("SELECT * FROM read_parquet(?) WHERE name = '' ORDER BY step DESC, rank LIMIT 1", [_literals(parts)])
+        rows = self._rows(query, [_literals(parts)])
         found = from_rows(rows)
         return found[0][1] if found and isinstance(found[0][1], StepRecord) else None
 

@@ -25,6 +25,7 @@ _STYLES: Final = {
     "node_away": "31",
     "stop_requested": "33",
     "node_drained": "33",
+    "straggler_found": "33",
     "job_waits": "2",
 }
 """ANSI codes by kind: green for what starts, red for what broke, yellow for what was asked to stop, dim for waiting."""

@@ -26,6 +26,7 @@ from phalanx.core.events import (
     PolicySet,
     RankSaid,
     StopRequested,
+    StragglerFound,
 )
 from phalanx.core.health import LossSpike
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
@@ -34,7 +35,7 @@ from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
 
 OfNode = NodeUp | NodeAway | NodeDrained | NodeUndrained
-OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | ModelRegistered
+OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | StragglerFound | ModelRegistered
 OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
 
 _STOPS = {
@@ -121,6 +122,8 @@ def _of_attempt(body: OfAttempt) -> str:
             return f"lost its part on {node}: {why}"
         case RankSaid(fact=fact):
             return _fact(fact)
+        case StragglerFound(straggler=straggler):
+            return straggler.sentence()
         case ModelRegistered(name=name, version=version):
             return f"registered model {name}:{version}"
 
