@@ -77,5 +77,5 @@ def test_in_quarantine_the_job_moves_to_another_node_and_uses_up_no_restart(
         assert len(done.attempts) == 2 and done.attempts[0].detail == "moved off a drained node", "with max_restarts 0"
         with platform.client() as client:
             (drained,) = [node for node in client.nodes() if node.drained]
-        assert {str(drained.node)} == first and drained.drained.startswith(f"straggler: rank 1 of {done.attempts[0].attempt}")
+        assert {str(drained.node)} == first and drained.drained.startswith(f"quarantine: rank 1 of {done.attempts[0].attempt}")
         platform.run("node", "undrain", str(drained.node))

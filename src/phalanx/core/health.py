@@ -105,4 +105,47 @@ class Straggler:
         return f"rank {self.rank} ({self.node}, device {self.device}) is a straggler: {evidence} ({times}){done}"
 
 
-Finding = Annotated[LossSpike | Straggler, Field(discriminator="kind")]
+CorruptPlace = Literal["gradients", "weights", "memory", "state"]
+RANKS_MAX: Final = 64
+"""Named of one finding: beyond, it is not a card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corruption:
+    """Bits that are not what they have to be. Every rank sees it alike; one that is not suspected says it.
+
+    place: `gradients` that a rank computed from the same weights and samples as its peers, `weights` as it gathered them, its
+    `memory` between two updates, or `state` of which others hold a replica. name: the first tensor of them, where that is known.
+    ranks: those that are wrong when `certain`; else all among which somebody is.
+    """
+
+    rank: int
+    step: int
+    place: CorruptPlace
+    name: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_.-]*$")]
+    ranks: Annotated[tuple[_Index, ...], Field(min_length=1, max_length=RANKS_MAX)]
+    certain: bool
+    at_ms: int
+    kind: Literal["corruption"] = field(default="corruption")
+
+    def sentence(self) -> str:
+        """'rank 1 is corrupt: other gradients than its peers from the same weights and samples at step 1000 (norm.weight)'."""
+        tensor = f" ({self.name})" if self.name else ""
+        return f"{self._who()}: {_CORRUPT[self.place]} at step {self.step}{tensor}"
+
+    def _who(self) -> str:
+        many = len(self.ranks) > 1
+        named = f"rank{'s' if many else ''} {', '.join(map(str, self.ranks))}"
+        if self.certain:
+            return f"{named} {'are' if many else 'is'} corrupt"
+        return f"{named} differ, and which of them is corrupt is not known"
+
+
+_CORRUPT: Final = {
+    "gradients": "other gradients than its peers from the same weights and samples",
+    "weights": "other weights than its peers after they were gathered",
+    "memory": "weights or moments that changed between two updates",
+    "state": "another replica of the state than its peers",
+}
+
+Finding = Annotated[LossSpike | Straggler | Corruption, Field(discriminator="kind")]

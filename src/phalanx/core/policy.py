@@ -175,11 +175,13 @@ class NodeRule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """What is done about what is found wrong with nodes. stragglers: `tell` of ranks that are slower than their peers, or
-    `quarantine`: also drain the node and have the job start again elsewhere."""
+    `quarantine`: also drain the node and have the job start again elsewhere. corruption: the
+    same of a rank that is known to be corrupt."""
 
     __pydantic_config__ = _STRICT
 
     stragglers: Literal["tell", "quarantine"] = "tell"
+    corruption: Literal["tell", "quarantine"] = "tell"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class LlamaRecipe:
     on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;
         `rollback` also puts the weights of the last checkpoint back, and the data since it is not trained on; `stop` ends the run.
     spike_budget: times it may be done in 1,000 steps; beyond, a loss that is no number ends the run and any other is trained on.
+    recompute_every: steps between two looks for silent corruption, each of which costs about one microbatch; 0 for none.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -62,6 +63,7 @@ class LlamaRecipe:
     eval_batches: int = 16
     on_spike: SpikeAction = "skip"
     spike_budget: int = 8
+    recompute_every: int = 1000
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
@@ -85,6 +87,8 @@ class LlamaRecipe:
             found.append(("warmup_steps", self.warmup_steps, "write 0 or more"))
         if not 0 <= self.spike_budget <= SPIKE_STEPS:
             found.append(("spike_budget", self.spike_budget, f"write a whole number from 0 to {SPIKE_STEPS}"))
+        if self.recompute_every < 0:
+            found.append(("recompute_every", self.recompute_every, "write 0 or more"))
         if self.heads > 0 and self.dim % (2 * self.heads):
             found.append(("dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads})"))
         return found

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from phalanx.core.health import LossSpike
+from phalanx.core.health import Corruption, LossSpike
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
@@ -128,7 +128,7 @@ class ModelSaved:
     kind: Literal["model"] = "model"
 
 
-RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike
+RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption
 """Records that become events of the job; the others are measurements."""
 
 RankRecord = Annotated[StepRecord | Metric | RankFact, Field(discriminator="kind")]

@@ -11,9 +11,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.restore import load
 from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.state import training_state
 from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama
 from phalanx.job.train import __main__ as trainer
@@ -79,6 +82,33 @@ def _poisoning(make: Callable[..., Callable[[int], Tensor]]) -> Callable[..., Ca
     return batches
 
 
+def changed_by_loading() -> None:
+    """Rank 1 finds one bit of one weight other than it was saved."""
+
+    def load_and_change(*arguments: Any) -> Any:
+        found = load(*arguments)
+        if os.environ["RANK"] == "1":
+            parameter = next(arguments[2].parameters())
+            assert isinstance(parameter, DTensor)
+            parameter.to_local().detach().view(torch.int32)[0, 0] ^= 1
+        return found
+
+    patch.object(setup, "load", load_and_change).start()
+
+
+def another_replica() -> None:
+    """Rank 2 counts the updates of one parameter otherwise than its peers, which all hold that number."""
+
+    def state_and_more(*arguments: Any) -> dict[str, Tensor]:
+        state = training_state(*arguments)
+        if os.environ["RANK"] == "2":
+            name = next(name for name, value in state.items() if not isinstance(value, DTensor))
+            state[name] = state[name] + 1
+        return state
+
+    patch.object(setup, "training_state", state_and_more).start()
+
+
 def disk_full_at_the_end() -> None:
     """The model does not fit; a file size limit plays the full disk."""
 
@@ -98,6 +128,14 @@ def little_memory() -> None:
 
 
 if __name__ == "__main__":
-    faults = (killed_between_fetch_and_update, disk_full_at_the_end, little_memory, poisoned_rows, unreadable_rows)
+    faults = (
+        killed_between_fetch_and_update,
+        disk_full_at_the_end,
+        little_memory,
+        poisoned_rows,
+        unreadable_rows,
+        changed_by_loading,
+        another_replica,
+    )
     {fault.__name__: fault for fault in faults}[sys.argv[1]]()
     os._exit(trainer.main(["llama"]))

@@ -136,6 +136,10 @@ def test_a_guard_goes_on_where_a_checkpoint_left_it() -> None:
         again.restore({})
 
 
+def test_looks_for_corruption_cannot_be_made_every_minus_one_steps() -> None:
+    assert [name for name, _, _ in LlamaRecipe(recompute_every=-1).problems()] == ["recompute_every"]
+
+
 @pytest.mark.parametrize("budget", [-1, SPIKE_STEPS + 1])
 def test_an_impossible_budget_is_refused(budget: int) -> None:
     assert [name for name, _, _ in LlamaRecipe(spike_budget=budget).problems()] == ["spike_budget"]

@@ -1,11 +1,13 @@
 """What follows from a straggler: told once, and where the policy says so its node is drained and the job starts again elsewhere."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from phalanx.core.events import NodeDrained, StopRequested, StragglerFound
-from phalanx.core.health import Straggler
+from phalanx.core.health import Corruption, Straggler
 from phalanx.core.ids import AttemptId
 from phalanx.core.policy import Health, Policy
 from phalanx.core.records import StepRecord
@@ -61,7 +63,7 @@ def test_in_quarantine_the_node_is_drained_and_the_job_starts_again_elsewhere_an
     seq = bench.world.seq
     bench.control.outliers(attempt, [outlier()])
     assert list(kinds(bench, seq)) == [StragglerFound, NodeDrained, StopRequested]
-    assert bench.world.nodes[node].drained.startswith("straggler: rank 1 of ") and findings(bench, attempt)[0].quarantined
+    assert bench.world.nodes[node].drained.startswith("quarantine: rank 1 of ") and findings(bench, attempt)[0].quarantined
     bench.tick(3)
     again = bench.job(job).attempt
     assert again is not None and again != attempt, "with max_restarts 0 it is not over"
@@ -120,3 +122,32 @@ def test_records_become_an_outlier_unless_it_was_told_before_a_restart(bench: Be
     found = Watch().take(bench.world, attempt, records)
     assert [one.rank for one in found] == ([] if told else [1])
     assert Watch().take(bench.world, AttemptId("nobody-1.1"), records) == []
+
+
+def corruption(**changes: object) -> Corruption:
+    found = Corruption(rank=0, step=1000, place="gradients", name="norm.weight", ranks=(1,), certain=True, at_ms=1)
+    return replace(found, **changes)  # type: ignore[arg-type]  # a test's shorthand
+
+
+@pytest.mark.parametrize(
+    ("found", "setting", "moved"),
+    [
+        (corruption(), "quarantine", True),
+        (corruption(), "tell", False),
+        (corruption(certain=False, ranks=(0, 1)), "quarantine", False),
+        (corruption(ranks=(0, 1)), "quarantine", False),
+        (corruption(ranks=(7,)), "quarantine", False),
+    ],
+)
+def test_the_node_of_a_rank_that_is_known_to_be_corrupt_is_left_where_the_policy_says_so(
+    bench: Bench, found: Corruption, setting: Literal["tell", "quarantine"], moved: bool
+) -> None:
+    attempt = running(bench, "a", "b", policy=Policy(health=Health(corruption=setting)))
+    job, node = bench.world.attempts[attempt].job, bench.world.attempts[attempt].placement.slices[0].node
+    bench.control.facts(node, attempt, 0, 9, [found])
+    assert bench.world.attempts[attempt].findings == (found,)
+    assert bench.world.nodes[node].drained.startswith(f"quarantine: {attempt}: rank 1 is corrupt") == moved
+    bench.tick(3)
+    again = bench.job(job).attempt
+    assert again is not None and (again != attempt) == moved
+    assert (bench.world.attempts[again].placement.slices[0].node != node) == moved

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import wire
-from phalanx.core.health import BadSample, LossSpike
+from phalanx.core.health import BadSample, Corruption, LossSpike
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, StepRecord
 from phalanx.record.telemetry.records import decode
 
@@ -58,6 +58,22 @@ def test_a_spike_is_a_fact_and_holds_nothing_that_json_cannot() -> None:
         {"action": "explode"},
     ):
         changed = json.loads(wire.dumps(RankRecord, SPIKE)) | change
+        assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
+
+
+def test_what_a_rank_says_of_corruption_is_no_way_into_a_terminal_or_a_huge_event() -> None:
+    corrupt = Corruption(rank=0, step=8, place="weights", name="blocks.0.qkv", ranks=(1,), certain=True, at_ms=1)
+    assert decode(line(corrupt), rank=0).facts == (corrupt,)
+    changes: list[dict[str, object]] = [
+        {"name": "\x1b[2J"},
+        {"name": "a\n"},
+        {"name": "a" * 201},
+        {"ranks": []},
+        {"ranks": list(range(65))},
+        {"ranks": [-1]},
+    ]
+    for change in changes:
+        changed = json.loads(wire.dumps(RankRecord, corrupt)) | change
         assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
 
 

@@ -30,7 +30,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import BadSample, LossSpike, Straggler
+from phalanx.core.health import BadSample, Corruption, LossSpike, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -67,6 +67,7 @@ SPIKE = LossSpike(
     rank=0, step=70, measured=9.3125, norm=40.0, usual=4.0, limit=4.5, action="skip", weights_of=69, samples=(1104, 1119),
     worst=(BadSample(sample=1107, row=311, loss=31.25), BadSample(sample=1104, row=9, loss=None)), at_ms=1,
 )  # fmt: skip
+CORRUPT = Corruption(rank=0, step=1000, place="gradients", name="norm.weight", ranks=(1,), certain=True, at_ms=1)
 STRAGGLER = Straggler(
     rank=1, node=NODE, device=1, step=31, ratio=1.52, slow=24, steps=25, local_us=61_000, peers_us=40_100, quarantined=True, at_ms=1
 )
@@ -148,6 +149,20 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
             dataclasses.replace(SPIKE, norm=None, action="stop", worst=()),
             "gradients that are no finite number at step 70 (loss 9.312): stopped; samples 1104 to 1119, worst -",
         ),
+        (CORRUPT, "rank 1 is corrupt: other gradients than its peers from the same weights and samples at step 1000 (norm.weight)"),
+        (
+            dataclasses.replace(CORRUPT, place="state", ranks=(0, 1), certain=False),
+            "ranks 0, 1 differ, and which of them is corrupt is not known: another replica of the state than its peers at step "
+            "1000 (norm.weight)",
+        ),
+        (
+            dataclasses.replace(CORRUPT, place="memory", name="", ranks=(1, 2)),
+            "ranks 1, 2 are corrupt: weights or moments that changed between two updates at step 1000",
+        ),
+        (
+            dataclasses.replace(CORRUPT, place="weights"),
+            "rank 1 is corrupt: other weights than its peers after they were gathered at step 1000 (norm.weight)",
+        ),
     ],
 )
 def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) -> None:
@@ -155,7 +170,7 @@ def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) ->
 
 
 def test_the_facts_above_are_all_there_are() -> None:
-    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike}
+    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike, Corruption}
 
 
 @pytest.mark.parametrize("cause", get_args(StopCause))

@@ -6,6 +6,8 @@
 | `sigstop rank=R step=S attempt=A` | there the whole process stands still |
 | `hang rank=R step=S attempt=A` | there its main thread does, and the others go on |
 | `slow rank=R from=S ms=M attempt=A` | from step S on each forward pass of the rank takes M ms longer |
+| `flip-bit rank=R step=S attempt=A` | one bit of the rank's own weights is flipped when it reads the batch of step S |
+| `flip-gradient rank=R from=S attempt=A` | from step S on one bit is wrong in each backward pass of the rank, each time another |
 """
 
 import os
@@ -18,7 +20,7 @@ from typing import Final, Literal, get_args
 
 from phalanx.core.errors import UserError
 
-Kind = Literal["sigkill", "sigstop", "hang", "slow"]
+Kind = Literal["sigkill", "sigstop", "hang", "slow", "flip-bit", "flip-gradient"]
 MET: Final[tuple[Kind, ...]] = ("sigkill", "sigstop", "hang")
 """Those that a rank meets right after a record, and does not come back from; a process that takes the rank after it meets none."""
 
@@ -28,6 +30,8 @@ _WORDS: Final[Mapping[Kind, Mapping[str, str]]] = {
     "sigstop": _AT_STEP,
     "hang": _AT_STEP,
     "slow": {"rank": "rank", "from": "step", "ms": "ms", "attempt": "attempt"},
+    "flip-bit": _AT_STEP,
+    "flip-gradient": {"rank": "rank", "from": "step", "attempt": "attempt"},
 }
 """Of each kind its words in the order in which they are written, and the field that each fills."""
 

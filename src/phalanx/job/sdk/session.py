@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import StoreUnavailable, UserError
-from phalanx.core.health import LossSpike
+from phalanx.core.health import Corruption, LossSpike
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -89,6 +89,10 @@ class Session:
     def spike(self, spike: LossSpike) -> None:
         """Says that a step was not trained on, and why."""
         self._say(spike)
+
+    def corruption(self, found: Corruption) -> None:
+        """Says that bits are not what they have to be."""
+        self._say(found)
 
     def resumed(self, *, step: int, checkpoint: str, skipped: tuple[str, ...] = ()) -> None:
         """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""

@@ -73,6 +73,16 @@ def train_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch
     return fetch
 
 
+def shared_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
+    """A function from step to the first microbatch (b, s + 1) of its global batch, the same samples on every rank."""
+
+    def fetch(step: int) -> Tensor:
+        first = train_rows(data, recipe, batch, step)[: recipe.batch_per_rank]
+        return _on_device(data, "train", first, recipe.sequence, rank)
+
+    return fetch
+
+
 HeldOut = Callable[[int], tuple[Tensor, int]]
 """From a batch, counted from 0, to this rank's samples (b, s + 1), and how many of them count, from the first on. There is always
 one, so that every rank runs the model as often as the others."""

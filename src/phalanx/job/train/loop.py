@@ -50,10 +50,16 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
 def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
     """checkpoint: digest of the manifest from which the run went on."""
     started_ms, started_s = training.unix_ms(), training.clock_s()
+    training.audit.compute(training, step, training.shared_batch)
     training.local_time.start()
+
+    def accepts(step: int, loss: float, grad_norm: float) -> bool:
+        training.audit.wake(training, step)
+        return training.guard.accepts(step, loss, grad_norm)
+
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
-        training.watch.moved, training.guard.accepts,
+        training.watch.moved, accepts,
     )  # fmt: skip
     training.local_time.stop()
     error = None if facts.updated else mend(training, saves, step, facts)
@@ -65,6 +71,7 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     if facts.updated or step == training.recipe.steps:
         saves.after(step, facts.loss, val_loss_first)
     training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
+    training.audit.rest(training, step)
     ended_s = training.clock_s()
     record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)

@@ -2,29 +2,94 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from phalanx.job.sdk.fault import Fault
+from phalanx.job.sdk.session import Session
 
 Batches = Callable[[int], Tensor]
 
+_MANTISSA_BITS: Final = 16
+"""Of a float32: a flip among the lowest ones changes the value by less than a percent, so that no loss shows it."""
+
+
+def planted(session: Session, block: nn.Module, fetch: Batches) -> Batches:
+    """`fetch` with this rank's planned fault, if any. Of steps a fault knows by their batches."""
+    fetch = slowed(session.planned("slow"), block, fetch)
+    fetch = bit_flipped(session.planned("flip-bit"), block, fetch)
+    return gradient_flipped(session.planned("flip-gradient"), block, fetch)
+
 
 def slowed(fault: Fault | None, block: nn.Module, fetch: Batches, sleep_s: Callable[[float], None] = time.sleep) -> Batches:
-    """`fetch`, and from the fault's step on each forward pass of `block` takes `ms` longer, as on a card that is throttled. Of
-    steps it knows by their batches."""
+    """From the fault's step on each forward pass of `block` takes `ms` longer, as on a card that is throttled."""
     if fault is None:
         return fetch
-    seconds, first, newest = fault.ms / 1000, fault.step, 0
+    noted = _Noted(fetch)
 
     def wait(*_: object) -> None:
-        if newest >= first:
-            sleep_s(seconds)
-
-    def noted(step: int) -> Tensor:
-        nonlocal newest
-        newest = step
-        return fetch(step)
+        if noted.step >= fault.step:
+            sleep_s(fault.ms / 1000)
 
     block.register_forward_pre_hook(wait)
     return noted
+
+
+def bit_flipped(fault: Fault | None, block: nn.Module, fetch: Batches) -> Batches:
+    """At the fault's step one bit of this rank's shard of `block` is flipped, as a particle does it in memory without ECC."""
+    if fault is None:
+        return fetch
+
+    def flipping(step: int) -> Tensor:
+        if step == fault.step:
+            parameter = max(block.parameters(), key=lambda one: _local(one).numel())
+            _flip(_local(parameter), 0)
+        return fetch(step)
+
+    return flipping
+
+
+def gradient_flipped(fault: Fault | None, block: nn.Module, fetch: Batches) -> Batches:
+    """From the fault's step on one bit is wrong in what each backward pass hands to `block`, as of a core that errs at times."""
+    if fault is None:
+        return fetch
+    noted, passes = _Noted(fetch), 0
+
+    def err(gradient: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        wrong = gradient.clone(memory_format=torch.contiguous_format)
+        _flip(wrong, passes)
+        return wrong
+
+    def watch(_: nn.Module, __: object, output: Tensor) -> None:
+        if noted.step >= fault.step and output.requires_grad:
+            output.register_hook(err)  # type: ignore[no-untyped-call]
+
+    block.register_forward_hook(watch)
+    return noted
+
+
+class _Noted:
+    """Batches, and the step of the newest one."""
+
+    def __init__(self, fetch: Batches) -> None:
+        self.step = 0
+        self._fetch = fetch
+
+    def __call__(self, step: int) -> Tensor:
+        self.step = step
+        return self._fetch(step)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _flip(tensor: Tensor, at: int) -> None:
+    """One low bit of one element, in place."""
+    flat = tensor.view(-1).view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    flat[at % flat.numel()] ^= 1 << (at % _MANTISSA_BITS if tensor.element_size() == 4 else at % 7)

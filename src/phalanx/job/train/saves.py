@@ -18,7 +18,7 @@ from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure
 from phalanx.job.train.often import Rhythm
-from phalanx.job.train.setup import Training, state_numbers
+from phalanx.job.train.setup import Training, digest_numbers, state_numbers
 
 _log: Final = logging.getLogger(__name__)
 ALONE_IDLE_S: Final = 10.0
@@ -50,12 +50,14 @@ class Saves:
         if not self._is_due(step):
             return
 
+        extra = state_numbers(training, step, val_loss_first)
+
         def metrics() -> Mapping[str, float]:
+            extra.update(digest_numbers(training, step))  # here, since a save that is put off need not read the state
             if training.policy.keep.metric != "val_loss":  # costs a pass over the held-out samples
                 return {"loss": loss}
             return {"loss": loss, "val_loss": measure(training, "val_loss", step)}
 
-        extra = state_numbers(training, step, val_loss_first)
         begun = self._pipeline.save(step, extra, metrics, last)
         stalled_s = self._pipeline.take_stalled_s()  # the caller has its own clock for this
         if begun and self._rhythm is not None:

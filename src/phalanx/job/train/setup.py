@@ -13,33 +13,39 @@ from torch import Tensor
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, find, load
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree
-from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, train_batches
+from phalanx.job.train.audit import Audit, tell
+from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, shared_batches, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.local_time import LocalTimer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
-from phalanx.job.train.planted import slowed
+from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
 
+STATE: Final = "state"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples."""
+    """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples,
+    `shared_batch(step)` rank 0's first ones."""
 
     session: Session
     recipe: LlamaRecipe
@@ -58,6 +64,8 @@ class Training:
     unix_ms: Callable[[], int]
     guard: Guard
     local_time: LocalTimer
+    shared_batch: Callable[[int], Tensor]
+    audit: Audit
     watch: Watch = field(default_factory=Watch)
 
     @property
@@ -120,7 +128,7 @@ def assemble(
         data=data,
         model=model,
         optimizer=optimizer,
-        train_batch=slowed(session.planned("slow"), model.blocks[0], train_batches(data, recipe, rank, batch)),
+        train_batch=planted(session, model.blocks[0], train_batches(data, recipe, rank, batch)),
         batch=batch,
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
@@ -137,6 +145,8 @@ def assemble(
         unix_ms=unix_ms,
         guard=Guard(recipe),
         local_time=local_time,
+        shared_batch=shared_batches(data, recipe, rank, batch),
+        audit=Audit(recipe.recompute_every, rank),
         watch=watch or Watch(),
     )
 
@@ -194,8 +204,17 @@ def config_hash(recipe: LlamaRecipe) -> str:
 
 def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
     """What a checkpoint carries besides tensors. `samples` is the data cursor: global samples consumed by `step` updates."""
-    size = training.batch.samples
-    return {"samples": step * size, "global_batch": size, "val_loss_first": val_loss_first.hex(), **training.guard.numbers()}
+    size, first = training.batch.samples, val_loss_first.hex()
+    return {"samples": step * size, "global_batch": size, "val_loss_first": first, **training.guard.numbers()}
+
+
+def digest_numbers(training: Training, step: int) -> dict[str, str]:
+    """What it carries besides `state_numbers`: a digest of all of its tensors, the same in every layout. Says where replicas of a
+    part differ. A collective of all ranks that reads the whole state."""
+    digest = state_digest(training_state(training.model, training.optimizer), training.rank.device)
+    for name, odd in list(digest.odd.items())[:1]:
+        tell(training, step, "state", name, odd)
+    return {STATE: digest.text}
 
 
 def _resume(training: Training, found: Found | None) -> Start:
@@ -206,12 +225,17 @@ def _resume(training: Training, found: Found | None) -> Start:
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         training.guard.restore(extra)
-        wanted = state_numbers(training, step, first)
+        wanted = {**state_numbers(training, step, first), **digest_numbers(training, step)}
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error
     if found.manifest.dtype != training.identity.dtype:
         fix = f"was made in {found.manifest.dtype} and newer ones, which are damaged, in {training.identity.dtype}; move those away"
         raise CheckpointError(f"checkpoint {found.name}", "dtype", fix)
+    if extra.get(STATE) != wanted[STATE]:
+        fix = (
+            f"is the digest of what was saved, and what is in place now has {wanted[STATE]}: loading has changed weights or moments"
+        )
+        raise CheckpointError(f"checkpoint {found.name}", extra.get(STATE), fix)
     if dict(extra) != wanted:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), f"weights and data cursor differ; step {step} has {wanted}")
     for line in found.skipped:

@@ -27,7 +27,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Finding, LossSpike
+from phalanx.core.health import Corruption, Finding, LossSpike
 from phalanx.core.ids import split_attempt
 from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
@@ -239,7 +239,7 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
-        case LossSpike() if fact not in attempt.findings:
+        case LossSpike() | Corruption() if fact not in attempt.findings:
             return _with_finding(attempt, fact)
         case _:
             return attempt

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.events import ModelRegistered, RankSaid
+from phalanx.core.health import Corruption
 from phalanx.core.ids import AttemptId
 from phalanx.core.records import ModelSaved, RankFact
+from phalanx.operate.control.asked import REASON_CHARS_MAX
 from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.quarantine import may_quarantine, quarantined, seats
 from phalanx.operate.control.world import Lineage
 
 FACTS_MAX: Final = 10_000
@@ -42,11 +45,24 @@ def _add(draft: Draft, attempt: AttemptId, fact: RankFact, lineage: Lineage | No
     record = draft.world.attempts[attempt]
     job = draft.world.jobs[record.job]
     draft.add(RankSaid(job.id, attempt, fact), at_ms)
+    if isinstance(fact, Corruption):
+        _quarantine(draft, attempt, fact, at_ms)
     if isinstance(fact, ModelSaved) and lineage is not None:
         versions = draft.world.models.get(job.spec.name, ())
         version = versions[-1].version + 1 if versions else 1
         descent = dict(lineage(job, record, fact))
         draft.add(ModelRegistered(job.spec.name, version, job.id, attempt, fact, descent), at_ms)
+
+
+def _quarantine(draft: Draft, attempt: AttemptId, found: Corruption, at_ms: int) -> None:
+    """Of one rank that is known to be corrupt, while its attempt goes on."""
+    world, record = draft.world, draft.world.attempts[attempt]
+    if world.policy.health.corruption != "quarantine" or not found.certain or len(found.ranks) > 1 or record.ended_ms is not None:
+        return
+    places = seats(record)
+    if found.ranks[0] < len(places) and may_quarantine(world, places[found.ranks[0]][0]):
+        for event in quarantined(world, record, places[found.ranks[0]][0], f"{attempt}: {found.sentence()}"[:REASON_CHARS_MAX]):
+            draft.add(event, at_ms)
 
 
 def _finite(fact: RankFact) -> RankFact:

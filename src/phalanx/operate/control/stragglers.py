@@ -6,23 +6,16 @@
 from collections.abc import Iterable
 from typing import Final
 
-from phalanx.core.events import EventBody, NodeDrained, StopRequested, StragglerFound
+from phalanx.core.events import EventBody, StragglerFound
 from phalanx.core.health import Straggler
-from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.ids import AttemptId
 from phalanx.core.records import StepRecord
-from phalanx.core.states import Running
-from phalanx.operate.control.observed import PLATFORM
-from phalanx.operate.control.world import AttemptRecord, World
+from phalanx.operate.control.quarantine import may_quarantine, quarantined, seats
+from phalanx.operate.control.world import World
 from phalanx.record.telemetry.health.stragglers import Outlier, Window
 
 TOLD_MAX: Final = 8
 """Of one attempt: with more of them it is the job, or the fleet, and not a node."""
-
-QUARANTINED_OF: Final = 10
-"""Of the nodes that are up, one in so many may stand drained by this rule, and one in a small fleet: a rule that errs must not
-empty a fleet."""
-
-_REASON: Final = "straggler"
 
 
 class Watch:
@@ -40,7 +33,7 @@ class Watch:
         if attempt not in self._windows:
             self._windows = {known: window for known, window in self._windows.items() if _goes_on(world, known)}
             known = (one.rank for one in record.findings if isinstance(one, Straggler))
-            self._windows[attempt] = Window(len(_seats(record)), known)
+            self._windows[attempt] = Window(len(seats(record)), known)
         return self._windows[attempt].take(steps)
 
 
@@ -52,8 +45,8 @@ def found(world: World, attempt: AttemptId, outlier: Outlier, at_ms: int) -> lis
     told = [one for one in record.findings if isinstance(one, Straggler)]
     if len(told) >= TOLD_MAX or any(one.rank == outlier.rank for one in told):
         return []
-    node, device = _seats(record)[outlier.rank]
-    moved = world.policy.health.stragglers == "quarantine" and _may_quarantine(world, node)
+    node, device = seats(record)[outlier.rank]
+    moved = world.policy.health.stragglers == "quarantine" and may_quarantine(world, node)
     straggler = Straggler(
         rank=outlier.rank,
         node=node,
@@ -67,28 +60,10 @@ def found(world: World, attempt: AttemptId, outlier: Outlier, at_ms: int) -> lis
         quarantined=moved,
         at_ms=at_ms,
     )
-    events: list[EventBody] = [StragglerFound(record.job, attempt, straggler)]
-    if moved:
-        reason = f"{_REASON}: rank {outlier.rank} of {attempt} on device {device} took {outlier.ratio:.2f} times its peers' time"
-        events.append(NodeDrained(node, reason, PLATFORM))
-        if isinstance(world.jobs[record.job].state, Running):
-            events.append(StopRequested(record.job, "drain", PLATFORM))
-    return events
-
-
-def _may_quarantine(world: World, node: NodeId) -> bool:
-    """Not the last node, nor more than a few: then somebody has to look."""
-    up = {name: one for name, one in world.nodes.items() if one.up}
-    stand = sum(one.drained.startswith(_REASON) for one in up.values())
-    others = [name for name, one in up.items() if name != node and not one.drained]
-    return node in up and not up[node].drained and bool(others) and stand < max(1, len(up) // QUARANTINED_OF)
+    why = f"rank {outlier.rank} of {attempt} on device {device} took {outlier.ratio:.2f} times its peers' time"
+    return [StragglerFound(record.job, attempt, straggler), *(quarantined(world, record, node, why) if moved else ())]
 
 
 def _goes_on(world: World, attempt: AttemptId) -> bool:
     record = world.attempts.get(attempt)
     return record is not None and record.ended_ms is None
-
-
-def _seats(attempt: AttemptRecord) -> list[tuple[NodeId, int]]:
-    """(node, device) of each rank."""
-    return [(part.node, device) for part in attempt.placement.slices for device in part.devices]
