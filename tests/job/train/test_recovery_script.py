@@ -1,0 +1,36 @@
+"""The script of docs/recovery.md under the real shim: whole, and with rank 0 killed from outside."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.job.checkpoint.gang_launch import ROOT
+from tests.job.train.recovery_gang import ShimGang, start
+from tests.operate.agent.agent_cell import until
+
+_SCRIPT = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_LINE = re.compile(r"generation (\d+) step (\d+): (\S+)")
+
+
+def said(gang: ShimGang, rank: int) -> list[tuple[int, int, str]]:
+    lines = _LINE.findall((gang.folder / f"rank-{rank}.log").read_text())
+    return [(int(generation), int(step), loss) for generation, step, loss in lines]
+
+
+def test_the_documented_script_goes_on_after_rank_zero_was_killed(tmp_path: Path) -> None:
+    found = _SCRIPT.search((ROOT / "docs" / "recovery.md").read_text())
+    assert found is not None
+    script = tmp_path / "train.py"
+    script.write_text(found[1].replace("STEPS = 40", "STEPS = 400"))  # there is time to kill it
+    gang = start(tmp_path / "a", {"PHALANX_ATTEMPT": "script-1.1", "PHALANX_JOB": "script-1"}, program=(str(script),), spares=0)
+    until(lambda: (gang.folder / "rank-1.log").exists() and len(said(gang, 1)) > 20, 60)
+    os.kill(gang.pids()[0], signal.SIGKILL)
+    assert gang.end() == [0, 0], gang.log()
+    for rank in (0, 1):
+        losses: dict[int, set[str]] = {}
+        for _, step, loss in said(gang, rank):
+            losses.setdefault(step, set()).add(loss)
+        assert sorted(losses) == list(range(1, 401))
+        assert all(len(seen) == 1 for seen in losses.values()), "steps that were made again are the same"
+        assert {generation for generation, _, _ in said(gang, rank)} == {1, 2}
