@@ -262,6 +262,17 @@ def test_a_fault_kills_its_rank_right_after_that_steps_record(tmp_path: Path) ->
         assert len(said(tmp_path)) == steps
 
 
+def test_a_rank_that_takes_over_ends_the_line_in_which_its_forerunner_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.records"
+    path.write_bytes(b'{"kind": "metric", "st')
+    attach(environ(tmp_path)).metric(name="whole", value=1.0, step=1)
+    torn, whole = path.read_bytes().splitlines()
+    assert torn == b'{"kind": "metric", "st'
+    assert json.loads(whole)["name"] == "whole"
+    attach(environ(tmp_path)).metric(name="next", value=1.0, step=2)
+    assert len(path.read_bytes().splitlines()) == 3, "nothing is put where the last line was whole"
+
+
 @pytest.mark.parametrize(
     "text", ["sigkill", "sigterm rank=1 step=2 attempt=1", "sigkill rank=1 step=2", "sigkill rank=-1 step=2 attempt=1", " "]
 )

@@ -72,10 +72,10 @@ class Journal:
     def __init__(self, path: Path, bell: Bell) -> None:
         self._path = path
         self._file: int | None = None
+        self._torn = False
         with contextlib.suppress(OSError):
             self._open()
         self._bell = bell
-        self._torn = False
         self._owed: deque[RankFact] = deque()
         self._dropped = 0
 
@@ -123,5 +123,12 @@ class Journal:
 
     def _open(self) -> int:
         if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._torn = self._torn or _ends_torn(self._file)
         return self._file
+
+
+def _ends_torn(file: int) -> bool:
+    """Whether the process that wrote here before was killed in the middle of a line."""
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
