@@ -184,7 +184,8 @@ def _start(state: State, now_ms: int, actions: tuple[Action, ...]) -> Moved:
         for number, member in state.members.items()
     }
     by_slot = tuple(sorted(state.holders, key=lambda number: state.members[number].slot or 0))
-    forming = Forming(now_ms + state.rules.timeouts.form_ms, phase.since_ms, phase.why)
+    until_ms = now_ms + state.rules.timeouts.form_ms if state.generation else None
+    forming = Forming(until_ms, phase.since_ms, phase.why)
     state = replace(state, generation=generation, members=members, phase=forming)
     return state, (*actions, Go(generation, by_slot, phase.why, phase.since_ms))
 
@@ -225,7 +226,7 @@ def _in_time(state: State, now_ms: int) -> Moved:
     match state.phase:
         case Gathering(until_ms) if until_ms is not None and now_ms >= until_ms:
             return _gather_is_over(state, now_ms)
-        case Forming(until_ms) if now_ms >= until_ms:
+        case Forming(until_ms) if until_ms is not None and now_ms >= until_ms:
             return _form_is_over(state, now_ms)
         case Training():
             return _look_for_hangs(state, now_ms)

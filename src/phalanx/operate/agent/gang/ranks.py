@@ -124,6 +124,9 @@ class Ranks:
 
     def end_gang(self, why: str) -> None:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""
+        for entry in self._entries:
+            with contextlib.suppress(OSError), open(entry["log"], "a") as log:  # noqa: PTH123 - its path may be of any bytes
+                log.write(f"phalanx: the gang does not recover: {why}\n")
         self._give_up()
         self._shim.ask_stop(self._shim.order["grace_ms"])
 

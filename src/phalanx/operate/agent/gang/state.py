@@ -55,9 +55,10 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Forming:
-    """Members build their groups and take up their state."""
+    """Members build their groups and take up their state. until_ms: None in the first generation: how long a job takes to load what
+    it begins with is nobody's to bound."""
 
-    until_ms: int
+    until_ms: int | None
     since_ms: int
     why: str
 
