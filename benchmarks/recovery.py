@@ -172,11 +172,11 @@ class Gang(Ranks):
     """Under its shim."""
 
     def fault(self, number: signal.Signals, rank: int, warm: bool = True) -> float:
-        """With a warm spare, and some steps after the last fault."""
+        """With a warm spare and some steps after the last fault, or at once."""
         begin = self.step()
         if warm:
             self.wait_for_spare()
-        self.wait(lambda: self.step() >= begin + BETWEEN)
+            self.wait(lambda: self.step() >= begin + BETWEEN)
         seconds = self.struck(self.pids()[rank], number)
         generation = self.generation()
         self.wait(lambda: any(one["generation"] == generation for one in self.records(0, "recovered")))
