@@ -4,6 +4,7 @@ On the CPU a thread copies, since torch lets go of the interpreter meanwhile. On
 into page-locked memory, and the stream that changes the state waits for them, not its host.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -69,13 +70,37 @@ class Beside:
         return copied
 
 
-def page_lock(memory: torch.Tensor, device: torch.device) -> None:
-    """Lets a GPU copy into host memory by itself. Where the driver refuses, copies are slower and nothing else changes."""
-    if device.type != "cuda":
-        return
-    answer: Any = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)  # type: ignore[no-untyped-call]
-    if int(answer) != 0:
-        _log.warning("the driver does not page-lock the snapshots' memory (error %d): copies to it are slower", int(answer))
+class PageLocks:
+    """Host memory that a GPU copies into by itself. Where the driver refuses, copies are slower and nothing else changes.
+
+    The driver knows memory by its address, and longer than it is mapped: what is locked must be let go of before somebody else gets
+    the address, or that memory cannot be locked, and the refusal fails the next thing that the GPU is asked for.
+    """
+
+    def __init__(self, device: torch.device, driver: Any = None) -> None:
+        """driver: the CUDA runtime; torch's own when None."""
+        self._device = device
+        self._driver: Any = driver
+        if driver is None and device.type == "cuda":
+            self._driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._locked: list[torch.Tensor] = []
+
+    def lock(self, memory: torch.Tensor) -> None:
+        if self._driver is None:
+            return
+        answer = int(self._driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if answer == 0:
+            self._locked.append(memory)
+            return
+        _log.warning("the driver does not page-lock the snapshots' memory (error %d): copies to it are slower", answer)
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)  # the runtime keeps the refusal, and gives it to whatever runs next
+
+    def release(self) -> None:
+        """Before the memory is unmapped."""
+        for memory in self._locked:
+            self._driver.cudaHostUnregister(memory.data_ptr())
+        self._locked.clear()
 
 
 def _copy_and(copies: Copies, then: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import CheckpointError, PhalanxError, SetupError
-from phalanx.job.checkpoint.beside import Beside, page_lock
+from phalanx.job.checkpoint.beside import Beside, PageLocks
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
@@ -80,8 +80,9 @@ class Pipeline:
         self._nonce = decided_by_rank_zero(lambda: secrets.token_hex(4))
         self._memory = _attached(place, [part for part, _ in self._parts()], buffers, idle_s)
         self._targets = [[torch.frombuffer(memory, dtype=torch.uint8) for memory in views] for views in self._memory.views()]
+        self._locks = PageLocks(identity.device)
         for segment in self._memory.whole_segments():
-            page_lock(torch.frombuffer(segment, dtype=torch.uint8), identity.device)
+            self._locks.lock(torch.frombuffer(segment, dtype=torch.uint8))
         self._beside = Beside(identity.device)
 
     def is_due(self, step: int, total_steps: int) -> bool:
@@ -146,11 +147,13 @@ class Pipeline:
     def close(self) -> None:
         """Ends the keeper too."""
         self._beside.close()
+        self._locks.release()
         self._memory.close()
 
     def leave(self) -> None:
         """Ends nothing: the keeper goes on writing, and waits for this rank's next generation or for its successor."""
         self._beside.close()
+        self._locks.release()
         self._memory.leave()
 
     def _last(self, ended: Mapping[int, Saved | SaveFailed]) -> Saved | SaveFailed | None:
