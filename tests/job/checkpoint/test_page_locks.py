@@ -1,5 +1,5 @@
-"""Memory that a GPU copies into: what is locked is let go of before its address is another's. The driver is a stand-in, which refuses
-as the real one was seen to on two GPUs."""
+"""Memory that a GPU copies into is let go of before its address is another's. The driver is a stand-in, which refuses as the real
+one was seen to on two GPUs."""
 
 import logging
 
