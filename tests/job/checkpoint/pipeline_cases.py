@@ -164,8 +164,8 @@ def case_a_save_that_fails_for_good_is_told_and_the_next_one_succeeds(root: Path
     run = Run(rank)
     run.steps(1, 1)
     with pipeline_of(run, root) as pipeline:
-        pipeline._patience_s = 0.0
         if rank.rank == 1:
+            pipeline._patience_s = 0.0  # rank 0 waits, and is told
             _limit(pipeline, 4096)
         dist.barrier()
         assert pipeline.save(1, {"samples": 1})
