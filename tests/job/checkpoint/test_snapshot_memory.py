@@ -70,6 +70,13 @@ def test_close_ends_the_keeper_and_leaves_nothing(place: Place) -> None:
     assert not place.folder.exists()
 
 
+def test_who_goes_gives_the_memory_back(place: Place) -> None:
+    memory = Memory.attach(place, PARTS)
+    assert "memfd:phalanx-snapshot" in Path("/proc/self/maps").read_text()
+    memory.close()
+    assert "memfd:phalanx-snapshot" not in Path("/proc/self/maps").read_text()
+
+
 def test_the_last_whole_one_is_never_broken_and_the_oldest_goes_first(place: Place) -> None:
     memory = Memory.attach(place, PARTS, buffers=2)
     assert memory.sealed() == ()

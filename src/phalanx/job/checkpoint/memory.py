@@ -228,11 +228,12 @@ class Memory:
         self.leave()
 
     def leave(self) -> None:
-        """Goes, and has the keeper wait for whoever comes next."""
+        """Goes, and has the keeper wait for whoever comes next. What was read in place must not be used any more."""
         if not self._left:
             self._left = True
             self._link.close()
             _close([segment.descriptor for segment in self._segments])
+            self._segments = []  # the mappings go with the last view of them
 
     def _room(self) -> int | None:
         seals, busy = [segment.seal() for segment in self._segments], self._busy()

@@ -145,16 +145,19 @@ class Pipeline:
         return decided_by_rank_zero(lambda: self._last(ended))
 
     def close(self) -> None:
-        """Ends the keeper too."""
-        self._beside.close()
-        self._locks.release()
+        """Ends the keeper too, and gives the memory back: the gang's next generation takes as much again."""
+        self._let_go()
         self._memory.close()
 
     def leave(self) -> None:
         """Ends nothing: the keeper goes on writing, and waits for this rank's next generation or for its successor."""
+        self._let_go()
+        self._memory.leave()
+
+    def _let_go(self) -> None:
         self._beside.close()
         self._locks.release()
-        self._memory.leave()
+        self._targets = []
 
     def _last(self, ended: Mapping[int, Saved | SaveFailed]) -> Saved | SaveFailed | None:
         self._check_fence()
