@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.job.data.prepare import prepare
 from tests.job.checkpoint.gang_launch import end_gang, start_gang
-from tests.job.train.recovery_gang import TRAINER, ShimGang, start
+from tests.job.train.recovery_gang import TIMES, TRAINER, ShimGang, start
 
 STEPS, EVERY = 40, 15
 SHAPE = {
@@ -70,6 +70,17 @@ def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
     assert digest(gang) == digest(undisturbed)
     assert "generation 2 of the gang" in (gang.folder / "rank-1.log").read_text()
     assert not gang.records(0, "resumed"), "its state came from memory"
+
+
+def test_ranks_that_do_not_wait_for_the_dead_one_itself_come_out_of_their_collectives_too(tmp_path: Path, data: Path) -> None:
+    """Of a ring of four, one waits for two that wait for the dead one."""
+    gang = start(tmp_path / "a", environment(tmp_path, data, "sigkill rank=0 step=22"), world_size=4)
+    assert gang.end() == [0, 0, 0, 0], gang.log()
+    (recovered,) = gang.records(0, "recovered")
+    assert recovered["replaced"] == [0], "the others kept their processes"
+    assert recovered["recovery_ms"] < TIMES.gather_ms
+    assert sorted(gang.losses()) == list(range(1, STEPS + 1))
+    assert all(len(seen) == 1 for seen in gang.losses().values())
 
 
 def test_two_deaths_one_after_the_other_and_then_the_survivor_of_both(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:

@@ -5,6 +5,7 @@ The body builds its mesh, model and optimizer anew each time (ADR 20): what it k
 """
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.sdk.gang import LOST_PATIENCE_S, Gang, Place
 from phalanx.job.sdk.gang_link import GangGone
+from phalanx.job.train.connections import Connections
 from phalanx.job.train.device import Rank, backend_of, prepare_device, this_rank
 from phalanx.job.train.gang_store import GangStore
 
@@ -28,6 +30,7 @@ T = TypeVar("T")
 def in_generations(gang: Gang, body: Callable[[Rank, Place], T]) -> T:
     """What `body` returns in the generation that ends well. An error of `body` whose generation is over is that generation's: the
     next one begins. Any other is raised. Raises GangGone when there will be no other generation."""
+    gc.freeze()  # what was imported until now is never looked through again: a survivor has no time for that
     while True:
         place = gang.take_part()
         if place.generation > 1:
@@ -51,8 +54,8 @@ def joined(gang: Gang, place: Place) -> Iterator[Rank]:
     """This process in the process group of its generation, which meets in the gang's own store."""
     device = prepare_device()
     timeout = timedelta(milliseconds=gang.timeouts.collective_ms)
-    store = GangStore(gang.store(), timeout)
-    gang.when_over(lambda: _leave(store))
+    store, connections = GangStore(gang.store(), timeout), Connections()
+    gang.when_over(lambda: _leave(store, connections))
     try:
         dist.init_process_group(
             backend_of(device),
@@ -62,6 +65,7 @@ def joined(gang: Gang, place: Place) -> Iterator[Rank]:
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
+        connections.made()
         yield this_rank(device, place.generation)
         dist.barrier()  # nobody closes its side while another still reads
     finally:
@@ -74,16 +78,18 @@ def shared_step(mine: tuple[int, ...]) -> int | None:
     return max(set(first).intersection(*others), default=None)
 
 
-def _leave(store: GangStore) -> None:
+def _leave(store: GangStore, connections: Connections) -> None:
     """In another thread than the one that may be blocked in a collective of that generation."""
     store.close()
-    if dist.is_initialized() and dist.get_backend() != "gloo":
-        # NCCL's operations end by this alone; gloo's end when the dead process's connections do, and its abort frees nobody.
+    connections.shut_down()
+    if dist.is_initialized() and dist.get_backend() != "gloo":  # NCCL's operations end by this alone
         with contextlib.suppress(RuntimeError, AttributeError, ValueError):
             dist.group.WORLD.abort()  # type: ignore[union-attr]  # None only before init_process_group
 
 
 def _drop_groups() -> None:
+    """And the dead model with them: it is made of circles, and its memory is needed."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+    gc.collect()
