@@ -81,10 +81,10 @@ def shared_step(mine: tuple[int, ...]) -> int | None:
 def _leave(store: GangStore, connections: Connections) -> None:
     """In another thread than the one that may be blocked in a collective of that generation."""
     store.close()
-    connections.shut_down()
     if dist.is_initialized() and dist.get_backend() != "gloo":  # NCCL's operations end by this alone
         with contextlib.suppress(RuntimeError, AttributeError, ValueError):
             dist.group.WORLD.abort()  # type: ignore[union-attr]  # None only before init_process_group
+    connections.shut_down()  # after the abort: NCCL closes its own, and is not disturbed in it
 
 
 def _drop_groups() -> None:
