@@ -34,6 +34,7 @@ windows:
   off: [{days: 'sat,sun'}, {days: mon-fri, hours: '18:00-08:00'}]
 spares: {H100: 1}
 packing: expected_idle
+health: {stragglers: quarantine}
 nodes:
   - {match: 'gpu-0*', labels: {rack: 7, domain: a}, price: 2.5}
   - {match: 'spot-*', spot: true}
@@ -166,6 +167,9 @@ def org(parent: dict[str, Any], *quotas: dict[str, int]) -> dict[str, Any]:
         ({"classes": {"x": {"priority": 1, "wait_target": 5}}}, "classes.x.wait_target", "5m"),
         (queue(quota=2), "queues.a.quota", "{'*': 2}"),
         ({"spares": 1}, "spares", "{'H100': 1}"),
+        ({"health": "tell"}, "health", "write {stragglers: tell}"),
+        ({"health": {"straglers": "tell"}}, "health.straglers", "did you mean 'stragglers'"),
+        ({"health": {"corruption": "kill"}}, "health.corruption", "'tell' or 'quarantine'"),
         ({"preemption": "off"}, "preemption", "write {enabled: false}"),
         ({"preemption": False}, "preemption", "write {enabled: false}"),
         (queue(weight="1.0e300"), "queues.a.weight", "at most 1000000"),

@@ -21,6 +21,7 @@ SHAPE = {
     "batch_per_rank": 2,
     "warmup_steps": 2,
     "eval_batches": 2,
+    "recompute_every": 4,
 }
 
 
@@ -70,6 +71,7 @@ def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
     assert digest(gang) == digest(undisturbed)
     assert "generation 2 of the gang" in (gang.folder / "rank-1.log").read_text()
     assert not gang.records(0, "resumed"), "its state came from memory"
+    assert not gang.records(0, "corruption") + gang.records(1, "corruption"), "a new generation is no corruption"
 
 
 def test_ranks_that_do_not_wait_for_the_dead_one_itself_come_out_of_their_collectives_too(tmp_path: Path, data: Path) -> None:
