@@ -4,12 +4,15 @@ import math
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from phalanx.core.health import SpikeAction
 from phalanx.core.recipe import SPIKE_STEPS, LlamaRecipe
 from phalanx.job.train.guard import NUMBER, Guard
+from phalanx.job.train.loss import sample_losses, token_loss
 from phalanx.job.train.spikes import RECENT, SHARE, WARM, Curve, Rule, dump, judge, limit_of, load, rolled_back
 
 FINITE = st.floats(min_value=1e-6, max_value=1e6)
@@ -138,6 +141,13 @@ def test_a_guard_goes_on_where_a_checkpoint_left_it() -> None:
 
 def test_looks_for_corruption_cannot_be_made_every_minus_one_steps() -> None:
     assert [name for name, _, _ in LlamaRecipe(recompute_every=-1).problems()] == ["recompute_every"]
+
+
+def test_the_losses_of_samples_have_the_loss_of_their_batch_as_mean() -> None:
+    model, samples = nn.Embedding(11, 11), torch.arange(21).view(3, 7) % 11
+    alone = torch.stack([token_loss(model, samples[at : at + 1]) for at in range(3)])
+    assert torch.allclose(sample_losses(model, samples), alone)
+    assert torch.allclose(sample_losses(model, samples).mean(), token_loss(model, samples))
 
 
 @pytest.mark.parametrize("budget", [-1, SPIKE_STEPS + 1])

@@ -55,7 +55,7 @@ class StateDigest:
 def state_digest(state: Mapping[str, torch.Tensor], device: torch.device) -> StateDigest:
     """A collective of all ranks; the same on every one. Names are the same on all ranks."""
     names = sorted(state)
-    table = gathered(torch.stack([bit_sum(state[name]) for name in names]).to(device))
+    table = gathered(torch.stack([bit_sum(state[name]).to(device) for name in names]))  # some are on the host, such as step counts
     odd, total = {}, hashlib.sha256()
     for column, name in enumerate(names):
         groups = replicas(state[name], len(table))

@@ -14,9 +14,11 @@ def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
 
 def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
     """As `token_loss`, of each sample of (b, s + 1) alone: float32 (b,)."""
-    logits_bsv = model(samples[:, :-1]).float()
-    losses_bs = F.cross_entropy(logits_bsv.transpose(1, 2), samples[:, 1:], reduction="none")
-    return losses_bs.mean(dim=1)
+    logits_bsv = model(samples[:, :-1])
+    losses = F.cross_entropy(
+        logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten(), reduction="none"
+    )  # the 2-d form is refused
+    return losses.view(len(samples), -1).mean(dim=1)  # on CUDA where arithmetic has to be deterministic
 
 
 def mean_over_ranks(value: Tensor) -> float:
