@@ -22,7 +22,7 @@ SEEDS_MIN = 10
 
 FAULTS = [kind.name for kind in fields(Swarm)]
 ELSEWHERE = (JobCollected, StragglerFound)
-"""Garbage is collected by hand, of what is long over; simulated ranks take no steps that could be slow (tests/e2e/test_stragglers.py)."""
+"""Garbage is collected by hand, of what is long over; simulated ranks take no steps that could be slow: see the tests in e2e."""
 
 EVENTS = [kind.__name__ for kind in get_args(get_args(EventBody)[0]) if kind not in ELSEWHERE]
 
