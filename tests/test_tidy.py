@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,12 @@ def test_every_decision_record_is_listed_and_short() -> None:
     assert [path.name for path in records if path.name not in listing] == []
     assert [path.name for path in records if len(path.read_text().splitlines()) > 40] == []
     assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by it, and refuses the second one: seen only where all are run together."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_nothing_tracked_names_a_machine_of_ours() -> None:
