@@ -69,6 +69,7 @@ class Run:
     def save(self, root: Path, step: int, keep_last: int = 9, attempt: str = "") -> Saved | SaveFailed:
         identity = Identity(origin=ORIGIN, dtype="fp32", device=self.rank.device, attempt=attempt)
         policy = SavePolicy(root=root, every=1, keep=Keep(last=keep_last))
+        dist.barrier()  # a rank that goes on saves while the other still looks at what the last save left
         return save(policy, identity, step, training_state(self.model, self.optimizer), {"samples": step})
 
     def load(self, found: Found) -> Found:
@@ -334,6 +335,7 @@ def _flip(path: Path, at: int | None = None) -> None:
 
 
 def _on_rank_zero(act: Callable[[], object]) -> None:
+    dist.barrier()
     decided_by_rank_zero(lambda: (act(), None)[1])
 
 
