@@ -166,7 +166,7 @@ class Shim:
         return True
 
     def _end_with_platform(self) -> None:
-        self._interrupt(PLATFORM_STOPPED)
+        self.interrupt(PLATFORM_STOPPED)
         self.ask_stop(self.order["grace_ms"])
 
     def _end_with_lease(self) -> None:
@@ -174,10 +174,10 @@ class Shim:
         if self.lease is None or boottime.now_ms() < self.lease["ends_ms"]:
             return
         kill_at_ms, self.lease = self.lease["ends_ms"] + self.lease["grace_ms"], None
-        self._interrupt(LEASE_ENDED)
+        self.interrupt(LEASE_ENDED)
         self.ask_stop(max(0, kill_at_ms - boottime.now_ms()))
 
-    def _interrupt(self, why: str) -> None:
+    def interrupt(self, why: str) -> None:
         """Nobody stopped the job: ranks that leave politely with code 0 have not done what they were started for. Not so once
         they end by themselves or on request; one that fell by SIGTERM a moment ago met the same end of the platform."""
         heard = not self.is_told() or self.fell == -signal.SIGTERM

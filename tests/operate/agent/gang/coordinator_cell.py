@@ -26,7 +26,7 @@ class RememberingHands:
         self.ended = ""
         self.notes: list[str] = []
 
-    def start_spare(self, member: int) -> bool:
+    def start_spare(self, member: int, node: int) -> bool:
         self.started.append(member)
         return True
 
@@ -36,7 +36,7 @@ class RememberingHands:
     def place(self, member: int, rank: int) -> Mapping[str, Any]:
         return {"env": {"RANK": str(rank)}, "log": ""}
 
-    def end_gang(self, why: str) -> None:
+    def end_gang(self, why: str, interrupted: bool) -> None:
         self.ended = why
 
     def note(self, line: str) -> None:

@@ -23,6 +23,8 @@ from phalanx.operate.agent.gang.state import (
     Here,
     Kill,
     Leave,
+    NodeLost,
+    OfMember,
     Over,
     Rules,
     Settled,
@@ -50,8 +52,8 @@ class World:
     gone: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, world_size: int, spares: int, times: Timeouts = TIMES) -> "World":
-        made = cls(first(Rules(world_size=world_size, spares=spares, timeouts=times), 0))
+    def of(cls, world_size: int, spares: int, times: Timeouts = TIMES, nodes: tuple[int, ...] = ()) -> "World":
+        made = cls(first(Rules(world_size=world_size, spares=spares, timeouts=times, nodes=nodes), 0))
         made.todo = [Here(member) for member in range(world_size)]
         return made
 
@@ -67,6 +69,9 @@ class World:
         """What holds after every event."""
         slots = [member.slot for member in self.state.members.values() if member.slot is not None]
         assert len(slots) == len(set(slots)), "two members in one slot"
+        for member in self.state.members.values():
+            assert member.slot is None or member.node == self.state.rules.node_of(member.slot), "a member in another node's slot"
+            assert member.node not in self.state.gone
         assert self.state.generation - before.generation in (0, 1)
         assert self.state.next_member >= before.next_member
         if isinstance(self.state.phase, Forming | Training) and not self.state.finished:
@@ -77,7 +82,7 @@ class World:
             case Start(member):
                 self.todo.append(Here(member))
             case Kill(member):
-                self.todo = [event for event in self.todo if isinstance(event, Ticked) or event.member != member]
+                self.todo = [event for event in self.todo if not isinstance(event, OfMember) or event.member != member]
                 self.todo.append(Died(member, "was killed"))
             case Leave(generation):
                 self.todo += [Here(member, generation) for member in self.state.holders if member not in self.stopped]
@@ -87,15 +92,21 @@ class World:
                 assert isinstance(self.state.phase, Over)
 
     def die(self, member: int, replaceable: bool = True) -> None:
-        self.todo = [event for event in self.todo if isinstance(event, Ticked) or event.member != member]
+        self.todo = [event for event in self.todo if not isinstance(event, OfMember) or event.member != member]
         self.gone.add(member)
         self.hear(Died(member, "was killed by signal 9", replaceable))
+
+    def lose(self, node: int) -> None:
+        there = {number for number, member in self.state.members.items() if member.node == node}
+        self.todo = [event for event in self.todo if not isinstance(event, OfMember) or event.member not in there]
+        self.gone |= there
+        self.hear(NodeLost(node, "was cut off"))
 
     def one_event(self, choice: int) -> bool:
         """Whether anything was left to happen: something under way, else time passes to the next moment."""
         if self.todo:
             event = self.todo.pop(choice % len(self.todo))
-            if not isinstance(event, Ticked) and event.member in self.stopped and not isinstance(event, Died):
+            if isinstance(event, OfMember) and event.member in self.stopped and not isinstance(event, Died):
                 return True
             self.hear(event)
             return True
@@ -118,8 +129,8 @@ class World:
         return count
 
 
-def trained(world_size: int = 2, spares: int = 1) -> World:
-    world = World.of(world_size, spares)
+def trained(world_size: int = 2, spares: int = 1, nodes: tuple[int, ...] = ()) -> World:
+    world = World.of(world_size, spares, nodes=nodes)
     world.settle([])
     assert isinstance(world.state.phase, Training)
     return world
@@ -135,18 +146,22 @@ def ending(world: World) -> str:
 
 
 choices = st.lists(st.integers(0, 9), min_size=1, max_size=30)
-faults = st.lists(st.tuples(st.sampled_from(["die", "stop", "spare", "exit"]), st.integers(0, 7), st.integers(0, 6)), max_size=8)
+KINDS = ["die", "stop", "spare", "exit", "node"]
+faults = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 6)), max_size=8)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 4), st.integers(0, 2), faults, choices)
+@given(st.integers(1, 4), st.integers(0, 2), st.integers(1, 3), faults, choices)
 def test_every_fault_ends_in_a_new_generation_or_the_end_of_the_gang(
-    world_size: int, spares: int, planned: list[tuple[str, int, int]], order: list[int]
+    world_size: int, spares: int, ranks_a_node: int, planned: list[tuple[str, int, int]], order: list[int]
 ) -> None:
-    world = World.of(world_size, spares)
+    world = World.of(world_size, spares, nodes=tuple(rank // ranks_a_node for rank in range(world_size)))
     for kind, which, after in planned:
         for turn in range(after):
             world.one_event(order[turn % len(order)])
+        if kind == "node":
+            world.lose(1 + which % 2)
+            continue
         pool = [number for number, member in world.state.members.items() if (member.slot is None) == (kind == "spare")]
         if not pool or isinstance(world.state.phase, Over):
             continue

@@ -11,7 +11,8 @@ then those whose main thread is behind the others', and where all stand at the s
 generation when told to. What is killed is then heard of as dead.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,8 @@ from phalanx.operate.agent.gang.state import (
     Kill,
     Leave,
     Member,
+    NodeLost,
+    OfMember,
     Over,
     Settled,
     Start,
@@ -46,7 +49,7 @@ def advance(state: State, event: Event, now_ms: int) -> Moved:
     """The only way a gang changes. Total: what comes too late, or of nobody known, changes nothing."""
     if isinstance(state.phase, Over):
         return _without(state, event), ()
-    if not isinstance(event, Ticked) and event.member not in state.members:
+    if isinstance(event, OfMember) and event.member not in state.members:
         return state, ()
     match event:
         case Here(number, after):
@@ -60,6 +63,8 @@ def advance(state: State, event: Event, now_ms: int) -> Moved:
         case Finished(number):
             members = {other: member for other, member in state.members.items() if other != number}
             return replace(state, members=members, finished=True), ()
+        case NodeLost(node, why):
+            return _node_lost(state, node, why, now_ms)
         case Ticked():
             return _in_time(state, now_ms)
 
@@ -105,7 +110,7 @@ def _settled(state: State, number: int, generation: int, now_ms: int) -> Moved:
         return state, ()
     members = {other: replace(member, moved_ms=now_ms, heard_ms=now_ms) for other, member in state.members.items()}
     state = replace(state, phase=Training(), members=members, spare_failures=0)
-    return _filled(state, now_ms, state.rules.spares)
+    return _filled(state, now_ms, _spares(state))
 
 
 def _beat(state: State, number: int, step: int, mark: int, now_ms: int) -> State:
@@ -137,6 +142,20 @@ def _died(state: State, number: int, how: str, replaceable: bool, now_ms: int) -
     return _reopen(replace(left, best_step=max(left.best_step, member.step)), why, now_ms)
 
 
+def _node_lost(state: State, node: int, why: str, now_ms: int) -> Moved:
+    """All its slots are empty at once, and stay so. One whose ranks have all done what there was to do is no loss."""
+    slots = [member.slot for member in state.holders.values() if member.node == node]
+    if node in state.gone or not slots:
+        return state, ()
+    left = {number: member for number, member in state.members.items() if member.node != node}
+    state = replace(state, members=left, gone=state.gone | {node})
+    return _interrupted(state, f"node {node} {why}")
+
+
+def _interrupted(state: State, why: str) -> Moved:
+    return replace(state, phase=Over(why)), (End(why, interrupted=True),)
+
+
 def _died_gathering(left: State, member: Member, why: str, now_ms: int) -> Moved:
     """Those of the last generation can each die once; one that was to take a place in the next is a failure more."""
     phase = left.phase
@@ -166,9 +185,9 @@ def _reopen(state: State, why: str, now_ms: int) -> Moved:
 def _next(state: State, now_ms: int) -> Moved:
     """Fills slots, and starts the next generation when it can."""
     if not isinstance(state.phase, Gathering):
-        return _filled(state, now_ms, state.rules.spares) if isinstance(state.phase, Training) else (state, ())
+        return _filled(state, now_ms, _spares(state)) if isinstance(state.phase, Training) else (state, ())
     state = _assigned(state)
-    state, actions = _filled(state, now_ms, len(state.empty_slots))
+    state, actions = _filled(state, now_ms, Counter(state.rules.node_of(slot) for slot in state.empty_slots))
     if isinstance(state.phase, Over) or state.empty_slots:
         return state, actions
     if not all(member.here for member in state.holders.values()):
@@ -190,28 +209,41 @@ def _start(state: State, now_ms: int, actions: tuple[Action, ...]) -> Moved:
     return state, (*actions, Go(generation, by_slot, phase.why, phase.since_ms))
 
 
+def _spares(state: State) -> Mapping[int, int]:
+    """How many each node holds beside a generation that trains."""
+    return dict.fromkeys(state.rules.all_nodes, state.rules.spares)
+
+
 def _assigned(state: State) -> State:
-    """Empty slots get the spares that are here, oldest first. Before the first generation no slot is empty."""
-    spares = {number: member for number, member in state.members.items() if member.slot is None and member.killed_ms is None}
-    ready = sorted(number for number, member in spares.items() if member.here)
-    for slot, number in zip(state.empty_slots, ready, strict=False):
-        state = _change(state, number, slot=slot)
+    """Empty slots get the spares that are here, oldest first, of their own node: there is the device, and there is the memory of
+    what was lost. Before the first generation no slot is empty."""
+    for slot in state.empty_slots:
+        node = state.rules.node_of(slot)
+        ready = [number for number, member in state.members.items() if _is_spare(member, node) and member.here]
+        if ready:
+            state = _change(state, min(ready), slot=slot)
     return state
 
 
-def _filled(state: State, now_ms: int, wanted: int) -> Moved:
-    """Starts what is missing of `wanted` spares. A gang that waits for one which cannot be started is over; others do without."""
+def _is_spare(member: Member, node: int) -> bool:
+    return member.slot is None and member.killed_ms is None and member.node == node
+
+
+def _filled(state: State, now_ms: int, wanted: Mapping[int, int]) -> Moved:
+    """Starts what is missing of the spares `wanted` by node. A gang that waits for one which cannot be started is over; others do
+    without."""
     if state.finished:
         return state, ()
-    missing = wanted - sum(member.slot is None and member.killed_ms is None for member in state.members.values())
-    if missing > 0 and state.spare_failures >= SPARE_FAILURES_MAX:
+    held = Counter(node for node in wanted for member in state.members.values() if _is_spare(member, node))
+    missing = [node for node in sorted(wanted) if node not in state.gone for _ in range(wanted[node] - held[node])]
+    if missing and state.spare_failures >= SPARE_FAILURES_MAX:
         return _over(state, "no spare starts any more") if state.empty_slots else (state, ())
     actions: list[Action] = []
-    for _ in range(max(0, missing)):
+    for node in missing:
         number = state.next_member
-        fresh = Member(slot=None, started_ms=now_ms, heard_ms=now_ms, moved_ms=now_ms)
+        fresh = Member(slot=None, node=node, started_ms=now_ms, heard_ms=now_ms, moved_ms=now_ms)
         state = replace(state, members={**state.members, number: fresh}, next_member=number + 1)
-        actions.append(Start(number))
+        actions.append(Start(number, node))
     return state, tuple(actions)
 
 

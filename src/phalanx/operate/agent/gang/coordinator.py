@@ -35,15 +35,15 @@ TICKS_MAX: Final = 64
 class Hands(Protocol):
     """What the shim does for its gang."""
 
-    def start_spare(self, member: int) -> bool:
-        """Whether that process was started."""
+    def start_spare(self, member: int, node: int) -> bool:
+        """Whether that process was started, on that node."""
 
     def kill(self, member: int, why: str) -> None: ...
 
     def place(self, member: int, rank: int) -> Mapping[str, Any]:
         """That process holds the rank from now on; what it must know for it."""
 
-    def end_gang(self, why: str) -> None: ...
+    def end_gang(self, why: str, interrupted: bool) -> None: ...
 
     def note(self, line: str) -> None: ...
 
@@ -113,8 +113,8 @@ class Coordinator:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Start(member):
-                if not self._hands.start_spare(member):
+            case Start(member, node):
+                if not self._hands.start_spare(member, node):
                     self._move(Died(member, "could not be started"))
             case Kill(member, why):
                 self._hands.note(f"process {member} of the gang is killed: {why}")
@@ -124,9 +124,9 @@ class Coordinator:
                 self._tell_all(Frame({"say": "over", "generation": generation, "why": why}))
             case Go():
                 self._go(action)
-            case End(why):
+            case End(why, interrupted):
                 self._hands.note(f"the gang ends: {why}")
-                self._hands.end_gang(why)
+                self._hands.end_gang(why, interrupted)
 
     def _go(self, go: Go) -> None:
         self._hands.note(f"generation {go.generation} starts with processes {', '.join(map(str, go.members))}")

@@ -91,7 +91,7 @@ class Ranks:
         self._lost(member, code)
         return True
 
-    def start_spare(self, member: int) -> bool:
+    def start_spare(self, member: int, node: int) -> bool:
         """As `Hands`."""
         first = self._entries[0]
         env = {name: value for name, value in first["env"].items() if name not in NOT_OF_SPARES} | {MEMBER: str(member)}
@@ -122,8 +122,10 @@ class Ranks:
         entry = next(entry for entry in self._entries if entry["rank"] == rank)
         return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"], "pid": pid}
 
-    def end_gang(self, why: str) -> None:
+    def end_gang(self, why: str, interrupted: bool) -> None:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""
+        if interrupted:
+            self._shim.interrupt(why)
         for entry in self._entries:
             with contextlib.suppress(OSError), open(entry["log"], "a") as log:  # noqa: PTH123 - its path may be of any bytes
                 log.write(f"phalanx: the gang does not recover: {why}\n")

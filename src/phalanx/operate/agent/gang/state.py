@@ -19,17 +19,26 @@ SPARE_FAILURES_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What does not change. `spares`: warm processes to hold beside the ranks."""
+    """What does not change. spares: warm processes to hold beside the ranks, on each node. nodes: by slot, the node that it is a
+    place of; () where all are of node 0, which has the coordinator."""
 
     world_size: int
     spares: int
     timeouts: Timeouts
+    nodes: tuple[int, ...] = ()
+
+    def node_of(self, slot: int) -> int:
+        return self.nodes[slot] if self.nodes else 0
+
+    @property
+    def all_nodes(self) -> tuple[int, ...]:
+        return tuple(sorted({self.node_of(slot) for slot in range(self.world_size)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One live process. slot: None for a spare. here: it is in no generation and wants the next. settled: it can train in the
-    present one. step, mark: where its main thread is, the optimiser step of the whole run and the place in it.
+    """One live process, of `node`. slot: None for a spare. here: it is in no generation and wants the next. settled: it can train
+    in the present one. step, mark: where its main thread is, the optimiser step of the whole run and the place in it.
     heard_ms: of its last sign of life; moved_ms: of its main thread's last move. killed_ms: when it was told to be killed."""
 
     slot: int | None
@@ -41,6 +50,7 @@ class Member:
     heard_ms: int = 0
     moved_ms: int = 0
     killed_ms: int | None = None
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,8 @@ Phase = Gathering | Forming | Training | Over
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """generation: of the last one that was started, 0 before. finished: members that have done all there is to do. failures:
-    generations that failed one after another. best_step: the furthest that any member had come at the last fault."""
+    generations that failed one after another. best_step: the furthest that any member had come at the last fault. gone: nodes that
+    were lost, and with them every process there; nothing is started on them."""
 
     rules: Rules
     phase: Phase
@@ -92,6 +103,7 @@ class State:
     failures: int = 0
     spare_failures: int = 0
     best_step: int = 0
+    gone: frozenset[int] = frozenset()
 
     def in_slot(self, slot: int) -> int | None:
         """Its member's number."""
@@ -151,18 +163,29 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLost:
+    """Nothing is heard of that node any more, or somebody who knows says that it is lost. Whatever still lives there is out of the
+    gang: its shim ends it, and the generation fences what it would commit. why: in words, after the node's number."""
+
+    node: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed."""
 
 
-Event = Here | Settled | Beat | Died | Finished | Ticked
+OfMember = Here | Settled | Beat | Died | Finished
+Event = OfMember | NodeLost | Ticked
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a spare process under that number."""
+    """Start a spare process under that number, on that node."""
 
     member: int
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +216,10 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the whole gang."""
+    """End the whole gang. interrupted: a node was lost, by which no restart is used up."""
 
     why: str
+    interrupted: bool = False
 
 
 Action = Start | Kill | Leave | Go | End
@@ -204,5 +228,5 @@ Action = Start | Kill | Leave | Go | End
 def first(rules: Rules, now_ms: int) -> State:
     """Members 0 to world_size - 1 have just been started, each in the slot of its number."""
     fresh = Member(slot=None, started_ms=now_ms, heard_ms=now_ms, moved_ms=now_ms)
-    members = {number: replace(fresh, slot=number) for number in range(rules.world_size)}
+    members = {number: replace(fresh, slot=number, node=rules.node_of(number)) for number in range(rules.world_size)}
     return State(rules=rules, phase=Gathering(None, now_ms, ""), members=members, next_member=rules.world_size)
