@@ -23,14 +23,17 @@ class Timeouts:
     """Milliseconds.
 
     beat_ms: between two signs of life of a process. silent_ms: without one a process counts as silent. gather_ms: for the ranks to
-    come out of a generation that is over. hang_ms: without a rank's main thread moving on, it hangs. form_ms: from a generation's
-    start to all its ranks being ready to train. spare_ms: for a spare to start. kill_ms: for a killed process to be gone.
-    collective_ms: of a process group.
+    come out of a generation that is over. shrink_ms: from a fault on, a spare that is starting is waited for where the gang could
+    go on without it. grow_ms: a generation trains at least so long before the gang grows. hang_ms: without a rank's main thread
+    moving on, it hangs. form_ms: from a generation's start to all its ranks being ready to train. spare_ms: for a spare to start.
+    kill_ms: for a killed process to be gone. collective_ms: of a process group.
     """
 
     beat_ms: int = 500
     silent_ms: int = 3_000
     gather_ms: int = 10_000
+    shrink_ms: int = 2_000
+    grow_ms: int = 10_000
     hang_ms: int = HANG_MS
     form_ms: int = HANG_MS
     spare_ms: int = 300_000
@@ -41,7 +44,12 @@ class Timeouts:
         """Where the order is broken; empty when it holds."""
         order = ("beat_ms", "silent_ms", "hang_ms", "form_ms", "collective_ms")
         pairs = [(low, high) for low, high in pairwise(order) if low != "hang_ms"]
-        pairs += [("hang_ms", "collective_ms"), ("silent_ms", "gather_ms"), ("gather_ms", "collective_ms")]
+        pairs += [
+            ("hang_ms", "collective_ms"),
+            ("silent_ms", "gather_ms"),
+            ("shrink_ms", "gather_ms"),
+            ("gather_ms", "collective_ms"),
+        ]
         found = [f"{low} ({getattr(self, low)}) must be less than {high} ({getattr(self, high)})" for low, high in pairs
                  if getattr(self, low) >= getattr(self, high)]  # fmt: skip
         if self.collective_ms <= LEASE_AND_GRACE_MS:

@@ -25,13 +25,16 @@ LOST_PATIENCE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """This process in one generation. prefix: of the generation's keys in the store. why, since_ms: the fault before it and when it
-    was noticed, on CLOCK_BOOTTIME; '' and 0 in the first. pid: as `ps` shows it, of a process that was a spare; else 0."""
+    """This process in one generation. slots: by rank, the place of each in the whole gang, which has num_slots; they stay when
+    ranks are counted anew. prefix: of the generation's keys in the store. why, since_ms: the fault before it and when it was
+    noticed, on CLOCK_BOOTTIME; '' and 0 in the first. pid: as `ps` shows it, of a process that was a spare; else 0."""
 
     generation: int
     rank: int
     world_size: int
     prefix: str
+    slots: tuple[int, ...]
+    num_slots: int
     why: str = ""
     since_ms: int = 0
     pid: int = 0
@@ -50,6 +53,7 @@ class Gang:
         self._generation = 0
         self._position = (0, 0)
         self._over = threading.Event()
+        self._rest = threading.Event()
         self._leave: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -87,6 +91,10 @@ class Gang:
         """Whether the present generation is over; waits so long for the word."""
         return self._over.wait(patience_s)
 
+    def is_asked_to_rest(self) -> bool:
+        """Whether the coordinator wants this generation to come out after a step, as it has places for more ranks."""
+        return self._rest.is_set()
+
     def store(self) -> StoreLink:
         """A way to the gang's store."""
         return StoreLink(*self._reach)
@@ -109,11 +117,16 @@ class Gang:
                 if moved_in is not None:
                     _move_in(moved_in)
                 self._over.clear()
+                self._rest.clear()
                 prefix, why = str(told.get("prefix", generation)), str(told.get("why", ""))
+                slots = tuple(int(slot) for slot in told.get("slots", range(world_size)))
                 self._places.put(Place(
                     generation=generation, rank=rank, world_size=world_size, prefix=prefix, why=why,
+                    slots=slots, num_slots=int(told.get("num_slots", world_size)),
                     since_ms=int(told.get("since_ms", 0)), pid=int((moved_in or {}).get("pid", 0)),
                 ))  # fmt: skip
+            case {"say": "rest"}:
+                self._rest.set()
             case {"say": "over"}:
                 with self._lock:
                     self._over.set()

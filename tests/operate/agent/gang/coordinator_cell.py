@@ -2,7 +2,7 @@
 
 import selectors
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class RememberingHands:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.killed: list[int] = []
+        self.dismissed: tuple[int, ...] = ()
         self.ended = ""
         self.notes: list[str] = []
 
@@ -33,8 +34,11 @@ class RememberingHands:
     def kill(self, member: int, why: str) -> None:
         self.killed.append(member)
 
-    def place(self, member: int, rank: int) -> Mapping[str, Any]:
-        return {"env": {"RANK": str(rank)}, "log": ""}
+    def place(self, member: int, slot: int) -> Mapping[str, Any]:
+        return {"env": {"RANK": str(slot)}, "log": ""}
+
+    def dismiss(self, members: Sequence[int]) -> None:
+        self.dismissed = tuple(members)
 
     def end_gang(self, why: str, interrupted: bool) -> None:
         self.ended = why

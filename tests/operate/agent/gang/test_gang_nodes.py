@@ -1,6 +1,7 @@
 """The coordinator's state machine with places on several nodes."""
 
-from phalanx.operate.agent.gang.state import End, Finished, Go, Here, NodeLost, Over, Start, Training
+from phalanx.operate.agent.gang.events import End, Finished, Go, Here, NodeLost, Start
+from phalanx.operate.agent.gang.state import Over, Training
 from tests.operate.agent.gang.test_gang_state import trained
 
 TWO_NODES = (0, 0, 1, 1)
@@ -31,7 +32,7 @@ def test_a_lost_node_interrupts_a_gang_that_cannot_do_without_it() -> None:
     world = trained(4, 1, TWO_NODES)
     world.lose(1)
     assert isinstance(world.state.phase, Over)
-    assert world.done[-1] == End("node 1 was cut off", interrupted=True)
+    assert world.done[-1] == End("node 1 was cut off; the gang has 2 places left and needs 4", interrupted=True)
 
 
 def test_a_node_whose_ranks_have_finished_is_no_loss() -> None:

@@ -7,30 +7,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.timeouts import Timeouts, timeouts
-from phalanx.operate.agent.gang.advance import advance, next_moment
-from phalanx.operate.agent.gang.state import (
-    FAILURES_MAX,
-    SPARE_FAILURES_MAX,
+from phalanx.operate.agent.gang.advance import advance
+from phalanx.operate.agent.gang.events import (
     Action,
     Beat,
     Died,
     End,
     Event,
     Finished,
-    Forming,
-    Gathering,
     Go,
     Here,
     Kill,
     Leave,
+    NodeBack,
     NodeLost,
     OfMember,
-    Over,
-    Rules,
+    Rest,
     Settled,
     Start,
-    State,
     Ticked,
+)
+from phalanx.operate.agent.gang.lateness import next_moment
+from phalanx.operate.agent.gang.state import (
+    FAILURES_MAX,
+    SPARE_FAILURES_MAX,
+    Forming,
+    Gathering,
+    Over,
+    Resting,
+    Rules,
+    State,
     Training,
     first,
 )
@@ -50,10 +56,13 @@ class World:
     stopped: set[int] = field(default_factory=set)
     done: list[Action] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+    out: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
-    def of(cls, world_size: int, spares: int, times: Timeouts = TIMES, nodes: tuple[int, ...] = ()) -> "World":
-        made = cls(first(Rules(world_size=world_size, spares=spares, timeouts=times, nodes=nodes), 0))
+    def of(
+        cls, world_size: int, spares: int, times: Timeouts = TIMES, nodes: tuple[int, ...] = (), sizes: tuple[int, ...] = ()
+    ) -> "World":
+        made = cls(first(Rules(world_size=world_size, spares=spares, timeouts=times, nodes=nodes, sizes=sizes), 0))
         made.todo = [Here(member) for member in range(world_size)]
         return made
 
@@ -74,8 +83,10 @@ class World:
             assert member.node not in self.state.gone
         assert self.state.generation - before.generation in (0, 1)
         assert self.state.next_member >= before.next_member
-        if isinstance(self.state.phase, Forming | Training) and not self.state.finished:
-            assert sorted(slots) == list(range(self.state.rules.world_size)) or self.state.phase == before.phase
+        if isinstance(self.state.phase, Forming | Training | Resting) and not self.state.finished:
+            ranks = sorted(member.rank for member in self.state.members.values() if member.rank is not None)
+            allowed = {*self.state.rules.sizes, self.state.rules.world_size}
+            assert (ranks == list(range(len(ranks))) and len(ranks) in allowed) or self.state.phase == before.phase
 
     def obey(self, action: Action) -> None:
         match action:
@@ -84,12 +95,19 @@ class World:
             case Kill(member):
                 self.todo = [event for event in self.todo if not isinstance(event, OfMember) or event.member != member]
                 self.todo.append(Died(member, "was killed"))
-            case Leave(generation):
-                self.todo += [Here(member, generation) for member in self.state.holders if member not in self.stopped]
+            case Leave(generation) | Rest(generation):
+                (members,) = [action.members for action in self.done if isinstance(action, Go) and action.generation == generation]
+                self.todo += [Here(member, generation) for member in members if self.comes_out(member, generation)]
             case Go(generation, members):
                 self.todo += [Settled(member, generation) for member in members if member not in self.stopped]
             case End():
                 assert isinstance(self.state.phase, Over)
+
+    def comes_out(self, member: int, generation: int) -> bool:
+        """Once; not of those that are dead or stopped."""
+        goes = member in self.state.members and member not in self.stopped and (member, generation) not in self.out
+        self.out.add((member, generation))
+        return goes
 
     def die(self, member: int, replaceable: bool = True) -> None:
         self.todo = [event for event in self.todo if not isinstance(event, OfMember) or event.member != member]
@@ -111,14 +129,36 @@ class World:
             self.hear(event)
             return True
         moment = next_moment(self.state)
-        if moment is None or (isinstance(self.state.phase, Training) and not self.stopped & set(self.state.holders)):
-            return False
+        if moment is None or (isinstance(self.state.phase, Training) and not self.stopped & set(self.state.ranks)):
+            return self.train_on()
         self.now_ms = max(self.now_ms, moment)
-        for member in self.state.holders:
+        for member in self.state.ranks:
             if member not in self.stopped and isinstance(self.state.phase, Training):
                 self.state, _ = advance(self.state, Beat(member, 7, 3), self.now_ms - 1)
         self.hear(Ticked())
         return True
+
+    def train_on(self) -> bool:
+        """A gang that could be larger makes steps, and time passes. Whether something may come of it."""
+        phase, rules = self.state.phase, self.state.rules
+        if not rules.sizes or not isinstance(phase, Training) or len(self.state.ranks) == rules.world_size:
+            return False
+        soon = [
+            phase.since_ms + rules.timeouts.grow_ms,
+            self.state.spares_after_ms,
+            *(one.shut_until_ms for one in self.state.slots),
+        ]
+        if self.state.proven and max(soon) <= phase.looked_ms:
+            return False
+        self.now_ms += rules.timeouts.hang_ms // 2
+        for member in list(self.state.ranks):
+            self.hear(Beat(member, self.state.best_step + 1, self.now_ms))
+        self.hear(Ticked())
+        return True
+
+    def until(self, phase: type) -> None:
+        while not isinstance(self.state.phase, phase):
+            assert self.one_event(0)
 
     def settle(self, choices: list[int]) -> int:
         """Runs until nothing is left to happen; how many events that took."""
@@ -129,8 +169,8 @@ class World:
         return count
 
 
-def trained(world_size: int = 2, spares: int = 1, nodes: tuple[int, ...] = ()) -> World:
-    world = World.of(world_size, spares, nodes=nodes)
+def trained(world_size: int = 2, spares: int = 1, nodes: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> World:
+    world = World.of(world_size, spares, nodes=nodes, sizes=sizes)
     world.settle([])
     assert isinstance(world.state.phase, Training)
     return world
@@ -146,21 +186,23 @@ def ending(world: World) -> str:
 
 
 choices = st.lists(st.integers(0, 9), min_size=1, max_size=30)
-KINDS = ["die", "stop", "spare", "exit", "node"]
+KINDS = ["die", "stop", "spare", "exit", "node", "back"]
 faults = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 6)), max_size=8)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 4), st.integers(0, 2), st.integers(1, 3), faults, choices)
+@given(st.integers(1, 4), st.integers(0, 2), st.integers(1, 3), st.sets(st.integers(1, 3)), faults, choices)
 def test_every_fault_ends_in_a_new_generation_or_the_end_of_the_gang(
-    world_size: int, spares: int, ranks_a_node: int, planned: list[tuple[str, int, int]], order: list[int]
+    world_size: int, spares: int, ranks_a_node: int, fewer: set[int], planned: list[tuple[str, int, int]], order: list[int]
 ) -> None:
-    world = World.of(world_size, spares, nodes=tuple(rank // ranks_a_node for rank in range(world_size)))
+    sizes = tuple(size for size in sorted(fewer) if size < world_size)
+    world = World.of(world_size, spares, nodes=tuple(rank // ranks_a_node for rank in range(world_size)), sizes=sizes)
     for kind, which, after in planned:
         for turn in range(after):
             world.one_event(order[turn % len(order)])
-        if kind == "node":
-            world.lose(1 + which % 2)
+        if kind in ("node", "back"):
+            node = 1 + which % 2
+            world.lose(node) if kind == "node" else world.hear(NodeBack(node))
             continue
         pool = [number for number, member in world.state.members.items() if (member.slot is None) == (kind == "spare")]
         if not pool or isinstance(world.state.phase, Over):
@@ -172,14 +214,23 @@ def test_every_fault_ends_in_a_new_generation_or_the_end_of_the_gang(
         else:
             world.die(member, replaceable=kind != "exit")
     world.settle(order)
-    assert isinstance(world.state.phase, Training | Over)
-    generations = [action.generation for action in world.done if isinstance(action, Go)]
-    assert generations == list(range(1, len(generations) + 1)), "generations only grow, one at a time"
-    for action in world.done:
-        if isinstance(action, Go):
-            assert len(set(action.members)) == world_size
-    if isinstance(world.state.phase, Training):
-        assert not world.stopped & set(world.state.holders), "a stopped process is no member of a gang that trains"
+    check_ended(world)
+
+
+def check_ended(world: World) -> None:
+    """What holds of every history once nothing is under way any more."""
+    state, rules = world.state, world.state.rules
+    assert isinstance(state.phase, Training | Over)
+    goes = [action for action in world.done if isinstance(action, Go)]
+    assert [go.generation for go in goes] == list(range(1, len(goes) + 1)), "generations only grow, one at a time"
+    for go in goes:
+        assert len(set(go.members)) == len(go.slots)
+        assert len(go.slots) in (*rules.sizes, rules.world_size)
+        assert list(go.slots) == sorted(set(go.slots))
+    if isinstance(state.phase, Training):
+        assert not world.stopped & set(state.ranks), "a stopped process is no rank of a gang that trains"
+        if not state.gone and not state.finished and not world.stopped:
+            assert len(state.ranks) == rules.world_size, "whoever has all its places back is whole again"
 
 
 def test_a_dead_rank_zero_is_replaced_by_the_spare_and_survivors_stay() -> None:
@@ -188,7 +239,7 @@ def test_a_dead_rank_zero_is_replaced_by_the_spare_and_survivors_stay() -> None:
     world.settle([])
     assert isinstance(world.state.phase, Training)
     last = [action for action in world.done if isinstance(action, Go)][-1]
-    assert last == Go(2, (2, 1), "rank 0 was killed by signal 9", 0)
+    assert last == Go(2, (2, 1), (0, 1), "rank 0 was killed by signal 9", 0)
     assert world.done.count(Leave(1, "rank 0 was killed by signal 9")) == 1
     assert [action.member for action in world.done if isinstance(action, Start)] == [2, 3], "the spare was replaced"
 
@@ -205,11 +256,10 @@ def test_two_faults_at_once_take_one_recovery() -> None:
 def test_a_death_while_the_new_generation_forms_leads_to_another() -> None:
     world = trained()
     world.die(0)
-    while not isinstance(world.state.phase, Forming):
-        world.one_event(0)
+    world.until(Forming)
     world.die(1)
     world.settle([])
-    assert isinstance(world.state.phase, Training)
+    assert trains(world)
     assert world.state.generation == 3
     assert sorted(world.state.holders) == [2, 3]
 

@@ -1,17 +1,18 @@
 """Joins the gang's state to the world: sockets and the shim's hands. Thin: what to do is decided in `advance`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from phalanx.core import timeouts
 from phalanx.core.gang_wire import Frame
-from phalanx.operate.agent.gang.advance import advance, next_moment
+from phalanx.operate.agent.gang.advance import advance
 from phalanx.operate.agent.gang.doorway import Doorway, Peer
-from phalanx.operate.agent.gang.state import (
+from phalanx.operate.agent.gang.events import (
     Action,
     Beat,
     Died,
+    Dismiss,
     End,
     Event,
     Finished,
@@ -19,13 +20,13 @@ from phalanx.operate.agent.gang.state import (
     Here,
     Kill,
     Leave,
-    Rules,
+    Rest,
     Settled,
     Start,
-    State,
     Ticked,
-    first,
 )
+from phalanx.operate.agent.gang.lateness import next_moment
+from phalanx.operate.agent.gang.state import Rules, State, first
 from phalanx.operate.agent.gang.values import Values
 
 TICKS_MAX: Final = 64
@@ -40,8 +41,11 @@ class Hands(Protocol):
 
     def kill(self, member: int, why: str) -> None: ...
 
-    def place(self, member: int, rank: int) -> Mapping[str, Any]:
-        """That process holds the rank from now on; what it must know for it."""
+    def place(self, member: int, slot: int) -> Mapping[str, Any]:
+        """That process holds the slot from now on; what it must know for it."""
+
+    def dismiss(self, members: Sequence[int]) -> None:
+        """The gang has finished without these processes."""
 
     def end_gang(self, why: str, interrupted: bool) -> None: ...
 
@@ -52,14 +56,15 @@ class Coordinator:
     """One gang's. Belongs to the shim's thread: `turn` after every wait, `next_moment` before one. Times are on CLOCK_BOOTTIME."""
 
     def __init__(self, order: Mapping[str, Any], world_size: int, doorway: Doorway, hands: Hands, now_ms: int) -> None:
-        rules = Rules(world_size=world_size, spares=order["spares"], timeouts=timeouts.from_dict(order["timeouts"]))
+        times, sizes = timeouts.from_dict(order["timeouts"]), tuple(order.get("sizes", ()))
+        rules = Rules(world_size=world_size, spares=order["spares"], timeouts=times, sizes=sizes)
         self._state: State = first(rules, now_ms)
         self._values = Values()
         self._doorway = doorway
         self._hands = hands
         self._now_ms = now_ms
         self._path = Path(order["socket"])
-        self._placed = dict(enumerate(range(world_size)))  # member -> rank that it was told it has
+        self._placed = dict(enumerate(range(world_size)))  # member -> slot that it was told it has
 
     def open(self) -> None:
         self._doorway.open(self._path)
@@ -122,8 +127,13 @@ class Coordinator:
             case Leave(generation, why):
                 self._hands.note(f"generation {generation} is over: {why}")
                 self._tell_all(Frame({"say": "over", "generation": generation, "why": why}))
+            case Rest(generation, why):
+                self._hands.note(f"generation {generation} is asked to come out after a step: {why}")
+                self._tell_all(Frame({"say": "rest", "generation": generation, "why": why}))
             case Go():
                 self._go(action)
+            case Dismiss(members):
+                self._hands.dismiss(members)
             case End(why, interrupted):
                 self._hands.note(f"the gang ends: {why}")
                 self._hands.end_gang(why, interrupted)
@@ -132,18 +142,19 @@ class Coordinator:
         self._hands.note(f"generation {go.generation} starts with processes {', '.join(map(str, go.members))}")
         self._values.drop(f"{prefix_of(go.generation - 1)}/")
         peers = {peer.member: peer for peer in self._doorway.members()}
-        for rank, member in enumerate(go.members):
+        for rank, (member, slot) in enumerate(zip(go.members, go.slots, strict=True)):
             told = {"say": "go", "generation": go.generation, "rank": rank, "world_size": len(go.members)}
+            told |= {"slots": list(go.slots), "num_slots": self._state.rules.world_size}
             told |= {"why": go.why, "since_ms": go.since_ms, "prefix": prefix_of(go.generation)}
-            if self._placed.get(member) != rank:
-                self._placed[member] = rank
-                told["place"] = dict(self._hands.place(member, rank))
+            if self._placed.get(member) != slot:
+                self._placed[member] = slot
+                told["place"] = dict(self._hands.place(member, slot))
             if member in peers:
                 self._doorway.say(peers[member], Frame(told))
 
     def _tell_all(self, frame: Frame) -> None:
         for peer in self._doorway.members():
-            if peer.member in self._state.holders:
+            if peer.member in self._state.ranks:
                 self._doorway.say(peer, frame)
 
 

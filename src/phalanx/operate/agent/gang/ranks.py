@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.core.gang_wire import MEMBER, Frame
@@ -112,29 +112,43 @@ class Ranks:
         with contextlib.suppress(OSError, KeyError):
             os.killpg(self._pids[member], signal.SIGKILL)
 
-    def place(self, member: int, rank: int) -> Mapping[str, Any]:
-        """As `Hands`."""
-        pid = self._pids[member]
+    def place(self, member: int, slot: int) -> Mapping[str, Any]:
+        """As `Hands`. Slots are numbered as the ranks of the whole gang."""
+        entry = self._entries[slot]
+        pid, rank = self._pids[member], entry["rank"]
         self._spares.pop(pid, None)
         self._held.pop(rank, None)
         self._shim.alive[pid] = rank
         self._shim.note_ranks()
-        entry = next(entry for entry in self._entries if entry["rank"] == rank)
         return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"], "pid": pid}
+
+    def dismiss(self, members: Sequence[int]) -> None:
+        """As `Hands`. The others have done the work of the ranks that had no part in the last generation: these ended well too."""
+        idle = {pid: member for member, pid in self._pids.items() if member in members and pid in self._shim.alive}
+        ranks = [*self._held, *(self._shim.alive.pop(pid) for pid in idle)]
+        self._spares |= idle  # killed as those are, once nobody is left whom they could replace
+        self._held.clear()
+        for rank in sorted(ranks):
+            self._write_to_log(rank, "the gang has finished without this rank")
+            self._shim.exited(rank, 0)
 
     def end_gang(self, why: str, interrupted: bool) -> None:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""
         if interrupted:
             self._shim.interrupt(why)
         for entry in self._entries:
-            with contextlib.suppress(OSError), open(entry["log"], "a") as log:  # noqa: PTH123 - its path may be of any bytes
-                log.write(f"phalanx: the gang does not recover: {why}\n")
+            self._write_to_log(entry["rank"], f"the gang does not recover: {why}")
         self._give_up()
         self._shim.ask_stop(self._shim.order["grace_ms"])
 
     def note(self, line: str) -> None:
         """As `Hands`."""
         self._shim.say(line)
+
+    def _write_to_log(self, rank: int, line: str) -> None:
+        entry = next(entry for entry in self._entries if entry["rank"] == rank)
+        with contextlib.suppress(OSError), open(entry["log"], "a") as log:  # noqa: PTH123 - its path may be of any bytes
+            log.write(f"phalanx: {line}\n")
 
     def _heard(self, peer: Peer, frame: Frame) -> None:
         self._coordinator.heard(peer, frame)
