@@ -1,7 +1,7 @@
 """A gang of any size that saves its state, or loads another's, in a layout; `test_layouts.py` runs it with `python -m`.
 
-Arguments: a folder, then `save:NAME:LAYOUT`, `load:NAME:LAYOUT` or `dcp:NAME:LAYOUT` in order. What a gang saves it also writes as
-whole tensors to NAME.full; whoever loads compares, element by element.
+Arguments: a folder, then `save:NAME:LAYOUT`, `load:...`, `dcp:...` or `keep:...` in order. What a gang saves
+it also writes as whole tensors to NAME.full; whoever loads compares, element by element. What it keeps are snapshots in memory.
 """
 
 import os
@@ -21,15 +21,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.commit import Saved
+from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.owners import DTYPES
 from phalanx.job.checkpoint.reader import PartReader
 from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
+from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.whole import open_checkpoint
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.optimizer import make_adamw
+from phalanx.job.train.snapshots import Snapshots
 
 SHAPE = LlamaShape(vocab=97, dim=16, layers=2, heads=2, ffn_dim=22)  # 97 and 22: not divisible by 2 or 4
 RECIPE = LlamaRecipe(dim=16, layers=2, heads=2, ffn_dim=22)
@@ -113,6 +117,50 @@ def read_by_dcp(folder: Path, name: str, layout: str, rank: Rank) -> None:
     compare(folder, name, state)
 
 
+def keep(folder: Path, name: str, layout: str, rank: Rank) -> None:
+    """A snapshot of each rank: all of them together are every tensor, and each alone is all that its rank had."""
+    places = [Place(folder=folder / name / "keepers", slot=slot) for slot in range(rank.world_size)]
+    model, optimizer = sharded(mesh_of(layout, rank), seed=1)
+    wanted = whole(training_state(model, optimizer))
+    local = {key: local_of(one).clone() for key, one in training_state(model, optimizer).items()}
+    snapshots = Snapshots(places[rank.rank])
+    assert snapshots.take(model, optimizer, rank, STEP, {"samples": 7})
+    dist.barrier()
+    if rank.rank == 0:
+        got = pasted([Sealed.at(place) for place in places], rank.world_size)
+        assert wanted.keys() == got.keys()
+        assert not [key for key, one in wanted.items() if not torch.equal(one, got[key])]
+    changed, its_optimizer = sharded(mesh_of(layout, rank), seed=2)
+    snapshots.new_model()
+    snapshots.restore(changed, its_optimizer, rank, STEP)
+    again = training_state(changed, its_optimizer)
+    assert not [key for key, one in again.items() if not torch.equal(local_of(one), local[key])]
+    dist.barrier()
+    snapshots.close()
+
+
+def pasted(places: list[Sealed], world_size: int) -> dict[str, torch.Tensor]:
+    """Whole tensors of every place's parts; where two hold the same, they are alike."""
+    found: dict[str, torch.Tensor] = {}
+    for place in places:
+        assert place.steps() == (STEP,) and place.seal_of(STEP).note == '{"samples": 7}'
+        parts = place.parts(STEP)
+        assert sum(part.name.startswith("rng.") for part, _ in parts) == 1
+        for part, data in parts:
+            if part.name.startswith("rng."):
+                continue
+            tensor = found.setdefault(part.name, torch.full(part.shape, torch.nan, dtype=DTYPES[part.dtype]))
+            box = tensor[tuple(slice(at, at + size) for at, size in zip(part.start, part.size, strict=True))]
+            piece = torch.frombuffer(bytearray(data), dtype=box.dtype).reshape(part.size) if part.num_bytes else box.clone()
+            assert bool(torch.isnan(box).all()) or torch.equal(box, piece)
+            box.copy_(piece)
+    return found
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def compare(folder: Path, name: str, state: dict[str, torch.Tensor]) -> None:
     wanted, got = load_file(folder / f"{name}.full"), whole(state)
     assert wanted.keys() == got.keys() and len(got) > 40
@@ -124,7 +172,7 @@ def main(folder: Path, actions: list[str]) -> None:
     with gang() as rank:
         for action in actions:
             what, name, layout = action.split(":")
-            {"save": write, "load": read, "dcp": read_by_dcp}[what](folder, name, layout, rank)
+            {"save": write, "load": read, "dcp": read_by_dcp, "keep": keep}[what](folder, name, layout, rank)
             dist.barrier()
     os._exit(0)  # as the trainer does
 

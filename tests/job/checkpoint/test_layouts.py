@@ -9,7 +9,16 @@ from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
 
 LAUNCHES = {
     2: ("save:two:dp", "load:two:dp"),
-    4: ("load:two:dp", "load:two:dp-tp", "save:four:dp", "save:grid:dp-tp", "load:four:dp-tp", "load:grid:dp-tp"),
+    4: (
+        "load:two:dp",
+        "load:two:dp-tp",
+        "keep:kept:dp",
+        "keep:kept-grid:dp-tp",
+        "save:four:dp",
+        "save:grid:dp-tp",
+        "load:four:dp-tp",
+        "load:grid:dp-tp",
+    ),
     1: ("load:two:dp", "load:four:dp", "load:grid:dp"),
 }
 AGAIN = ("load:four:dp", "load:grid:dp", "load:grid:dp-tp", "dcp:grid:dp")
@@ -33,6 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_T02_values_are_equal_on_every_other_layout_with_a_vocabulary_no_gang_divides(folder: Path) -> None:
     assert sorted(path.name for path in folder.glob("*.full")) == ["four.full", "grid.full", "two.full"]
+
+
+def test_snapshots_of_all_ranks_are_every_whole_tensor_and_leave_nothing(folder: Path) -> None:
+    """The gangs of four compare; here that they did, and that their keepers are gone with all that they held."""
+    assert [(folder / name).exists() and not (folder / name / "keepers").exists() for name in ("kept", "kept-grid")] == [True] * 2
 
 
 @pytest.mark.parametrize("name", ["two", "four", "grid"])

@@ -15,6 +15,7 @@ from phalanx.job.checkpoint.keeper import segments
 from phalanx.job.checkpoint.keeper.link import _connected
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 from tests.job.checkpoint.gang_launch import ROOT
@@ -119,6 +120,31 @@ def test_a_killed_keeper_is_replaced_and_the_memory_stays(place: Place) -> None:
     memory.close()
     other.close()
     ends(memory.keeper_pid)
+
+
+def test_who_only_reads_a_place_starts_and_changes_nothing_and_takes_no_news(place: Place) -> None:
+    with pytest.raises(NotFound, match="none in slot 0"):
+        Sealed.at(place)
+    assert not place.folder.exists()
+    memory = Memory.attach(place, PARTS, buffers=2)
+    snapshot(memory, 1)
+    snapshot(memory, 2, generation=3)
+    other = Sealed.at(place)
+    assert other.steps() == (2, 1) and other.seal_of(2).generation == 3
+    for part, data in other.parts(2):
+        assert bytes(data) == bytes(filled(part, 2))
+        with pytest.raises(TypeError):
+            data[0] = 0
+    seal = other.seal_of(1)
+    assert other.is_whole(seal)
+    snapshot(memory, 3)  # takes the segment of the oldest
+    assert not other.is_whole(seal) and other.steps() == (3, 2)
+    with pytest.raises(NotFound, match="there are \\[3, 2\\]"):
+        other.parts(1)
+    memory.close()
+    ends(memory.keeper_pid)  # whoever reads keeps no keeper
+    assert other.steps() == (3, 2)  # and no keeper's end takes from them what they have
+    other.close()
 
 
 def test_other_parts_are_other_memory_and_the_same_parts_the_same(place: Place) -> None:

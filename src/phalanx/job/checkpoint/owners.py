@@ -51,7 +51,20 @@ def local_parts(
         given[ranks][owner] += max(local[name].nbytes, 1)
         if owner == rank:
             start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
-            found += _parts(name, tensor, local[name], start, part_bytes_max)
+            pieces = _parts(name, tensor, local[name], start, part_bytes_max)
+            found += [(part, piece.contiguous()) for part, piece in pieces]
+    return found
+
+
+def held_parts(state: Mapping[str, torch.Tensor], part_bytes_max: int = PART_BYTES_MAX) -> list[tuple[Part, torch.Tensor]]:
+    """Every part that this rank has, those of which others have replicas too, in the order of names; each as a view of the state's
+    own memory, so that writing to it changes the state. A view is not always contiguous. Raises Bug as `local_parts`."""
+    boxes = _memory(_box)
+    found: list[tuple[Part, torch.Tensor]] = []
+    for name, tensor in sorted(state.items()):
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
+        found += _parts(name, tensor, local, start, part_bytes_max)
     return found
 
 
@@ -101,7 +114,7 @@ def _parts(
     for where, length in _cut(tuple(local.shape), tensor.element_size(), part_bytes_max):
         piece = local[tuple(slice(first, first + count) for first, count in zip(where, length, strict=True))]
         begin = tuple(first + more for first, more in zip(start, where, strict=True))
-        yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece.contiguous()
+        yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece
 
 
 def _cut(size: tuple[int, ...], item_bytes: int, bytes_max: int) -> Iterator[Box]:

@@ -58,15 +58,17 @@ def layout_of(parts: Sequence[Part]) -> Layout:
 
 
 class Segment:
-    """One mapped segment. `populate`: have every page mapped now, so that the first copy is as fast as the others."""
+    """One mapped segment. `populate`: have every page mapped now, so that the first copy is as fast as the others. `read_only`: the
+    kernel refuses every write by way of this mapping."""
 
-    def __init__(self, descriptor: int, layout: Layout, populate: bool = False) -> None:
+    def __init__(self, descriptor: int, layout: Layout, populate: bool = False, read_only: bool = False) -> None:
         if os.fstat(descriptor).st_size != layout.size_bytes:
             raise Bug(f"a segment of {os.fstat(descriptor).st_size} bytes for a layout of {layout.size_bytes}")
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         self.descriptor = descriptor
         self.layout = layout
-        self.memory = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=flags))
+        access = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
+        self.memory = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=flags, prot=access))
 
     def seal(self) -> Seal | None:
         """None when nothing whole is in it."""

@@ -1,6 +1,7 @@
 """This rank's state after each step, in memory that outlives its process: what a gang goes back to when one of it dies.
 
-Every rank keeps all that it would need itself, replicated tensors too: whoever takes its place asks nobody for them.
+Every rank keeps all that it would need itself, replicated tensors too: whoever takes its place asks nobody for them. Each part says
+where it lies in the whole tensor, so that a gang of another size can be made of the snapshots of this one (`sealed.Sealed`).
 """
 
 import json
@@ -9,12 +10,11 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import CheckpointError, NotFound
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
-from phalanx.job.checkpoint.owners import code_of, host_bytes
+from phalanx.job.checkpoint.owners import held_parts, host_bytes
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
@@ -50,7 +50,7 @@ class Snapshots:
         Raises SetupError when there is too little memory.
         """
         if not self._tensors:
-            self._tensors = _local_parts(training_state(model, optimizer))
+            self._tensors = held_parts(training_state(model, optimizer))
         held = [*self._tensors, *rng_parts(rank.rank, rank.device)]
         if self._memory is None or [part for part, _ in held] != list(self._memory.layout.parts):
             self._leave()
@@ -71,7 +71,7 @@ class Snapshots:
         memory = self._found()
         held = memory.read(step) if memory is not None else {}
         state = training_state(model, optimizer)
-        wanted = _local_parts(state)
+        wanted = held_parts(state)
         generators = rng_parts(rank.rank, rank.device)
         missing = {part.key for part, _ in (*wanted, *generators)} ^ set(held)
         if memory is None or missing:
@@ -106,16 +106,6 @@ class Snapshots:
             except NotFound:
                 return None
         return self._memory
-
-
-def _local_parts(state: Mapping[str, torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
-    """What this rank has of each tensor, as the tensors' own memory."""
-    found = []
-    for name, tensor in sorted(state.items()):
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-        shape = tuple(local.shape)
-        found.append((Part(name=name, dtype=code_of(name, local.dtype), shape=shape, start=(0,) * len(shape), size=shape), local))
-    return found
 
 
 def _fill(tensor: torch.Tensor, data: memoryview) -> None:

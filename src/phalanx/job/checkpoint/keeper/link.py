@@ -152,9 +152,20 @@ def reach(place: Place, idle_s: float = IDLE_S) -> tuple[Link, Holding, list[int
         time.sleep(_POLL_S)
 
 
-def _greeted(link: Link, place: Place) -> tuple[Link, Holding, list[int]]:
+def look(place: Place) -> tuple[Link, Holding, list[int]]:
+    """What the place's keeper holds, to be read only; starts none.
+
+    Raises NotFound when there is none, KeeperGone when it has just ended, UserError when the place is another attempt's.
+    """
+    channel = _connected(place)
+    if channel is None:
+        raise NotFound("snapshot keeper", str(place.folder), f"there is none in slot {place.slot}")
+    return _greeted(Link(channel), place, reads=True)
+
+
+def _greeted(link: Link, place: Place, reads: bool = False) -> tuple[Link, Holding, list[int]]:
     try:
-        return (link, *link.ask(Hello(attempt=place.attempt)))
+        return (link, *link.ask(Hello(attempt=place.attempt, reads=reads)))
     except BaseException:
         link.close()
         raise

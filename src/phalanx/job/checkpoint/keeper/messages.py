@@ -14,9 +14,11 @@ BUFFERS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first thing said on a connection. A keeper of another attempt refuses."""
+    """The first thing said on a connection. A keeper of another attempt refuses. reads: it will ask for nothing, and is told
+    none of the news, which are the rank's."""
 
     attempt: str
+    reads: bool = False
     kind: Literal["hello"] = "hello"
 
 

@@ -55,7 +55,7 @@ class Caller:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.received = frames.Received()
-        self.known = False  # it said Hello, of the right attempt
+        self.known = False  # it said Hello, of the right attempt, and not only to read
 
     def tell(self, message: Answer | News, descriptors: list[int] | None = None) -> None:
         """A rank that is gone, or does not read, is not waited for."""
@@ -163,8 +163,8 @@ class Keeper:
     def _obey(self, caller: Caller, asked: Request) -> None:
         """Raises ValueError for what may not be asked now."""
         match asked:
-            case Hello(attempt=attempt):
-                self._greet(caller, attempt)
+            case Hello():
+                self._greet(caller, asked)
             case _ if not caller.known:
                 raise ValueError("no Hello")
             case Make(parts=parts, buffers=buffers):
@@ -185,11 +185,14 @@ class Keeper:
                 self._dismissed = True
                 self._hang_up(caller)
 
-    def _greet(self, caller: Caller, attempt: str) -> None:
-        if attempt != self.place.attempt:
+    def _greet(self, caller: Caller, hello: Hello) -> None:
+        if hello.attempt != self.place.attempt:
             fix = f"the keeper in {self.place.folder} is of attempt {self.place.attempt!r}; give each attempt a folder of its own"
-            caller.tell(Refused(field="attempt", value=attempt, fix=fix))
+            caller.tell(Refused(field="attempt", value=hello.attempt, fix=fix))
             raise ValueError("another attempt")
+        if hello.reads:
+            self._show(caller)
+            return
         caller.known = True
         self._patience_alone_s = self._idle_s
         self._dismissed = False
