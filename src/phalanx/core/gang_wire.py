@@ -7,6 +7,9 @@ are values of the gang's store. A connection's first frame is `hello(...)`, and 
   generation), `beat` (its main thread's position) and `done`; it hears `go` (its place in a generation) and `over`
   (a generation is).
 - `store`, any number: one request, one answer, in turn. Requests name an operation of `torch.distributed.Store`.
+
+Processes speak to their own node's shim. Shims of other nodes than the coordinator's pass that on over TCP, in frames of their own
+(`node_hello`, and then what `operate.agent.gang.session` wraps).
 """
 
 import json
@@ -39,19 +42,27 @@ def hello(token: str, member: int, channel: str) -> Frame:
     return Frame({"token": token, "member": member, "channel": channel})
 
 
-def encode(frame: Frame) -> bytes:
+def node_hello(token: str, node: int, got: int) -> Frame:
+    """The first frame of another node's shim. token: of all shims of the attempt, which ranks are not told. got: number of the last
+    frame that it took in the life of this attempt."""
+    return Frame({"token": token, "node": node, "got": got})
+
+
+def encode(frame: Frame, head_bytes_max: int = HEADER_BYTES_MAX) -> bytes:
     """Raises ValueError for one that the other side would refuse."""
     head = json.dumps({**frame.head, "sizes": [len(part) for part in frame.parts]}).encode()
     body = b"".join(frame.parts)
-    if len(head) > HEADER_BYTES_MAX or len(body) > BODY_BYTES_MAX:
-        raise ValueError(f"a frame of {len(head)} and {len(body)} bytes; {HEADER_BYTES_MAX} and {BODY_BYTES_MAX} go through")
+    if len(head) > head_bytes_max or len(body) > BODY_BYTES_MAX:
+        raise ValueError(f"a frame of {len(head)} and {len(body)} bytes; {head_bytes_max} and {BODY_BYTES_MAX} go through")
     return _LENGTHS.pack(len(head), len(body)) + head + body
 
 
 @dataclass(slots=True)
 class Decoder:
-    """Frames out of bytes as they come."""
+    """Frames out of bytes as they come, none longer than this."""
 
+    head_bytes_max: int = HEADER_BYTES_MAX
+    body_bytes_max: int = BODY_BYTES_MAX
     _left: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -59,7 +70,7 @@ class Decoder:
         self._left += data
         while len(self._left) >= _LENGTHS.size:
             num_head, num_body = _LENGTHS.unpack_from(self._left)
-            if num_head > HEADER_BYTES_MAX or num_body > BODY_BYTES_MAX:
+            if num_head > self.head_bytes_max or num_body > self.body_bytes_max:
                 raise ValueError(f"a frame of {num_head} and {num_body} bytes")
             end = _LENGTHS.size + num_head + num_body
             if len(self._left) < end:

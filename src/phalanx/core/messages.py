@@ -143,10 +143,17 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class GangRecovery:
-    """The gang recovers inside. spares: processes to hold ready. hang_ms: how long a rank may make no progress."""
+    """The gang recovers inside. spares: processes to hold ready on each node. hang_ms: how long a rank may make no progress.
+
+    Of several nodes: ranks: how many each has, in node rank order. port: of the first node, at which shims of the others meet the
+    gang's coordinator. token: that they show there; of the attempt, and told to no rank.
+    """
 
     spares: int
     hang_ms: int
+    ranks: tuple[int, ...] = ()
+    port: int = 0
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ class Timeouts:
     come out of a generation that is over. shrink_ms: from a fault on, a spare that is starting is waited for where the gang could
     go on without it. grow_ms: a generation trains at least so long before the gang grows. hang_ms: without a rank's main thread
     moving on, it hangs. form_ms: from a generation's start to all its ranks being ready to train. spare_ms: for a spare to start.
-    kill_ms: for a killed process to be gone. collective_ms: of a process group.
+    kill_ms: for a killed process to be gone. collective_ms: of a process group. node_ms: for the shims of
+    two nodes to hear of each other again; then the node is lost, before one of its processes can count as one that does not leave
+    its generation or does not end.
     """
 
     beat_ms: int = 500
@@ -39,6 +41,7 @@ class Timeouts:
     spare_ms: int = 300_000
     kill_ms: int = 10_000
     collective_ms: int = 2 * HANG_MS
+    node_ms: int = 8_000
 
     def problems(self) -> list[str]:
         """Where the order is broken; empty when it holds."""
@@ -46,7 +49,9 @@ class Timeouts:
         pairs = [(low, high) for low, high in pairwise(order) if low != "hang_ms"]
         pairs += [
             ("hang_ms", "collective_ms"),
-            ("silent_ms", "gather_ms"),
+            ("silent_ms", "node_ms"),
+            ("node_ms", "gather_ms"),
+            ("node_ms", "kill_ms"),
             ("shrink_ms", "gather_ms"),
             ("gather_ms", "collective_ms"),
         ]

@@ -18,11 +18,12 @@ import structlog
 from phalanx.core.devices import NodeShape
 from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, WorldError
 from phalanx.core.ids import AttemptId
+from phalanx.core.messages import Launch
 from phalanx.operate.agent import boottime, code, shim
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
-from phalanx.operate.agent.ports import is_taken
+from phalanx.operate.agent.ports import cannot_listen, is_taken
 from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
@@ -164,8 +165,19 @@ class AttemptRun:
             raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:
             raise StartFailed(f"cannot prepare the attempt: {error}") from error
-        if launch.node_rank == 0 and is_taken(launch.master_port):
+        if launch.node_rank == 0:
+            self._check_ports(launch)
+
+    def _check_ports(self, launch: Launch) -> None:
+        """Of the gang's first node, where the others look for it."""
+        if is_taken(launch.master_port):
             raise StartFailed(f"cannot start the gang: MASTER_PORT {launch.master_port} is already taken on this node")
+        if launch.recovery is None or launch.num_nodes == 1:
+            return
+        if problem := cannot_listen(launch.master_address, launch.recovery.port):
+            raise StartFailed(
+                f"cannot start the gang: its coordinator cannot listen at {launch.master_address}:{launch.recovery.port}: {problem}"
+            )
 
     def _lay_out(self, data: bytes | None) -> None:
         clear(self.folder.code)  # half of it may be there already

@@ -171,7 +171,7 @@ class AttemptFolder:
         """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
         environment that was built for them."""
         paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
-        gang = GangPlace.of(launch.recovery, shim_socket.with_suffix(".gang")) if launch.recovery else None
+        gang = GangPlace.of(launch, launch.recovery, shim_socket.with_suffix(".gang")) if launch.recovery else None
         if container is None:
             starts = rank_starts(launch, shape, paths, outer, gang)
         else:

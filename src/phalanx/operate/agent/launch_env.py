@@ -44,21 +44,41 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class GangPlace:
-    """Where a gang that recovers inside finds its coordinator. token: the attempt's secret; spares: as in the job's spec."""
+    """Where this node's processes of a gang that recovers inside find who leads it. token: of this node's socket; spares: as in the
+    job's spec. nodes: of each rank, () where all are of this one. node: this one. meeting: where shims of several nodes meet, and
+    the token that they show."""
 
     socket: Path
     token: str
     spares: int
     timeouts: Timeouts
+    nodes: tuple[int, ...] = ()
+    node: int = 0
+    meeting: tuple[str, int, str] | None = None
 
     @classmethod
-    def of(cls, recovery: GangRecovery, socket: Path) -> "GangPlace":
+    def of(cls, launch: Launch, recovery: GangRecovery, socket: Path) -> "GangPlace":
         """With a fresh token."""
-        return cls(socket, secrets.token_hex(32), recovery.spares, timeouts(recovery.hang_ms))
+        token, times = secrets.token_hex(32), timeouts(recovery.hang_ms)
+        if launch.num_nodes == 1:
+            return cls(socket, token, recovery.spares, times)
+        nodes = tuple(node for node, count in enumerate(recovery.ranks) for _ in range(count))
+        meeting = (launch.master_address, recovery.port, recovery.token)
+        return cls(socket, token, recovery.spares, times, nodes, launch.node_rank, meeting)
 
     def order(self) -> dict[str, Any]:
         """What the shim is told."""
-        return {"socket": str(self.socket), "token": self.token, "spares": self.spares, "timeouts": as_dict(self.timeouts)}
+        order = {
+            "socket": str(self.socket),
+            "token": self.token,
+            "spares": self.spares,
+            "timeouts": as_dict(self.timeouts),
+            "nodes": list(self.nodes),
+            "node": self.node,
+        }
+        if self.meeting is not None:
+            order |= dict(zip(("host", "port", "node_token"), self.meeting, strict=True))
+        return order
 
     def env(self, member: int) -> dict[str, str]:
         return {
@@ -81,7 +101,7 @@ def rank_starts(
         rank = launch.first_rank + local_rank
         env = shared | _of_rank(rank, local_rank) | {"PHALANX_RECORDS": f"{paths.folder}/rank-{rank}.records"}
         if gang is not None:
-            env |= gang.env(local_rank)
+            env |= gang.env(rank)
         starts.append(RankStart(rank, argv, env, f"{paths.folder}/rank-{rank}.log"))
     return tuple(starts)
 

@@ -37,14 +37,19 @@ def claim_block(prefer: int | None = None) -> PortBlock:
 
 def is_taken(port: int) -> bool:
     """Whether something on this machine listens on `port`, on any address."""
+    return bool(cannot_listen("", port))
+
+
+def cannot_listen(host: str, port: int) -> str:
+    """Why nobody of this machine can listen there now; '' when somebody could. host: '' for any address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger in TIME_WAIT do no harm
         try:
-            probe.bind(("", port))
+            probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return True
-        return False
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
 
 def _starts(prefer: int | None) -> Iterable[int]:

@@ -7,7 +7,8 @@ truth; the control socket only says that they changed.
 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
             "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids",
-            "gang": absent | {"socket", "token", "spares", "timeouts"}}
+            "gang": absent | {"socket", "token", "spares", "timeouts", "nodes": [node of each rank], "node",
+                              "host", "port", "node_token" where there are several}}
 own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
 lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.
 gang: of ranks that recover from the death of one: their coordinator is here too, see `gang`.
@@ -188,6 +189,11 @@ class Shim:
         """Whether the ranks are being ended."""
         return self.kill_at_ms is not None or self.stop_grace_ms is not None
 
+    def grace_left_ms(self) -> int | None:
+        """Until they are killed; None where nobody ends them."""
+        left = [] if self.kill_at_ms is None else [max(0, self.kill_at_ms - boottime.now_ms())]
+        return min([*left, *([] if self.stop_grace_ms is None else [self.stop_grace_ms])], default=None)
+
     def _listen(self) -> None:
         path = Path(self.order["socket"])
         path.unlink(missing_ok=True)
@@ -228,6 +234,8 @@ class Shim:
         match said:  # a newer agent may know commands that we do not
             case {"stop": int(grace_ms)} if grace_ms >= 0:
                 self.ask_stop(grace_ms)
+            case {"lose_node": int(node)} if self.gang:
+                self.gang.lose(node)
             case {"lease_ends_ms": int(ends_ms)}:
                 self._end_with_lease()  # it may be over, and only not seen yet
                 self.lease = self.lease and self.lease | {"ends_ms": ends_ms}

@@ -40,7 +40,7 @@ class RememberingHands:
     def dismiss(self, members: Sequence[int]) -> None:
         self.dismissed = tuple(members)
 
-    def end_gang(self, why: str, interrupted: bool) -> None:
+    def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         self.ended = why
 
     def note(self, line: str) -> None:
@@ -56,7 +56,12 @@ class Cell:
         self.hands = RememberingHands()
         self._selector = selectors.DefaultSelector()
         doorway = Doorway(self._selector, TOKEN, self._heard, self._left)
-        order = {"socket": str(self.path), "spares": spares, "timeouts": timeouts.as_dict(timeouts.timeouts(hang_ms))}
+        order = {
+            "grace_ms": 5_000,
+            "socket": str(self.path),
+            "spares": spares,
+            "timeouts": timeouts.as_dict(timeouts.timeouts(hang_ms)),
+        }
         self.coordinator = Coordinator(order, world_size, doorway, self.hands, boottime.now_ms())
         self.coordinator.open()
         self._deaths: list[int] = []

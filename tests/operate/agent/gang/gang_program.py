@@ -1,6 +1,6 @@
 """A rank without torch: takes its places, keeps moving, meets one planned fault, and leaves after generation LAST.
 
-Started by test_gang_shim; FAULT is `sigkill`, `sigstop`, `exit` or `hang`, of rank 0 in generation 1.
+Started by test_gang_shim; FAULT is `sigkill`, `sigstop`, `exit` or `hang`, of rank FAULT_RANK (0) in generation 1.
 """
 
 import os
@@ -11,6 +11,7 @@ import time
 from phalanx.job.sdk import gang as gangs
 
 last, fault = int(os.environ["LAST"]), os.environ.get("FAULT", "")
+fault_rank = int(os.environ.get("FAULT_RANK", "0"))
 gang = gangs.attach()
 assert gang is not None
 step = 0
@@ -29,11 +30,11 @@ while True:
     while not gang.is_over(0.02):
         step += 1
         gang.moved(step, 0)
-        if place.rank == 0 and place.generation == 1 and step == 3 and fault:
+        if place.rank == fault_rank and place.generation == 1 and step == 3 and fault:
             if fault in ("sigkill", "sigstop"):
                 os.kill(os.getpid(), signal.SIGKILL if fault == "sigkill" else signal.SIGSTOP)
             if fault == "exit":
                 os._exit(3)
             time.sleep(600)
-        if place.rank != 0 and fault in ("sigstop", "hang") and step == 4:
+        if place.rank != fault_rank and fault in ("sigstop", "hang") and step == 4:
             gang.is_over(600)  # as in a collective with the one that hangs

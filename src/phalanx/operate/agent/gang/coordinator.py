@@ -1,13 +1,12 @@
 """Joins the gang's state to the world: sockets and the shim's hands. Thin: what to do is decided in `advance`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from phalanx.core import timeouts
 from phalanx.core.gang_wire import Frame
 from phalanx.operate.agent.gang.advance import advance
-from phalanx.operate.agent.gang.doorway import Doorway, Peer
 from phalanx.operate.agent.gang.events import (
     Action,
     Beat,
@@ -20,12 +19,15 @@ from phalanx.operate.agent.gang.events import (
     Here,
     Kill,
     Leave,
+    NodeBack,
+    NodeLost,
     Rest,
     Settled,
     Start,
     Ticked,
 )
 from phalanx.operate.agent.gang.lateness import next_moment
+from phalanx.operate.agent.gang.lead import Hands, Peers
 from phalanx.operate.agent.gang.state import Rules, State, first
 from phalanx.operate.agent.gang.values import Values
 
@@ -33,51 +35,38 @@ TICKS_MAX: Final = 64
 """Of one turn; each changes something, so what is left is due again at once."""
 
 
-class Hands(Protocol):
-    """What the shim does for its gang."""
-
-    def start_spare(self, member: int, node: int) -> bool:
-        """Whether that process was started, on that node."""
-
-    def kill(self, member: int, why: str) -> None: ...
-
-    def place(self, member: int, slot: int) -> Mapping[str, Any]:
-        """That process holds the slot from now on; what it must know for it."""
-
-    def dismiss(self, members: Sequence[int]) -> None:
-        """The gang has finished without these processes."""
-
-    def end_gang(self, why: str, interrupted: bool) -> None: ...
-
-    def note(self, line: str) -> None: ...
-
-
 class Coordinator:
     """One gang's. Belongs to the shim's thread: `turn` after every wait, `next_moment` before one. Times are on CLOCK_BOOTTIME."""
 
-    def __init__(self, order: Mapping[str, Any], world_size: int, doorway: Doorway, hands: Hands, now_ms: int) -> None:
-        times, sizes = timeouts.from_dict(order["timeouts"]), tuple(order.get("sizes", ()))
-        rules = Rules(world_size=world_size, spares=order["spares"], timeouts=times, sizes=sizes)
+    def __init__(self, order: Mapping[str, Any], world_size: int, peers: Peers, hands: Hands, now_ms: int) -> None:
+        rules = Rules(
+            world_size=world_size,
+            spares=order["spares"],
+            timeouts=timeouts.from_dict(order["timeouts"]),
+            nodes=tuple(order.get("nodes", ())),
+            sizes=tuple(order.get("sizes", ())),
+        )
         self._state: State = first(rules, now_ms)
         self._values = Values()
-        self._doorway = doorway
+        self._peers = peers
         self._hands = hands
         self._now_ms = now_ms
         self._path = Path(order["socket"])
+        self._grace_ms = order["grace_ms"]
         self._placed = dict(enumerate(range(world_size)))  # member -> slot that it was told it has
 
     def open(self) -> None:
-        self._doorway.open(self._path)
+        self._peers.open(self._path)
 
     def close(self) -> None:
-        self._doorway.close()
+        self._peers.close()
 
-    def heard(self, peer: Peer, frame: Frame) -> None:
+    def heard(self, peer: Any, frame: Frame) -> None:
         """One frame of a connection. Raises ValueError for nonsense, on which it is hung up."""
         if peer.channel == "store":
             answer = self._values.ask(peer, frame, self._now_ms)
             if answer is not None:
-                self._doorway.say(peer, answer)
+                self._peers.say(peer, answer)
             return
         event = _event(peer.member, frame.head)
         if isinstance(event, Here) and peer.member in self._state.members and peer.member not in self._state.holders:
@@ -85,7 +74,7 @@ class Coordinator:
         if event is not None:
             self._move(event)
 
-    def left(self, peer: Peer) -> None:
+    def left(self, peer: Any) -> None:
         self._values.forget(peer)
 
     def died(self, member: int, how: str, replaceable: bool, now_ms: int) -> None:
@@ -94,6 +83,14 @@ class Coordinator:
 
     def finished(self, member: int) -> None:
         self._move(Finished(member))
+
+    def node_lost(self, node: int, why: str, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._move(NodeLost(node, why))
+
+    def node_back(self, node: int, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._move(NodeBack(node))
 
     def turn(self, now_ms: int) -> None:
         """What is due by now. Frames that are heard before the next turn count as heard now."""
@@ -104,8 +101,7 @@ class Coordinator:
                 break
             self._move(Ticked())
         for peer, answer in self._values.settled(now_ms):
-            assert isinstance(peer, Peer)
-            self._doorway.say(peer, answer)
+            self._peers.say(peer, answer)
 
     def next_moment(self) -> int | None:
         moments = [next_moment(self._state), self._values.next_moment()]
@@ -136,12 +132,12 @@ class Coordinator:
                 self._hands.dismiss(members)
             case End(why, interrupted):
                 self._hands.note(f"the gang ends: {why}")
-                self._hands.end_gang(why, interrupted)
+                self._hands.end_gang(why, interrupted, self._grace_ms)
 
     def _go(self, go: Go) -> None:
         self._hands.note(f"generation {go.generation} starts with processes {', '.join(map(str, go.members))}")
         self._values.drop(f"{prefix_of(go.generation - 1)}/")
-        peers = {peer.member: peer for peer in self._doorway.members()}
+        peers = {peer.member: peer for peer in self._peers.members()}
         for rank, (member, slot) in enumerate(zip(go.members, go.slots, strict=True)):
             told = {"say": "go", "generation": go.generation, "rank": rank, "world_size": len(go.members)}
             told |= {"slots": list(go.slots), "num_slots": self._state.rules.world_size}
@@ -150,12 +146,12 @@ class Coordinator:
                 self._placed[member] = slot
                 told["place"] = dict(self._hands.place(member, slot))
             if member in peers:
-                self._doorway.say(peers[member], Frame(told))
+                self._peers.say(peers[member], Frame(told))
 
     def _tell_all(self, frame: Frame) -> None:
-        for peer in self._doorway.members():
+        for peer in self._peers.members():
             if peer.member in self._state.ranks:
-                self._doorway.say(peer, frame)
+                self._peers.say(peer, frame)
 
 
 def prefix_of(generation: int) -> str:

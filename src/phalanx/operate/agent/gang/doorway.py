@@ -1,35 +1,25 @@
-"""The coordinator's socket: who is connected, what they say in whole frames, and answers as fast as they take them.
-
-Belongs to the shim's one thread: it registers with the shim's selector and never blocks. Whoever does not begin with the attempt's
-token, or says what is no frame, is hung up on.
+"""The unix socket at which this node's processes of a gang speak: who is connected, what they say, and answers as fast as they take
+them. Whoever does not begin with the socket's token is hung up on.
 """
 
 import contextlib
-import functools
 import hmac
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from phalanx.core.gang_wire import Decoder, Frame, encode
-
-READ_BYTES: Final = 256 * 1024
-UNSENT_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A peer that takes nothing for so long is hung up on."""
+from phalanx.core.gang_wire import Frame
+from phalanx.operate.agent.gang.streams import Stream, Streams
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class Peer(Stream):
     """One connection. member: -1 until it has said who it is."""
 
-    socket: socket.socket
     member: int = -1
     channel: str = ""
-    decoder: Decoder = field(default_factory=Decoder)
-    unsent: bytearray = field(default_factory=bytearray)
 
 
 class Doorway:
@@ -41,10 +31,9 @@ class Doorway:
         self._selector = selector
         self._token = token
         self._heard = heard
-        self._left = left
+        self._streams: Streams[Peer] = Streams(selector, self._take, left)
         self._server: socket.socket | None = None
         self._path: Path | None = None
-        self._peers: set[Peer] = set()
 
     def open(self, path: Path) -> None:
         """Raises OSError."""
@@ -58,8 +47,7 @@ class Doorway:
         self._selector.register(server, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        for peer in list(self._peers):
-            self.hang_up(peer)
+        self._streams.close()
         if self._server is not None and self._path is not None:
             self._selector.unregister(self._server)
             self._server.close()
@@ -69,53 +57,18 @@ class Doorway:
 
     def members(self) -> list[Peer]:
         """Connections on which members hear what becomes of their generation."""
-        return [peer for peer in self._peers if peer.channel == "member"]
+        return [peer for peer in self._streams.all if peer.channel == "member"]
 
     def say(self, peer: Peer, frame: Frame) -> None:
-        if peer not in self._peers:
-            return
-        peer.unsent += encode(frame)
-        self._send(peer)
+        self._streams.say(peer, frame)
 
     def hang_up(self, peer: Peer) -> None:
-        if peer not in self._peers:
-            return
-        self._peers.discard(peer)
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
-        self._left(peer)
+        self._streams.hang_up(peer)
 
     def _accept(self) -> None:
         assert self._server is not None
-        try:
-            opened = self._server.accept()[0]
-        except OSError:
-            return
-        opened.setblocking(False)
-        peer = Peer(opened)
-        self._peers.add(peer)
-        self._selector.register(opened, selectors.EVENT_READ, functools.partial(self._ready, peer))
-
-    def _ready(self, peer: Peer) -> None:
-        """Its socket can be read, or written, or both: either never blocks. One that was hung up on meanwhile is not served."""
-        if peer not in self._peers:
-            return
-        if peer.unsent:
-            self._send(peer)
-        try:
-            got = peer.socket.recv(READ_BYTES) if peer in self._peers else b""
-        except BlockingIOError:
-            return
-        except OSError:
-            got = b""
-        if not got:
-            self.hang_up(peer)
-            return
-        try:
-            for frame in peer.decoder.feed(got):
-                self._take(peer, frame)
-        except (ValueError, RecursionError):
-            self.hang_up(peer)
+        with contextlib.suppress(OSError):
+            self._streams.add(Peer(self._server.accept()[0]))
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         if peer.member >= 0:
@@ -123,23 +76,13 @@ class Doorway:
             return
         match frame.head:
             case {"token": str(token), "member": int(member), "channel": "member" | "store" as channel} if member >= 0:
-                if not hmac.compare_digest(token.encode(), self._token.encode()):
+                if not is_token(token, self._token):
                     raise ValueError("a wrong token")
                 peer.member, peer.channel = member, channel
             case _:
                 raise ValueError("no hello")
 
-    def _send(self, peer: Peer) -> None:
-        try:
-            while peer.unsent:
-                del peer.unsent[: peer.socket.send(peer.unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.hang_up(peer)
-            return
-        if len(peer.unsent) > UNSENT_BYTES_MAX:
-            self.hang_up(peer)
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-        self._selector.modify(peer.socket, events, functools.partial(self._ready, peer))
+
+def is_token(said: str, token: str) -> bool:
+    """In a time that says nothing of it. An empty token is nobody's."""
+    return bool(token) and hmac.compare_digest(said.encode(errors="surrogatepass"), token.encode())

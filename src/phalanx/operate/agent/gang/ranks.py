@@ -11,10 +11,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.core.gang_wire import MEMBER, Frame
+from phalanx.core import timeouts
+from phalanx.core.gang_wire import MEMBER
 from phalanx.operate.agent import boottime
-from phalanx.operate.agent.gang.coordinator import Coordinator
-from phalanx.operate.agent.gang.doorway import Doorway, Peer
+from phalanx.operate.agent.gang.lead import Lead
+from phalanx.operate.agent.gang.leading import HERE, Leading
+from phalanx.operate.agent.gang.relay import Relay
 
 if TYPE_CHECKING:
     from phalanx.operate.agent.shim import Shim
@@ -33,39 +35,46 @@ class Ranks:
     """Belongs to one shim and its thread."""
 
     def __init__(self, shim: "Shim") -> None:
-        order = shim.order["gang"]
+        order = {"grace_ms": shim.order["grace_ms"], **shim.order["gang"]}
+        order["nodes"] = order["nodes"] or [HERE] * len(shim.order["ranks"])
         self._shim = shim
         self._entries: list[dict[str, Any]] = shim.order["ranks"]
         self._pids: dict[int, int] = {}  # member -> pid, as long as it lives
         self._spares: dict[int, int] = {}  # pid -> member
         self._held: dict[int, int] = {}  # rank -> exit code of the process that it lost and that will be replaced
         self._why_killed: dict[int, str] = {}
-        doorway = Doorway(shim.selector, order["token"], self._heard, self._left)
-        self._coordinator = Coordinator(order, len(self._entries), doorway, self, boottime.now_ms())
-        self._coordinator.open()
+        lead = Leading if order["node"] == HERE else Relay
+        self._lead: Lead = lead(shim.selector, order, timeouts.from_dict(order["timeouts"]), self)
+        self._lead.start()
 
     def started(self, index: int, pid: int) -> None:
-        """The attempt's own rank `index` has that process."""
-        self._pids[index] = pid
+        """The attempt's own rank `index` of this node has that process."""
+        self._pids[self._entries[index]["rank"]] = pid
 
     def busy(self) -> bool:
         """Whether somebody is left to wait for though no rank has a process."""
-        return bool(self._spares or self._held)
+        return bool(self._spares or self._held) or self._lead.busy()
 
     def close(self) -> None:
-        self._coordinator.close()
+        self._lead.stop()
+
+    def lose(self, node: int) -> None:
+        """The control plane gives that node up."""
+        self._lead.lose(node)
 
     def next_moment(self) -> int | None:
-        return None if self._shim.is_told() else self._coordinator.next_moment()
+        return self._lead.next_moment()
 
     def turn(self) -> None:
         """After each of the shim's waits. An attempt that was told to end has no more generations."""
-        if self._shim.is_told():
+        if (grace_ms := self._shim.grace_left_ms()) is not None:
             self._give_up()
-        else:
-            self._coordinator.turn(boottime.now_ms())
+            self._lead.told(grace_ms)
+        self._lead.turn(boottime.now_ms())
         if not self._shim.alive and not self._held:
             self.signal_spares(signal.SIGKILL)  # nobody is left whom they could replace
+            if not self._spares:
+                self._lead.alone()
 
     def signal_spares(self, number: signal.Signals) -> None:
         for pid in self._spares:
@@ -85,7 +94,7 @@ class Ranks:
         if self._shim.is_told():
             return False
         if code == 0:
-            self._coordinator.finished(member)
+            self._lead.finished(member)
             return False
         self._held[self._shim.alive.pop(pid)] = code  # before: its place may be taken, or given up, at once
         self._lost(member, code)
@@ -113,8 +122,10 @@ class Ranks:
             os.killpg(self._pids[member], signal.SIGKILL)
 
     def place(self, member: int, slot: int) -> Mapping[str, Any]:
-        """As `Hands`. Slots are numbered as the ranks of the whole gang."""
-        entry = self._entries[slot]
+        """As `Hands`. Slots are numbered as the ranks of the whole gang. The process may have died since: that is heard of next."""
+        if member not in self._pids:
+            return {}
+        entry = self._entry(slot)
         pid, rank = self._pids[member], entry["rank"]
         self._spares.pop(pid, None)
         self._held.pop(rank, None)
@@ -132,33 +143,30 @@ class Ranks:
             self._write_to_log(rank, "the gang has finished without this rank")
             self._shim.exited(rank, 0)
 
-    def end_gang(self, why: str, interrupted: bool) -> None:
+    def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""
         if interrupted:
             self._shim.interrupt(why)
         for entry in self._entries:
             self._write_to_log(entry["rank"], f"the gang does not recover: {why}")
         self._give_up()
-        self._shim.ask_stop(self._shim.order["grace_ms"])
+        self._shim.ask_stop(grace_ms)
 
     def note(self, line: str) -> None:
         """As `Hands`."""
         self._shim.say(line)
 
+    def _entry(self, rank: int) -> dict[str, Any]:
+        return next(entry for entry in self._entries if entry["rank"] == rank)
+
     def _write_to_log(self, rank: int, line: str) -> None:
-        entry = next(entry for entry in self._entries if entry["rank"] == rank)
-        with contextlib.suppress(OSError), open(entry["log"], "a") as log:  # noqa: PTH123 - its path may be of any bytes
+        path = self._entry(rank)["log"]
+        with contextlib.suppress(OSError), open(path, "a") as log:  # noqa: PTH123 - its path may be of any bytes
             log.write(f"phalanx: {line}\n")
-
-    def _heard(self, peer: Peer, frame: Frame) -> None:
-        self._coordinator.heard(peer, frame)
-
-    def _left(self, peer: Peer) -> None:
-        self._coordinator.left(peer)
 
     def _lost(self, member: int, code: int) -> None:
         how = _how(code) if member not in self._why_killed else f"was killed: {self._why_killed.pop(member)}"
-        self._coordinator.died(member, how, code < 0 and -code not in POLITE, boottime.now_ms())
+        self._lead.died(member, how, code < 0 and -code not in POLITE)
 
     def _give_up(self) -> None:
         """Ranks without a process get none any more."""

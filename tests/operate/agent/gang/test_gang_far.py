@@ -1,0 +1,186 @@
+"""Two real shims, one a node: ranks of both are replaced where they fell, a wire that is cut for a moment costs nothing, and a node
+that is gone is out of the gang."""
+
+import json
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.gang_wire import Frame, encode, node_hello
+from tests.operate.agent.agent_cell import DEADLINE_S, alive, until
+from tests.operate.agent.gang.far_cell import HASTY, NODE_TOKEN, PATIENT, SOON, NodeOrder, Wire, two_nodes
+
+
+def in_generation(order: NodeOrder, rank: int, generation: int) -> int | None:
+    """The pid that the rank has in it; None before it is in."""
+    return dict(order.generations(rank)).get(generation)
+
+
+@pytest.mark.parametrize("fault", ["sigkill", "sigstop"])
+@pytest.mark.parametrize("fell", [0, 1])
+def test_a_rank_of_either_node_is_replaced_on_it_and_the_survivor_keeps_its_process(tmp_path: Path, fell: int, fault: str) -> None:
+    with two_nodes(tmp_path, SOON if fault == "sigstop" else PATIENT, FAULT=fault, FAULT_RANK=str(fell)) as (first, second, _):
+        orders = first, second
+        before = [order.pids()[0] for order in orders]
+        assert [order.end() for order in orders] == [[0], [0]], first.said() + second.said()
+        gone, stays = orders[fell], orders[1 - fell]
+        assert [number for number, _ in stays.generations(1 - fell)] == [1, 2]
+        assert stays.pids()[0] == before[1 - fell], "the survivor is the same process"
+        assert gone.pids()[0] != before[fell]
+        assert list(gone.folder.glob("spare-*.log")), "a spare of the same node took the place"
+        assert [order.ended["lost"] for order in orders] == ["", ""]
+        assert not any(exited["first"] for order in orders for exited in order.exits())
+
+
+def test_an_exit_code_of_its_own_on_another_node_ends_the_whole_gang(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, FAULT="exit", FAULT_RANK="1") as (first, second, _):
+        assert second.end() == [3]
+        assert first.end() == [-15]
+        assert [exited["first"] for order in (first, second) for exited in order.exits()] == [False, True]
+        assert (first.ended["interrupted"], second.ended["interrupted"]) == (False, False)
+
+
+@pytest.mark.parametrize("how", ["cut", "mute"])
+def test_a_wire_that_is_cut_for_a_moment_costs_nobody_anything(tmp_path: Path, how: str) -> None:
+    with two_nodes(tmp_path) as (first, second, wire):
+        before, fell = until(lambda: in_generation(first, 0, 1)), until(lambda: in_generation(second, 1, 1)) and second.pids()[0]
+        getattr(wire, how)()
+        os.kill(fell, signal.SIGKILL)  # what is said meanwhile is not lost
+        until(lambda: not alive(fell))
+        wire.heal()
+        assert [order.end() for order in (first, second)] == [[0], [0]], first.said() + second.said()
+        assert in_generation(first, 0, 2) == before
+        assert "rank 1 was killed by SIGKILL" in first.log(0)
+
+
+def test_a_node_that_is_cut_off_is_out_and_ends_its_ranks_and_the_gang_is_interrupted(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, HASTY) as (first, second, wire):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        wire.mute()
+        assert second.end() == [-15]
+        assert first.end() == [-15]
+        assert "coordinator was not heard of for" in second.ended["lost"]
+        assert "node 1 was not heard of for" in first.ended["lost"]
+        assert (first.ended["interrupted"], second.ended["interrupted"]) == (True, True)
+
+
+def test_a_node_whose_shim_dies_interrupts_the_gang(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, HASTY) as (first, second, _):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        assert second.process is not None
+        second.process.kill()
+        second.process.wait()
+        assert first.end() == [-15]
+        assert first.ended["interrupted"] is True
+
+
+def test_the_first_nodes_death_ends_the_ranks_of_the_others(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, HASTY) as (first, second, _):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        assert first.process is not None
+        first.process.kill()
+        first.process.wait()
+        assert second.end() == [-15]
+        assert second.ended["interrupted"] is True
+
+
+def test_a_word_from_the_control_plane_loses_a_node_at_once_and_it_is_refused_from_then_on(tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as (first, second, _):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(str(first.folder / "s"))
+            agent.sendall(b'{"lose_node": 1}\n')
+            assert first.end() == [-15]
+        assert "node 1 was given up by the control plane" in first.ended["lost"]
+        assert second.end()
+        assert "out of its gang" in second.ended["lost"]
+
+
+def test_a_stop_of_the_first_node_stops_the_others_with_the_same_grace(tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as (first, second, _):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(str(first.folder / "s"))
+            agent.sendall(b'{"stop": 3000}\n')
+            assert (first.end(), second.end()) == ([-15], [-15])
+        assert not any(exited["first"] for order in (first, second) for exited in order.exits())
+
+
+def test_a_wrong_token_never_gets_in(tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as (first, second, _):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        port = json.loads((first.folder / "shim.json").read_bytes())["gang"]["port"]
+        for hello in (node_hello("x" * 64, 1, 0), node_hello("", 1, 0), node_hello(NODE_TOKEN, 7, 0), node_hello(NODE_TOKEN, 0, 0)):
+            assert answered(port, encode(hello) + encode(Frame({"ack": 0, "n": 1, "say": {"do": "died", "member": 0}}))) == b""
+        assert answered(port, encode(Frame({"token": "t" * 64, "member": 0, "channel": "member"}))) == b""
+        os.kill(first.pids()[0], signal.SIGKILL)  # and the gang is none the worse
+        assert [order.end() for order in (first, second)] == [[0], [0]], first.said()
+
+
+HOSTILE = [
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\xff" * 65_536,
+    struct.pack("!II", 0xFFFFFFFF, 0),
+    struct.pack("!II", 2, 64 * 1024 * 1024) + b"{}",
+    struct.pack("!II", 2048, 0) + b"[" * 2048,
+    struct.pack("!II", 900, 0) + b"[" * 900,
+    encode(Frame({"token": 7, "node": 1, "got": 0})),
+    encode(Frame({"token": NODE_TOKEN, "node": "1", "got": 0})),
+    encode(Frame({"token": NODE_TOKEN, "node": 1, "got": 99})),
+    encode(Frame({"token": "\ud800", "node": 1, "got": 0})),
+]
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_whoever_says_nonsense_is_hung_up_on_and_the_gang_goes_on(shared: tuple[NodeOrder, NodeOrder, Wire], word: bytes) -> None:
+    first, _, _ = shared
+    port = json.loads((first.folder / "shim.json").read_bytes())["gang"]["port"]
+    assert answered(port, word) == b""
+    assert first.process is not None
+    assert first.process.poll() is None
+
+
+def test_who_says_nothing_goes_when_others_come_and_the_real_node_gets_in(shared: tuple[NodeOrder, NodeOrder, Wire]) -> None:
+    first, second, wire = shared
+    port = json.loads((first.folder / "shim.json").read_bytes())["gang"]["port"]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    try:
+        wire.cut()
+        carried = wire.carried
+        wire.heal()
+        until(lambda: wire.carried > carried + 1_000)
+    finally:
+        for one in silent:
+            one.close()
+    assert first.process is not None
+    assert first.process.poll() is None
+    assert second.process is not None
+    assert second.process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """One gang for all who mean it harm."""
+    with two_nodes(tmp_path_factory.mktemp("shared")) as nodes:
+        first, second, _ = nodes
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        yield nodes
+        os.kill(first.pids()[0], signal.SIGKILL)
+        assert [order.end() for order in (first, second)] == [[0], [0]], first.said()
+
+
+def answered(port: int, word: bytes) -> bytes:
+    """What is said to it before it is hung up on."""
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+        said = b""
+        try:
+            stranger.sendall(word)
+            while got := stranger.recv(4096):
+                said += got
+        except ConnectionError:
+            pass
+        return said
