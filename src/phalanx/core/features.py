@@ -19,6 +19,8 @@ ARTIFACTS: Final = "artifacts"
 """Sends what ranks put into PHALANX_ARTIFACTS."""
 RECOVERY: Final = "recovery"
 """Its shims keep a gang's ranks when one dies, and hold spares."""
+SHRINK: Final = "shrink"
+"""Its shims let a gang go on with fewer ranks."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -29,5 +31,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         SECRETS: bool(spec.secrets),
         LEASE: spec.on_partition == "stop",
         RECOVERY: spec.recovery.in_gang,
+        SHRINK: spec.recovery.min_ranks > 0,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

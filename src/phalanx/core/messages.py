@@ -143,7 +143,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class GangRecovery:
-    """The gang recovers inside. spares: processes to hold ready on each node. hang_ms: how long a rank may make no progress.
+    """The gang recovers inside. spares: processes to hold ready on each node. hang_ms: how long a rank may make no progress. sizes:
+    how many ranks it may have while some have no process.
 
     Of several nodes: ranks: how many each has, in node rank order. port: of the first node, at which shims of the others meet the
     gang's coordinator. token: that they show there; of the attempt, and told to no rank.
@@ -154,6 +155,7 @@ class GangRecovery:
     ranks: tuple[int, ...] = ()
     port: int = 0
     token: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,8 @@ class Recovery:
         started when it is needed.
     hang_timeout: how long a rank may make no progress, such as '2m', before it is killed and replaced; longer than the longest
         step. Empty is 10 minutes.
+    min_ranks: as few ranks will do when no process can take a dead one's place soon; the gang grows later. They share each step's
+        samples evenly among them, so their number divides the microbatches of a step. 0 is all ranks of the gang.
     """
 
     __pydantic_config__ = _STRICT
@@ -162,6 +164,7 @@ class Recovery:
     in_gang: bool = False
     spares: int = 1
     hang_timeout: str = ""
+    min_ranks: int = 0
 
     @property
     def hang_ms(self) -> int:

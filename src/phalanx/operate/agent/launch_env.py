@@ -46,7 +46,7 @@ class RankStart:
 class GangPlace:
     """Where this node's processes of a gang that recovers inside find who leads it. token: of this node's socket; spares: as in the
     job's spec. nodes: of each rank, () where all are of this one. node: this one. meeting: where shims of several nodes meet, and
-    the token that they show."""
+    the token that they show. sizes: how many ranks it may have while some have no process."""
 
     socket: Path
     token: str
@@ -55,16 +55,17 @@ class GangPlace:
     nodes: tuple[int, ...] = ()
     node: int = 0
     meeting: tuple[str, int, str] | None = None
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, launch: Launch, recovery: GangRecovery, socket: Path) -> "GangPlace":
         """With a fresh token."""
         token, times = secrets.token_hex(32), timeouts(recovery.hang_ms)
         if launch.num_nodes == 1:
-            return cls(socket, token, recovery.spares, times)
+            return cls(socket, token, recovery.spares, times, sizes=recovery.sizes)
         nodes = tuple(node for node, count in enumerate(recovery.ranks) for _ in range(count))
         meeting = (launch.master_address, recovery.port, recovery.token)
-        return cls(socket, token, recovery.spares, times, nodes, launch.node_rank, meeting)
+        return cls(socket, token, recovery.spares, times, nodes, launch.node_rank, meeting, recovery.sizes)
 
     def order(self) -> dict[str, Any]:
         """What the shim is told."""
@@ -75,6 +76,7 @@ class GangPlace:
             "timeouts": as_dict(self.timeouts),
             "nodes": list(self.nodes),
             "node": self.node,
+            "sizes": list(self.sizes),
         }
         if self.meeting is not None:
             order |= dict(zip(("host", "port", "node_token"), self.meeting, strict=True))

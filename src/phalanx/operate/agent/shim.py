@@ -7,7 +7,7 @@ truth; the control socket only says that they changed.
 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
             "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids",
-            "gang": absent | {"socket", "token", "spares", "timeouts", "nodes": [node of each rank], "node",
+            "gang": absent | {"socket", "token", "spares", "timeouts", "nodes": [node of each rank], "node", "sizes": [ranks, ...],
                               "host", "port", "node_token" where there are several}}
 own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
 lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.

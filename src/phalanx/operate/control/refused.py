@@ -120,6 +120,7 @@ def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
         "secrets": ("secrets", ", ".join(spec.secrets)),
         "on_partition": ("on_partition", spec.on_partition),
         "recovery.in_gang": ("recovery.in_gang", spec.recovery.in_gang),
+        "recovery.min_ranks": ("recovery.min_ranks", spec.recovery.min_ranks),
         CPUS: ("resources.cpus", spec.resources.cpus),
         MEMORY: ("resources.memory", spec.resources.memory),
         DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),

@@ -10,6 +10,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.messages import Command, Forget, GangRecovery, Launch, StartRanks, StopRanks
 from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
+from phalanx.core.spec_recovery import gang_sizes
 from phalanx.core.states import Starting, Stopping
 from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
@@ -101,8 +102,13 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         image=spec.environment.image,
         secrets=spec.secrets,
         on_partition=spec.on_partition,
-        recovery=GangRecovery(spec.recovery.spares, spec.recovery.hang_ms) if spec.recovery.in_gang else None,
+        recovery=_recovery(spec, attempt.placement.world_size),
     )
+
+
+def _recovery(spec: JobSpec, world_size: int) -> GangRecovery | None:
+    wanted = spec.recovery
+    return GangRecovery(wanted.spares, wanted.hang_ms, gang_sizes(spec, world_size)) if wanted.in_gang else None
 
 
 def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:

@@ -24,6 +24,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.SECRETS: "secrets",
         features.LEASE: "on_partition",
         features.RECOVERY: "recovery.in_gang",
+        features.SHRINK: "recovery.min_ranks",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -35,6 +36,7 @@ _MEANS: Final = MappingProxyType(
         features.SECRETS: "upgrade phalanx on more nodes to one that fetches secrets",
         features.LEASE: "upgrade phalanx on more nodes to one whose shims keep the lease",
         features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
+        features.SHRINK: "upgrade phalanx on more nodes to one whose shims let gangs shrink",
     }
 )
 """Feature to what gives it to a node."""
