@@ -25,10 +25,14 @@ from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
 from phalanx.job.checkpoint.restore import find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.checkpoint.whole import verify
 from phalanx.job.train.device import Rank, gang
+from phalanx.job.train.snapshots import Snapshots
 from tests.job.checkpoint.checkpoint_cases import ORIGIN, Run, _local
+from tests.job.checkpoint.keeper_places import eventually, is_zombie
 
 ATTEMPT = "lm-1.1"
 
@@ -49,6 +53,22 @@ def pipeline_of(run: Run, root: Path, hooked: bool = True) -> Iterator[Pipeline]
             hook.remove()
         made.close()
         assert "memfd:phalanx-snapshot" not in Path("/proc/self/maps").read_text()  # the next generation needs it
+
+
+@contextmanager
+def with_snapshots(run: Run, root: Path) -> Iterator[tuple[Pipeline, Snapshots]]:
+    """As the recipe has it in a gang that recovers inside."""
+    identity = Identity(origin=ORIGIN, dtype="fp32", device=run.rank.device, attempt=ATTEMPT)
+    place = Place(folder=root / "keepers", slot=run.rank.rank, attempt=ATTEMPT)
+    policy = SavePolicy(root=root / "checkpoints", every=1, keep=Keep(last=9))
+    snapshots = Snapshots(place, idle_s=10.0)
+    live = snapshots.live(run.model, run.optimizer)
+    made = Pipeline(place, policy, identity, live, every_step=snapshots)
+    try:
+        yield made, snapshots
+    finally:
+        made.close()
+        snapshots.close()
 
 
 def saved_state(root: Path, step: int, rank: Rank) -> dict[str, torch.Tensor]:
@@ -129,12 +149,102 @@ def case_t06_a_store_that_does_not_take_anything_blocks_no_step(root: Path, rank
     assert same(saved_state(root, 9, rank), then)
 
 
+def case_snapshots_of_every_step_go_on_while_the_save_of_one_of_them_is_stuck(root: Path, rank: Rank) -> None:
+    run, states = Run(rank), {}
+    with with_snapshots(run, root) as (pipeline, snapshots):
+        if rank.rank == 1:
+            _limit(pipeline, 4096)
+        began, took = [], []
+        for step in range(1, 9):
+            run.steps(step, step)  # the optimizer's hook waits for every rank's snapshot of the step before
+            assert snapshots.sealed()[:1] == ((step - 1,) if step > 1 else ())
+            states[step] = copied(run)
+            began.append(pipeline.save(step, {"samples": step}) if step >= 2 else False)
+            started = time.monotonic()
+            assert snapshots.take(run.model, run.optimizer, rank, step, {"samples": step})
+            took.append(time.monotonic() - started)
+            dist.barrier()
+        assert began == [False, True, *[False] * 6], began  # one of them is written, and each step has its snapshot
+        assert max(took) < 1.0, took
+        assert snapshots.sealed()[0] == 8 and snapshots.note(8) == {"samples": 8}
+        dist.barrier()
+        if rank.rank == 1:
+            _limit(pipeline, resource.RLIM_INFINITY)
+        run.steps(9, 9)
+        assert pipeline.save(9, {"samples": 9}, must=True)
+        snapshots.take(run.model, run.optimizer, rank, 9, {})
+        states[9] = copied(run)
+        last = pipeline.finish()
+        assert isinstance(last, Saved) and last.step == 9, last
+        again = Run(rank, seed=5)
+        snapshots.new_model()
+        snapshots.restore(again.model, again.optimizer, rank, 9)
+        assert same(copied(again), states[9])
+    assert [step for step, _ in manifest.committed(root / "checkpoints")] == [9, 2]
+    assert same(saved_state(root, 9, rank), states[9])
+    written = [entry.key for shard in verify(root / "checkpoints" / "step-00000002").shards for entry in shard.parts]
+    assert len(written) == len(set(written)), "what two ranks hold is written by one"
+    assert not (root / "keepers").exists()
+
+
+def case_a_save_of_a_snapshot_is_of_its_step_though_training_goes_on(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 2)
+    with patch.object(beside, "_copy_and", slowly), with_snapshots(run, root) as (pipeline, snapshots):
+        assert pipeline.save(2, {"samples": 2})
+        snapshots.take(run.model, run.optimizer, rank, 2, {})
+        assert snapshots.copier.memory is not None and snapshots.copier.memory.sealed() == (), "it is copied beside"
+        then = copied(run)
+        run.steps(3, 3)
+        snapshots.take(run.model, run.optimizer, rank, 3, {})
+        assert snapshots.copier.memory.sealed() == (2,)
+        assert isinstance(pipeline.finish(), Saved)
+    assert not same(copied(run), then)
+    assert same(saved_state(root, 2, rank), then)
+
+
+def case_no_rank_changes_its_state_before_every_rank_has_its_snapshot(root: Path, rank: Rank) -> None:
+    """Else the step that all have in memory could be two behind one that somebody has made."""
+    run = Run(rank)
+    run.steps(1, 1)
+    times_s: list[float] = []
+    slow = patch.object(beside, "_copy_and", slowly if rank.rank == 1 else beside._copy_and)
+    with slow, with_snapshots(run, root) as (_, snapshots):
+        snapshots.copier.sealed_then = lambda memory, step: times_s.append(time.monotonic())
+        hook = run.optimizer.register_step_post_hook(lambda *_: times_s.append(time.monotonic()))
+        snapshots.take(run.model, run.optimizer, rank, 1, {})
+        run.steps(2, 2)
+        hook.remove()
+        sealed_s, changed_s = times_s
+        assert max(told_by_all(sealed_s)) <= changed_s, "one clock: both ranks are on this machine"
+
+
+def case_a_keeper_that_was_killed_is_replaced_at_the_next_snapshot(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    with with_snapshots(run, root) as (pipeline, snapshots):
+        memory = snapshots.copier.memory
+        assert memory is not None
+        killed = memory.keeper_pid
+        for step in (1, 2):
+            run.steps(step, step)
+            snapshots.take(run.model, run.optimizer, rank, step, {})
+            snapshots.settle()
+            if step == 1:
+                os.kill(killed, signal.SIGKILL)
+                eventually(lambda: is_zombie(killed) or not Path(f"/proc/{killed}").exists())
+        assert memory.keeper_pid != killed
+        other = Sealed.at(snapshots.copier.place)
+        assert other.steps() == (2, 1), "what a successor would find"
+        other.close()
+        assert pipeline.save(2, {"samples": 2})
+
+
 def case_a_keeper_that_was_killed_is_replaced_at_the_next_save(root: Path, rank: Rank) -> None:
     run = Run(rank)
     run.steps(1, 1)
     with pipeline_of(run, root) as pipeline:
         assert pipeline.save(1, {"samples": 1})
-        pipeline._beside.finish()
+        pipeline._copier.wait()
         os.kill(pipeline._memory.keeper_pid, signal.SIGKILL)
         dist.barrier()
         run.steps(2, 2)

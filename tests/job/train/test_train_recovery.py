@@ -94,3 +94,18 @@ def test_two_deaths_one_after_the_other_and_then_the_survivor_of_both(tmp_path: 
     for rank in (0, 1):
         assert gang.losses(rank) == undisturbed.losses(rank)
     assert digest(gang) == digest(undisturbed)
+
+
+def test_a_death_in_the_middle_of_a_copy_and_one_after_the_keeper_s_cost_a_step_and_no_bit(
+    tmp_path: Path, data: Path, undisturbed: ShimGang
+) -> None:
+    gang = start(tmp_path / "a", environment(tmp_path, data), program=("-m", "tests.job.train.struck_trainer"))
+    assert gang.end() == [0, 0], gang.log()
+    first, second = gang.records(0, "recovered")
+    assert [one["replaced"] for one in (first, second)] == [[0], [1]]
+    assert (first["step"], first["steps_lost"]) == (8, 1), "the snapshot of step 9 was never whole"
+    assert (second["step"], second["steps_lost"]) == (19, 0), "a new keeper held what the killed one had held"
+    assert not gang.records(0, "resumed"), "nobody read a checkpoint"
+    for rank in (0, 1):
+        assert gang.losses(rank) == undisturbed.losses(rank)
+    assert digest(gang) == digest(undisturbed)

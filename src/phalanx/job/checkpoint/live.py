@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from phalanx.job.checkpoint.owners import local_parts, specs_of
+from phalanx.job.checkpoint.owners import held_parts, local_parts, specs_of
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.whole import TensorSpec
@@ -25,12 +25,19 @@ class LiveState:
         self._mesh = mesh
         self._places: tuple[int, ...] = ()
         self._parts: list[tuple[Part, torch.Tensor]] = []
+        self._held: list[tuple[Part, torch.Tensor]] = []
         self._specs: Mapping[str, TensorSpec] = {}
 
     def parts(self) -> list[tuple[Part, torch.Tensor]]:
         """This rank's own parts, in place: later updates are seen in them."""
         self._look()
         return self._parts
+
+    def held(self) -> list[tuple[Part, torch.Tensor]]:
+        """Every part that this rank has, in place; but copies of a model's buffers, which its forward may change."""
+        self._look()
+        passing = {_storage(buffer) for buffer in self._model.buffers()}
+        return [(part, tensor.clone() if _storage(tensor) in passing else tensor) for part, tensor in self._held]
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Of every tensor of the gang's state."""
@@ -42,12 +49,13 @@ class LiveState:
         if places != self._places:
             state = training_state(self._model, self._optimizer)
             self._parts, self._specs = local_parts(state, self._mesh), specs_of(state)
+            self._held = held_parts(state)
             self._places = self._where() if self._in_place(state) else ()
 
     def _in_place(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether every part is the state itself: of a piece that is not contiguous it is a copy, which later updates leave."""
         own = {_storage(tensor) for tensor in state.values()}
-        return all(_storage(tensor) in own for _, tensor in self._parts)
+        return all(_storage(tensor) in own for _, tensor in (*self._parts, *self._held))
 
     @torch.no_grad()
     def _where(self) -> tuple[int, ...]:

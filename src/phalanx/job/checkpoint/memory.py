@@ -1,7 +1,7 @@
 """A rank's snapshots in host memory. The rank copies and seals; its keeper holds them, and gives them to the process after it.
 
 One process a place at a time writes; its threads may share a Memory. A snapshot is whole once it is
-sealed, and as long as its seal is: `begin` breaks one before anything is overwritten, and never the last that is left. No torch.
+sealed, and as long as its seal is: `begin` breaks one before anything is overwritten, and never the newest. No torch.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
 BUFFERS: Final = 3
-"""The newest whole one, the one before it (a peer may have died before it sealed the newest), and one that is being written."""
+"""The newest whole one, one that is being copied, and one that is being written to durable storage."""
 
 
 class Draft:
@@ -119,8 +119,13 @@ class Memory:
     def layout(self) -> Layout:
         return self._segments[0].layout
 
+    @property
+    def buffers(self) -> int:
+        """How many snapshots there is memory for."""
+        return len(self._segments)
+
     def begin(self, step: int, generation: int = 0) -> Draft | None:
-        """Somewhere to copy the state after `step` to; None when every segment is busy or is the last whole one."""
+        """Somewhere to copy the state after `step` to; None when every segment is busy or holds the newest whole one."""
         index = self._room()
         if index is None:
             return None
@@ -130,6 +135,13 @@ class Memory:
     def has_room(self) -> bool:
         """Whether `begin` would give somewhere."""
         return self._room() is not None
+
+    def can_save(self, others: int) -> bool:
+        """Whether one more snapshot can be written to durable storage, which may take long, with `others` segments left to go on
+        with."""
+        with self._lock:
+            writing = {save.segment for save in self._saves.values() if save.segment is not None}
+        return len(self._segments) - len(writing) - 1 >= others
 
     def views(self) -> list[list[memoryview]]:
         """Of each segment, where the bytes of each part that has any go, in the order of the parts."""
@@ -236,12 +248,10 @@ class Memory:
             self._segments = []  # the mappings go with the last view of them
 
     def _room(self) -> int | None:
+        """The oldest that nobody needs: never the newest whole one, which the other ranks may count on."""
         seals, busy = [segment.seal() for segment in self._segments], self._busy()
-        for index in sorted(range(len(seals)), key=lambda index: _age(seals[index])):
-            others = [seal for at, seal in enumerate(seals) if at != index and seal is not None]
-            if index not in busy and (seals[index] is None or others):
-                return index
-        return None
+        in_order = sorted(range(len(seals)), key=lambda index: _age(seals[index]))
+        return next((at for at in in_order if at not in busy and (seals[at] is None or at != in_order[-1])), None)
 
     def _busy(self) -> set[int]:
         """Segments that are being written to durable storage, or given to another keeper."""

@@ -9,19 +9,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import CheckpointError, PhalanxError, SetupError
-from phalanx.job.checkpoint.beside import Beside, PageLocks
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.copier import Copier
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
 from phalanx.job.checkpoint.manifest import Scalar
-from phalanx.job.checkpoint.memory import Draft, Memory
+from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.rng import rng_parts
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.shard_file import Part, SaveKey
@@ -49,6 +49,23 @@ class Delayed:
 Outcome = Saved | SaveFailed | Delayed
 
 
+class EveryStep(Protocol):
+    """Who takes a snapshot of all that a rank has after every step. buffers: how many it has memory for. buffers_needed: without
+    which it could not go on."""
+
+    @property
+    def copier(self) -> Copier: ...
+
+    @property
+    def buffers(self) -> int: ...
+
+    @property
+    def buffers_needed(self) -> int: ...
+
+    def settle(self) -> float:
+        """Waits until the newest snapshot is whole; for how many seconds."""
+
+
 class Pipeline:
     """Of one rank and one generation of its gang. A collective of all ranks, as are `save` and `finish`.
 
@@ -65,7 +82,9 @@ class Pipeline:
         patience_s: float = PATIENCE_S,
         idle_s: float = IDLE_S,
         clock_s: Callable[[], float] = time.monotonic,
+        every_step: EveryStep | None = None,
     ) -> None:
+        """every_step: somebody else takes a snapshot of all that this rank has after every step; saves are made of those."""
         self.policy = policy
         self.identity = identity
         self.stalled_s = 0.0  # of the training thread, since `take_stalled_s`
@@ -78,12 +97,12 @@ class Pipeline:
         self._put_off = False
         self._newest = 0
         self._nonce = decided_by_rank_zero(lambda: secrets.token_hex(4))
-        self._memory = _attached(place, [part for part, _ in self._parts()], buffers, idle_s)
-        self._targets = [[torch.frombuffer(memory, dtype=torch.uint8) for memory in views] for views in self._memory.views()]
-        self._locks = PageLocks(identity.device)
-        for segment in self._memory.whole_segments():
-            self._locks.lock(torch.frombuffer(segment, dtype=torch.uint8))
-        self._beside = Beside(identity.device)
+        self._every_step = every_step
+        self._copier = every_step.copier if every_step is not None else Copier(place, identity.device, idle_s)
+        buffers = every_step.buffers if every_step is not None else buffers
+        self._memory = _fitted(self._copier, [part for part, _ in self._parts()], buffers)
+        if every_step is None:
+            self._memory.forget_after(-1)  # of a former life of this place
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Whether to call `save`: also when an earlier one was put off."""
@@ -100,7 +119,7 @@ class Pipeline:
         Raises CheckpointError once a newer attempt or generation holds the checkpoints.
         """
         started_s = self._clock_s()
-        self.stalled_s += self._beside.finish()
+        self.stalled_s += self._copier.wait()
         self._hear(0.0)
         if must or not self._put_off:
             self._wait_for_room(self._patience_s + _MARGIN_S if must else ROOM_WAIT_S)
@@ -113,7 +132,13 @@ class Pipeline:
 
     def before_change(self) -> None:
         """Called before weights or moments change, such as by the optimizer's step."""
-        self.stalled_s += self._beside.before_change()
+        self.stalled_s += self._copier.before_change()
+
+    def before_agreement(self) -> None:
+        """Called before ranks agree on a step that changes the state. Where snapshots are taken after every step each waits for its
+        own here, so that after the change every rank has the one before it whole."""
+        if self._every_step is not None:
+            self.stalled_s += self._every_step.settle()
 
     def news(self) -> list[Outcome]:
         """What has become of saves since the last time. Waits for nothing. `Saved` is said to rank 0 only."""
@@ -131,10 +156,11 @@ class Pipeline:
 
         Raises CheckpointError once a newer attempt or generation holds the checkpoints.
         """
-        self._beside.finish()
+        self._copier.wait()
         until_s = self._clock_s() + self._patience_s + _MARGIN_S
         ended: dict[int, Saved | SaveFailed] = {}
         while True:
+            self._hear(0.0)
             for outcome in self._outcomes:
                 if not isinstance(outcome, Delayed):
                     ended[outcome.step] = outcome
@@ -145,19 +171,14 @@ class Pipeline:
         return decided_by_rank_zero(lambda: self._last(ended))
 
     def close(self) -> None:
-        """Ends the keeper too, and gives the memory back: the gang's next generation takes as much again."""
-        self._let_go()
-        self._memory.close()
+        """Ends the keeper too, and gives the memory back; where snapshots are taken after every step that is theirs to do."""
+        if self._every_step is None:
+            self._copier.close()
 
     def leave(self) -> None:
         """Ends nothing: the keeper goes on writing, and waits for this rank's next generation or for its successor."""
-        self._let_go()
-        self._memory.leave()
-
-    def _let_go(self) -> None:
-        self._beside.close()
-        self._locks.release()
-        self._targets = []
+        if self._every_step is None:
+            self._copier.leave()
 
     def _last(self, ended: Mapping[int, Saved | SaveFailed]) -> Saved | SaveFailed | None:
         self._check_fence()
@@ -166,13 +187,17 @@ class Pipeline:
         return ended.get(self._newest) or SaveFailed(step=self._newest, reason="its keeper does not say what became of it")
 
     def _parts(self) -> list[tuple[Part, torch.Tensor]]:
-        return [*self._live.parts(), *rng_parts(self._rank, self.identity.device)]
+        found = self._live.parts() if self._every_step is None else self._live.held()
+        return [*found, *rng_parts(self._rank, self.identity.device)]
+
+    def _own(self) -> tuple[int, ...] | None:
+        """Numbers of the parts that this rank writes, of those that its snapshots hold."""
+        if self._every_step is None:
+            return None
+        own = {part.key for part, _ in (*self._live.parts(), *rng_parts(self._rank, self.identity.device))}
+        return tuple(number for number, part in enumerate(self._memory.layout.parts) if part.key in own)
 
     def _begin(self, step: int, extra: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
-        sources = [tensor.reshape(-1).view(torch.uint8) for part, tensor in self._parts() if part.num_bytes]
-        draft = self._memory.begin(step, self.identity.generation)
-        if draft is None:
-            raise RuntimeError("the room that was there is gone")  # only this thread takes it
         key = SaveKey(
             step=step, save=f"{self._nonce}.{step}", attempt=self.identity.attempt, generation=self.identity.generation
         )  # fmt: skip
@@ -182,22 +207,19 @@ class Pipeline:
         )  # fmt: skip
         asked = Persist(
             root=str(self.policy.root), key=key, rank=self._rank, segment=None, content=content if self._rank == 0 else None,
-            keep=self.policy.keep, patience_s=self._patience_s,
+            keep=self.policy.keep, patience_s=self._patience_s, own=self._own(),
         )  # fmt: skip
-        copies = list(zip(self._targets[draft.segment], sources, strict=True))
-        self._beside.start(copies, lambda: self._sealed(draft, asked))
+        self._copier.ride(asked)
+        if self._every_step is None:
+            self._copier.take(step, self.identity.generation, self._parts())
 
-    def _sealed(self, draft: Draft, asked: Persist) -> None:
-        """In the copying thread."""
-        draft.seal()
-        try:
-            self._memory.persist(draft.step, asked)
-        except PhalanxError as error:
-            self._outcomes.append(SaveFailed(step=draft.step, reason=reason_of(error)))
+    def _has_room(self) -> bool:
+        """Snapshots of every step go on whatever becomes of the one that is written."""
+        return self._memory.has_room() if self._every_step is None else self._memory.can_save(self._every_step.buffers_needed)
 
     def _wait_for_room(self, wait_s: float) -> None:
         until_s = self._clock_s() + wait_s
-        while not self._memory.has_room() and self._clock_s() < until_s:
+        while not self._has_room() and self._clock_s() < until_s:
             self._repair()
             self._hear(min(_SLICE_S, max(until_s - self._clock_s(), 0.0)))
 
@@ -210,7 +232,7 @@ class Pipeline:
 
     def _all_have_room(self) -> bool:
         """2: this rank has room, 1: it has none, 0: it lost its right to write. The least of all ranks counts."""
-        mine = 0 if self._fenced else 2 if self._memory.has_room() else 1
+        mine = 0 if self._fenced else 2 if self._has_room() else 1
         answer = torch.tensor(mine, dtype=torch.int32)
         dist.all_reduce(answer, dist.ReduceOp.MIN)
         if int(answer.item()) == 0:
@@ -222,8 +244,11 @@ class Pipeline:
             raise CheckpointError("checkpoints", None, self._fenced)
 
     def _hear(self, wait_s: float) -> None:
-        for one in self._memory.news(wait_s):
+        for one in self._copier.news(wait_s):
             self._note(one)
+        while self._copier.unsaved:
+            step, reason = self._copier.unsaved.popleft()
+            self._outcomes.append(SaveFailed(step=step, reason=reason))
 
     def _note(self, news: News) -> None:
         match news:
@@ -239,16 +264,15 @@ class Pipeline:
                 self._outcomes.append(SaveFailed(step=key.step, reason=reason))
 
 
-def _attached(place: Place, parts: list[Part], buffers: int, idle_s: float) -> Memory:
+def _fitted(copier: Copier, parts: list[Part], buffers: int) -> Memory:
     """Of every rank or of none: what one rank cannot have ends all with the same sentence."""
+    memory, error = None, None
     try:
-        memory, error = Memory.attach(place, parts, buffers, idle_s), None
-        memory.forget_after(-1)  # of a former life of this place
+        memory = copier.fit(parts, buffers)
     except PhalanxError as refused:
-        memory, error = None, refused
+        error = refused
     first = next((told for told in told_by_all(error) if told is not None), None)
     if first is not None or memory is None:
-        if memory is not None:
-            memory.close()
-        raise first or SetupError("snapshots", str(place.folder), "cannot be had")
+        copier.close()
+        raise first or SetupError("snapshots", str(copier.place.folder), "cannot be had")
     return memory

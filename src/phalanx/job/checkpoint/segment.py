@@ -98,6 +98,7 @@ class Segment:
         offset = self.layout.offsets[index]
         return self.memory[offset : offset + self.layout.parts[index].num_bytes]
 
-    def pairs(self) -> list[tuple[Part, memoryview]]:
-        """Every part with its bytes, read only."""
-        return [(part, self.part(index).toreadonly()) for index, part in enumerate(self.layout.parts)]
+    def pairs(self, numbers: Sequence[int] | None = None) -> list[tuple[Part, memoryview]]:
+        """Parts of the layout with their bytes, read only: those of these numbers, or every one."""
+        chosen = range(len(self.layout.parts)) if numbers is None else numbers
+        return [(self.layout.parts[index], self.part(index).toreadonly()) for index in chosen]

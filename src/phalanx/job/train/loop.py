@@ -59,7 +59,7 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
 
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
-        training.watch.moved, accepts,
+        training.watch.moved, accepts, saves.before_agreement,
     )  # fmt: skip
     training.local_time.stop()
     error = None if facts.updated else mend(training, saves, step, facts)
@@ -81,9 +81,12 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
 
 
 def _without_wait(facts: StepFacts, waited_s: float) -> tuple[StepFacts, float]:
-    """The wait for a copy is inside what was measured as the optimizer's time; it is the checkpoint's."""
-    waited_s = min(waited_s, facts.optimizer_s)
-    return replace(facts, optimizer_s=facts.optimizer_s - waited_s), waited_s
+    """The wait for a copy is inside what was measured as the ranks' wait for each other, or as the optimizer's time; it is the
+    checkpoint's."""
+    of_comm_s = min(waited_s, facts.comm_s)
+    of_optimizer_s = min(waited_s - of_comm_s, facts.optimizer_s)
+    facts = replace(facts, comm_s=facts.comm_s - of_comm_s, optimizer_s=facts.optimizer_s - of_optimizer_s)
+    return facts, of_comm_s + of_optimizer_s
 
 
 def tell(record: StepRecord) -> None:

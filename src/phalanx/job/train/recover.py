@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -108,7 +108,7 @@ class Recipe:
             self._session = self._attach()
             self._watch.snapshots = Snapshots(snapshot_place(self._session))
         training, start = self._set_up(self._session, rank, place)
-        with saving(training) as saves:
+        with saving(training, self._watch.snapshots) as saves:
             self._gang.settled()
             trained = run(training, start, saves)
         return finish(training, trained), trained
@@ -149,12 +149,8 @@ class Recipe:
 
 
 def snapshot_place(session: Session) -> KeeperPlace:
-    """Beside the keepers that write checkpoints: theirs hold what this rank alone writes, every few steps; these hold all that its
-    successor needs, after every step."""
-    beside = keeper_place(session)
-    folder = beside.folder / "successor"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return replace(beside, folder=folder)
+    """Of this rank's keeper, which also writes its checkpoints."""
+    return keeper_place(session)
 
 
 def _check_cursor(note: Mapping[str, object], wanted: Mapping[str, object], step: int) -> None:

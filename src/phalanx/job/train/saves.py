@@ -19,6 +19,7 @@ from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure
 from phalanx.job.train.often import Rhythm
 from phalanx.job.train.setup import Training, digest_numbers, state_numbers
+from phalanx.job.train.snapshots import Snapshots
 
 _log: Final = logging.getLogger(__name__)
 ALONE_IDLE_S: Final = 10.0
@@ -37,8 +38,12 @@ class Saves:
         self._is_put_off = False
         self._rhythm = Rhythm(training.session.checkpoint_mtbf_s, training.clock_s) if training.session.checkpoint_mtbf_s else None
 
+    def before_agreement(self) -> None:
+        """Called once a step, before ranks agree on its update."""
+        self._pipeline.before_agreement()
+
     def take_waited_s(self) -> float:
-        """How long the optimizer waited for a copy since the last time; called once a step."""
+        """How long the step waited for a copy since the last time; called once a step."""
         waited_s = self._pipeline.take_stalled_s()
         if self._rhythm is not None:
             self._rhythm.stepped(waited_s)
@@ -107,17 +112,21 @@ class Saves:
 
 
 @contextmanager
-def saving(training: Training) -> Iterator[Saves]:
+def saving(training: Training, snapshots: Snapshots | None = None) -> Iterator[Saves]:
     """A collective of all ranks. Raises SetupError, on every rank, when one has too little memory for its snapshots.
 
-    What was begun is written to the end by the keepers even when the run ends early; in a gang that recovers inside they then wait
-    for its next generation.
+    snapshots: those that `training.watch` takes after every step, in a gang that recovers inside; saves are made of them. What was
+    begun is written to the end by the keepers even when the run ends early.
     """
-    live = LiveState(training.model, training.optimizer, training.identity.mesh)
+    if snapshots is not None:
+        live = snapshots.live(training.model, training.optimizer)
+    else:
+        live = LiveState(training.model, training.optimizer, training.identity.mesh)
     pipeline = Pipeline(
         keeper_place(training.session), training.policy, training.identity, live,
         patience_s=training.session.checkpoint_patience_s,
         idle_s=IDLE_S if training.session.keepers_dir else ALONE_IDLE_S, clock_s=training.clock_s,
+        every_step=snapshots,
     )  # fmt: skip
     hook = training.optimizer.register_step_pre_hook(lambda *_: pipeline.before_change())
     end = pipeline.leave if training.rank.generation else pipeline.close

@@ -2,35 +2,56 @@
 
 Every rank keeps all that it would need itself, replicated tensors too: whoever takes its place asks nobody for them. Each part says
 where it lies in the whole tensor, so that a gang of another size can be made of the snapshots of this one (`sealed.Sealed`).
+
+The copy is made beside the next forward and backward, and before the update after that every rank has waited for its own and for
+the others': so whoever has made step n + 1 knows that all have n whole, and at most one completed step is ever made again.
 """
 
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Final, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from phalanx.core.errors import CheckpointError, NotFound
-from phalanx.job.checkpoint.keeper.place import Place
+from phalanx.job.checkpoint.copier import Copier, Held
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.live import LiveState
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.owners import held_parts, host_bytes
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
-from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.train.device import Rank
 
 Note = Mapping[str, str | int | float | bool]
 """What else belongs to a state: numbers of the run, such as where it stands in its data."""
+BUFFERS: Final = 3
+"""The newest whole one, one that is being copied, and one that is being written to durable storage."""
 
 
 class Snapshots:
-    """Of one rank's place. `place` is the same for whoever holds the rank."""
+    """Of one rank's place, in all generations of one process. `place` is the same for whoever holds the rank."""
 
-    def __init__(self, place: Place) -> None:
+    buffers: int = BUFFERS
+    buffers_needed: int = 2
+
+    def __init__(self, place: Place, idle_s: float = IDLE_S) -> None:
         self._place = place
-        self._memory: Memory | None = None
-        self._tensors: list[tuple[Part, torch.Tensor]] = []
+        self._idle_s = idle_s
+        self._copier: Copier | None = None
+        self._live: LiveState | None = None
+        self._hook: RemovableHandle | None = None
+        self._settled = True
+
+    @property
+    def copier(self) -> Copier:
+        if self._copier is None:
+            device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+            self._copier = Copier(self._place, device, self._idle_s)
+        return self._copier
 
     def sealed(self) -> tuple[int, ...]:
         """Steps whose whole state is in memory, newest first."""
@@ -44,24 +65,30 @@ class Snapshots:
             raise NotFound("snapshot", step, "this place holds none")
         return cast(Note, json.loads(memory.seal_of(step).note))
 
+    def live(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> LiveState:
+        """Where the state of this model and optimizer lies, of which the optimizer waits for snapshots from now on."""
+        if self._live is None:
+            self._live = LiveState(model, optimizer)
+            self._hook = optimizer.register_step_pre_hook(lambda *_: self._before_change())
+        return self._live
+
     def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, step: int, note: Note) -> bool:
-        """Copies the state after `step`, at least 1. False when there was no room for it: then the one before it stays.
+        """Begins to copy the state after `step`, at least 1; called by all ranks. False when there was no room for it: then the one
+        before it stays.
 
         Raises SetupError when there is too little memory.
         """
-        if not self._tensors:
-            self._tensors = held_parts(training_state(model, optimizer))
-        held = [*self._tensors, *rng_parts(rank.rank, rank.device)]
-        if self._memory is None or [part for part, _ in held] != list(self._memory.layout.parts):
-            self._leave()
-            self._memory = Memory.attach(self._place, [part for part, _ in held])
-        draft = self._memory.begin(step, rank.generation)
-        if draft is None:
-            return False
-        for (_, place), (_, tensor) in zip(draft.places, held, strict=True):
-            place[:] = host_bytes(tensor)
-        draft.seal(json.dumps(dict(note)))
-        return True
+        held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
+        self.copier.wait()
+        self.copier.fit([part for part, _ in held], self.buffers)
+        self._settled = False
+        return self.copier.take(step, rank.generation, held, json.dumps(dict(note)))
+
+    def settle(self) -> float:
+        """Waits until the newest snapshot of this rank is whole; for how many seconds. Whoever calls this sees to it that all ranks
+        have, before any makes its next update."""
+        self._settled = True
+        return self.copier.wait()
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, step: int) -> None:
         """Puts the state after `step` into a new model and optimizer; later snapshots are of a history that did not happen.
@@ -86,26 +113,30 @@ class Snapshots:
 
     def new_model(self) -> None:
         """What was read of the model before is another one's now."""
-        self._tensors = []
+        if self._copier is not None:
+            self._copier.wait()
+        if self._hook is not None:
+            self._hook.remove()
+        self._live, self._hook, self._settled = None, None, True
 
     def close(self) -> None:
         """The rank needs no successor any more: its memory is let go of."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self.new_model()
+        if self._copier is not None:
+            self._copier.close()
+            self._copier = None
 
-    def _leave(self) -> None:
-        if self._memory is not None:
-            self._memory.leave()
-            self._memory = None
+    def _before_change(self) -> None:
+        """Nothing where the trainer has settled by itself. A collective of all ranks where it has not."""
+        if self._settled:
+            return
+        self.settle()
+        if dist.is_initialized():
+            dist.all_reduce(torch.zeros((), dtype=torch.int32))  # over gloo: waits for every rank's copy
 
     def _found(self) -> Memory | None:
-        if self._memory is None:
-            try:
-                self._memory = Memory.attach(self._place)
-            except NotFound:
-                return None
-        return self._memory
+        self.copier.wait()
+        return self.copier.find()
 
 
 def _fill(tensor: torch.Tensor, data: memoryview) -> None:

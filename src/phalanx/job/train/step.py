@@ -48,9 +48,12 @@ def train_step(
     clock_s: Callable[[], float],
     moved: Callable[[int, int], None] = lambda step, mark: None,
     accepts: Callable[[int, float, float], bool] = _is_finite,
+    before_agreement: Callable[[], None] = lambda: None,
 ) -> StepFacts:
     """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
     `moved` hears of each mark that is passed: by them a rank that hangs is told from those that wait for it.
+
+    `before_agreement` is called before ranks tell each other of their losses: after that none goes on without the others.
 
     Makes no update unless `accepts(step, loss, gradient norm)`, which answers the same on every rank.
     """
@@ -68,6 +71,7 @@ def train_step(
     mine = _gradients(model, microbatches)
     synchronise(microbatches.device)
     mark()
+    before_agreement()
     loss = mean_over_ranks(mine)
     grad_norm = _clip(model, recipe.clip)
     mark()

@@ -44,8 +44,9 @@ class Adopt:
 class Persist:
     """Write a sealed segment below the folder `root` of checkpoints; until `Written` nobody may change it.
 
-    segment: None when the shard lies there already, and only has to be committed. content: what rank 0's keeper commits, None on
-    the others. patience_s: how long a place that cannot be written is tried again.
+    own: which parts of the layout this rank writes, by their number; all when None. segment: None when the shard lies there
+    already, and only has to be committed. content: what rank 0's keeper commits, None on the others. patience_s: how long a place
+    that cannot be written is tried again.
     """
 
     root: str
@@ -55,6 +56,7 @@ class Persist:
     content: Content | None
     keep: Keep
     patience_s: float
+    own: tuple[int, ...] | None = None
     kind: Literal["persist"] = "persist"
 
 

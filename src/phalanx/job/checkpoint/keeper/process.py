@@ -217,6 +217,8 @@ class Keeper:
         if asked.segment is None:
             self._saves.begin(asked, None)
         elif 0 <= asked.segment < len(self.segments) and self.segments[asked.segment].seal() is not None:
+            if asked.own and not 0 <= min(asked.own) <= max(asked.own) < len(self.segments[asked.segment].layout.parts):
+                raise ValueError("parts that the layout does not have")
             self._saves.begin(asked, self.segments[asked.segment])
         else:
             caller.tell(GivenUp(key=asked.key, reason="its snapshot is not there"))

@@ -106,7 +106,7 @@ class Saves:
         """Why not, or ''."""
         path = shard_file.shard_path(folder, asked.key, asked.rank)
         try:
-            index = shard_file.write(path, segment.pairs(), key=asked.key, rank=asked.rank)
+            index = shard_file.write(path, segment.pairs(asked.own), key=asked.key, rank=asked.rank)
             shard_file.verify(folder, index)
             commit.announce(folder, index)
         except (*UNWRITABLE, Damaged) as error:

@@ -1,0 +1,132 @@
+"""A rank's snapshots, and what fills them beside its training: one copy at a time, sealed once all of it is there.
+
+Whoever changes the state waits for the copy first. Lives as long as its process: page-locked memory is kept from one generation
+of a gang to the next.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from phalanx.core.errors import Bug, NotFound, PhalanxError
+from phalanx.job.checkpoint.beside import Beside, PageLocks
+from phalanx.job.checkpoint.commit import reason_of
+from phalanx.job.checkpoint.keeper.messages import News, Persist
+from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.memory import Draft, Memory
+from phalanx.job.checkpoint.shard_file import Part
+
+_log: Final = logging.getLogger(__name__)
+Held = Sequence[tuple[Part, torch.Tensor]]
+"""Parts of a state with the tensors that they are now."""
+
+
+class Copier:
+    """Belongs to the training thread. unsaved: (step, reason) of saves that could not be handed to the keeper."""
+
+    def __init__(self, place: Place, device: torch.device, idle_s: float = IDLE_S) -> None:
+        self.place = place
+        self.memory: Memory | None = None
+        self.unsaved: deque[tuple[int, str]] = deque()
+        self.sealed_then: Callable[[Memory, int], None] = lambda memory, step: None  # called in the copying thread
+        self._device = device
+        self._idle_s = idle_s
+        self._targets: list[list[torch.Tensor]] = []
+        self._locks = PageLocks(device)
+        self._beside = Beside(device)
+        self._riding: Persist | None = None
+
+    def find(self) -> Memory | None:
+        """The place's snapshots of whatever parts, its own or those of a former life; None when there are none."""
+        if self.memory is None:
+            try:
+                self.memory = Memory.attach(self.place, idle_s=self._idle_s)
+            except NotFound:
+                return None
+        return self.memory
+
+    def fit(self, parts: Sequence[Part], buffers: int) -> Memory:
+        """Has memory for so many snapshots of these parts; those that are there are kept when they are of the same parts.
+
+        Raises SetupError when there is too little, and as Memory.attach.
+        """
+        fits = self.memory is not None and list(self.memory.layout.parts) == list(parts) and self.memory.buffers == buffers
+        if self.memory is None or not fits:
+            self.leave()
+            self.memory = Memory.attach(self.place, parts, buffers, self._idle_s)
+        if not self._targets:
+            self._targets = [[torch.frombuffer(one, dtype=torch.uint8) for one in views] for views in self.memory.views()]
+            for segment in self.memory.whole_segments():
+                self._locks.lock(torch.frombuffer(segment, dtype=torch.uint8))
+        return self.memory
+
+    def ride(self, save: Persist) -> None:
+        """The next snapshot shall be written to durable storage."""
+        self._riding = save
+
+    def take(self, step: int, generation: int, held: Held, note: str = "") -> bool:
+        """Begins to copy the state after `step`, of the parts for which there is memory. False when every segment is in use.
+
+        Waits for the copy before this one. Raises Bug when there is no room for one that has to be saved.
+        """
+        self.wait()
+        memory, riding = self.memory, self._riding
+        draft = memory.begin(step, generation) if memory is not None else None
+        if memory is None or draft is None:
+            if riding is not None:
+                raise Bug("the room that was there for a save is gone")
+            return False
+        self._riding = None
+        sources = [tensor.contiguous().reshape(-1).view(torch.uint8) for part, tensor in held if part.num_bytes]
+        copies = list(zip(self._targets[draft.segment], sources, strict=True))
+        self._beside.start(copies, lambda: self._sealed(memory, draft, note, riding))
+        return True
+
+    def wait(self) -> float:
+        """Until the copy under way, if any, is sealed; for how many seconds."""
+        return self._beside.finish()
+
+    def before_change(self) -> float:
+        """Called before the state is changed: on a GPU the stream that changes it waits, elsewhere as `wait`."""
+        return self._beside.before_change()
+
+    def news(self, wait_s: float = 0.0) -> list[News]:
+        """See Memory.news."""
+        return self.memory.news(wait_s) if self.memory is not None else []
+
+    def close(self) -> None:
+        """Ends the keeper too, and gives the memory back."""
+        self._let_go()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+        self._beside.close()
+
+    def leave(self) -> None:
+        """Ends nothing: the keeper goes on, and waits for whoever comes next."""
+        self._let_go()
+        if self.memory is not None:
+            self.memory.leave()
+            self.memory = None
+
+    def _let_go(self) -> None:
+        self.wait()
+        self._locks.release()
+        self._targets = []
+
+    def _sealed(self, memory: Memory, draft: Draft, note: str, riding: Persist | None) -> None:
+        """In the copying thread. A keeper that is gone is replaced here, beside training, and not when it is needed."""
+        draft.seal(note)
+        try:
+            if riding is not None:
+                memory.persist(draft.step, riding)
+            else:
+                memory.repair()
+            self.sealed_then(memory, draft.step)
+        except PhalanxError as error:
+            if riding is not None:
+                self.unsaved.append((draft.step, reason_of(error)))
+            _log.warning("the keeper of this rank's snapshots could not be told of step %d: %s", draft.step, reason_of(error))
