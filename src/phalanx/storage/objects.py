@@ -5,7 +5,7 @@ Every call ends within its `Patience`: what may succeed later is StoreUnavailabl
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, MemoryStore
 
-from phalanx.core.errors import NotFound, SetupError, StoreUnavailable
+from phalanx.core.errors import Bug, NotFound, SetupError, StoreUnavailable
 from phalanx.storage.atomic import make_folders, refused
 from phalanx.storage.local_writes import LocalWrites
 from phalanx.storage.places import Place, checked_key, parse_place
@@ -104,8 +104,24 @@ class ObjectStore:
         length = min(length, size - start)
         if start < 0 or length <= 0:
             return b""
+        return self.read_range(key, start, length)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """As `get_range`, of an object whose size the caller knows: one request. Raises NotFound."""
+        checked_key(key)
         try:
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
+        except _TROUBLE as error:
+            raise told(self.place, key, error) from error
+
+    def put_pieces(self, key: str, pieces: Iterable[memoryview]) -> None:
+        """Makes the object all of these bytes, durably and at once, in parts: little memory, and each with its own time to arrive.
+        Not on a disk. What it raises leaves no object; of an upload that was cut off a store may keep parts that nobody sees."""
+        checked_key(key)
+        if self._local is not None:
+            raise Bug("a disk's files are not put in pieces")
+        try:
+            obstore.put(self._store, key, iter(pieces), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
         except _TROUBLE as error:
             raise told(self.place, key, error) from error
 
@@ -181,6 +197,32 @@ class ObjectStore:
                     yield _info(found)
         except _TROUBLE as error:
             raise told(self.place, prefix, error) from error
+
+    def level(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Names of the objects that lie directly below the folder `prefix`, and of the folders there."""
+        checked_key(prefix, "prefix")
+        self._check_folder()
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix)
+        except _TROUBLE as error:
+            raise told(self.place, prefix, error) from error
+        objects = [str(one["path"]).rpartition("/")[2] for one in found["objects"] if one["path"] != prefix]
+        return objects, [one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"]]
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """As `delete`, of many in few requests. When it raises, some are deleted."""
+        for key in keys:
+            checked_key(key)
+        if self._local is not None:
+            for key in keys:
+                self.delete(key)
+            return
+        try:
+            obstore.delete(self._store, list(keys))
+        except FileNotFoundError:
+            return
+        except _TROUBLE as error:
+            raise told(self.place, keys[0], error) from error
 
     def delete(self, key: str) -> None:
         """Also of an object that is not there."""

@@ -25,6 +25,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint import manifest, shard_file
 from phalanx.job.checkpoint import save as saving
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
+from phalanx.job.checkpoint.disk_folder import DiskFolder
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin
 from phalanx.job.checkpoint.owners import local_parts
@@ -290,10 +291,10 @@ def case_nothing_is_removed_before_the_newer_was_read_back(root: Path, rank: Ran
     run.save(root, 1, keep_last=1)
     written = shard_file.write
 
-    def bad_disk(path: Path, parts: Any, *, key: SaveKey, rank: int) -> ShardIndex:
-        index = written(path, parts, key=key, rank=rank)
+    def bad_disk(folder: DiskFolder, parts: Any, *, key: SaveKey, rank: int) -> ShardIndex:
+        index = written(folder, parts, key=key, rank=rank)
         if rank == 1:
-            _flip(path)
+            _flip(folder.path / index.file)
         return index
 
     with patch.object(shard_file, "write", bad_disk):

@@ -21,7 +21,7 @@ from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.live import LiveState
-from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
+from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.checkpoint.restore import find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
@@ -134,10 +134,10 @@ def case_t06_a_store_that_does_not_take_anything_blocks_no_step(root: Path, rank
             started = time.monotonic()
             began.append(pipeline.save(step, {"samples": step}))
             waits.append(time.monotonic() - started)
-        assert began == [True, True, False, False, False, False, False], began  # two in flight, each in memory
-        assert max(waits[3:]) < 0.5 and max(waits) < 1.9, waits  # once a bounded wait for room; a put-off one waits for nothing
+        assert began[:2] == [True, True] and max(waits) < 1.9, (began, waits)  # a bounded wait for room, at most
         assert told_by_all(began) == [began, began]
-        assert [one.step for one in pipeline.news() if isinstance(one, Delayed)] == ([2] if rank.rank == 1 else [])
+        instead = [one.step for one in pipeline.news() if isinstance(one, SaveFailed) and "is saved instead" in one.reason]
+        assert rank.rank != 1 or instead[0] == 2, instead  # the newest wins
         if rank.rank == 1:
             _limit(pipeline, resource.RLIM_INFINITY)
         assert pipeline.is_due(9, 100)
@@ -145,7 +145,7 @@ def case_t06_a_store_that_does_not_take_anything_blocks_no_step(root: Path, rank
         then = copied(run)
         last = pipeline.finish()
         assert isinstance(last, Saved) and last.step == 9, last
-    assert [step for step, _ in manifest.committed(root / "checkpoints")] == [9, 3, 2]
+    assert {9} <= {step for step, _ in manifest.committed(root / "checkpoints")} <= {7, 8, 9}
     assert same(saved_state(root, 9, rank), then)
 
 

@@ -42,7 +42,7 @@ def content(world_size: int = 1, metrics: dict[str, float] | None = None) -> Con
 
 
 def put(folder: Path, key: SaveKey, rank: int, *parts: tuple[Part, memoryview]) -> ShardIndex:
-    index = shard_file.write(shard_file.shard_path(folder, key, rank), parts, key=key, rank=rank)
+    index = shard_file.write(folder, parts, key=key, rank=rank)
     announce(folder, index)
     return index
 
@@ -57,11 +57,12 @@ def make(root: Path, step: int, save: str = "s1", attempt: str = "", metrics: di
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    checkpoint = verify(make(tmp_path, 7))
+    folder = make(tmp_path, 7)
+    checkpoint = verify(folder)
     read = checkpoint.manifest
     assert (read.step, read.attempt, read.origin, read.extra) == (7, "", ORIGIN, {"loss": "0x1.8p+0"})
     assert len(checkpoint.digest) == 64 and [one.entry.start for one in checkpoint.tensors["w"]] == [(0, 0), (4, 0)]
-    assert read.size_bytes == sum(path.stat().st_size for path in checkpoint.folder.iterdir() if path.name != MANIFEST)
+    assert read.size_bytes == sum(path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST)
 
 
 def test_a_shard_is_a_safetensors_file(tmp_path: Path) -> None:

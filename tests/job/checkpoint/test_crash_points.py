@@ -30,7 +30,7 @@ def save(root: Path, step: int, token: str, attempt: str) -> None:
     for rank in range(RANKS):
         part = Part(name="w", dtype="U8", shape=(RANKS * LENGTH,), start=(rank * LENGTH,), size=(LENGTH,))
         data = memoryview(bytes([step]) * LENGTH)
-        announce(folder, shard_file.write(shard_file.shard_path(folder, key, rank), [(part, data)], key=key, rank=rank))
+        announce(folder, shard_file.write(folder, [(part, data)], key=key, rank=rank))
     origin = Origin(config="", data="", world_size=RANKS, layout={"dp": RANKS})
     tensors = {"w": TensorSpec(dtype="U8", shape=(RANKS * LENGTH,))}
     saved = commit_when_whole(folder, key, Content(origin=origin, dtype="", extra={}, tensors=tensors), patience_s=0)

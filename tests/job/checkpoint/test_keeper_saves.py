@@ -170,15 +170,43 @@ def test_T06_several_saves_in_flight_block_nothing_and_all_are_committed(gang: G
 
 def test_without_a_free_segment_there_is_no_snapshot_until_one_is_written(gang: Gang) -> None:
     memory = gang.memories[1]
-    _limit(memory.keeper_pid, 4096)
+    os.kill(memory.keeper_pid, signal.SIGSTOP)  # it is slow
     for step in (1, 2):
         snapshot(memory, step)
         gang.persist(step, ranks=(1,))
     assert memory.begin(3) is None
     assert memory.sealed() == (2, 1)
-    _limit(memory.keeper_pid, resource.RLIM_INFINITY)
+    os.kill(memory.keeper_pid, signal.SIGCONT)
     gang.until(Written, rank=1)
     assert memory.begin(3) is not None
+
+
+def test_of_snapshots_that_cannot_be_written_the_newest_waits_and_gives_way_to_a_newer_one(gang: Gang) -> None:
+    for memory in gang.memories:
+        _limit(memory.keeper_pid, 4096)
+    for step in (1, 2, 3):  # more than there are segments
+        gang.snapshot(step)
+        gang.persist(step)
+        if step > 1:
+            told = gang.until(GivenUp)
+            assert isinstance(told, GivenUp) and told.key.step == step - 1
+            assert f"step {step} is saved instead" in told.reason and "File too large" in told.reason
+            gang.until(GivenUp, rank=1)
+    for memory in gang.memories:
+        _limit(memory.keeper_pid, resource.RLIM_INFINITY)
+    gang.until(Committed)
+    assert gang.committed() == [3]
+
+
+def test_a_save_that_lacks_a_rank_is_not_waited_for_once_a_newer_one_is_committed(gang: Gang) -> None:
+    gang.snapshot(1)
+    gang.persist(1, ranks=(0,))
+    gang.until(Written)
+    gang.snapshot(2)
+    gang.persist(2)
+    told = [gang.until(GivenUp), gang.until(Committed)]
+    assert isinstance(told[0], GivenUp) and told[0].key.step == 1 and "step 2 was saved meanwhile" in told[0].reason
+    assert gang.committed() == [2]
 
 
 def test_a_keeper_killed_in_the_middle_of_a_save_loses_nothing(gang: Gang) -> None:

@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
         for rank in (0, 1):
             part = Part(name="w", dtype="U8", shape=(2 * LENGTH,), start=(rank * LENGTH,), size=(LENGTH,))
             data = memoryview(bytes([rank]) * LENGTH)
-            announce(folder, shard_file.write(shard_file.shard_path(folder, key, rank), [(part, data)], key=key, rank=rank))
+            announce(folder, shard_file.write(folder, [(part, data)], key=key, rank=rank))
         origin = Origin(config="", data="", world_size=2, layout={"dp": 2})
         tensors = {"w": TensorSpec(dtype="U8", shape=(2 * LENGTH,))}
         content = Content(origin=origin, dtype="fp32", extra={}, metrics={"loss": 1.5}, tensors=tensors)

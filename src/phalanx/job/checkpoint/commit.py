@@ -5,30 +5,29 @@ there, checks that together they are what the run wanted to save, and commits th
 """
 
 import contextlib
-import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
 
 from phalanx.core import wire
-from phalanx.core.errors import CheckpointError, PhalanxError, SetupError, StoreUnavailable
+from phalanx.core.errors import Bug, CheckpointError, PhalanxError, SetupError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.folder import Folder, Unreadable, Where, folder_at
 from phalanx.job.checkpoint.manifest import MANIFEST, IndexFile, Manifest, Origin, Scalar
 from phalanx.job.checkpoint.shard_file import SaveKey, ShardIndex, token
 from phalanx.job.checkpoint.whole import TensorSpec, check_same, merged, parse_index, spec_of
-from phalanx.storage.atomic import write_atomic
 
 UNWRITABLE: Final = (OSError, SetupError, StoreUnavailable)
 """What a write raises when the place, not the program, is at fault."""
 RNG: Final = "rng."
 """Names that begin so are a rank's random generators: a gang of another size has others, and no run asks for them by name."""
+_REASON_BYTES_MAX: Final = 4096
 AGAIN_S: Final = 1.0
-"""Between two tries to write where it failed: soon after a disk has room again, and no load on one that has none."""
-_POLL_S: Final = 0.02
+AGAIN_S_MAX: Final = 10.0
+"""Between two tries where it failed: soon after a disk has room or a store is back, and no load on one that is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +59,19 @@ class Content:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def announce(folder: Path, index: ShardIndex) -> None:
+def announce(folder: Where, index: ShardIndex) -> None:
     """Says that this rank's shard is durable. Raises SetupError or StoreUnavailable."""
-    write_atomic(folder / _index_name(index.key, index.rank), wire.dumps(ShardIndex, index).encode())
+    folder_at(folder).write(_index_name(index.key, index.rank), wire.dumps(ShardIndex, index).encode())
 
 
-def announce_failure(folder: Path, key: SaveKey, rank: int, reason: str) -> None:
+def announce_failure(folder: Where, key: SaveKey, rank: int, reason: str) -> None:
     """Says that this rank's shard will not come, so that nobody waits for it. A disk too full even for this says nothing."""
     with contextlib.suppress(*UNWRITABLE):
-        write_atomic(folder / _failure_name(key, rank), reason.encode(errors="replace"))
+        folder_at(folder).write(_failure_name(key, rank), reason.encode(errors="replace"))
 
 
 def commit_when_whole(
-    folder: Path,
+    where: Where,
     key: SaveKey,
     content: Content,
     *,
@@ -89,14 +88,16 @@ def commit_when_whole(
 
     Raises CheckpointError once a newer attempt or generation holds the job's checkpoints: this one lost its right to write.
     """
-    until_s = clock_s() + patience_s
+    folder, until_s = folder_at(where), clock_s() + patience_s
     while missing := _missing(folder, key, content.origin.world_size):
         if reason := _failure(folder, key, missing) or given_up():
+            if not _missing(folder, key, content.origin.world_size):  # the last came while we asked
+                break
             return _failed(folder, key, reason)
         if clock_s() >= until_s:
             return _failed(folder, key, f"no shard of {_ranks(missing)} within {patience_s:g} s")
-        pause(_POLL_S)
-    while True:
+        pause(folder.poll_s)
+    for pause_s in backoff_s():
         try:
             return _commit(folder, key, content)
         except UNWRITABLE as error:
@@ -104,18 +105,28 @@ def commit_when_whole(
         if clock_s() >= until_s:
             return _failed(folder, key, reason)
         troubled(reason)
-        pause(AGAIN_S)
+        pause(pause_s)
+    raise Bug("pauses end")
 
 
-def _missing(folder: Path, key: SaveKey, world_size: int) -> list[int]:
+def backoff_s() -> Iterator[float]:
+    """Pauses between tries, without end."""
+    pause_s = AGAIN_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, AGAIN_S_MAX)
+
+
+def _missing(folder: Folder, key: SaveKey, world_size: int) -> list[int]:
     """Ranks whose index is not there, or not to be seen for now."""
     try:
-        return [rank for rank in range(world_size) if not (folder / _index_name(key, rank)).exists()]
-    except OSError:
-        return list(range(world_size))
+        there = set(folder.names())
+    except UNWRITABLE:
+        there = set()
+    return [rank for rank in range(world_size) if _index_name(key, rank) not in there]
 
 
-def _commit(folder: Path, key: SaveKey, content: Content) -> Saved | SaveFailed:
+def _commit(folder: Folder, key: SaveKey, content: Content) -> Saved | SaveFailed:
     files, shards = [], []
     try:
         for rank in range(content.origin.world_size):
@@ -137,19 +148,19 @@ def _commit(folder: Path, key: SaveKey, content: Content) -> Saved | SaveFailed:
     return Saved(step=key.step, path=str(folder), digest=digest, size_bytes=made.size_bytes)
 
 
-def discard_save(folder: Path, key: SaveKey) -> None:
+def discard_save(where: Where, key: SaveKey) -> None:
     """Removes what this save left in the folder, and the folder where nothing else is in it. What cannot be removed costs space."""
-    for path in [*folder.glob(f"*-{token(key)}.*"), *folder.glob(f".*-{token(key)}.*")]:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    folder = folder_at(where)
+    _remove(folder, lambda name: f"-{token(key)}." in name)
+    folder.remove_if_empty()
 
 
-def discard(folder: Path) -> None:
-    """Removes a checkpoint folder, its manifest first: a crash half-way leaves one that does not exist. Raises OSError."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+def discard(where: Where) -> None:
+    """Removes a checkpoint folder, its manifest first: a crash half-way leaves one that does not exist. Raises SetupError or
+    StoreUnavailable."""
+    folder = folder_at(where)
+    folder.remove(MANIFEST)
+    folder.remove_all()
 
 
 def reason_of(error: BaseException) -> str:
@@ -158,23 +169,28 @@ def reason_of(error: BaseException) -> str:
     return f"{kind}{lines[0] if lines else 'no message'}"
 
 
-def _clear_others(folder: Path, keep: set[str]) -> None:
+def _clear_others(folder: Folder, keep: set[str]) -> None:
     """What tries of this step left that were given up."""
-    for path in folder.iterdir():
-        if path.name not in keep:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    _remove(folder, lambda name: name not in keep)
 
 
-def _failed(folder: Path, key: SaveKey, reason: str) -> SaveFailed:
+def _remove(folder: Folder, which: Callable[[str], bool]) -> None:
+    with contextlib.suppress(*UNWRITABLE):
+        for name in [name for name in folder.names() if which(name)]:
+            folder.remove(name)
+
+
+def _failed(folder: Folder, key: SaveKey, reason: str) -> SaveFailed:
     discard_save(folder, key)
     return SaveFailed(step=key.step, reason=reason)
 
 
-def _failure(folder: Path, key: SaveKey, missing: list[int]) -> str:
-    for rank in missing:
-        with contextlib.suppress(OSError):
-            return f"rank {rank}: {(folder / _failure_name(key, rank)).read_text(errors='replace')}"
+def _failure(folder: Folder, key: SaveKey, missing: list[int]) -> str:
+    with contextlib.suppress(*UNWRITABLE, Unreadable):
+        there = set(folder.names())
+        for rank in missing:
+            if (name := _failure_name(key, rank)) in there:
+                return f"rank {rank}: {folder.read(name, _REASON_BYTES_MAX).decode(errors='replace')}"
     return ""
 
 

@@ -6,13 +6,16 @@ anything; every commit looks again. Two attempts of one job are ordered by numbe
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.checkpoints import FENCE
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.core.ids import AttemptId, split_attempt
-from phalanx.storage.atomic import write_atomic
+from phalanx.job.checkpoint.folder import Folder, Unreadable, Where, folder_at
+
+_BYTES_MAX: Final = 64 * 1024
+_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,24 +26,35 @@ class Holder:
     generation: int = 0
 
 
-def hold(root: Path, holder: Holder, seen: Iterable[Holder] = ()) -> None:
-    """Takes or keeps the right to commit under `root`. seen: makers of what lies there.
+def hold(root: Where, holder: Holder, seen: Iterable[Holder] = ()) -> None:
+    """Takes or keeps the right to commit under `root`. seen: makers of what lies there, asked for unless it has it.
 
-    Raises CheckpointError when a newer attempt or generation has it, SetupError or StoreUnavailable when it cannot be written.
+    Raises CheckpointError when a newer attempt or generation has it, SetupError or StoreUnavailable when it cannot be written, or
+    changes hands again and again.
     """
     if not holder.attempt:
         return
-    noted = _noted(root)
-    for other in (*seen, *noted):
-        if newer(other, holder):
-            fix = (
-                f"a newer attempt holds the job's checkpoints, so {holder.attempt} may write no more; nothing of them was changed"
-                if other.attempt != holder.attempt
-                else f"generation {other.generation} of the gang holds them, so generation {holder.generation} may write no more"
-            )
-            raise CheckpointError("checkpoints", other.attempt, fix)
-    if noted != [holder]:
-        write_atomic(root / FENCE, wire.dumps(Holder, holder).encode())
+    folder = folder_at(root)
+    for _ in range(_TRIES):
+        version = folder.version(FENCE)
+        noted = _noted(folder) if version is not None else []
+        if noted == [holder]:
+            return
+        for other in (*noted, *seen):
+            if newer(other, holder):
+                raise _fenced(other, holder)
+        if folder.swap(FENCE, wire.dumps(Holder, holder).encode(), version):
+            return
+    raise StoreUnavailable(f"{folder}: others take the right to write as well; try again")
+
+
+def _fenced(other: Holder, holder: Holder) -> CheckpointError:
+    fix = (
+        f"a newer attempt holds the job's checkpoints, so {holder.attempt} may write no more; nothing of them was changed"
+        if other.attempt != holder.attempt
+        else f"generation {other.generation} of the gang holds them, so generation {holder.generation} may write no more"
+    )
+    return CheckpointError("checkpoints", other.attempt, fix)
 
 
 def newer(one: Holder, other: Holder) -> bool:
@@ -51,9 +65,9 @@ def newer(one: Holder, other: Holder) -> bool:
     return job == other_job and (number, one.generation) > (other_number, other.generation)
 
 
-def _noted(root: Path) -> list[Holder]:
+def _noted(folder: Folder) -> list[Holder]:
     """What cannot be read says nothing, and is written anew."""
     try:
-        return [wire.loads(Holder, (root / FENCE).read_bytes())]
-    except (OSError, ValueError):
+        return [wire.loads(Holder, folder.read(FENCE, _BYTES_MAX))]
+    except (Unreadable, ValueError):
         return []

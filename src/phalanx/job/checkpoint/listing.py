@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.errors import CheckpointError, NotFound, SetupError
 from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.disk_folder import DiskFolder
+from phalanx.job.checkpoint.folder import Folder, Where, folder_at
 from phalanx.job.checkpoint.manifest import MANIFEST
 from phalanx.job.checkpoint.whole import Checkpoint, open_checkpoint, read_through
 
@@ -14,23 +15,27 @@ Progress = Callable[[str, int, int], None]
 """Told the checkpoint's name, and bytes done and of how many."""
 
 
-def listed(place: Path) -> tuple[StoredCheckpoint, ...]:
-    """The checkpoints in a folder of them, or the one that `place` is, newest first. Raises NotFound, SetupError."""
+def listed(place: Where | str) -> tuple[StoredCheckpoint, ...]:
+    """The checkpoints in a folder of them, or the one that `place` is, newest first. place: a folder, or a URL of an object store.
+
+    Raises NotFound, SetupError; StoreUnavailable of a store that is away.
+    """
     return tuple(_stored(folder, _nothing) for folder in _folders(place))
 
 
-def verified(place: Path, progress: Progress) -> tuple[StoredCheckpoint, ...]:
+def verified(place: Where | str, progress: Progress) -> tuple[StoredCheckpoint, ...]:
     """As `listed`, with every byte of every one read, one after the other. What was never committed is not looked into."""
     return tuple(_stored(folder, lambda found: _read(found, progress)) for folder in _folders(place))
 
 
-def _folders(place: Path) -> Sequence[Path]:
-    if not place.is_dir():
+def _folders(place: Where | str) -> Sequence[Folder]:
+    folder = _absolute(folder_at(place))
+    if isinstance(folder, DiskFolder) and not folder.path.is_dir():
         raise NotFound("path", str(place), "there is no such folder on this machine")
     try:
-        if manifest.step_of(place.absolute()) is not None or (place / MANIFEST).is_file():
-            return [place]
-        found = [folder for _, folder in manifest.step_folders(place)]
+        if manifest.step_of(folder) is not None or folder.has(MANIFEST):
+            return [folder]
+        found = [one for _, one in manifest.step_folders(folder)]
     except OSError as error:
         raise SetupError("path", str(place), f"cannot be read ({error.strerror}); give this user the right to") from error
     if not found:
@@ -38,10 +43,13 @@ def _folders(place: Path) -> Sequence[Path]:
     return found
 
 
-def _stored(folder: Path, look: Callable[[Checkpoint], bool]) -> StoredCheckpoint:
-    place = folder.absolute()
-    committed = (folder / MANIFEST).exists()
-    stored = StoredCheckpoint(name=place.name, path=str(place), step=manifest.step_of(place) or 0, committed=committed)
+def _absolute(folder: Folder) -> Folder:
+    return DiskFolder(folder.path.absolute()) if isinstance(folder, DiskFolder) else folder
+
+
+def _stored(folder: Folder, look: Callable[[Checkpoint], bool]) -> StoredCheckpoint:
+    committed = folder.has(MANIFEST)
+    stored = StoredCheckpoint(name=folder.name, path=str(folder), step=manifest.step_of(folder) or 0, committed=committed)
     if not committed:
         return replace(stored, problem=f"{MANIFEST}: is missing, so it was never committed")
     try:
@@ -65,5 +73,5 @@ def _nothing(_: Checkpoint) -> bool:
 
 
 def _read(found: Checkpoint, progress: Progress) -> bool:
-    read_through(found, lambda done, total: progress(found.folder.absolute().name, done, total))
+    read_through(found, lambda done, total: progress(found.folder.name, done, total))
     return True

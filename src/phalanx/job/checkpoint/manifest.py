@@ -1,27 +1,23 @@
 """The manifest of a checkpoint: what it is, what it belongs to, and the hash of every shard's index. Pure files; no torch."""
 
 import contextlib
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from phalanx.core import wire
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.job.checkpoint import fence
 from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.folder import Folder, Unreadable, Where, folder_at
 from phalanx.job.checkpoint.shard_file import FORMAT, SaveKey, damaged
-from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 MANIFEST: Final = "manifest.json"
 
 _PREFIX: Final = "step-"
 _MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
-_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 Scalar = str | int | float | bool
 
 
@@ -97,73 +93,61 @@ def folder_name(step: int) -> str:
     return f"{_PREFIX}{step:08d}"
 
 
-def step_folders(root: Path) -> Iterator[tuple[int, Path]]:
-    """(step, folder) of every checkpoint folder, newest first, committed or not."""
-    named = [folder for folder in root.glob(f"{_PREFIX}*") if step_of(folder) is not None and folder.is_dir()]
-    for folder in sorted(named, key=lambda folder: step_of(folder) or 0, reverse=True):
-        yield step_of(folder) or 0, folder
+def step_folders(root: Where) -> Iterator[tuple[int, Folder]]:
+    """(step, folder) of every checkpoint folder, newest first, committed or not. Raises as looking into a `Folder` does."""
+    folder = folder_at(root)
+    steps = {name: step for name in folder.folders() if (step := _step(name)) is not None}
+    for name in sorted(steps, key=lambda name: steps[name], reverse=True):
+        yield steps[name], folder / name
 
 
-def step_of(folder: Path) -> int | None:
+def step_of(folder: Where) -> int | None:
     """The step that a checkpoint's folder is named after; None for another folder."""
-    number = folder.name.removeprefix(_PREFIX)
-    return int(number) if folder.name.startswith(_PREFIX) and number.isdecimal() else None
+    return _step(folder.name)
 
 
-def committed(root: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every checkpoint that exists, newest first."""
-    return [(step, folder) for step, folder in step_folders(root) if (folder / MANIFEST).is_file()]
+def _step(name: str) -> int | None:
+    number = name.removeprefix(_PREFIX)
+    return int(number) if name.startswith(_PREFIX) and number.isdecimal() else None
 
 
-def commit(folder: Path, manifest: Manifest) -> str:
+def committed(root: Where) -> list[tuple[int, Folder]]:
+    """(step, folder) of every checkpoint that exists, newest first. Raises as `step_folders`."""
+    return [(step, folder) for step, folder in step_folders(root) if folder.has(MANIFEST)]
+
+
+def commit(where: Where, manifest: Manifest) -> str:
     """Makes the checkpoint exist. Its digest: the SHA-256 of the manifest file.
+
+    Where no manifest is, only one of two committers makes it; an older holder's is replaced.
 
     Raises CheckpointError when a newer attempt or generation holds the folder of checkpoints, SetupError or StoreUnavailable when
     the file cannot be written.
     """
+    folder = folder_at(where)
     check_fence(folder.parent, manifest.holder)
     sealed = wire.dumps(_Sealed, _Sealed(sha256=_digest(manifest), manifest=manifest)).encode()
-    beside = folder / f".{MANIFEST}.{manifest.key.save}.tmp"
-    try:
-        write_atomic(beside, sealed)
-        _put(beside, folder, manifest.holder)
-        fsync_folder(folder)
-        fsync_folder(folder.parent)
-    except OSError as error:
-        raise refused(folder / MANIFEST, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+    if not folder.swap(MANIFEST, sealed, None):
+        version = folder.version(MANIFEST)
+        check_fence(folder.parent, manifest.holder)
+        if not folder.swap(MANIFEST, sealed, version):
+            raise StoreUnavailable(f"{folder}: another manifest was made in this moment; try again")
     return hashlib.sha256(sealed).hexdigest()
 
 
-def _put(beside: Path, folder: Path, holder: Holder) -> None:
-    """Where no manifest is, the kernel lets only one of two committers make it; an older holder's is replaced."""
-    try:
-        os.link(beside, folder / MANIFEST)
-        return
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    check_fence(folder.parent, holder)
-    beside.replace(folder / MANIFEST)
-
-
-def check_fence(root: Path, holder: Holder) -> None:
+def check_fence(root: Where, holder: Holder) -> None:
     """Raises CheckpointError when a newer attempt or generation of the holder's job was here, SetupError or StoreUnavailable when
     the fence cannot be written. A damaged manifest says nothing."""
     fence.hold(root, holder, _makers(root))
 
 
-def _makers(root: Path) -> Iterator[Holder]:
+def _makers(root: Where) -> Iterator[Holder]:
     for _, folder in committed(root):
         with contextlib.suppress(CheckpointError):
             yield read(folder)[0].holder
 
 
-def read(folder: Path) -> tuple[Manifest, str]:
+def read(folder: Where) -> tuple[Manifest, str]:
     """The manifest and its digest. Raises CheckpointError when it cannot be read or was changed; OtherFormat, which is one, when
     another version wrote it."""
     data = read_bounded(folder, MANIFEST)
@@ -181,20 +165,15 @@ def read(folder: Path) -> tuple[Manifest, str]:
     return sealed.manifest, hashlib.sha256(data).hexdigest()
 
 
-def read_bounded(folder: Path, name: str) -> bytes:
-    """A small file of a checkpoint. Raises CheckpointError."""
-    path = folder / name
+def read_bounded(folder: Where, name: str) -> bytes:
+    """A small file of a checkpoint. Raises CheckpointError; StoreUnavailable and SetupError of an object store."""
     try:
-        if path.is_symlink() or not path.is_file():
-            raise damaged(folder, name, "is no plain file" if path.exists() else "is missing")
-        if path.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise damaged(folder, name, f"is over {_MANIFEST_BYTES_MAX} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise damaged(folder, name, f"cannot be read ({error.strerror})") from error
+        return folder_at(folder).read(name, _MANIFEST_BYTES_MAX)
+    except Unreadable as error:
+        raise damaged(folder, name, str(error)) from error
 
 
-def _check_format(folder: Path, plain: Any, data: bytes) -> None:
+def _check_format(folder: Where, plain: Any, data: bytes) -> None:
     """A checksum that fits says that it is no flipped bit that reads as another format."""
     inner = plain.get("manifest") if isinstance(plain, dict) else None
     found = inner.get("format") if isinstance(inner, dict) else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future as ReadAhead
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -26,15 +26,18 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from phalanx.job.checkpoint import shard_file
+from phalanx.job.checkpoint.folder import Folder, Opened, folder_at
+from phalanx.job.checkpoint.manifest import MANIFEST
 from phalanx.job.checkpoint.owners import DTYPES, host_bytes
 from phalanx.job.checkpoint.whole import Checkpoint, Located
 
 _AHEAD: Final = 3
-"""Parts that are read while one is hashed; with PART_BYTES_MAX what bounds the memory."""
+"""Parts that are read, beyond those on their way, while one is hashed; with PART_BYTES_MAX what bounds the memory."""
 
 
 class PartReader(StorageReader):
-    """Reads a checkpoint whose indexes were checked. Raises CheckpointError from `read_data` for a damaged part."""
+    """Reads a checkpoint whose indexes were checked. Raises CheckpointError from `read_data` for a damaged part,
+    StoreUnavailable and SetupError for an object store that cannot be read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -60,21 +63,22 @@ class PartReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return Path(checkpoint_id).is_dir()
+        return folder_at(str(checkpoint_id)).has(MANIFEST)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """In the order in which the parts lie on the disk; what comes next is read while this is hashed."""
+        """In the order in which the parts lie in the files; what comes next is read while this is hashed."""
         by_part: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             by_part[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
         wanted = sorted(by_part, key=lambda key: (self._located[key].shard.rank, self._located[key].entry.offset))
-        with ExitStack() as files, ThreadPoolExecutor(1, "checkpoint-read") as disk:
-            descriptors = _Descriptors(self._checkpoint.folder, files)
+        folder = self._checkpoint.folder
+        with ExitStack() as files, ThreadPoolExecutor(folder.reads_at_once, "checkpoint-read") as store:
+            opened = _Files(folder, files)
             ahead: deque[tuple[_Read, ReadAhead[None]]] = deque()
             for key in wanted:
-                read = _Read(self._checkpoint.folder, self._located[key], by_part[key], planner, descriptors)
-                ahead.append((read, disk.submit(read.fetch)))
-                if len(ahead) > _AHEAD:
+                read = _Read(folder, self._located[key], by_part[key], planner, opened)
+                ahead.append((read, store.submit(read.fetch)))
+                if len(ahead) >= folder.reads_at_once + _AHEAD:
                     _finish(*ahead.popleft())
             while ahead:
                 _finish(*ahead.popleft())
@@ -88,27 +92,27 @@ def _finish(read: "_Read", fetched: "ReadAhead[None]") -> None:
     read.deliver()
 
 
-class _Descriptors:
-    """Open shards, by file name; each is opened by the thread that reads."""
+class _Files:
+    """Open shards, by file name; each is opened by the first thread that reads of it."""
 
-    def __init__(self, folder: Path, files: ExitStack) -> None:
+    def __init__(self, folder: Folder, files: ExitStack) -> None:
         self._folder, self._files = folder, files
-        self._open: dict[str, int] = {}
+        self._open: dict[str, Opened] = {}
+        self._one_at_a_time = Lock()
 
-    def of(self, located: Located) -> int:
+    def of(self, located: Located) -> Opened:
         name = located.shard.file
-        if name not in self._open:
-            self._open[name] = self._files.enter_context(shard_file.opened(self._folder, located.shard))
-        return self._open[name]
+        with self._one_at_a_time:
+            if name not in self._open:
+                self._open[name] = self._files.enter_context(shard_file.opened(self._folder, located.shard))
+            return self._open[name]
 
 
 class _Read:
-    """One part on its way from the disk to where the planner wants it."""
+    """One part on its way from the store to where the planner wants it."""
 
-    def __init__(
-        self, folder: Path, located: Located, items: list[ReadItem], planner: LoadPlanner, descriptors: _Descriptors
-    ) -> None:
-        self._folder, self._located, self._descriptors = folder, located, descriptors
+    def __init__(self, folder: Folder, located: Located, items: list[ReadItem], planner: LoadPlanner, opened: _Files) -> None:
+        self._folder, self._located, self._opened = folder, located, opened
         self._targets = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self._commit: Callable[[ReadItem, torch.Tensor], None] = planner.commit_tensor
         self._data = memoryview(b"")
@@ -116,7 +120,7 @@ class _Read:
     def fetch(self) -> None:
         entry = self._located.entry
         self._data = self._in_place() or memoryview(bytearray(entry.length))
-        shard_file.read_part(self._descriptors.of(self._located), self._folder, self._located.shard, entry, self._data)
+        shard_file.read_part(self._opened.of(self._located), self._folder, self._located.shard, entry, self._data)
 
     def deliver(self) -> None:
         entry = self._located.entry
@@ -152,8 +156,8 @@ def read_whole(checkpoint: Checkpoint, names: Mapping[str, str]) -> dict[str, to
     for ours, name in names.items():
         for located in checkpoint.tensors.get(name, ())[:1]:
             data = memoryview(bytearray(located.entry.length))
-            with shard_file.opened(checkpoint.folder, located.shard) as descriptor:
-                shard_file.read_part(descriptor, checkpoint.folder, located.shard, located.entry, data)
+            with shard_file.opened(checkpoint.folder, located.shard) as file:
+                shard_file.read_part(file, checkpoint.folder, located.shard, located.entry, data)
             shard_file.check(checkpoint.folder, located.shard, located.entry, data)
             found[ours] = torch.frombuffer(data, dtype=torch.uint8).view(DTYPES[located.entry.dtype]).reshape(located.entry.size)
     return found

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from phalanx.core.errors import Bug, CheckpointError, PhalanxError
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint.commit import RNG
+from phalanx.job.checkpoint.folder import Folder, Where, folder_at
 from phalanx.job.checkpoint.manifest import Manifest, Origin
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.reader import PartReader, read_whole
@@ -27,7 +27,8 @@ _KINDS: Final = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A checkpoint that this run may continue. `skipped` says, newest first, which newer ones are damaged and where."""
+    """A checkpoint that this run may continue. path: a URL in a store. skipped: which newer ones are damaged and where, newest
+    first."""
 
     path: str
     digest: str
@@ -36,10 +37,10 @@ class Found:
 
     @property
     def name(self) -> str:
-        return Path(self.path).name
+        return folder_at(self.path).name
 
 
-def find(root: Path, origin: Origin) -> Found | None:
+def find(root: Where, origin: Origin) -> Found | None:
     """The newest checkpoint under `root` whose indexes and sizes are whole, the same on every rank; None when none was ever
     committed. Its tensors are verified when they are read, by `load`.
 
@@ -61,7 +62,7 @@ def load(found: Found, origin: Origin, model: nn.Module, optimizer: torch.optim.
         if loaded is None:
             set_training_state(model, optimizer, state)
             return found
-        place, skipped = Path(found.path), (*found.skipped, loaded)
+        place, skipped = folder_at(found.path), (*found.skipped, loaded)
         found = decided_by_rank_zero(lambda place=place, skipped=skipped: _before(place, origin, skipped))  # type: ignore[misc]  # bound
 
 
@@ -82,7 +83,7 @@ def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device) 
         if not isinstance(one, Damaged):
             raise one
     damages = [one for one in told if isinstance(one, Damaged)]
-    return f"{Path(found.path).name}/{damages[0].value} {damages[0].fix}" if damages else None
+    return f"{found.name}/{damages[0].value} {damages[0].fix}" if damages else None
 
 
 def _told(act: Callable[[], None]) -> PhalanxError | None:
@@ -95,7 +96,7 @@ def _told(act: Callable[[], None]) -> PhalanxError | None:
 
 def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    checkpoint = open_checkpoint(Path(found.path))
+    checkpoint = open_checkpoint(folder_at(found.path))
     if checkpoint.digest != found.digest:
         raise CheckpointError(f"checkpoint {found.name}", manifest.MANIFEST, f"is not what rank 0 read: rank {rank} sees another")
     load_state(checkpoint, state)
@@ -104,7 +105,7 @@ def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device) ->
     set_rng(saved, found.digest, rank, world_size, device)
 
 
-def _choose(root: Path, origin: Origin, before: int | None, skipped: tuple[str, ...]) -> Found | None:
+def _choose(root: Where, origin: Origin, before: int | None, skipped: tuple[str, ...]) -> Found | None:
     """Of those before a step, if any."""
     for step, folder in manifest.committed(root):
         if before is not None and step >= before:
@@ -122,14 +123,14 @@ def _choose(root: Path, origin: Origin, before: int | None, skipped: tuple[str, 
     return None
 
 
-def _before(place: Path, origin: Origin, skipped: tuple[str, ...]) -> Found:
+def _before(place: Folder, origin: Origin, skipped: tuple[str, ...]) -> Found:
     found = _choose(place.parent, origin, manifest.step_of(place), skipped)
     if found is None:
         raise Bug("something was skipped and nothing is damaged")
     return found
 
 
-def _check_origin(folder: Path, read: Manifest, origin: Origin) -> None:
+def _check_origin(folder: Folder, read: Manifest, origin: Origin) -> None:
     pairs = (
         ("config", read.origin.config, origin.config, "the run's hyperparameters"),
         ("data", read.origin.data, origin.data, "the run's data"),

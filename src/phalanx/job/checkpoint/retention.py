@@ -4,12 +4,12 @@ import contextlib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from phalanx.core.errors import CheckpointError
 from phalanx.core.spec import BestMode
 from phalanx.job.checkpoint import manifest
-from phalanx.job.checkpoint.commit import discard
+from phalanx.job.checkpoint.commit import UNWRITABLE, discard
+from phalanx.job.checkpoint.folder import Folder, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,9 @@ class Keep:
     every: int = 0
 
 
-def superfluous(root: Path, newest_step: int, keep: Keep, saving: Collection[int] = ()) -> list[Path]:
+def superfluous(root: Where, newest_step: int, keep: Keep, saving: Collection[int] = ()) -> list[Folder]:
     """Checkpoints up to `newest_step` that `keep` does not keep, and folders that never were committed, but those of steps that are
-    being saved. Folders after `newest_step` are left alone."""
+    being saved. Folders after `newest_step` are left alone. Raises as looking into a `Folder` does."""
     upto = [(step, folder) for step, folder in manifest.committed(root) if step <= newest_step]
     kept = {folder for _, folder in upto[: max(keep.last, 1)]}
     kept |= {folder for step, folder in upto if keep.every and step % keep.every == 0}
@@ -34,17 +34,17 @@ def superfluous(root: Path, newest_step: int, keep: Keep, saving: Collection[int
     return [folder for step, folder in every if folder not in kept and step not in saving]
 
 
-def remove(folders: Sequence[Path]) -> list[str]:
+def remove(folders: Sequence[Where]) -> list[str]:
     """The names removed. What cannot be removed stays and costs only space."""
     removed = []
     for folder in folders:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*UNWRITABLE):
             discard(folder)
             removed.append(folder.name)
     return removed
 
 
-def _best(upto: Sequence[tuple[int, Path]], keep: Keep) -> list[Path]:
+def _best(upto: Sequence[tuple[int, Folder]], keep: Keep) -> list[Folder]:
     """Of equals the newer. One that does not say the metric, or says that it is no number, is no best."""
     if keep.best < 1:
         return []
@@ -53,7 +53,7 @@ def _best(upto: Sequence[tuple[int, Path]], keep: Keep) -> list[Path]:
     return [folder for _, _, folder in sorted(scored)[: keep.best]]
 
 
-def _metric(folder: Path, name: str) -> float:
+def _metric(folder: Folder, name: str) -> float:
     try:
         return manifest.read(folder)[0].metrics.get(name, math.nan)
     except CheckpointError:

@@ -6,7 +6,6 @@ The files need none (see commit): here the ranks wait for each other so that all
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,20 +15,21 @@ from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import commit, manifest, shard_file
 from phalanx.job.checkpoint.commit import UNWRITABLE, Content, Saved, SaveFailed, reason_of
 from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.folder import Folder, Where, folder_at
 from phalanx.job.checkpoint.manifest import Origin, Scalar
 from phalanx.job.checkpoint.owners import host_bytes, local_parts, specs_of
 from phalanx.job.checkpoint.retention import Keep, remove, superfluous
 from phalanx.job.checkpoint.rng import rng_parts
 from phalanx.job.checkpoint.shard_file import SaveKey, ShardIndex
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
-from phalanx.storage.atomic import make_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePolicy:
-    """Where and when to save, every `every` steps (0: never) and at the last, and what stays."""
+    """Where and when to save, every `every` steps (0: never) and at the last, and what stays. root: a folder, or one of an object
+    store (folder.folder_at)."""
 
-    root: Path
+    root: Where
     every: int
     keep: Keep = field(default_factory=Keep)
 
@@ -66,7 +66,8 @@ def save(
 
     Raises CheckpointError once a newer attempt of the job holds its checkpoints: this one lost its right to write.
     """
-    folder = policy.root / manifest.folder_name(step)
+    root = folder_at(policy.root)
+    folder = root / manifest.folder_name(step)
     begun = decided_by_rank_zero(lambda: _begin(folder, identity, step))
     if isinstance(begun, str):
         return SaveFailed(step=step, reason=begun)
@@ -82,29 +83,29 @@ def save(
     return saved
 
 
-def _begin(folder: Path, identity: Identity, step: int) -> SaveKey | str:
+def _begin(folder: Folder, identity: Identity, step: int) -> SaveKey | str:
     """The key of this save, or why there will be none."""
     try:
-        make_folders(folder)
+        folder.prepare()
         manifest.check_fence(folder.parent, identity.holder)
     except UNWRITABLE as error:
         return reason_of(error)
     return SaveKey(step=step, save=secrets.token_hex(4), attempt=identity.attempt, generation=identity.generation)
 
 
-def _write(folder: Path, key: SaveKey, state: Mapping[str, torch.Tensor], identity: Identity) -> ShardIndex | str:
+def _write(folder: Folder, key: SaveKey, state: Mapping[str, torch.Tensor], identity: Identity) -> ShardIndex | str:
     """This rank's index, or why it could not be written."""
     rank = dist.get_rank()
     parts = [(part, host_bytes(tensor)) for part, tensor in (*local_parts(state, identity.mesh), *rng_parts(rank, identity.device))]
     try:
-        index = shard_file.write(shard_file.shard_path(folder, key, rank), parts, key=key, rank=rank)
+        index = shard_file.write(folder, parts, key=key, rank=rank)
         commit.announce(folder, index)
     except UNWRITABLE as error:
         return reason_of(error)
     return index
 
 
-def _commit(folder: Path, key: SaveKey, content: Content, reasons: list[str]) -> Saved | SaveFailed:
+def _commit(folder: Folder, key: SaveKey, content: Content, reasons: list[str]) -> Saved | SaveFailed:
     """All that will ever be there is there."""
     if not reasons:
         return commit.commit_when_whole(folder, key, content, patience_s=0)
@@ -112,7 +113,7 @@ def _commit(folder: Path, key: SaveKey, content: Content, reasons: list[str]) ->
     return SaveFailed(step=key.step, reason=reasons[0])
 
 
-def _retain(policy: SavePolicy, holder: Holder, folder: Path, mine: ShardIndex, saved: Saved) -> Saved | SaveFailed:
+def _retain(policy: SavePolicy, holder: Holder, folder: Folder, mine: ShardIndex, saved: Saved) -> Saved | SaveFailed:
     """Older ones go only after every rank has read back what it wrote; without any to go nobody reads."""
     doomed = decided_by_rank_zero(lambda: superfluous(policy.root, saved.step, policy.keep))
     if not doomed:
@@ -121,7 +122,7 @@ def _retain(policy: SavePolicy, holder: Holder, folder: Path, mine: ShardIndex, 
     return decided_by_rank_zero(lambda: _remove_or_withdraw(folder, holder, doomed, reasons, saved))
 
 
-def _read_back(folder: Path, index: ShardIndex) -> str:
+def _read_back(folder: Folder, index: ShardIndex) -> str:
     try:
         shard_file.verify(folder, index)
     except CheckpointError as error:
@@ -129,7 +130,9 @@ def _read_back(folder: Path, index: ShardIndex) -> str:
     return ""
 
 
-def _remove_or_withdraw(folder: Path, holder: Holder, doomed: list[Path], reasons: list[str], saved: Saved) -> Saved | SaveFailed:
+def _remove_or_withdraw(
+    folder: Folder, holder: Holder, doomed: list[Folder], reasons: list[str], saved: Saved
+) -> Saved | SaveFailed:
     """What looks left over may by now be a newer attempt's, which is saving that step: the fence is looked at once more."""
     manifest.check_fence(folder.parent, holder)
     remove([folder] if reasons else doomed)

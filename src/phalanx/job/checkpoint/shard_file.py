@@ -7,19 +7,15 @@ each dimension of the global `shape`.
 import contextlib
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
 
 from phalanx.core.errors import Bug, CheckpointError
-from phalanx.storage.atomic import fsync_folder, make_folders, refused
+from phalanx.job.checkpoint.folder import Opened, Unreadable, Where, folder_at
 
 FORMAT: Final = 3
 PART_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -30,9 +26,6 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 """Element types by their safetensors codes."""
 
-_WRITE_BYTES: Final = 16 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
-"""Small enough to be hashed out of the core's own cache."""
 _HEADER_ALIGN: Final = 64
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._]{1,64}")
 
@@ -97,9 +90,9 @@ class ShardIndex:
     format: int = FORMAT
 
 
-def shard_path(folder: Path, key: SaveKey, rank: int) -> Path:
-    """Named by the save too: a rank that was given up and goes on writing never touches a newer attempt's file."""
-    return folder / f"shard-{rank:05d}-{token(key)}.safetensors"
+def shard_name(key: SaveKey, rank: int) -> str:
+    """With the save in it: a rank that was given up and goes on writing never touches a newer attempt's file."""
+    return f"shard-{rank:05d}-{token(key)}.safetensors"
 
 
 def token(key: SaveKey) -> str:
@@ -108,52 +101,17 @@ def token(key: SaveKey) -> str:
     return key.save
 
 
-def write(path: Path, parts: Sequence[tuple[Part, memoryview]], *, key: SaveKey, rank: int) -> ShardIndex:
-    """Makes `path` the shard of these parts, durably and atomically. Each view holds a part's bytes, unchanged until this returns.
+def write(folder: Where, parts: Sequence[tuple[Part, memoryview]], *, key: SaveKey, rank: int) -> ShardIndex:
+    """Makes this rank's shard of these parts, durably and atomically. Each view holds a part's bytes, unchanged until this returns.
 
-    Raises SetupError where the place cannot be written, StoreUnavailable where the disk is full or failing; then nothing is left.
+    Raises SetupError where the place cannot be written, StoreUnavailable where the disk is full or the store away; then nothing is
+    left, but for what an object store keeps of an upload that was cut off.
     """
     ordered = sorted(((part, view.cast("B")) for part, view in parts), key=lambda pair: -ITEM_BYTES[pair[0].dtype])
     header = _header([part for part, _ in ordered])
-    try:
-        make_folders(path.parent)
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            hashes = _fill(descriptor, header, [view for _, view in ordered])
-            os.replace(name, path)  # noqa: PTH105 (a plain string)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        finally:
-            os.close(descriptor)
-        fsync_folder(path.parent)
-    except OSError as error:
-        raise refused(path, error) from error
-    return _index(path.name, header, [part for part, _ in ordered], hashes, key, rank)
-
-
-def _fill(descriptor: int, header: bytes, views: Sequence[memoryview]) -> list[str]:
-    """The disk begins while we still write; we hash while it ends: that wait is longer than the hashing, and costs no core."""
-    os.fchmod(descriptor, 0o644)
-    end = 0
-    for view in (memoryview(header), *views):
-        end = _write_all(descriptor, view, end)
-    with ThreadPoolExecutor(1, "fsync") as disk:
-        synced = disk.submit(os.fsync, descriptor)
-        hashes = [blake3(view).hexdigest() for view in views]
-        synced.result()
-    return hashes
-
-
-def _write_all(descriptor: int, view: memoryview, at: int) -> int:
-    """Where it ends. Linux starts to write out what is said not to be needed (fadvise.c: WB_SYNC_NONE), and keeps it in the page
-    cache while it does."""
-    while len(view):
-        count = os.write(descriptor, view[:_WRITE_BYTES])
-        os.posix_fadvise(descriptor, at, count, os.POSIX_FADV_DONTNEED)
-        view, at = view[count:], at + count
-    return at
+    name = shard_name(key, rank)
+    header_hash, *hashes = folder_at(folder).write_views(name, [memoryview(header), *(view for _, view in ordered)])
+    return _index(name, (len(header), header_hash), [part for part, _ in ordered], hashes, key, rank)
 
 
 def _header(parts: Sequence[Part]) -> bytes:
@@ -170,8 +128,9 @@ def _header(parts: Sequence[Part]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _index(file: str, header: bytes, parts: Sequence[Part], hashes: Sequence[str], key: SaveKey, rank: int) -> ShardIndex:
-    entries, offset = [], len(header)
+def _index(file: str, header: tuple[int, str], parts: Sequence[Part], hashes: Sequence[str], key: SaveKey, rank: int) -> ShardIndex:
+    header_bytes, header_blake3 = header
+    entries, offset = [], header_bytes
     for part, digest in zip(parts, hashes, strict=True):
         entries.append(
             PartEntry(
@@ -181,8 +140,8 @@ def _index(file: str, header: bytes, parts: Sequence[Part], hashes: Sequence[str
         )  # fmt: skip
         offset += part.num_bytes
     return ShardIndex(
-        key=key, rank=rank, file=file, size_bytes=offset, header_bytes=len(header),
-        header_blake3=blake3(header).hexdigest(), parts=tuple(entries),
+        key=key, rank=rank, file=file, size_bytes=offset, header_bytes=header_bytes, header_blake3=header_blake3,
+        parts=tuple(entries),
     )  # fmt: skip
 
 
@@ -190,70 +149,81 @@ def _index(file: str, header: bytes, parts: Sequence[Part], hashes: Sequence[str
 
 
 @contextlib.contextmanager
-def opened(folder: Path, index: ShardIndex) -> Iterator[int]:
-    """A descriptor of the shard. Raises CheckpointError when it is missing, no plain file, or of another size."""
-    path = folder / index.file
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise damaged(folder, index.file, f"cannot be opened ({error.strerror})") from error
-    try:
-        size = os.fstat(descriptor).st_size
-        if size != index.size_bytes:
-            raise damaged(folder, index.file, f"has {size} bytes instead of {index.size_bytes}")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def opened(folder: Where, index: ShardIndex) -> Iterator[Opened]:
+    """The shard. Raises CheckpointError when it is missing, no plain file, or of another size; StoreUnavailable and SetupError of
+    an object store."""
+    with _naming(folder, index.file), folder_at(folder).opened(index.file) as file:
+        if file.size_bytes != index.size_bytes:
+            raise damaged(folder, index.file, f"has {file.size_bytes} bytes instead of {index.size_bytes}")
+        yield file
 
 
-def read_part(descriptor: int, folder: Path, index: ShardIndex, entry: PartEntry, into: memoryview) -> None:
+def read_part(file: Opened, folder: Where, index: ShardIndex, entry: PartEntry, into: memoryview) -> None:
     """Fills `into`, the part's length in bytes. Raises CheckpointError when the file ends or cannot be read; verifies nothing."""
     done = 0
     while done < entry.length:
-        try:
-            count = os.preadv(descriptor, [into[done : done + _WRITE_BYTES]], entry.offset + done)
-        except OSError as error:
-            raise damaged(folder, index.file, f"cannot be read ({error.strerror})") from error
+        with _naming(folder, index.file):
+            count = file.read_into(into[done:], entry.offset + done)
         if not count:
             raise damaged(folder, index.file, f"ends within {entry.key}")
         done += count
 
 
-def check(folder: Path, index: ShardIndex, entry: PartEntry, data: memoryview) -> None:
+def check(folder: Where, index: ShardIndex, entry: PartEntry, data: memoryview) -> None:
     """Raises CheckpointError unless `data` are the bytes that were saved."""
     if blake3(data).hexdigest() != entry.blake3:
         raise damaged(folder, index.file, f"{entry.key} does not match its checksum")
 
 
-def verify(folder: Path, index: ShardIndex, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Reads the whole file. progress: told bytes read since the last time. Raises CheckpointError naming file and part."""
-    buffer = memoryview(bytearray(_READ_BYTES))
-    with opened(folder, index) as descriptor:
-        header = (0, index.header_bytes, index.header_blake3, "its header")
-        for begin, length, digest, what in (header, *((one.offset, one.length, one.blake3, one.key) for one in index.parts)):
-            found, done = blake3(), 0
-            while done < length:
-                count = _read(descriptor, folder, index, buffer[: min(length - done, _READ_BYTES)], begin + done)
-                found.update(buffer[:count])
-                done += count
-                progress(count)
+def verify(folder: Where, index: ShardIndex, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Reads all of it. progress: told bytes read since the last time. Raises CheckpointError naming file and part."""
+    header = (0, index.header_bytes, index.header_blake3, "its header")
+    wanted = sorted([header, *((one.offset, one.length, one.blake3, one.key) for one in index.parts)])
+    with opened(folder, index) as file:
+        tape = _Tape(file)
+        for begin, length, digest, what in wanted:
+            found = blake3()
+            with _naming(folder, index.file):
+                for piece in tape.take(begin, length):
+                    found.update(piece)
+                    progress(len(piece))
             if found.hexdigest() != digest:
                 raise damaged(folder, index.file, f"{what} does not match its checksum")
 
 
-def _read(descriptor: int, folder: Path, index: ShardIndex, into: memoryview, offset: int) -> int:
-    try:
-        count = os.preadv(descriptor, [into], offset)
-    except OSError as error:
-        raise damaged(folder, index.file, f"cannot be read ({error.strerror})") from error
-    if not count:
-        raise damaged(folder, index.file, "ends early")
-    return count
+class _Tape:
+    """A file read from its begin to its end, handed out in stretches."""
+
+    def __init__(self, file: Opened) -> None:
+        self._file = file
+        self._at = 0
+        self._pieces = file.pieces(0)
+        self._rest = memoryview(b"")
+
+    def take(self, begin: int, length: int) -> Iterator[memoryview]:
+        """Raises Unreadable where the file ends before."""
+        if begin != self._at:  # a gap, or what two parts share
+            self._at, self._pieces, self._rest = begin, self._file.pieces(begin), memoryview(b"")
+        while length:
+            self._rest = self._rest or next(self._pieces, memoryview(b""))
+            if not self._rest:
+                raise Unreadable("ends early")
+            piece, self._rest = self._rest[:length], self._rest[length:]
+            self._at, length = self._at + len(piece), length - len(piece)
+            yield piece
 
 
 class Damaged(CheckpointError):
     """Something is wrong with the checkpoint, whoever reads it; the one before may do."""
 
 
-def damaged(folder: Path, file: str, what: str) -> Damaged:
+def damaged(folder: Where, file: str, what: str) -> Damaged:
     return Damaged(f"checkpoint {folder.name}", file, what)
+
+
+@contextlib.contextmanager
+def _naming(folder: Where, file: str) -> Iterator[None]:
+    try:
+        yield
+    except Unreadable as error:
+        raise damaged(folder, file, str(error)) from error

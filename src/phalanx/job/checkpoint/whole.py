@@ -12,6 +12,7 @@ from blake3 import blake3
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import manifest, shard_file
+from phalanx.job.checkpoint.folder import Folder, Where, folder_at
 from phalanx.job.checkpoint.manifest import Manifest
 from phalanx.job.checkpoint.shard_file import FORMAT, ITEM_BYTES, Part, PartEntry, ShardIndex, damaged
 
@@ -38,18 +39,20 @@ class Located:
 class Checkpoint:
     """digest: SHA-256 of the manifest file. tensors: each with the parts that make it up, none of them twice."""
 
-    folder: Path
+    folder: Folder
     manifest: Manifest
     digest: str
     shards: tuple[ShardIndex, ...]
     tensors: Mapping[str, tuple[Located, ...]]
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(where: Where) -> Checkpoint:
     """Reads manifest and indexes, and checks their hashes, every shard's size, and that no tensor has a hole.
 
-    Reads no tensor. Raises CheckpointError naming the file, OtherFormat for one of another version.
+    Reads no tensor. Raises CheckpointError naming the file, OtherFormat for one of another version; StoreUnavailable and SetupError
+    of an object store that cannot be read.
     """
+    folder = folder_at(where)
     read, digest = manifest.read(folder)
     shards = tuple(_index(folder, one, read) for one in read.indexes)
     if [shard.rank for shard in shards] != list(range(read.origin.world_size)):
@@ -60,7 +63,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder=folder, manifest=read, digest=digest, shards=shards, tensors=merged(folder, shards))
 
 
-def verify(folder: Path, progress: Callable[[int, int], None] = lambda _, __: None) -> Checkpoint:
+def verify(folder: Where, progress: Callable[[int, int], None] = lambda _, __: None) -> Checkpoint:
     """Reads every byte. progress: told bytes done and of how many. Raises CheckpointError naming the damaged file and part."""
     checkpoint = open_checkpoint(folder)
     read_through(checkpoint, progress)
@@ -81,7 +84,7 @@ def read_through(checkpoint: Checkpoint, progress: Callable[[int, int], None] = 
         shard_file.verify(checkpoint.folder, shard, more)
 
 
-def _index(folder: Path, listed: manifest.IndexFile, read: Manifest) -> ShardIndex:
+def _index(folder: Where, listed: manifest.IndexFile, read: Manifest) -> ShardIndex:
     if Path(listed.name).name != listed.name:
         raise damaged(folder, manifest.MANIFEST, f"names a file out of the folder: {listed.name!r}")
     data = manifest.read_bounded(folder, listed.name)
@@ -93,7 +96,7 @@ def _index(folder: Path, listed: manifest.IndexFile, read: Manifest) -> ShardInd
     return index
 
 
-def parse_index(folder: Path, name: str, data: bytes) -> ShardIndex:
+def parse_index(folder: Where, name: str, data: bytes) -> ShardIndex:
     """Raises CheckpointError for what is no index, or points out of its shard or its folder."""
     try:
         index: ShardIndex = wire.loads(ShardIndex, data)
@@ -121,7 +124,7 @@ def _sound(entry: PartEntry, index: ShardIndex) -> bool:
     )
 
 
-def merged(folder: Path, shards: Iterable[ShardIndex]) -> dict[str, tuple[Located, ...]]:
+def merged(folder: Where, shards: Iterable[ShardIndex]) -> dict[str, tuple[Located, ...]]:
     """Every tensor's parts, by its name. A part that several ranks wrote counts once, and must be equal (T11).
 
     Raises CheckpointError for a tensor with a hole, an overlap, or two types or shapes.
@@ -142,7 +145,7 @@ def spec_of(parts: Sequence[Located]) -> TensorSpec:
     return TensorSpec(dtype=parts[0].entry.dtype, shape=parts[0].entry.shape)
 
 
-def check_same(folder: Path, saved: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> None:
+def check_same(folder: Where, saved: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> None:
     """Raises CheckpointError unless both have the same names, types and shapes."""
     place = f"checkpoint {folder.name}"
     for name in sorted(saved.keys() ^ wanted.keys()):
@@ -154,7 +157,7 @@ def check_same(folder: Path, saved: Mapping[str, TensorSpec], wanted: Mapping[st
             raise CheckpointError(place, name, f"is saved as {was}, this run has {wants}")
 
 
-def _check_tiles(folder: Path, name: str, parts: Sequence[Part]) -> None:
+def _check_tiles(folder: Where, name: str, parts: Sequence[Part]) -> None:
     first = parts[0]
     if any((part.dtype, part.shape) != (first.dtype, first.shape) for part in parts):
         raise damaged(folder, name, "has parts of two types or shapes")

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -64,7 +63,7 @@ def _put_back(training: Training, saves: Saves, step: int) -> int:
     """The weights, moments and random generators of the newest checkpoint, once all that were begun are written, so that it does
     not depend on the disk which that is; its step. Without one the weights stay."""
     saves.settle()
-    found = find(Path(training.policy.root), training.identity.origin)
+    found = find(training.policy.root, training.identity.origin)
     if found is None:
         _log.warning("no checkpoint to go back to before step %d; the step is skipped", step)
         return step - 1

@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from threading import Lock
 from typing import Final
 
 from phalanx.core.errors import CheckpointError
 from phalanx.job.checkpoint import commit, manifest, shard_file
-from phalanx.job.checkpoint.commit import AGAIN_S, UNWRITABLE, Content, Saved, SaveFailed, reason_of
+from phalanx.job.checkpoint.commit import UNWRITABLE, Content, Saved, SaveFailed, backoff_s, reason_of
 from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
 from phalanx.job.checkpoint.retention import remove, superfluous
 from phalanx.job.checkpoint.segment import Segment
-from phalanx.job.checkpoint.shard_file import Damaged
+from phalanx.job.checkpoint.shard_file import Damaged, ShardIndex
 
 HURRY_S: Final = 6.0
 """How long a keeper that shall end waits for other ranks' shards, which their keepers are writing now or never."""
+_SLICE_S: Final = 0.2
 _COMMITS_MAX: Final = 8
 """Saves that wait for other ranks' shards at a time; more segments than that no rank has."""
 
@@ -40,6 +41,9 @@ class Saves:
         self._running: dict[str, Persist] = {}  # by the key's save
         self._troubled: set[str] = set()  # of which it was said
         self._generation = 0
+        self._asked = 0
+        self._order: dict[str, int] = {}  # by the key's save, as they were asked for
+        self._committed = (0, 0)  # the last in that order, and its step
         self._hurried_s: float | None = None
         self._writer = ThreadPoolExecutor(1, "shard")
         self._committer = ThreadPoolExecutor(_COMMITS_MAX, "commit")
@@ -54,6 +58,8 @@ class Saves:
         with self._lock:
             if asked.key.save in self._running:
                 return
+            self._asked += 1
+            self._order[asked.key.save] = self._asked
             self._running[asked.key.save] = asked
             self._generation = max(self._generation, asked.key.generation)
         if segment is not None:
@@ -84,15 +90,18 @@ class Saves:
             self._end(asked, GivenUp(key=asked.key, reason=f"{type(error).__name__}: {error}"))
 
     def _write(self, asked: Persist, segment: Segment) -> None:
-        folder = Path(asked.root) / manifest.folder_name(asked.key.step)
-        until_s = self._clock_s() + asked.patience_s
-        while reason := self._written(asked, folder, segment):
-            if self._clock_s() >= until_s or self._is_old(asked) or self.is_hurried:
-                commit.announce_failure(folder, asked.key, asked.rank, reason)
-                self._end(asked, GivenUp(key=asked.key, reason=reason))
+        """A snapshot that cannot be written makes way for a newer one: what is worth saving is what is lost least of."""
+        folder = folder_at(asked.root) / manifest.folder_name(asked.key.step)
+        until_s, pauses = self._clock_s() + asked.patience_s, backoff_s()
+        shard = _Shard(folder, asked, segment)
+        while reason := shard.written():
+            newer = self._newer(asked)
+            if newer or self._clock_s() >= until_s or self._is_old(asked) or self.is_hurried:
+                commit.announce_failure(folder, asked.key, asked.rank, newer or reason)
+                self._end(asked, GivenUp(key=asked.key, reason=f"{newer}: {reason}" if newer else reason))
                 return
             self._say_trouble(asked, reason)
-            self._pause(AGAIN_S)
+            self._rest(next(pauses), lambda: bool(self.is_hurried or self._newer(asked)))
         if asked.content is None:
             self._end(asked, Written(key=asked.key))
             return
@@ -102,38 +111,40 @@ class Saves:
         self._tell(Written(key=asked.key))
         self._committer.submit(self._guarded, waiting, lambda: self._commit(waiting))
 
-    def _written(self, asked: Persist, folder: Path, segment: Segment) -> str:
-        """Why not, or ''."""
-        path = shard_file.shard_path(folder, asked.key, asked.rank)
-        try:
-            index = shard_file.write(path, segment.pairs(asked.own), key=asked.key, rank=asked.rank)
-            shard_file.verify(folder, index)
-            commit.announce(folder, index)
-        except (*UNWRITABLE, Damaged) as error:
-            return reason_of(error)
-        return ""
+    def _rest(self, pause_s: float, is_over: Callable[[], bool]) -> None:
+        until_s = self._clock_s() + pause_s
+        while not is_over() and (left_s := until_s - self._clock_s()) > 0:
+            self._pause(min(left_s, _SLICE_S))
+
+    def _newer(self, asked: Persist) -> str:
+        """Whether a newer snapshot waits to be written: in words, or ''."""
+        with self._lock:
+            after = self._order[asked.key.save]
+            newer = [one for save, one in self._running.items() if one.segment is not None and self._order[save] > after]
+        return f"step {newer[-1].key.step} is saved instead" if newer else ""
 
     def _commit(self, asked: Persist) -> None:
         content = asked.content
         if not isinstance(content, Content):
             raise TypeError("only rank 0's keeper commits")
-        root = Path(asked.root)
+        root = folder_at(asked.root)
         saved = commit.commit_when_whole(
             root / manifest.folder_name(asked.key.step), asked.key, content, patience_s=asked.patience_s,
             clock_s=self._clock_s, pause=self._pause, given_up=lambda: self._is_old(asked),
             troubled=lambda reason: self._say_trouble(asked, reason),
         )  # fmt: skip
         match saved:
-            case Saved():
+            case Saved(step=step):
+                self._committed = max(self._committed, (self._order.get(asked.key.save, 0), step))
                 self._retain(root, asked)
                 self._end(asked, Committed(key=asked.key, saved=saved))
             case SaveFailed(reason=reason):
                 self._end(asked, GivenUp(key=asked.key, reason=reason))
 
-    def _retain(self, root: Path, asked: Persist) -> None:
+    def _retain(self, root: Folder, asked: Persist) -> None:
         """What looks left over may by now be a newer attempt's, which is saving that step: the fence is looked at once more."""
-        doomed = superfluous(root, asked.key.step, asked.keep, saving=[one.key.step for one in self.running])
         with contextlib.suppress(CheckpointError, *UNWRITABLE):
+            doomed = superfluous(root, asked.key.step, asked.keep, saving=[one.key.step for one in self.running])
             manifest.check_fence(root, Holder(attempt=asked.key.attempt, generation=asked.key.generation))
             remove(doomed)
 
@@ -141,6 +152,8 @@ class Saves:
         """Why the save is not waited for, or '': ranks of an older generation may have died before they asked for their part."""
         if self._hurried_s is not None and self._clock_s() - self._hurried_s >= HURRY_S:
             return "the attempt has ended"
+        if self._order.get(asked.key.save, 0) < self._committed[0]:  # every rank writes in the order in which it was asked
+            return f"step {self._committed[1]} was saved meanwhile"
         return "the gang was formed anew" if asked.key.generation < self._generation else ""
 
     def _say_trouble(self, asked: Persist, reason: str) -> None:
@@ -153,5 +166,32 @@ class Saves:
     def _end(self, asked: Persist, news: News) -> None:
         with self._lock:
             self._running.pop(asked.key.save, None)
+            self._order.pop(asked.key.save, None)
             self._troubled.discard(asked.key.save)
         self._tell(news)
+
+
+class _Shard:
+    """What of a rank's shard is done: after trouble it goes on from there."""
+
+    def __init__(self, folder: Folder, asked: Persist, segment: Segment) -> None:
+        self._folder = folder
+        self._asked = asked
+        self._segment = segment
+        self._index: ShardIndex | None = None
+
+    def written(self) -> str:
+        """Writes it, reads it back, announces it. Why not, or ''."""
+        try:
+            if self._index is None:
+                self._index = shard_file.write(
+                    self._folder, self._segment.pairs(self._asked.own), key=self._asked.key, rank=self._asked.rank
+                )
+            shard_file.verify(self._folder, self._index)
+            commit.announce(self._folder, self._index)
+        except Damaged as error:
+            self._index = None
+            return reason_of(error)
+        except UNWRITABLE as error:
+            return reason_of(error)
+        return ""

@@ -1,0 +1,29 @@
+"""A real S3 server for the tests here that ask for one, and folders of checkpoints of both kinds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.job.checkpoint.folder import Folder, folder_at
+from tests.storage.conftest import seaweed as seaweed
+from tests.storage.seaweed import Seaweed
+
+
+@pytest.fixture
+def s3(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+    """The server, with its address and keys in the environment, as ranks and keepers find them."""
+    for name, value in seaweed.environ.items():
+        if name != "HOME":
+            monkeypatch.setenv(name, value)
+    return seaweed
+
+
+@pytest.fixture(params=["disk", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    """Where checkpoints shall lie."""
+    if request.param == "disk":
+        yield folder_at(tmp_path / "checkpoints")
+        return
+    server: Seaweed = request.getfixturevalue("s3")
+    yield folder_at(server.url())
