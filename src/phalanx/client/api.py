@@ -13,6 +13,7 @@ from phalanx.client import artifacts, following, sharing
 from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
 from phalanx.core import wire
+from phalanx.core.chaos import Asked, FaultKind, FlipOf, planned
 from phalanx.core.errors import NotFound, SpecError, StoreUnavailable, UserError, WorldError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import checked, parse_spec
@@ -146,6 +147,23 @@ class Client:
     def retry(self, job: str) -> JobView:
         """Opens a job that failed or was cancelled again. Raises Conflict for any other."""
         return self._post(f"/jobs/{_job(job)}/retry", "", may_repeat=False)
+
+    def chaos(
+        self,
+        job: str,
+        fault: FaultKind,
+        *,
+        rank: int | None = None,
+        step: int | None = None,
+        for_ms: int | None = None,
+        slow_ms: int | None = None,
+        flip: FlipOf | None = None,
+    ) -> JobView:
+        """Plans a fault in the job's running attempt, see docs/chaos.md: at `step` of `rank`, or at its next one. Raises Conflict
+        for a job whose file does not allow it, that does not run, or is beyond the step; SpecError."""
+        asked = Asked(fault=fault, rank=rank, step=step, for_ms=for_ms, slow_ms=slow_ms, flip=flip)
+        planned(asked, 1)  # what can be told here is not sent
+        return self._post(f"/jobs/{_job(job)}/chaos", wire.dumps(Asked, asked), may_repeat=False)
 
     def wait(self, job: str, timeout_s: float | None = None, poll_s: float = 1.0, patience_s: float = 120.0) -> JobView:
         """The job once it has finished; a paused one is waited for until it is resumed and ends.

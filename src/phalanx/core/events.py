@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape, Placement
 from phalanx.core.health import Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -187,6 +188,17 @@ class StragglerFound:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultPlanned:
+    """Somebody asked for a fault in the attempt; its ranks say when they met it."""
+
+    job: JobId
+    attempt: AttemptId
+    fault: PlannedFault
+    by: str
+    kind: Literal["fault_planned"] = field(default="fault_planned", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUp:
     """A node's agent connected, for the first time or again; `shape` is what it has."""
 
@@ -251,6 +263,7 @@ EventBody = Annotated[
     | JobCollected
     | RankSaid
     | StragglerFound
+    | FaultPlanned
     | NodeUp
     | NodeAway
     | NodeDrained

@@ -21,6 +21,8 @@ RECOVERY: Final = "recovery"
 """Its shims keep a gang's ranks when one dies, and hold spares."""
 SHRINK: Final = "shrink"
 """Its shims let a gang go on with fewer ranks."""
+CHAOS: Final = "chaos"
+"""Plans faults for its ranks."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -32,5 +34,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         LEASE: spec.on_partition == "stop",
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,
+        CHAOS: spec.chaos,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
 from phalanx.core.spec import BestMode, OnPartition
@@ -47,7 +48,7 @@ class AttemptReport:
     interrupted: nothing was wrong with it, its ranks were stopped with the platform. ended_ms: Unix time at which its last rank
     was gone, which may be long before it is reported; 0 where that is not known, or not so yet. devices: of this node, on which
     its ranks live or lived. refused: why its ranks were never started, where the next attempt would meet the same: somebody has
-    to change something first.
+    to change something first. faults: number of the last planned fault that is on this node's disk.
     """
 
     attempt: AttemptId
@@ -61,6 +62,7 @@ class AttemptReport:
     ended_ms: int = 0
     devices: tuple[int, ...] = ()
     refused: str = ""
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class Launch:
     lock: file of the workdir from which the environment is built, or ''. image: container image of the ranks, or ''.
     checkpoint_mtbf_s: mean seconds between failures of this gang, where the job saves as often as pays; else 0.
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
-    recovery: None where a rank's death ends the others.
+    recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
     """
 
     attempt: AttemptId
@@ -198,6 +200,7 @@ class Launch:
     checkpoint_keep_every: int = 0
     recovery: GangRecovery | None = None
     checkpoint_mtbf_s: float = 0.0
+    chaos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,17 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanFaults:
+    """The faults of the attempt that are not known to be met; `last` is the number of the newest that there is."""
+
+    attempt: AttemptId
+    epoch: int
+    faults: tuple[PlannedFault, ...]
+    last: int
+    kind: Literal["faults"] = field(default="faults", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkAck:
     """The control plane durably has all bytes before `offset`."""
 
@@ -249,5 +263,7 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
-Command = StartRanks | StopRanks | Forget
-ToAgent = Annotated[Welcome | Granted | StartRanks | StopRanks | Forget | ChunkAck | ArtifactAck, Field(discriminator="kind")]
+Command = StartRanks | StopRanks | Forget | PlanFaults
+ToAgent = Annotated[
+    Welcome | Granted | StartRanks | StopRanks | Forget | PlanFaults | ChunkAck | ArtifactAck, Field(discriminator="kind")
+]

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from phalanx.core.chaos import FaultMet
 from phalanx.core.health import Corruption, LossSpike
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
@@ -128,7 +129,7 @@ class ModelSaved:
     kind: Literal["model"] = "model"
 
 
-RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption
+RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption | FaultMet
 """Records that become events of the job; the others are measurements."""
 
 RankRecord = Annotated[StepRecord | Metric | RankFact, Field(discriminator="kind")]

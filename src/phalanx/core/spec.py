@@ -215,6 +215,7 @@ class JobSpec:
     notify: who is told of the job's way.
     checkpoint: when to save, and what to keep.
     recovery: what becomes of the other ranks when one dies or hangs.
+    chaos: faults may be planned for it with `phalanx chaos`.
     hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
     data: token shards for the recipe; their manifest hash goes into the lineage.
     """
@@ -247,6 +248,7 @@ class JobSpec:
     notify: Notify | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     recovery: Recovery = field(default_factory=Recovery)
+    chaos: bool = False
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     data: DataSource | None = None
 

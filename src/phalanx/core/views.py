@@ -48,6 +48,18 @@ class RecoveryView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultView:
+    """A fault that `by` asked for; `sentence` says what, where and when. `met`: in words, what became of it; '' is nothing yet."""
+
+    number: int
+    fault: str
+    sentence: str
+    by: str
+    at_ms: int
+    met: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
     """One launch of a job. Times are Unix milliseconds; None where it has not come to that."""
 
@@ -60,6 +72,7 @@ class AttemptView:
     resumed_step: int | None
     ranks: tuple[RankView, ...]
     recoveries: tuple[RecoveryView, ...] = ()
+    faults: tuple[FaultView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from phalanx.core.messages import (
     GangRecovery,
     Hello,
     Launch,
+    PlanFaults,
     RankExit,
     RankProcess,
     Report,
@@ -118,7 +119,8 @@ def test_frames_of_this_release_are_read_by_the_first() -> None:
 def test_what_the_first_release_does_not_know_is_only_ever_said_to_who_asked_for_it() -> None:
     for kind, old in ((FromAgent, protocol_1.FromAgent), (ToAgent, protocol_1.ToAgent)):
         later = {part.__name__ for part in parts(kind)} - {part.__name__ for part in parts(old)}
-        assert later <= {ArtifactSaved.__name__, ArtifactAck.__name__}, "these two: see Welcome.features"
+        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__, PlanFaults.__name__}
+        assert later <= only_to_those, "these: see Welcome.features, and features.CHAOS of a node"
 
 
 @pytest.mark.parametrize(

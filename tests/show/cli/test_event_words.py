@@ -1,11 +1,13 @@
 """What happened, in words: every kind of event has a sentence, and no two kinds read alike."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from phalanx.core import wire
+from phalanx.core.chaos import Asked, FaultMet, planned
 from phalanx.core.devices import Device, NodeShape, NodeSlice, Placement
 from phalanx.core.events import (
     AttemptEnded,
@@ -13,6 +15,7 @@ from phalanx.core.events import (
     AttemptRunning,
     DevicesClaimed,
     EventBody,
+    FaultPlanned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -50,6 +53,8 @@ BIG = JobId("big-9")
 QUARTER = Placement((NodeSlice(NODE, (3,), 250),))
 PLACEMENT = Placement((NodeSlice(NODE, (0, 1)), NodeSlice(NodeId("node-b"), (3,))))
 SAVED = ModelSaved(rank=0, step=9, path="/m", weights_digest="3e" * 32, metrics={}, lineage={}, at_ms=1)
+FAULT = planned(Asked(fault="kill-rank", rank=1, step=40), 3)
+MET = FaultMet(rank=1, step=40, number=3, fault="kill-rank", late=False, at_ms=1)
 CHECKPOINT = CheckpointCommitted(rank=0, step=20, path="/c", digest="d1" * 32, size_bytes=3 << 20, at_ms=1)
 RECOVERED = Recovered(
     rank=0,
@@ -94,6 +99,13 @@ TOLD: list[tuple[EventBody, str, str]] = [
     (JobRetried(JOB, "ann"), JOB, "opened again by ann, with all its restarts before it"),
     (JobCollected(JOB, "ann"), JOB, "its files were collected by ann"),
     (RankSaid(JOB, ATTEMPT, CHECKPOINT), ATTEMPT, "checkpoint at step 20, 3.0 MiB"),
+    (FaultPlanned(JOB, ATTEMPT, FAULT, "ann"), ATTEMPT, "fault 3 asked for by ann: kill-rank of rank 1 at step 40"),
+    (RankSaid(JOB, ATTEMPT, MET), ATTEMPT, "fault 3: kill-rank met by rank 1 at step 40"),
+    (
+        RankSaid(JOB, ATTEMPT, replace(MET, late=True, step=41)),
+        ATTEMPT,
+        "fault 3: kill-rank not met: rank 1 was at step 41 when it heard of it",
+    ),
     (
         StragglerFound(JOB, ATTEMPT, STRAGGLER),
         ATTEMPT,
@@ -170,7 +182,7 @@ def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) ->
 
 
 def test_the_facts_above_are_all_there_are() -> None:
-    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike, Corruption}
+    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike, Corruption, FaultMet}
 
 
 @pytest.mark.parametrize("cause", get_args(StopCause))

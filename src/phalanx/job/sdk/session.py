@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from phalanx.core.chaos import FOLDER, KINDS, OF_TRAINER, FaultMet, PlannedFault
+from phalanx.core.chaos import FaultKind as PlannedKind
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.health import Corruption, LossSpike
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
+from phalanx.job.sdk.chaos import Chaos
 from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
 from phalanx.job.sdk.fault import Kind as FaultKind
 from phalanx.job.sdk.journal import Bell, Journal, Record
 
 _POLICY: Final = CheckpointPolicy()
 _PATIENCE_S: Final = 600
+_AFTER_RECORDS: Final = tuple(kind for kind in KINDS if kind not in OF_TRAINER)
 MODEL_TRIES: Final = 20
 MODEL_PAUSE_S: Final = 0.5
 """A finished model is worth ten seconds of waiting for a disk; nothing else is worth any."""
@@ -40,7 +44,7 @@ class Session:
     kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. checkpoint_patience_s: how long a save is tried
     again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for saves as often as pays; 0
-    where saves are every `checkpoint_every` steps.
+    where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those planned while it runs.
     """
 
     job: str = ""
@@ -64,6 +68,7 @@ class Session:
     checkpoint_mtbf_s: int = 0
     journal: Journal | None = None
     fault: Fault | None = None
+    chaos: Chaos | None = None
     unix_ms: Callable[[], int] = _unix_ms
     meet: Callable[[FaultKind], None] = meet
     pause: Callable[[float], None] = time.sleep
@@ -74,6 +79,30 @@ class Session:
         fault = self.planned(*MET)
         if fault is not None and fault.step == record.step:
             self.meet(fault.kind)
+        for due in self.due(record.step, *_AFTER_RECORDS):
+            self._meet(due)
+
+    def due(self, step: int, *kinds: PlannedKind) -> list[PlannedFault]:
+        """The faults of these kinds that somebody planned for this rank at this step, or at its next one. Each is said, and given
+        once; what was heard of too late is said as well."""
+        if self.chaos is None:
+            return []
+        claimed = self.chaos.claimed(self.rank, step, kinds)
+        for fault, late in claimed:
+            self._say(FaultMet(
+                rank=self.rank, step=step, number=fault.number, fault=fault.fault, late=late, at_ms=self.unix_ms()
+            ))  # fmt: skip
+        return [fault for fault, late in claimed if not late]
+
+    def _meet(self, fault: PlannedFault) -> None:
+        """What befalls agent and store only begins here, and is done by those."""
+        match fault.fault:
+            case "kill-rank":
+                self.meet("sigkill")
+            case "hang-rank" if fault.for_ms:
+                self.pause(fault.for_ms / 1000)
+            case "hang-rank":
+                self.meet("hang")
 
     def planned(self, *kinds: FaultKind) -> Fault | None:
         """The fault of one of these kinds that was planned for this rank in this attempt."""
@@ -174,6 +203,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
         fault=parse_fault(env.get("PHALANX_FAULT", "")),
+        chaos=Chaos(Path(env[FOLDER])) if env.get(FOLDER) else None,
     )
 
 

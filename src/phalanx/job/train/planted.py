@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from phalanx.core.chaos import OF_TRAINER
 from phalanx.job.sdk.fault import Fault
 from phalanx.job.sdk.session import Session
 
@@ -19,6 +20,8 @@ _MANTISSA_BITS: Final = 16
 
 def planted(session: Session, block: nn.Module, fetch: Batches) -> Batches:
     """`fetch` with this rank's planned fault, if any. Of steps a fault knows by their batches."""
+    if session.chaos is not None:
+        fetch = Unplanned(session, block, fetch)
     fetch = slowed(session.planned("slow"), block, fetch)
     fetch = bit_flipped(session.planned("flip-bit"), block, fetch)
     return gradient_flipped(session.planned("flip-gradient"), block, fetch)
@@ -45,8 +48,7 @@ def bit_flipped(fault: Fault | None, block: nn.Module, fetch: Batches) -> Batche
 
     def flipping(step: int) -> Tensor:
         if step == fault.step:
-            parameter = max(block.parameters(), key=lambda one: _local(one).numel())
-            _flip(_local(parameter), 0)
+            _flip(_largest(block), 0)
         return fetch(step)
 
     return flipping
@@ -73,6 +75,56 @@ def gradient_flipped(fault: Fault | None, block: nn.Module, fetch: Batches) -> B
     return noted
 
 
+class Unplanned:
+    """Batches of a job in which faults may be asked for while it runs."""
+
+    def __init__(
+        self,
+        session: Session,
+        block: nn.Module,
+        fetch: Batches,
+        sleep_s: Callable[[float], None] = time.sleep,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._block = block
+        self._fetch = fetch
+        self._sleep_s = sleep_s
+        self._clock_s = clock_s
+        self._slow: list[tuple[float, float]] = []  # (until, seconds) on the monotonic clock
+        self._errs_until_s = 0.0
+        self._passes = 0
+        block.register_forward_pre_hook(self._wait)
+        block.register_forward_hook(self._watch)
+
+    def __call__(self, step: int) -> Tensor:
+        for fault in self._session.due(step, *OF_TRAINER):
+            until_s = self._clock_s() + fault.for_ms / 1000
+            if fault.fault == "slow-rank":
+                self._slow.append((until_s, fault.slow_ms / 1000))
+            elif fault.flip == "weights":
+                _flip(_largest(self._block), 0)
+            else:
+                self._errs_until_s = until_s
+        return self._fetch(step)
+
+    def _wait(self, *_: object) -> None:
+        now_s = self._clock_s()
+        self._slow = [(until_s, by_s) for until_s, by_s in self._slow if now_s < until_s]
+        for slowed in self._slow:
+            self._sleep_s(slowed[1])
+
+    def _watch(self, _: nn.Module, __: object, output: Tensor) -> None:
+        if self._clock_s() < self._errs_until_s and output.requires_grad:
+            output.register_hook(self._err)  # type: ignore[no-untyped-call]
+
+    def _err(self, gradient: Tensor) -> Tensor:
+        self._passes += 1
+        wrong = gradient.clone(memory_format=torch.contiguous_format)
+        _flip(wrong, self._passes)
+        return wrong
+
+
 class _Noted:
     """Batches, and the step of the newest one."""
 
@@ -83,6 +135,11 @@ class _Noted:
     def __call__(self, step: int) -> Tensor:
         self.step = step
         return self._fetch(step)
+
+
+def _largest(block: nn.Module) -> Tensor:
+    """This rank's shard of its largest parameter."""
+    return _local(max(block.parameters(), key=lambda one: _local(one).numel()))
 
 
 def _local(tensor: Tensor) -> Tensor:

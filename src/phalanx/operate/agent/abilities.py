@@ -6,7 +6,7 @@ from phalanx.core import features
 from phalanx.operate.agent.environments import find_uv
 from phalanx.operate.agent.images import find_runtime
 
-ALWAYS: Final = (features.ARTIFACTS, features.LEASE, features.RECOVERY, features.SECRETS, features.SHRINK)
+ALWAYS: Final = (features.ARTIFACTS, features.CHAOS, features.LEASE, features.RECOVERY, features.SECRETS, features.SHRINK)
 """Of the code alone. What depends on the machine is added in `abilities`."""
 
 

@@ -28,6 +28,7 @@ from phalanx.core.messages import (
     Forget,
     Granted,
     Hello,
+    PlanFaults,
     Report,
     StartRanks,
     StopRanks,
@@ -43,6 +44,7 @@ from phalanx.operate.agent.attempt_run import AttemptRun, Node
 from phalanx.operate.agent.attempts import AttemptFolder, accept, discard, held
 from phalanx.operate.agent.connection import Connection, StaleLeader
 from phalanx.operate.agent.devices import Reader, discover, node_shape, numbered, read_nvml
+from phalanx.operate.agent.faults import NodeFaults
 from phalanx.operate.agent.fence import Fence
 from phalanx.operate.agent.lease import HELLO, Lease
 from phalanx.operate.agent.ports import PortBlock, claim_block
@@ -103,6 +105,7 @@ class Agent:
         self._commanded = asyncio.Event()
         self._obeying = asyncio.Lock()
         self._shipping = Shipping()
+        self._faults = NodeFaults(agent_socket(self._sockets))
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         jitter = Random()  # noqa: S311
         self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, jitter, self._sending)
@@ -141,6 +144,7 @@ class Agent:
         self._busy.set()
         self._shipping.add(folder)
         self._artifacts.add(folder)
+        self._faults.planned(folder)
         running = asyncio.create_task(run.run())
         running.add_done_callback(self._ran)
         self._running[folder.attempt] = running
@@ -176,12 +180,14 @@ class Agent:
     def _rung(self, ring: Ring) -> None:
         self._shipping.due("records", ring.rank)
         self._connection.wake()
+        self._faults.look()
 
     async def _look(self) -> None:
         """Wakes shipping for logs, which nobody rings for, and notices when the last byte of an ended attempt has arrived."""
         while True:
             await self._busy.wait()
             self._notice_drained()
+            self._faults.look()
             if self._shipping.look():
                 self._connection.wake()
             await asyncio.sleep(LOOK_S)
@@ -240,7 +246,7 @@ class Agent:
                 self._connection.wake()
             case ArtifactAck():
                 self._artifacts.answered(message)
-            case StartRanks() | StopRanks() | Forget():
+            case StartRanks() | StopRanks() | Forget() | PlanFaults():
                 if message not in self._commands:  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
@@ -273,6 +279,8 @@ class Agent:
                 await self._stop(command, self._runs.get(attempt))
             case Forget(attempt=attempt):
                 await self._forget(attempt)
+            case PlanFaults(attempt=attempt):
+                await self._plan_faults(command, self._runs.get(attempt))
 
     async def _start(self, command: StartRanks) -> None:
         attempt = command.launch.attempt
@@ -298,6 +306,15 @@ class Agent:
         else:
             await run.stop(command.grace_ms)
 
+    async def _plan_faults(self, command: PlanFaults, run: AttemptRun | None) -> None:
+        """Of an attempt that is not held nothing is said: the next Hello says so, as for any other."""
+        if run is None or run.seen.ended:
+            return
+        await asyncio.to_thread(run.folder.plan_faults, command.faults, command.last)
+        self._faults.planned(run.folder)
+        await run.refresh()
+        self._connection.send(Report(self._report(run)))
+
     async def _forget(self, attempt: AttemptId) -> None:
         run = self._runs.get(attempt)
         if run is not None and run.seen.ended:
@@ -313,6 +330,7 @@ class Agent:
                 self._busy.clear()
             self._shipping.drop(attempt)
             self._artifacts.drop(attempt)
+            self._faults.drop(attempt)
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phalanx.core import wire
+from phalanx.core.chaos import PLAN, Plan, PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
@@ -65,6 +66,7 @@ class Seen:
     ended_ms: int = 0
     orphaned: bool = False  # the shim is gone without an end, and the ranks with it
     refused: str = ""
+    faults: int = 0
 
     def phase(self, drained: bool) -> Phase:
         """`drained`: everything the ranks wrote is with the control plane."""
@@ -107,6 +109,11 @@ class AttemptFolder:
         """Where this node's ranks leave what shall be kept."""
         return self.path / "artifacts"
 
+    @property
+    def chaos(self) -> Path:
+        """Where the plan of faults lies, and the marks of those that were met."""
+        return self.path / "chaos"
+
     def stream(self, stream: Stream, rank: int) -> Path:
         return self.path / f"rank-{rank}.{stream}"
 
@@ -125,6 +132,7 @@ class AttemptFolder:
             ended_ms=ended["at_ms"] if ended else 0,
             orphaned=ended is None and self._is_orphaned(),
             refused=ended.get("refused", "") if ended else "",
+            faults=self.plan().last if self.accepted.launch.chaos else 0,
         )
 
     def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
@@ -141,6 +149,7 @@ class AttemptFolder:
             seen.ended_ms,
             self.accepted.launch.devices,
             refused=seen.refused,
+            faults=seen.faults,
         )
 
     def shim_process(self) -> ShimProcess | None:
@@ -156,6 +165,19 @@ class AttemptFolder:
         known = _read_json(self.path / "stop.json")
         grace_ms = min(grace_ms, known["grace_ms"]) if known else grace_ms
         write_atomic(self.path / "stop.json", json.dumps({"grace_ms": grace_ms}).encode())
+
+    def plan(self) -> Plan:
+        """The faults that its ranks may meet."""
+        try:
+            found: Plan = wire.loads(Plan, (self.chaos / PLAN).read_bytes())
+        except FileNotFoundError:
+            return Plan((), 0)
+        return found
+
+    def plan_faults(self, faults: tuple[PlannedFault, ...], last: int) -> None:
+        """The faults from now on; an older plan that comes late changes nothing."""
+        if last > self.plan().last:
+            write_atomic(self.chaos / PLAN, wire.dumps(Plan, Plan(faults, last)).encode())
 
     def order_shim(
         self,
@@ -190,6 +212,7 @@ class AttemptFolder:
             order["gang"] = gang.order()
         (self.path / "exits").mkdir(exist_ok=True)
         self.artifacts.mkdir(mode=0o700, exist_ok=True)
+        self.chaos.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
 
     def fail(self, why: str, code: int, at_ms: int, refused: bool = False) -> None:

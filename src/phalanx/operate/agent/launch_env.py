@@ -185,4 +185,5 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,
         "PHALANX_ARTIFACTS": f"{paths.folder}/artifacts",
         "PHALANX_KEEPERS": f"{paths.folder}/keepers",
+        **({"PHALANX_CHAOS": f"{paths.folder}/chaos"} if launch.chaos else {}),
     }

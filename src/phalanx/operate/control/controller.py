@@ -11,16 +11,17 @@ from typing import Final
 
 import structlog
 
+from phalanx.core.chaos import Asked
 from phalanx.core.events import EventBody, PolicySet
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
 from phalanx.core.policy import Policy
-from phalanx.core.records import RankFact
+from phalanx.core.records import RankFact, StepRecord
 from phalanx.core.spec import JobSpec
 from phalanx.core.views import HaltView
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, leases, names, observed, planned, refused, stragglers, wanted
+from phalanx.operate.control import asked, chaos, leases, names, observed, planned, refused, stragglers, wanted
 from phalanx.operate.control import facts as said
 from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
@@ -142,6 +143,14 @@ class Controller:
         restarts before it. Raises NotFound, Conflict when it succeeded or has not finished, SpecError, StoreUnavailable."""
         self._committed.find_out()
         self._commit_all(asked.retry(self.world, job, by, self._clock.now_ms()))
+
+    def chaos(self, job: JobId, fault: Asked, newest: StepRecord | None, by: str) -> None:
+        """Plans a fault in the job's running attempt, of which `newest` is the newest step.
+
+        Raises NotFound, Conflict when the job does not allow it, does not run or is beyond that step, SpecError, StoreUnavailable.
+        """
+        self._committed.find_out()
+        self._commit_all(chaos.planned(self.world, job, fault, newest, by))
 
     def drain(self, node: NodeId, reason: str, by: str, now: bool = False) -> None:
         """Places nothing new on the node. `now`: gangs that run there are stopped and start again elsewhere, and no restart is

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.core.errors import LinkDown
 from phalanx.core.ids import AttemptId, NodeId
-from phalanx.core.messages import Command, StartRanks
+from phalanx.core.messages import Command, PlanFaults, StartRanks
 from phalanx.operate.control.ports import Links
 
 _About = tuple[NodeId, AttemptId, str]
@@ -52,4 +52,5 @@ class Dispatch:
 
 def _about(node: NodeId, command: Command) -> _About:
     attempt = command.launch.attempt if isinstance(command, StartRanks) else command.attempt
-    return node, attempt, command.kind
+    what = f"{command.kind} {command.last}" if isinstance(command, PlanFaults) else command.kind
+    return node, attempt, what

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from phalanx.core.chaos import FaultMet
 from phalanx.core.devices import Placement
 from phalanx.core.errors import IllegalTransition
 from phalanx.core.events import (
@@ -10,6 +11,7 @@ from phalanx.core.events import (
     AttemptRunning,
     DevicesClaimed,
     Event,
+    FaultPlanned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -55,6 +57,7 @@ from phalanx.operate.control.world import (
     FINDINGS_KEPT,
     RECOVERIES_KEPT,
     AttemptRecord,
+    FaultRecord,
     JobRecord,
     ModelRecord,
     NodeRecord,
@@ -65,7 +68,7 @@ from phalanx.operate.control.world import (
 Record = JobRecord | AttemptRecord | NodeRecord | ModelRecord | QueueUsage | Policy
 
 
-def effect(world: World, event: Event) -> tuple[Record, ...]:
+def effect(world: World, event: Event) -> tuple[Record, ...]:  # noqa: C901 (one flat line for each kind of event)
     """The records that `event` puts in place of older ones. Raises IllegalTransition when it cannot happen in `world`."""
     at_ms = event.at_ms
     match event.body:
@@ -87,6 +90,9 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:
             return (_said(world.attempts[attempt], fact),)
         case StragglerFound(_, attempt, straggler):
             return (_with_finding(world.attempts[attempt], straggler),)
+        case FaultPlanned(_, attempt, fault, by):
+            record = world.attempts[attempt]
+            return (replace(record, faults=(*record.faults, FaultRecord(plan=fault, by=by, at_ms=at_ms))),)
         case ModelRegistered() as body:
             return _registered(world, body, at_ms)
         case body:
@@ -241,8 +247,15 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
         case LossSpike() | Corruption() if fact not in attempt.findings:
             return _with_finding(attempt, fact)
+        case FaultMet():
+            return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))
         case _:
             return attempt
+
+
+def _with_met(fault: FaultRecord, met: FaultMet) -> FaultRecord:
+    known = {one.rank for one in fault.met}
+    return replace(fault, met=(*fault.met, met)) if met.number == fault.plan.number and met.rank not in known else fault
 
 
 def _with_finding(attempt: AttemptRecord, finding: Finding) -> AttemptRecord:

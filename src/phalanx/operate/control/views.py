@@ -16,6 +16,7 @@ from phalanx.core.views import (
     AttemptView,
     CheckpointView,
     EventView,
+    FaultView,
     FindingView,
     JobView,
     ModelView,
@@ -28,7 +29,7 @@ from phalanx.core.views import (
 from phalanx.decide.scheduler.plan import Wait
 from phalanx.decide.scheduler.why.late import late_text
 from phalanx.operate.control.failures import seen_by
-from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, World
+from phalanx.operate.control.world import AttemptRecord, FaultRecord, JobRecord, ModelRecord, World
 
 Waiting = Mapping[JobId, Wait]
 """The newest decision for each job that waits: `Controller.waiting`."""
@@ -171,6 +172,7 @@ def _attempt_view(attempt: AttemptRecord) -> AttemptView:
         resumed_step=attempt.resumed.step if attempt.resumed else None,
         ranks=_rank_views(attempt),
         recoveries=tuple(_recovery_view(one) for one in attempt.recoveries),
+        faults=tuple(_fault_view(one) for one in attempt.faults),
     )
 
 
@@ -184,6 +186,13 @@ def _recovery_view(one: Recovered) -> RecoveryView:
         steps_lost=one.steps_lost,
         recovery_ms=one.recovery_ms,
     )
+
+
+def _fault_view(one: FaultRecord) -> FaultView:
+    return FaultView(
+        number=one.plan.number, fault=one.plan.fault, sentence=one.plan.sentence(), by=one.by, at_ms=one.at_ms,
+        met="; ".join(met.what() for met in one.met),
+    )  # fmt: skip
 
 
 def _rank_views(attempt: AttemptRecord) -> tuple[RankView, ...]:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from phalanx.core import features
+from phalanx.core.chaos import EVERY, PlannedFault
 from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.core.messages import Command, Forget, GangRecovery, Launch, StartRanks, StopRanks
+from phalanx.core.messages import AttemptReport, Command, Forget, GangRecovery, Launch, PlanFaults, StartRanks, StopRanks
 from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.spec_recovery import gang_sizes
@@ -66,6 +68,20 @@ def _for_gang(
             yield part.node, StopRanks(attempt.id, terms.epoch, terms.grace_ms)
         elif report is None and isinstance(job.state, Starting):
             yield part.node, StartRanks(launch(world, job, attempt, part.node, terms), terms.epoch)
+        elif report is not None and _lacks_faults(world, attempt, part.node, report):
+            yield part.node, PlanFaults(attempt.id, terms.epoch, open_faults(attempt), attempt.faults[-1].plan.number)
+
+
+def _lacks_faults(world: World, attempt: AttemptRecord, node: NodeId, report: AttemptReport) -> bool:
+    """Whether the node has yet to say that it knows the newest one. An agent that is older than such faults would hang up."""
+    able = features.CHAOS in world.nodes[node].shape.features
+    return able and bool(attempt.faults) and report.faults < attempt.faults[-1].plan.number
+
+
+def open_faults(attempt: AttemptRecord) -> tuple[PlannedFault, ...]:
+    """Those that some rank has yet to say that it met, or heard of too late."""
+    size = attempt.placement.world_size
+    return tuple(one.plan for one in attempt.faults if len(one.met) < (size if one.plan.rank == EVERY else 1))
 
 
 def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, terms: Terms) -> Launch:
@@ -103,6 +119,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         secrets=spec.secrets,
         on_partition=spec.on_partition,
         recovery=_recovery(spec, attempt.placement.world_size),
+        chaos=spec.chaos,
     )
 
 

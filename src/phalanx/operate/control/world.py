@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from phalanx.core.chaos import FaultMet, PlannedFault
 from phalanx.core.devices import WHOLE, NodeShape, NodeSlice, Placement
 from phalanx.core.errors import Bug
 from phalanx.core.events import Event
@@ -37,6 +38,16 @@ EVICTIONS_KEPT: Final = EVICTIONS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    """A fault that `by` asked for at `at_ms`; met: what its ranks said of it."""
+
+    plan: PlannedFault
+    by: str
+    at_ms: int
+    met: tuple[FaultMet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """One launch of a job. Times are Unix milliseconds; `ok` is None until it ended; `ranks` and `exits` in rank order.
 
@@ -45,7 +56,7 @@ class AttemptRecord:
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise.
     facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
     job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
-    while it ran, the newest FINDINGS_KEPT.
+    while it ran, the newest FINDINGS_KEPT. faults: that somebody asked for, numbered from 1.
     """
 
     id: AttemptId
@@ -69,6 +80,7 @@ class AttemptRecord:
     evicted_for: JobId | None = None
     evicted_why: str = ""
     findings: tuple[Finding, ...] = ()
+    faults: tuple[FaultRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

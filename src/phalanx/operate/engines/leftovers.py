@@ -57,14 +57,15 @@ def unkillable(left: Sequence[psutil.Process]) -> SetupError:
 
 
 def end_children(home: Path) -> None:
-    """Ends the scheduler and tracker of a server that was killed: they end by themselves, but not before what they are at.
+    """Ends the scheduler and tracker of a server that was killed, which end by themselves but not before what they are at; and
+    whoever is about to start an agent again that was killed on request (agent.faults).
 
     Raises SetupError when one does not end.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             line = process.cmdline()
-            if "phalanx.app" in line and str(home) in line and {"scheduler", "tracking"} & set(line):
+            if "phalanx.app" in line and str(home) in line and {"scheduler", "tracking", "revive"} & set(line):
                 process.kill()
                 try:
                     process.wait(KILL_S_MAX)

@@ -16,6 +16,7 @@ from phalanx.core.messages import (
     Granted,
     Hello,
     Phase,
+    PlanFaults,
     RankExit,
     Renew,
     Report,
@@ -165,7 +166,7 @@ class SimAgent:
                     acked = self._runs[attempt].acked
                     acked[rank] = max(acked.get(rank, 0), offset)
                 self._look()
-            case StartRanks() | StopRanks() | Forget():
+            case StartRanks() | StopRanks() | Forget() | PlanFaults():
                 self.obey(message)
 
     def _take_welcome(self, line: Line, welcome: Welcome) -> None:
@@ -214,6 +215,8 @@ class SimAgent:
                 self._stop(command)
             case Forget(attempt=attempt):
                 self._forget(attempt)
+            case PlanFaults():
+                pass  # the simulation's faults are its own
 
     def _start(self, command: StartRanks) -> None:
         attempt = command.launch.attempt

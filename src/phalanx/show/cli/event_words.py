@@ -4,6 +4,7 @@
 """
 
 from phalanx.core import wire
+from phalanx.core.chaos import FaultMet
 from phalanx.core.devices import NodeShape, Placement, devices_words
 from phalanx.core.events import (
     AttemptEnded,
@@ -11,6 +12,7 @@ from phalanx.core.events import (
     AttemptRunning,
     DevicesClaimed,
     EventBody,
+    FaultPlanned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -35,7 +37,7 @@ from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
 
 OfNode = NodeUp | NodeAway | NodeDrained | NodeUndrained
-OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | StragglerFound | ModelRegistered
+OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | StragglerFound | FaultPlanned | ModelRegistered
 OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
 
 _STOPS = {
@@ -124,6 +126,8 @@ def _of_attempt(body: OfAttempt) -> str:
             return _fact(fact)
         case StragglerFound(straggler=straggler):
             return straggler.sentence()
+        case FaultPlanned(fault=fault, by=by):
+            return f"fault {fault.number} asked for by {by}: {fault.sentence()}"
         case ModelRegistered(name=name, version=version):
             return f"registered model {name}:{version}"
 
@@ -140,7 +144,7 @@ def _fact(fact: RankFact) -> str:
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):
             return f"saved its model at step {step}"
-        case LossSpike() | Corruption():
+        case LossSpike() | Corruption() | FaultMet():
             return fact.sentence()
 
 

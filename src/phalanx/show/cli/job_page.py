@@ -65,6 +65,8 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
     yield from section("Attempts", _attempts(job.attempts))
     if any(one.recoveries for one in job.attempts):
         yield from section("Recoveries", _recoveries(job.attempts))
+    if any(one.faults for one in job.attempts):
+        yield from section("Chaos", _faults(job.attempts))
     if job.checkpoints:
         yield from section("Checkpoints", _checkpoints(job))
     if job.findings:
@@ -287,6 +289,21 @@ def _recoveries(attempts: Sequence[AttemptView]) -> RenderableType:
         for r in one.recoveries
     ]
     return Grid(head, rows, right=("GENERATION", "SECONDS", "STEPS LOST"), drop=("GENERATION", "AT (UTC)", "ATTEMPT"), cut="WHY")
+
+
+def _faults(attempts: Sequence[AttemptView]) -> RenderableType:
+    """Those that somebody asked for, and what became of them."""
+    rows = [
+        (fault.number, one.attempt, moment_cell(fault.at_ms), fault.by, fault.sentence, fault.met or _open_fault(one))
+        for one in attempts
+        for fault in one.faults
+    ]
+    head = ("FAULT", "ATTEMPT", "ASKED (UTC)", "BY", "WHAT", "MET")
+    return Grid(head, rows, right=("FAULT",), drop=("ASKED (UTC)", "BY", "ATTEMPT"), cut="WHAT")
+
+
+def _open_fault(attempt: AttemptView) -> str:
+    return "not yet" if attempt.ended_ms is None else "no: the attempt ended before"
 
 
 def _attempt_row(one: AttemptView) -> Sequence[object]:

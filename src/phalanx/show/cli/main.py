@@ -14,6 +14,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
+    chaos,
     checkpoint,
     completion,
     data,
@@ -70,7 +71,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, events, logs, ledger, gc, completion):
+    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, completion):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

@@ -17,6 +17,7 @@ from phalanx.job.checkpoint.commit import UNWRITABLE, Content, Saved, SaveFailed
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
+from phalanx.job.checkpoint.keeper.outage import refuse_if_asked
 from phalanx.job.checkpoint.retention import remove, superfluous
 from phalanx.job.checkpoint.segment import Segment
 from phalanx.job.checkpoint.shard_file import Damaged, ShardIndex
@@ -128,6 +129,9 @@ class Saves:
         if not isinstance(content, Content):
             raise TypeError("only rank 0's keeper commits")
         root = folder_at(asked.root)
+        if reason := self._refused(asked):
+            self._end(asked, GivenUp(key=asked.key, reason=reason))
+            return
         saved = commit.commit_when_whole(
             root / manifest.folder_name(asked.key.step), asked.key, content, patience_s=asked.patience_s,
             clock_s=self._clock_s, pause=self._pause, given_up=lambda: self._is_old(asked),
@@ -140,6 +144,21 @@ class Saves:
                 self._end(asked, Committed(key=asked.key, saved=saved))
             case SaveFailed(reason=reason):
                 self._end(asked, GivenUp(key=asked.key, reason=reason))
+
+    def _refused(self, asked: Persist) -> str:
+        """Waits while a fault that was asked for keeps the store away, as for a real one; why it gave up, or ''."""
+        until_s, pauses = self._clock_s() + asked.patience_s, backoff_s()
+        while True:
+            try:
+                refuse_if_asked(asked.rank)
+            except UNWRITABLE as error:
+                reason = reason_of(error)
+            else:
+                return ""
+            if self._clock_s() >= until_s or self._is_old(asked) or self.is_hurried:
+                return reason
+            self._say_trouble(asked, reason)
+            self._pause(next(pauses))
 
     def _retain(self, root: Folder, asked: Persist) -> None:
         """What looks left over may by now be a newer attempt's, which is saving that step: the fence is looked at once more."""
@@ -183,6 +202,7 @@ class _Shard:
     def written(self) -> str:
         """Writes it, reads it back, announces it. Why not, or ''."""
         try:
+            refuse_if_asked(self._asked.rank)
             if self._index is None:
                 self._index = shard_file.write(
                     self._folder, self._segment.pairs(self._asked.own), key=self._asked.key, rank=self._asked.rank

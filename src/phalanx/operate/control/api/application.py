@@ -10,6 +10,7 @@ from phalanx.operate.control.api import (
     agents,
     artifacts,
     blobs,
+    chaos,
     errors,
     events,
     gc,
@@ -33,7 +34,10 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     for router in (
-        *(part.router for part in (status, jobs, plans, events, nodes, logs, ledger, models, secrets, artifacts, gc, sharing)),
+        *(
+            part.router
+            for part in (status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, gc, sharing)
+        ),
         agents.for_admin,
     ):
         app.include_router(router, prefix="/api/v1", dependencies=[Depends(admin)])

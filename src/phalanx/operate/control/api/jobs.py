@@ -44,7 +44,7 @@ async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
         return controller.submit(spec, request.code, request.key, BY)
 
     job = await services.control.change(act)
-    return await _view(services, services.control.world.jobs[job])
+    return await job_view_of(services, services.control.world.jobs[job])
 
 
 @router.get("/jobs")
@@ -62,41 +62,41 @@ async def list_jobs(
         for job in newest_first
         if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in ("", job.state.name)
     )
-    return tuple([await _view(services, job) for job in islice(found, limit)])
+    return tuple([await job_view_of(services, job) for job in islice(found, limit)])
 
 
 @router.get("/jobs/{job}")
 async def get_job(services: ServicesHere, job: JobHere) -> JobView:
     """One job."""
-    return await _view(services, job)
+    return await job_view_of(services, job)
 
 
 @router.post("/jobs/{job}/cancel")
 async def cancel(services: ServicesHere, job: JobHere, array: Annotated[bool, Query()] = False) -> JobView:
     """Asks it to end; its ranks get SIGTERM, and SIGKILL later. `array`: with it all jobs of its array."""
     await services.control.change(lambda controller: controller.cancel(job.id, BY, array))
-    return await _view(services, services.control.world.jobs[job.id])
+    return await job_view_of(services, services.control.world.jobs[job.id])
 
 
 @router.post("/jobs/{job}/pause")
 async def pause(services: ServicesHere, job: JobHere) -> JobView:
     """Asks it to let go of its devices until it is resumed. Asking twice is asking once."""
     await services.control.change(lambda controller: controller.pause(job.id, BY))
-    return await _view(services, services.control.world.jobs[job.id])
+    return await job_view_of(services, services.control.world.jobs[job.id])
 
 
 @router.post("/jobs/{job}/resume")
 async def resume(services: ServicesHere, job: JobHere) -> JobView:
     """A paused job waits for devices again; one that goes on anyway is left alone."""
     await services.control.change(lambda controller: controller.resume(job.id, BY))
-    return await _view(services, services.control.world.jobs[job.id])
+    return await job_view_of(services, services.control.world.jobs[job.id])
 
 
 @router.post("/jobs/{job}/retry")
 async def retry(services: ServicesHere, job: JobHere) -> JobView:
     """Opens a job that failed or was cancelled again, from its last checkpoint and with all its restarts before it."""
     await services.control.change(lambda controller: controller.retry(job.id, BY))
-    return await _view(services, services.control.world.jobs[job.id])
+    return await job_view_of(services, services.control.world.jobs[job.id])
 
 
 async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
@@ -108,7 +108,8 @@ async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
             raise SpecError(field, missing[0], f"is not stored; set it first: `phalanx secret set {missing[0]}`")
 
 
-async def _view(services: Services, job: JobRecord) -> JobView:
+async def job_view_of(services: Services, job: JobRecord) -> JobView:
+    """With where its newest attempt stands."""
     newest = None
     if job.attempt is not None and not isinstance(job.state, Pending):
         newest = await asyncio.to_thread(services.series.last_step, job.attempt)

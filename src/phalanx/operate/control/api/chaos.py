@@ -1,0 +1,21 @@
+"""Faults in running jobs that allow them."""
+
+import asyncio
+
+from fastapi import APIRouter
+
+from phalanx.core.chaos import Asked
+from phalanx.core.views import JobView
+from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
+from phalanx.operate.control.api.jobs import job_view_of
+
+router = APIRouter(tags=["chaos"])
+
+
+@router.post("/jobs/{job}/chaos")
+async def chaos(services: ServicesHere, job: JobHere, request: Asked) -> JobView:
+    """Plans a fault in the job's running attempt, of whose ranks one meets it at the step. Only where the job's file says
+    `chaos: true`; a step that has passed and a rank that does not exist are refused."""
+    newest = await asyncio.to_thread(services.series.last_step, job.attempt) if job.attempt else None
+    await services.control.change(lambda controller: controller.chaos(job.id, request, newest, BY))
+    return await job_view_of(services, services.control.world.jobs[job.id])

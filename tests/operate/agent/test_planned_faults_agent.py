@@ -1,0 +1,77 @@
+"""Faults on request at a real agent: the plan reaches the disk and is reported; what is the agent's to do, it does once."""
+
+import json
+import os
+import signal
+
+from phalanx.core.chaos import Asked, Plan, met_name, planned
+from phalanx.core.ids import AttemptId
+from phalanx.core.messages import PlanFaults, StopRanks
+from phalanx.operate.agent.attempts import AttemptFolder
+from tests.operate.agent.agent_cell import Cell, alive, until
+
+ATTEMPT = AttemptId("demo-1.1")
+WAIT = "import os, time\nprint('here', os.environ.get('PHALANX_CHAOS', '-'), flush=True)\ntime.sleep(600)"
+
+
+def agent_pid(cell: Cell) -> int:
+    return int(json.loads((cell.home / "run" / "agent.json").read_bytes())["pid"])
+
+
+def running(cell: Cell) -> tuple[int, ...]:
+    cell.far.start(cell.launch(WAIT, chaos=True))
+    return tuple(rank.pid for rank in cell.far.phase(ATTEMPT, "running").ranks)
+
+
+def ask(cell: Cell, asked: Asked, number: int) -> None:
+    fault = planned(asked, number)
+    cell.far.say(PlanFaults(ATTEMPT, cell.far.epoch, (fault,), number))
+    until(lambda: any(report.faults == number for report in cell.far.reports(ATTEMPT)))
+
+
+def test_a_plan_is_on_the_disk_before_it_is_reported_and_an_older_one_changes_nothing(cell: Cell) -> None:
+    running(cell)
+    assert str(cell.folder() / "chaos") in until(lambda: cell.far.text("log", ATTEMPT, 0))
+    ask(cell, Asked(fault="kill-rank", step=9), 2)
+    before = len(cell.far.reports(ATTEMPT))
+    cell.far.say(PlanFaults(ATTEMPT, cell.far.epoch, (), 1))
+    until(lambda: len(cell.far.reports(ATTEMPT)) > before)
+    assert cell.far.reports(ATTEMPT)[-1].faults == 2
+    folder = AttemptFolder(cell.folder(), None)  # type: ignore[arg-type] # its plan alone is read
+    assert folder.plan() == Plan((planned(Asked(fault="kill-rank", step=9), 2),), 2)
+    cell.far.say(StopRanks(ATTEMPT, cell.far.epoch, 0))
+    cell.far.phase(ATTEMPT, "ended")
+
+
+def test_the_agent_kills_itself_once_and_its_ranks_do_not_notice(cell: Cell) -> None:
+    ranks, agent = running(cell), cell.agent.pid
+    ask(cell, Asked(fault="kill-agent", rank=1), 1)
+    (cell.folder() / "chaos" / met_name(1, 1)).write_text("{}")
+    assert cell.agent.process is not None and cell.agent.process.wait(20) == -signal.SIGKILL
+    until(lambda: agent_pid(cell) != agent and len(cell.far.hellos()) == 2)
+    successor = agent_pid(cell)
+    assert all(map(alive, ranks)) and cell.far.hellos()[-1].attempts[0].phase == "running"
+    cell.far.say(PlanFaults(ATTEMPT, cell.far.epoch, (planned(Asked(fault="kill-agent", rank=1), 1),), 2))
+    until(lambda: any(report.faults == 2 for report in cell.far.reports(ATTEMPT)))
+    cell.far.say(StopRanks(ATTEMPT, cell.far.epoch, 0))
+    cell.far.phase(ATTEMPT, "ended")
+    assert alive(successor), "it was done before"
+    end(successor)
+
+
+def test_a_node_dies_with_its_ranks_and_says_so_when_it_is_back(cell: Cell) -> None:
+    ranks, agent = running(cell), cell.agent.pid
+    shim = cell.shim_pid()
+    ask(cell, Asked(fault="kill-node"), 1)
+    (cell.folder() / "chaos" / met_name(1, 0)).write_text("{}")
+    assert cell.agent.process is not None and cell.agent.process.wait(20) == -signal.SIGKILL
+    until(lambda: agent_pid(cell) != agent)
+    assert not any(map(alive, (*ranks, shim)))
+    assert "died without exit records" in cell.far.phase(ATTEMPT, "ended").lost
+    end(agent_pid(cell))
+
+
+def end(pid: int) -> None:
+    """Of a successor, which is nobody's child here."""
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not alive(pid))
