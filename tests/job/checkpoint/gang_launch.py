@@ -46,7 +46,7 @@ def start_gang(
     return ranks
 
 
-def end_gang(ranks: Sequence[subprocess.Popen[bytes]], limit_s: float = 120) -> list[int]:
+def end_gang(ranks: Sequence[subprocess.Popen[bytes]], limit_s: float = 300) -> list[int]:
     """Exit codes in rank order; a rank that outlives the limit is killed."""
     codes = []
     for rank in ranks:

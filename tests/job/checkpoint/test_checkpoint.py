@@ -16,7 +16,7 @@ _CASES = re.findall(r"^def (case_\w+)", _SOURCE.read_text(), re.MULTILINE)
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("gang")
     ranks = start_gang(["-m", "tests.job.checkpoint.checkpoint_cases", str(folder)], folder, 2, {})
-    assert end_gang(ranks, 90) == [0, 0], logs(folder)
+    assert end_gang(ranks) == [0, 0], logs(folder)
     answers: dict[str, str] = json.loads((folder / "ended.json").read_text())
     return answers
 
