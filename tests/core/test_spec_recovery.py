@@ -46,7 +46,6 @@ def test_it_is_off_unless_asked_for_and_then_needs_an_agent_that_can() -> None:
             "recovery.min_ranks",
             "one of 1, 2, 4: the numbers of ranks that share a step's 8 microbatches evenly",
         ),
-        ({"recovery": ON, "num_nodes": 2}, "recovery.in_gang", "num_nodes: 1"),
         ({"recovery": ON, "environment": {"image": "img"}}, "recovery.in_gang", "in a container"),
         ({"recovery": ON, "kind": "batch", "recipe": "", "entrypoint": "a"}, "recovery.in_gang", "kind: train"),
     ],

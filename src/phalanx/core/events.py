@@ -43,13 +43,15 @@ class JobWaits:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlaced:
-    """Devices were chosen; the gang holds them from now until AttemptEnded."""
+    """Devices were chosen; the gang holds them from now until AttemptEnded. gang_port: of the first node, where shims of the others
+    meet the coordinator of a gang that recovers inside; 0 where there is none to meet."""
 
     job: JobId
     attempt: AttemptId
     placement: Placement
     master_port: int
     epoch: int
+    gang_port: int = 0
     kind: Literal["attempt_placed"] = field(default="attempt_placed", kw_only=True)
 
 

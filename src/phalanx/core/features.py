@@ -23,6 +23,8 @@ SHRINK: Final = "shrink"
 """Its shims let a gang go on with fewer ranks."""
 CHAOS: Final = "chaos"
 """Plans faults for its ranks."""
+RECOVERY_NODES: Final = "recovery-nodes"
+"""Its shims lead, or follow, gangs of several nodes that recover inside."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -35,5 +37,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,
         CHAOS: spec.chaos,
+        RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -156,7 +156,7 @@ class GangRecovery:
     hang_ms: int
     ranks: tuple[int, ...] = ()
     port: int = 0
-    token: str = ""
+    token: str = field(default="", repr=False)
     sizes: tuple[int, ...] = ()
 
 

@@ -19,21 +19,21 @@ from phalanx.core.events import (
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import AttemptReport, Forget, RankExit, RankProcess, StartRanks, StopRanks
-from phalanx.core.spec import DataSource, Environment, JobSpec, Resources
+from phalanx.core.spec import DataSource, Environment, JobSpec, Recovery, Resources
 from phalanx.operate.control.fences import Fence, Fences, fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.names import NUMBER_LEAP, forgotten, next_attempt, next_job
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.snapshots import snapshot
 from phalanx.operate.control.taken import Taken, still_holds
-from phalanx.operate.control.wanted import Terms, argv, commands, launch, master_port
+from phalanx.operate.control.wanted import Terms, argv, commands, launch, ports
 from phalanx.operate.control.world import JobRecord, World
 from tests.operate.control.control_bench import a_spec, shape
 
 A, B = NodeId("a"), NodeId("b")
 JOB, FIRST = JobId("tiny-1"), AttemptId("tiny-1.1")
 PLACE = Placement((NodeSlice(A, (0, 1)), NodeSlice(B, (1,))))
-TERMS = Terms(epoch=3, jobs_folder=Path("/home/jobs"), grace_ms=500)
+TERMS = Terms(epoch=3, jobs_folder=Path("/home/jobs"), grace_ms=500, gang_key=b"k" * 32)
 STOP, FORGET = StopRanks(FIRST, 3, 500), Forget(FIRST, 3)
 
 
@@ -125,7 +125,8 @@ def test_a_recipe_runs_the_trainer_with_its_data() -> None:
 
 
 def port_of(now: World, fenced: Fences, job: JobRecord) -> int | None:
-    return master_port(now, Taken(now, fenced), job, PLACE)
+    found = ports(now, Taken(now, fenced), job, PLACE)
+    return found[0] if found else None
 
 
 def test_ports_of_gangs_that_live_on_a_node_differ_and_may_run_out() -> None:
@@ -144,6 +145,41 @@ def test_the_port_of_ranks_that_were_given_up_is_not_given_to_others() -> None:
     assert port_of(two, fences(two, seen()), two.jobs[other]) == 29_511
     assert port_of(two, fences(two, seen(UP)), two.jobs[other]) is None
     assert port_of(two, fences(two, seen(b=UP)), two.jobs[other]) == 29_511, "only its first node has the port"
+
+
+RECOVERS = replace(a_spec(), kind="train", num_nodes=2, recovery=Recovery(in_gang=True))
+
+
+def test_a_gang_of_several_nodes_that_recovers_has_a_port_to_meet_at_and_a_token_that_only_its_nodes_know() -> None:
+    now = world(spec=RECOVERS)
+    job = now.jobs[JOB]
+    found = ports(now, Taken(now, {}), job, PLACE)
+    assert found is not None
+    assert len({*found, 29_511, 0}) == 4, "two ports, neither of them the last attempt's"
+    few = replace(now.nodes[A], shape=replace(shape("a"), ports=(29_510, 29_512)))
+    assert ports(replace(now, nodes={A: few}), Taken(now, {}), job, PLACE) is None, "one is not enough"
+    assert ports(now, Taken(now, {}), job, Placement(PLACE.slices[:1])) == (found[0], 0), "on one node nobody has to meet"
+
+    met = replace(now.attempts[FIRST], gang_port=29_512)
+    one, two = (launch(now, job, met, node, TERMS).recovery for node in (A, B))
+    assert one == two
+    assert one is not None
+    assert (one.ranks, one.port, len(one.token)) == ((2, 1), 29_512, 64)
+    again = launch(now, job, met, A, replace(TERMS, epoch=4)).recovery
+    assert again == one, "whoever leads next says the same"
+    other = launch(now, job, replace(met, id=AttemptId("tiny-1.2")), A, TERMS).recovery
+    assert other is not None
+    assert other.token != one.token
+    assert repr(TERMS.gang_key) not in repr(TERMS)
+
+
+def test_ports_of_both_kinds_are_kept_from_others() -> None:
+    draft = Draft(World())
+    for body in (NodeUp(shape("a"), "x"), NodeUp(shape("b"), "x"), JobSubmitted(JOB, RECOVERS, "", "c", "ada")):
+        draft.add(body, 7)
+    draft.add(AttemptPlaced(JOB, FIRST, PLACE, 29_511, 2, 29_512), 7)
+    assert Taken(draft.world, {}).ports(A) == {29_511, 29_512}
+    assert Taken(draft.world, {}).ports(B) == set()
 
 
 @pytest.mark.parametrize("more", [0, 1, 2, 3])

@@ -6,7 +6,15 @@ from phalanx.core import features
 from phalanx.operate.agent.environments import find_uv
 from phalanx.operate.agent.images import find_runtime
 
-ALWAYS: Final = (features.ARTIFACTS, features.CHAOS, features.LEASE, features.RECOVERY, features.SECRETS, features.SHRINK)
+ALWAYS: Final = (
+    features.ARTIFACTS,
+    features.CHAOS,
+    features.LEASE,
+    features.RECOVERY,
+    features.RECOVERY_NODES,
+    features.SECRETS,
+    features.SHRINK,
+)
 """Of the code alone. What depends on the machine is added in `abilities`."""
 
 

@@ -4,8 +4,9 @@ The live server and the simulator drive the same object; clock, links, store and
 the HTTP side, an engine, or `time`.
 """
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,8 @@ HALT_MS: Final = 10_000
 class Settings:
     """home: of the platform; jobs keep their files under home/jobs. lease_ms: silence after which a node counts as away.
     kill_grace_ms: from SIGTERM to SIGKILL. resend_ms: a command not answered in this time is sent again. lineage: of a model
-    version. outbox_for: what the tracker is told of an event."""
+    version. outbox_for: what the tracker is told of an event. gang_key: as in `wanted.Terms`; the same for all who lead this home,
+    since one may send a gang's first command and the next its last."""
 
     home: Path
     lineage: Lineage
@@ -53,6 +55,7 @@ class Settings:
     lease_ms: int = 15_000
     kill_grace_ms: int = 10_000
     resend_ms: int = 2_000
+    gang_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @property
     def loss_ms(self) -> int:
@@ -316,7 +319,12 @@ class Controller:
 
     def _send(self) -> None:
         """Sends the difference between wanted and seen."""
-        terms = wanted.Terms(epoch=self.epoch, jobs_folder=self._settings.home / "jobs", grace_ms=self._settings.kill_grace_ms)
+        terms = wanted.Terms(
+            epoch=self.epoch,
+            jobs_folder=self._settings.home / "jobs",
+            grace_ms=self._settings.kill_grace_ms,
+            gang_key=self._settings.gang_key,
+        )
         commands = wanted.commands(self.world, self._seen, terms)
         for node, command in self._dispatch.send(commands, self._clock.monotonic_ms()):
             match command:

@@ -189,6 +189,7 @@ def _placed(world: World, body: AttemptPlaced, at_ms: int) -> tuple[Record, ...]
         number=number,
         placement=body.placement,
         master_port=body.master_port,
+        gang_port=body.gang_port,
         epoch=body.epoch,
         placed_ms=at_ms,
     )

@@ -58,7 +58,7 @@ def _of(world: World, seen: Sightings, node: NodeId, attempt: AttemptId) -> Fenc
     if record is None or part is None:
         return Fence(frozenset(devices), jobs=jobs)
     asked = world.jobs[record.job].spec.resources
-    ports = frozenset({record.master_port} if part[0] == 0 else ())
+    ports = record.ports if part[0] == 0 else frozenset()
     return Fence(frozenset(devices), ports, asked.cpus, asked.memory_bytes, jobs)
 
 

@@ -30,12 +30,12 @@ def carry(draft: Draft, seen: Sightings, fenced: Fences, plan: Plan, epoch: int,
         match decision:
             case Start(job, placement) if still_holds(draft.world, taken, ready, job, placement):
                 record = draft.world.jobs[job]
-                port = wanted.master_port(draft.world, taken, record, placement)
-                if port is not None:
-                    attempt = names.next_attempt(forgotten, record)
+                ports = wanted.ports(draft.world, taken, record, placement)
+                if ports is not None:
+                    attempt, (master_port, gang_port) = names.next_attempt(forgotten, record), ports
                     taken.claim(job, None)
-                    taken.start(attempt, placement, port)
-                    draft.add(AttemptPlaced(job, attempt, placement, port, epoch), at_ms)
+                    taken.start(attempt, placement, *(port for port in ports if port))
+                    draft.add(AttemptPlaced(job, attempt, placement, master_port, epoch, gang_port), at_ms)
             case Wait(job, reason):
                 _wait(draft, job, reason, at_ms)
 

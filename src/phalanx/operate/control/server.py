@@ -26,6 +26,7 @@ from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.deciding import ANSWER_S_MAX, Decider
+from phalanx.operate.control.gang_keys import gang_key
 from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.line_process import LineProcess
@@ -162,7 +163,7 @@ async def _serve(home: Path, listener: socket.socket, command: Command, store: s
 def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life) -> _Parts:
     store, clock, links = Store(home / "phalanx.db"), MachineClock(), dict[NodeId, NodeLink]()
     tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
-    settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries)
+    settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home))
     control = ControlThread(Controller(store, clock, links, settings), life.crash)
     getting_on = partial(daemons.note_progress, home, "server")
     journal, series = Journal(home / "journal"), SeriesStore(home / "series", getting_on)

@@ -35,17 +35,17 @@ class Taken:
         if node not in self._ports:
             known = self._world.attempts
             met = (known[attempt] for attempt in self._world.on_nodes.get(node, ()))
-            ports = {attempt.master_port for attempt in met if attempt.placement.slices[0].node == node}
-            self._ports[node] = ports | (self._fenced[node].ports if node in self._fenced else set())
+            ports = [attempt.ports for attempt in met if attempt.placement.slices[0].node == node]
+            self._ports[node] = set().union(*ports) | (self._fenced[node].ports if node in self._fenced else set())
         return self._ports[node]
 
-    def start(self, attempt: AttemptId, placement: Placement, port: int) -> None:
-        """A gang that was placed."""
+    def start(self, attempt: AttemptId, placement: Placement, *ports: int) -> None:
+        """A gang that was placed, with what it has of its first node's ports."""
         for part in placement.slices:
             of_node = self._held_on(part.node)
             for index in part.devices:
                 of_node.setdefault(index, {})[attempt] = self._part(part, index)
-        self.ports(placement.slices[0].node).add(port)
+        self.ports(placement.slices[0].node).update(ports)
 
     def claim(self, job: JobId, placement: Placement | None) -> None:
         """From now on this is kept for the job, and what was is not."""

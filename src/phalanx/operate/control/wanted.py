@@ -1,7 +1,9 @@
 """The difference between wanted and seen, as commands. Pure: worlds and sightings in, commands out."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hmac
+import secrets
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +34,13 @@ MEMORY_VARIABLE: Final = "PHALANX_GPU_MEMORY_BYTES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What every command of one control plane carries: its epoch, where jobs keep their files, how long a stop may take."""
+    """What every command of one control plane carries: its epoch, where jobs keep their files, how long a stop may take. gang_key:
+    of which each attempt's token is made that shims of its nodes show each other."""
 
     epoch: int
     jobs_folder: Path
     grace_ms: int
+    gang_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
 
 def commands(world: World, seen: Sightings, terms: Terms) -> dict[NodeId, list[Command]]:
@@ -118,14 +122,9 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         image=spec.environment.image,
         secrets=spec.secrets,
         on_partition=spec.on_partition,
-        recovery=_recovery(spec, attempt.placement.world_size),
+        recovery=_recovery(job, attempt, terms),
         chaos=spec.chaos,
     )
-
-
-def _recovery(spec: JobSpec, world_size: int) -> GangRecovery | None:
-    wanted = spec.recovery
-    return GangRecovery(wanted.spares, wanted.hang_ms, gang_sizes(spec, world_size)) if wanted.in_gang else None
 
 
 def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
@@ -150,15 +149,30 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
     return ("", "-m", "phalanx.job.train", spec.recipe) if spec.recipe else command_line(spec.entrypoint)
 
 
-def master_port(world: World, taken: Taken, job: JobRecord, placement: Placement) -> int | None:
-    """A port of the first node for the next attempt of `job`: of no gang that lives there, wanted or not, nor of the job's last
-    attempt.
+def ports(world: World, taken: Taken, job: JobRecord, placement: Placement) -> tuple[int, int] | None:
+    """MASTER_PORT on the first node for the next attempt of `job`, and where shims of several nodes meet its coordinator, or 0: of
+    no gang that lives there, wanted or not, nor of the job's last attempt. None when there are not so many."""
+    avoided = taken.ports(placement.slices[0].node) | (world.attempts[job.attempt].ports if job.attempt else frozenset())
+    master = _free_port(world, placement, avoided)
+    if master is None or not (job.spec.recovery.in_gang and len(placement.slices) > 1):
+        return None if master is None else (master, 0)
+    meeting = _free_port(world, placement, avoided | {master})
+    return None if meeting is None else (master, meeting)
 
-    None when every port is taken. It moves on with the log, so that a port still in TIME_WAIT is not met again soon.
-    """
-    node = placement.slices[0].node
-    first, end = world.nodes[node].shape.ports
-    before = {world.attempts[job.attempt].master_port} if job.attempt else set()
-    avoided = taken.ports(node) | before
+
+def _free_port(world: World, placement: Placement, avoided: Set[int]) -> int | None:
+    """It moves on with the log, so that a port still in TIME_WAIT is not met again soon."""
+    first, end = world.nodes[placement.slices[0].node].shape.ports
     size = end - first
     return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in avoided), None)
+
+
+def _recovery(job: JobRecord, attempt: AttemptRecord, terms: Terms) -> GangRecovery | None:
+    asked, slices = job.spec.recovery, attempt.placement.slices
+    if not asked.in_gang:
+        return None
+    alone = GangRecovery(asked.spares, asked.hang_ms, sizes=gang_sizes(job.spec, attempt.placement.world_size))
+    if len(slices) == 1:
+        return alone
+    token = hmac.new(terms.gang_key, attempt.id.encode(), "sha256").hexdigest()
+    return replace(alone, ranks=tuple(len(part.devices) for part in slices), port=attempt.gang_port, token=token)

@@ -81,6 +81,12 @@ class AttemptRecord:
     evicted_why: str = ""
     findings: tuple[Finding, ...] = ()
     faults: tuple[FaultRecord, ...] = ()
+    gang_port: int = 0
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """That it has on its first node."""
+        return frozenset({self.master_port, self.gang_port} - {0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.LEASE: "on_partition",
         features.RECOVERY: "recovery.in_gang",
         features.SHRINK: "recovery.min_ranks",
+        features.RECOVERY_NODES: "recovery.in_gang",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -37,6 +38,7 @@ _MEANS: Final = MappingProxyType(
         features.LEASE: "upgrade phalanx on more nodes to one whose shims keep the lease",
         features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
         features.SHRINK: "upgrade phalanx on more nodes to one whose shims let gangs shrink",
+        features.RECOVERY_NODES: "upgrade phalanx on more nodes to one whose shims recover gangs of several nodes",
     }
 )
 """Feature to what gives it to a node."""

@@ -18,6 +18,9 @@ from phalanx.operate.agent.gang.doorway import Doorway, Peer
 from phalanx.operate.agent.gang.lead import Hands
 from phalanx.operate.agent.gang.session import Session
 
+REFUSALS_MAX: Final = 40
+"""Times that the coordinator's shim takes the connection and hangs up at the hello, one after another: it has another token."""
+
 
 class Relay:
     """Leads this node's part of the gang for a coordinator elsewhere. Belongs to the shim's thread."""
@@ -40,6 +43,7 @@ class Relay:
         self._beat_ms = 0
         self._up_ms = 0
         self._greeted = False  # whether this connection's hello was answered
+        self._refusals = 0
         self._is_out = False
         self._is_done = False
 
@@ -74,6 +78,9 @@ class Relay:
 
     def turn(self, now_ms: int) -> None:
         if self._is_out:
+            return
+        if self._refusals >= REFUSALS_MAX:
+            self._leave("its gang's coordinator does not let it in")
             return
         self._dialling.turn(now_ms)
         if self._dialling.is_up and now_ms >= self._silent_ms():
@@ -113,6 +120,7 @@ class Relay:
         self._dialling.say(node_hello(self._token, self._node, self._session.got))
 
     def _down(self) -> None:
+        self._refusals = 0 if self._greeted else self._refusals + 1
         self._greeted = False
 
     def _send(self, frame: Frame) -> None:
