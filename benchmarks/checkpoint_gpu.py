@@ -9,8 +9,8 @@ state on each GPU. A stall is by how much longer a step lasts, all GPU work incl
 copy that does not fit beside forward and backward, and what it takes from them. Both of our snapshots are filled one after the
 other while keepers write the first to disk, and the larger stall counts; what is left of the writing is not waited for. The peer is
 torch.distributed.checkpoint's `async_save`, its stager kept, memory pinned and shared, with a gloo group of its own; what it would
-write is dropped, so that its stall is measured without a disk beside it. Its first save, which takes the memory, is told apart: torch
-2.11's stager lets go of it after each, so that every save is a first one there; here it is kept from doing so.
+write is dropped, so that its stall is measured without a disk beside it. Its first save, which takes the memory, is told apart:
+torch 2.11's stager lets go of it after each, so that every save is a first one there; here it is kept from doing so.
 """
 
 import argparse
