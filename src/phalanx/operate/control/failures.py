@@ -34,13 +34,13 @@ class FleetFailures:
 
 
 def seen_by(world: World) -> FleetFailures:
-    """From all attempts that ended. It does not change while nothing ends, so neither do the commands that are made of it."""
-    ended = [attempt for attempt in world.attempts.values() if attempt.ended_ms is not None]
-    held_ms = sum(len(one.placement.slices) * max(0, (one.ended_ms or 0) - one.placed_ms) for one in ended)
-    return FleetFailures(sum(map(_failures, ended)), held_ms / _HOUR_MS)
+    """From all attempts that ended, as their queues count them. It does not change while nothing ends, so neither do the commands
+    that are made of it."""
+    queues = world.usage.values()
+    return FleetFailures(sum(one.failures for one in queues), sum(one.node_ms for one in queues) / _HOUR_MS)
 
 
-def _failures(attempt: AttemptRecord) -> int:
+def failures_of(attempt: AttemptRecord) -> int:
     """Those that its gang recovered from inside, and the one that ended it."""
     return len(attempt.recoveries) + _failed(attempt)
 

@@ -13,6 +13,7 @@ from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.ids import AttemptId
 from phalanx.core.policy import Policy, Queue
 from phalanx.decide.scheduler.snapshot import Usage
+from phalanx.operate.control.failures import failures_of
 from phalanx.operate.control.node_rules import known_of
 from phalanx.operate.control.world import AttemptRecord, NodeRecord, QueueUsage, Spent, World
 
@@ -59,7 +60,9 @@ def after(world: World, queue: str, attempt: AttemptRecord) -> QueueUsage:
     at_ms, half_life_ms = max(before.at_ms, run.end_ms), world.policy.half_life_ms
     decayed = before.decayed * _halved(at_ms - before.at_ms, half_life_ms) + run.decayed(half_life_ms, at_ms)
     spent: dict[str, Spent] = {kind: _added(before.spent.get(kind), kind, run) for kind in PERIODS}
-    return QueueUsage(queue=queue, at_ms=at_ms, decayed=decayed, spent=spent)
+    node_ms = before.node_ms + len(attempt.placement.slices) * max(0, run.end_ms - run.start_ms)
+    failures = before.failures + failures_of(attempt)
+    return QueueUsage(queue=queue, at_ms=at_ms, decayed=decayed, spent=spent, node_ms=node_ms, failures=failures)
 
 
 def usage(world: World, now_ms: int, rates: dict[AttemptId, Rate] | None = None) -> dict[str, Usage]:

@@ -172,12 +172,15 @@ class Spent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueUsage:
     """What attempts of a queue's own jobs used that have ended. decayed: device-milliseconds as of `at_ms`, by the half-life of the
-    policy of the time. spent: by kind of period, the newest of each."""
+    policy of the time. spent: by kind of period, the newest of each. node_ms: for which they held nodes, failures: of nodes and
+    processes in that time."""
 
     queue: str
     at_ms: int
     decayed: float = 0.0
     spent: Mapping[str, Spent] = field(default_factory=dict)
+    node_ms: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
