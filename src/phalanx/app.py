@@ -115,13 +115,13 @@ def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, t
     return subprocess.run([*_python("phalanx.job.serve.sample"), *words, "--", str(path)], check=False).returncode
 
 
-def list_checkpoints(place: Path) -> "Sequence[StoredCheckpoint]":
+def list_checkpoints(place: str) -> "Sequence[StoredCheckpoint]":
     from phalanx.job.checkpoint.listing import listed
 
     return listed(place)
 
 
-def verify_checkpoints(place: Path, progress: "ProgressSink") -> "Sequence[StoredCheckpoint]":
+def verify_checkpoints(place: str, progress: "ProgressSink") -> "Sequence[StoredCheckpoint]":
     from phalanx.job.checkpoint.listing import verified
 
     return verified(place, progress)

@@ -1,11 +1,34 @@
-"""Checkpoints as they lie in a folder: what `phalanx checkpoint` shows, and the file names that more than one room must know."""
+"""Checkpoints as they lie in a folder: what `phalanx checkpoint` shows, and the names that more than one room must know."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Final
 
 FENCE: Final = "attempt.json"
 """Beside a job's checkpoints: which attempt may commit. Part of them, and gone only with the last of them."""
+
+
+CHECKPOINTS: Final = "checkpoints"
+"""In the job's folder, where a job saves unless its `checkpoint.store` or the policy says otherwise."""
+JOBS_FOLDER: Final = "folder"
+"""As a `checkpoint.store`: in the job's folder, whatever the policy says."""
+STORE_CHARS_MAX: Final = 300
+STORE_FORM: Final = (
+    "write s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, an absolute folder that every node has, or `folder` for"
+    " the job's own; credentials come from the environment"
+)
+_STORE: Final = re.compile(r"(?:(?:s3a?|gs|az)://[^/@?#\s]+|abfss?://[^/@?#\s]+@[^/@?#\s]+)/[^?#\s]*[^?#\s/]/?")
+
+
+def is_store(text: str) -> bool:
+    """Whether it looks like a place for checkpoints; `storage.places` knows the rules of each."""
+    if len(text) > STORE_CHARS_MAX or not text.isprintable():
+        return False
+    path = PurePosixPath(text.removeprefix("file://"))
+    is_folder = path.is_absolute() and ".." not in path.parts and len(path.parts) > 1
+    return text == JOBS_FOLDER or _STORE.fullmatch(text) is not None or is_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ class Straggler:
 
 
 CorruptPlace = Literal["gradients", "weights", "memory", "state"]
+REASON_CHARS_MAX: Final = 500
 RANKS_MAX: Final = 64
 """Named of one finding: beyond, it is not a card."""
 
@@ -148,4 +149,26 @@ _CORRUPT: Final = {
     "state": "another replica of the state than its peers",
 }
 
-Finding = Annotated[LossSpike | Straggler | Corruption, Field(discriminator="kind")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTrouble:
+    """A checkpoint that could not be written, since a disk is full or a store away. Training goes on.
+
+    lost: it was given up, and another one may do; else it is tried again. reason: one line.
+    """
+
+    rank: int
+    step: int
+    lost: bool
+    reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)]
+    at_ms: int
+    kind: Literal["save"] = field(default="save")
+
+    def sentence(self) -> str:
+        """'rank 0 cannot write the checkpoint of step 100 yet: s3://... ; it is tried again, and training goes on'."""
+        if self.lost:
+            return f"the checkpoint of step {self.step} was given up: {self.reason}; older ones stay, and training goes on"
+        return f"rank {self.rank} cannot write the checkpoint of step {self.step} yet: {self.reason}; training goes on"
+
+
+Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble, Field(discriminator="kind")]

@@ -170,6 +170,7 @@ class Launch:
     checkpoint_mtbf_s: mean seconds between failures of this gang, where the job saves as often as pays; else 0.
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
+    checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`.
     """
 
     attempt: AttemptId
@@ -201,6 +202,7 @@ class Launch:
     recovery: GangRecovery | None = None
     checkpoint_mtbf_s: float = 0.0
     chaos: bool = False
+    checkpoints: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ class Policy:
     packing: where a job on one node lies: tight (on the fullest that holds it), expected_idle (where least will be idle at last).
     region: where this fleet is; jobs whose `placing.regions` do not name it are refused. '' says nothing, and takes none of these.
     health: what is done about nodes on which ranks are slower than their peers.
+    checkpoint_store: where jobs save whose `checkpoint.store` says nothing; '' is the job's folder.
     """
 
     __pydantic_config__ = _STRICT
@@ -214,6 +215,7 @@ class Policy:
     nodes: tuple[NodeRule, ...] = ()
     region: str = ""
     health: Health = field(default_factory=Health)
+    checkpoint_store: str = ""
 
     @property
     def shares_in_time(self) -> bool:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from phalanx.core.checkpoints import STORE_FORM, is_store
 from phalanx.core.devices import parse_devices
 from phalanx.core.ids import NAME
 from phalanx.core.policy import ANY, DEFAULT_QUEUE, EVICTIONS_MAX, Booking, Budget, Cells, JobClass, NodeRule, Policy, Queue, Window
@@ -72,6 +73,8 @@ def _top(policy: Policy) -> Iterator[Problem]:
         yield f"spares.{ANY}", policy.spares[ANY], "names no type, so it would keep nothing; name a device type such as H100"
     if policy.region and NAME.fullmatch(policy.region) is None:
         yield "region", policy.region, _LABEL
+    if policy.checkpoint_store and not is_store(policy.checkpoint_store):
+        yield "checkpoint_store", policy.checkpoint_store, STORE_FORM
 
 
 def _classes(classes: Mapping[str, JobClass]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from phalanx.core.chaos import FaultMet
-from phalanx.core.health import Corruption, LossSpike
+from phalanx.core.health import Corruption, LossSpike, SaveTrouble
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
@@ -98,7 +98,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """A checkpoint whose manifest is durable. `path` is a folder; `digest` is the manifest's SHA-256."""
+    """A checkpoint whose manifest is durable. `path` is a folder, or a URL in an object store; `digest` the manifest's SHA-256."""
 
     rank: int
     step: int
@@ -129,7 +129,7 @@ class ModelSaved:
     kind: Literal["model"] = "model"
 
 
-RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption | FaultMet
+RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption | SaveTrouble | FaultMet
 """Records that become events of the job; the others are measurements."""
 
 RankRecord = Annotated[StepRecord | Metric | RankFact, Field(discriminator="kind")]

@@ -125,7 +125,8 @@ CHECKPOINT_STEPS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """When to save, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY, _KEEP_LAST and so on.
+    """When to save, where, and what to keep. Plain scripts read it from PHALANX_CHECKPOINT_EVERY, _KEEP_LAST and so on, and where
+    from PHALANX_CHECKPOINTS.
 
     every: optimiser steps between saves; 0 saves only at the end, `auto` as often as pays, which a recipe measures.
     keep_last: newest checkpoints kept.
@@ -133,6 +134,8 @@ class CheckpointPolicy:
     best_metric: a number that the run measures at its saves, such as val_loss.
     best_mode: whether the least or the most of it is best.
     keep_every: checkpoints whose step is a multiple of it are kept too; 0 keeps none.
+    store: an object store or a folder, below which the job saves in a folder of its own; `folder` is the job's folder. '' is what
+        the policy says, and else the job's folder.
     """
 
     __pydantic_config__ = _STRICT
@@ -143,6 +146,7 @@ class CheckpointPolicy:
     best_metric: str = ""
     best_mode: BestMode = "min"
     keep_every: int = 0
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from phalanx.core.checkpoints import STORE_FORM, is_store
 from phalanx.core.recipe import RECIPE_METRICS
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_sharing import Check
@@ -27,6 +28,7 @@ def checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
         yield "checkpoint.best_metric", metric, not metric, "say with keep_best how many of the best are kept, or leave it out"
     known = not spec.recipe or not metric or metric in RECIPE_METRICS
     yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(RECIPE_METRICS)}: name one of them"
+    yield "checkpoint.store", keep.store, not keep.store or is_store(keep.store), STORE_FORM
     if keep.every == "auto":
         yield (
             "checkpoint.keep_every",

@@ -30,7 +30,7 @@ CPUS_MAX: Final = 1_000_000
 """Cores of a node's part; far beyond any machine."""
 _SHELL: Final = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 """Words that only mean something to a shell."""
-_OURS_TO_SET: Final = ("PHALANX_FAULT", "PHALANX_CHECKPOINT_PATIENCE_S")
+_OURS_TO_SET: Final = ("PHALANX_FAULT", "PHALANX_CHECKPOINT_PATIENCE_S", "PHALANX_CHECKPOINT_REQUEST_S")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _IMAGE: Final = re.compile(r"/?[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
 """Begins with no '-', so it is never read as an option of a container tool."""

@@ -104,7 +104,7 @@ class JobView:
     its logs, checkpoints and other files became garbage. `array`: id of the first job of the array it is of, and its number
     there. `deadline_ms`: when it should be done (Unix time); `late`: in words, that it is not, or may not be. `saves`: how often it
     saves where it decides that itself, and what it goes by. `findings`: what was found wrong while it ran, of each attempt the
-    newest, in the order of attempts."""
+    newest, in the order of attempts. `checkpoints_at`: the folder or URL below which it saves."""
 
     id: JobId
     name: str
@@ -137,6 +137,7 @@ class JobView:
     late: str = ""
     saves: str = ""
     findings: tuple[FindingView, ...] = ()
+    checkpoints_at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,13 +104,13 @@ class ObjectStore:
         length = min(length, size - start)
         if start < 0 or length <= 0:
             return b""
-        return self.read_range(key, start, length)
+        return bytes(self.read_range(key, start, length))
 
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        """As `get_range`, of an object whose size the caller knows: one request. Raises NotFound."""
+    def read_range(self, key: str, start: int, length: int) -> memoryview:
+        """As `get_range`, of an object whose size the caller knows: one request, and no copy. Raises NotFound."""
         checked_key(key)
         try:
-            return bytes(obstore.get_range(self._store, key, start=start, length=length))
+            return memoryview(obstore.get_range(self._store, key, start=start, length=length))
         except _TROUBLE as error:
             raise told(self.place, key, error) from error
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.job.checkpoint.folder import Folder, folder_at
+from phalanx.job.checkpoint.object_folder import _store_of
 from tests.storage.conftest import seaweed as seaweed
 from tests.storage.seaweed import Seaweed
 
@@ -16,6 +17,7 @@ def s3(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
     for name, value in seaweed.environ.items():
         if name != "HOME":
             monkeypatch.setenv(name, value)
+    _store_of.cache_clear()  # what a test before this one talked to has another address
     return seaweed
 
 

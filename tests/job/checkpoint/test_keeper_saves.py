@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core import wire
+from phalanx.core.records import CheckpointCommitted
 from phalanx.job.checkpoint import manifest, whole
 from phalanx.job.checkpoint.commit import Content
 from phalanx.job.checkpoint.fence import Holder, hold
@@ -91,6 +93,23 @@ def test_what_was_sealed_is_committed_and_reads_back(gang: Gang) -> None:
     assert shard[entry.offset : entry.offset + entry.length] == bytes(filled(_parts(1)[0], 4))
     assert isinstance(gang.until(Written, rank=1), Written)
     assert [memory.saving for memory in gang.memories] == [(), ()]
+
+
+def test_what_is_committed_when_no_rank_is_left_is_in_the_record_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = tmp_path / "rank-0.records"
+    records.write_bytes(b'{"half a line of the dead rank')
+    monkeypatch.setenv("PHALANX_RECORDS", str(records))
+    gang = Gang(tmp_path / "keepers", tmp_path / "checkpoints")
+    gang.snapshot(1)
+    gang.persist(1, ranks=(0,))
+    gang.until(Written)
+    gang.memories[0].leave()
+    gang.persist(1, ranks=(1,))
+    eventually(lambda: records.read_bytes().endswith(b"}\n"))
+    record = wire.loads(CheckpointCommitted, records.read_bytes().splitlines()[-1])
+    assert (record.step, record.path) == (1, str(gang.root / folder_name(1))) and gang.committed() == [1]
+    gang.memories[1].leave()
+    end_keepers(gang.folder)
 
 
 def test_a_rank_killed_after_it_asked_does_not_take_its_save_along(gang: Gang) -> None:

@@ -1,8 +1,11 @@
 """Checkpoints in a real S3 server, by the same rules as on a disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from threading import Thread
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,6 +19,7 @@ from phalanx.job.checkpoint.manifest import MANIFEST, folder_name
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.shard_file import SaveKey
 from phalanx.job.checkpoint.whole import open_checkpoint, verify
+from phalanx.storage.objects import ObjectStore
 from tests.job.checkpoint.small_saves import LENGTH, content, put, save, steps_that_verify
 from tests.storage.seaweed import BUCKET, Seaweed
 
@@ -147,6 +151,53 @@ def test_ls_names_what_is_there(root: Folder) -> None:
         ("step-00000003", False, 0), ("step-00000002", True, 2), ("step-00000001", True, 2),
     ]  # fmt: skip
     assert listed(str(root / "step-00000002"))[0].path == str(root / "step-00000002")
+
+
+class Crash(BaseException):
+    """The process is gone: nothing of ours runs any more that could tidy up."""
+
+
+@contextmanager
+def crashing(at: int) -> Iterator[list[str]]:
+    """From the `at`-th request on that changes the store, none is made. The names of those that were asked for."""
+    asked: list[str] = []
+
+    def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            asked.append(name)
+            if len(asked) > at:
+                raise Crash
+            return real(*arguments, **named)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("put_pieces", "put", "put_if_absent", "put_if_match", "delete", "delete_all"):
+            stack.enter_context(patch.object(ObjectStore, name, guarded(name, getattr(ObjectStore, name))))
+        yield asked
+
+
+def test_whatever_request_a_save_ends_at_the_committed_ones_are_whole_and_the_next_try_succeeds(s3: Seaweed) -> None:
+    keep = Keep(last=1)
+    with crashing(10_000) as asked:
+        save(folder_at(s3.url()), 1, keep=keep)
+    assert asked.count("put_pieces") == 2 and asked.index("put_pieces") < asked.index("put") < len(asked) - 1, asked
+    seen = set()
+    for at in range(len(asked) + 4):  # and what the second save has to remove
+        root = folder_at(s3.url())
+        save(root, 1, keep=keep)
+        try:
+            with crashing(at):
+                save(root, 2, "b", keep=keep)
+        except Crash:
+            pass
+        found = steps_that_verify(root)
+        assert found in ([1], [2, 1], [2]), (at, found)
+        seen.add(tuple(found))
+        save(root, 2, "c", attempt="lm-1.2", keep=keep)  # the next attempt
+        assert steps_that_verify(root) == [2], at
+        assert all("-c." in name for name in (root / folder_name(2)).names() if name != MANIFEST), at
+    assert seen == {(1,), (2, 1), (2,)}
 
 
 def test_a_url_that_is_no_place_for_checkpoints_is_refused(s3: Seaweed) -> None:

@@ -61,14 +61,14 @@ STORED = (
 )  # fmt: skip
 
 
-def list_checkpoints(place: Path) -> Sequence[StoredCheckpoint]:
+def list_checkpoints(place: str) -> Sequence[StoredCheckpoint]:
     """The damage of the newest is one that only reading finds."""
-    return [replace(one, path=str(place / one.name)) for one in STORED[1:]]
+    return [replace(one, path=f"{place}/{one.name}") for one in STORED[1:]]
 
 
-def verify_checkpoints(place: Path, progress: ProgressSink) -> Sequence[StoredCheckpoint]:
+def verify_checkpoints(place: str, progress: ProgressSink) -> Sequence[StoredCheckpoint]:
     progress("step-00000008", 1, 2)
-    return [replace(one, verified=not one.problem) for one in (STORED if place.name == "damaged" else STORED[1:])]
+    return [replace(one, verified=not one.problem) for one in (STORED if place.endswith("/damaged") else STORED[1:])]
 
 
 def pack_workdir(folder: Path) -> bytes:

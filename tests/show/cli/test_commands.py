@@ -304,6 +304,14 @@ def test_the_checkpoints_of_a_job_are_looked_for_where_it_saved_them(phalanx: Te
     assert "has committed no checkpoint" in phalanx("checkpoint", "verify", JOB).err
 
 
+@pytest.mark.parametrize("place", ["s3://bkt/runs/tiny-lm-1-7", "{folder}"])
+def test_checkpoints_that_nobody_heard_of_are_found_where_the_server_says(phalanx: Terminal, tmp_path: Path, place: str) -> None:
+    where = place.format(folder=tmp_path)
+    phalanx.server.view(f"/jobs/{JOB}", JobView, dataclasses.replace(finished_view(checkpoints=()), checkpoints_at=where))
+    assert f'"path": "{where}/step-00000004"' in phalanx("checkpoint", "ls", JOB, "-o", "json").out
+    assert '"path": "gs://bkt/x/step-00000004"' in phalanx("checkpoint", "ls", "gs://bkt/x", "-o", "json").out
+
+
 @pytest.mark.parametrize(("outcome", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
 def test_wait_ends_with_the_outcome(phalanx: Terminal, outcome: str, code: int) -> None:
     phalanx.server.view(f"/jobs/{JOB}", JobView, finished_view(outcome))

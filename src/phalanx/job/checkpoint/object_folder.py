@@ -46,18 +46,18 @@ class ObjectFile:
     def pieces(self, offset: int) -> Iterator[memoryview]:
         """What comes next is on its way while a piece is looked at."""
         with ThreadPoolExecutor(_READS_AT_ONCE, "checkpoint-range") as network:
-            ahead: deque[Future[bytes]] = deque()
+            ahead: deque[Future[memoryview]] = deque()
             for begin in range(offset, self.size_bytes, PART_BYTES):
                 ahead.append(network.submit(self._range, begin, PART_BYTES))
                 if len(ahead) >= _READS_AT_ONCE:
-                    yield memoryview(ahead.popleft().result())
+                    yield ahead.popleft().result()
             while ahead:
-                yield memoryview(ahead.popleft().result())
+                yield ahead.popleft().result()
 
-    def _range(self, offset: int, length: int) -> bytes:
+    def _range(self, offset: int, length: int) -> memoryview:
         length = min(length, PART_BYTES, self.size_bytes - offset)
         if length <= 0:
-            return b""
+            return memoryview(b"")
         with _missing():
             return self._store.read_range(self._key, offset, length)
 

@@ -1,17 +1,19 @@
 """Finds the newest whole checkpoint and loads it, onto whatever gang this is. Every rank verifies what it reads while it reads."""
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from phalanx.core.errors import Bug, CheckpointError, PhalanxError
+from phalanx.core.errors import Bug, CheckpointError, PhalanxError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
-from phalanx.job.checkpoint.commit import RNG
+from phalanx.job.checkpoint.commit import RNG, backoff_s, reason_of
 from phalanx.job.checkpoint.folder import Folder, Where, folder_at
 from phalanx.job.checkpoint.manifest import Manifest, Origin
 from phalanx.job.checkpoint.owners import specs_of
@@ -22,6 +24,8 @@ from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
 from phalanx.job.checkpoint.whole import Checkpoint, check_same, open_checkpoint, spec_of
 
+_log: Final = logging.getLogger(__name__)
+T = TypeVar("T")
 _KINDS: Final = ("cpu", "cuda")
 
 
@@ -40,30 +44,38 @@ class Found:
         return folder_at(self.path).name
 
 
-def find(root: Where, origin: Origin) -> Found | None:
+def find(root: Where, origin: Origin, patience_s: float = 0.0) -> Found | None:
     """The newest checkpoint under `root` whose indexes and sizes are whole, the same on every rank; None when none was ever
-    committed. Its tensors are verified when they are read, by `load`.
+    committed. Its tensors are verified when they are read, by `load`. patience_s: for how long a store that is away is asked again.
 
     Raises CheckpointError when that one belongs to another run, when one is of another version, or when all are damaged: work that
-    was paid for is never dropped silently.
+    was paid for is never dropped silently. Raises StoreUnavailable when the store stays away, SetupError when it refuses.
     """
-    return decided_by_rank_zero(lambda: _choose(root, origin, None, ()))
+    return decided_by_rank_zero(lambda: patiently(lambda: _choose(root, origin, None, ()), patience_s))
 
 
-def load(found: Found, origin: Origin, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Found:
+def load(
+    found: Found,
+    origin: Origin,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    patience_s: float = 0.0,
+) -> Found:
     """Puts a checkpoint's weights, moments and random generators in place; a collective of all ranks. What was loaded: `found`, or
     the one before it when a rank meets damage in it, and so on.
 
-    Raises CheckpointError when names, shapes or dtypes differ in the least, or when all are damaged.
+    Raises CheckpointError when names, shapes or dtypes differ in the least, or when all are damaged; StoreUnavailable when a store
+    stays away, asked again for `patience_s`.
     """
     state = training_state(model, optimizer)
     while True:
-        loaded = _loaded(found, state, device)
+        loaded = _loaded(found, state, device, patience_s)
         if loaded is None:
             set_training_state(model, optimizer, state)
             return found
         place, skipped = folder_at(found.path), (*found.skipped, loaded)
-        found = decided_by_rank_zero(lambda place=place, skipped=skipped: _before(place, origin, skipped))  # type: ignore[misc]  # bound
+        found = decided_by_rank_zero(lambda at=place, but=skipped: patiently(lambda: _before(at, origin, but), patience_s))  # type: ignore[misc]  # bound
 
 
 def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
@@ -76,9 +88,27 @@ def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
 
 
-def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device) -> str | None:
+def patiently(act: Callable[[], T], patience_s: float, pause: Callable[[float], None] = time.sleep) -> T:
+    """What `act` answers, asked again while a store is away. Raises StoreUnavailable when it stays away that long."""
+    told, until_s = False, time.monotonic() + patience_s
+    for pause_s in backoff_s():
+        try:
+            return act()
+        except StoreUnavailable as error:
+            if time.monotonic() >= until_s:
+                raise
+            if not told:
+                _log.warning("a checkpoint cannot be read yet: %s; it is tried again for %g s", reason_of(error), patience_s)
+            told = True
+        pause(pause_s)
+    raise Bug("pauses end")
+
+
+def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device, patience_s: float) -> str | None:
     """None when every rank has its part; else where the damage is that the first of the ranks met."""
-    told = [one for one in told_by_all(_told(lambda: _fill(found, state, device))) if one is not None]
+    told = [
+        one for one in told_by_all(_told(lambda: patiently(lambda: _fill(found, state, device), patience_s))) if one is not None
+    ]
     for one in told:
         if not isinstance(one, Damaged):
             raise one

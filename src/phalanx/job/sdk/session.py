@@ -13,8 +13,9 @@ from typing import Final
 
 from phalanx.core.chaos import FOLDER, KINDS, OF_TRAINER, FaultMet, PlannedFault
 from phalanx.core.chaos import FaultKind as PlannedKind
+from phalanx.core.checkpoints import CHECKPOINTS
 from phalanx.core.errors import StoreUnavailable, UserError
-from phalanx.core.health import Corruption, LossSpike
+from phalanx.core.health import REASON_CHARS_MAX, Corruption, LossSpike, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -39,7 +40,8 @@ def _unix_ms() -> int:
 class Session:
     """One rank of one attempt, from `attach`.
 
-    job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. data: the prepared
+    job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. checkpoints: the folder,
+    or URL in an object store, for its checkpoints; '' is the folder `checkpoints` in `job_dir`. data: the prepared
     folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
     kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. checkpoint_patience_s: how long a save is tried
@@ -66,6 +68,7 @@ class Session:
     keepers_dir: str = ""
     checkpoint_patience_s: int = _PATIENCE_S
     checkpoint_mtbf_s: int = 0
+    checkpoints: str = ""
     journal: Journal | None = None
     fault: Fault | None = None
     chaos: Chaos | None = None
@@ -122,6 +125,15 @@ class Session:
     def corruption(self, found: Corruption) -> None:
         """Says that bits are not what they have to be."""
         self._say(found)
+
+    @property
+    def checkpoints_at(self) -> str:
+        """The folder or URL for the job's checkpoints."""
+        return self.checkpoints or f"{self.job_dir}/{CHECKPOINTS}"
+
+    def trouble(self, *, step: int, reason: str, lost: bool) -> None:
+        """Says that the checkpoint of `step` could not be written yet, or is `lost`."""
+        self._say(SaveTrouble(rank=self.rank, step=step, lost=lost, reason=reason[:REASON_CHARS_MAX], at_ms=self.unix_ms()))
 
     def resumed(self, *, step: int, checkpoint: str, skipped: tuple[str, ...] = ()) -> None:
         """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""
@@ -199,6 +211,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
         local_rank=_whole(env, "LOCAL_RANK", 0),
         keepers_dir=env.get("PHALANX_KEEPERS", ""),
+        checkpoints=env.get("PHALANX_CHECKPOINTS", ""),
         checkpoint_mtbf_s=_whole(env, "PHALANX_CHECKPOINT_MTBF_S", 0),
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import stat
 import tempfile
@@ -22,6 +23,7 @@ from phalanx.job.train.setup import Training, digest_numbers, state_numbers
 from phalanx.job.train.snapshots import Snapshots
 
 _log: Final = logging.getLogger(__name__)
+TROUBLE_EVERY_S: Final = 600.0
 ALONE_IDLE_S: Final = 10.0
 """Outside Phalanx nobody takes a dead rank's place, and nobody sweeps up after it."""
 
@@ -36,6 +38,7 @@ class Saves:
         self._pipeline = pipeline
         self._newest_step = 0
         self._is_put_off = False
+        self._told_s: dict[bool, float] = {}
         self._rhythm = Rhythm(training.session.checkpoint_mtbf_s, training.clock_s) if training.session.checkpoint_mtbf_s else None
 
     def before_agreement(self) -> None:
@@ -84,9 +87,19 @@ class Saves:
                     self._tell_saved(outcome)
                 case Delayed(step=step, reason=reason):
                     _log.warning("checkpoint of step %d not saved yet: %s; it is tried again, and training goes on", step, reason)
+                    self._tell_trouble(step, reason, lost=False)
                 case SaveFailed(step=step, reason=reason):
                     self.failed += 1
+                    self._tell_trouble(step, reason, lost=True)
                     _log.warning("checkpoint of step %d not saved: %s; going on from the one before", step, reason)
+
+    def _tell_trouble(self, step: int, reason: str, lost: bool) -> None:
+        """As an event of the job: of each kind one in a while, by one rank of each node, and of what is lost for all by rank 0."""
+        session, now_s = self._training.session, self._training.clock_s()
+        speaks = session.rank == 0 if lost else session.local_rank == 0
+        if speaks and now_s >= self._told_s.get(lost, -math.inf) + TROUBLE_EVERY_S:
+            self._told_s[lost] = now_s
+            session.trouble(step=step, reason=reason, lost=lost)
 
     def settle(self) -> None:
         """Waits for all that was begun, before weights are put back in the middle of a run. A collective of all ranks."""
@@ -105,6 +118,7 @@ class Saves:
         """On rank 0, which alone hears of it; not always in the order of steps."""
         if saved.step > self._newest_step:
             self._newest_step, self.newest = saved.step, saved.digest
+        self._told_s.clear()  # the next trouble is news again
         self._training.session.checkpoint(step=saved.step, path=saved.path, digest=saved.digest, size_bytes=saved.size_bytes)
         if self._rhythm is not None:
             self._rhythm.durable(saved.step)

@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, cast
 
 import torch
@@ -15,6 +14,7 @@ from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.fence import Holder
+from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, find, load
 from phalanx.job.checkpoint.retention import Keep
@@ -97,7 +97,7 @@ def set_up(
     """
     check_all_agree(session, recipe, data.manifest_hash)
     claim(session, rank)
-    found = find(checkpoints_of(session), origin_of(recipe, data, rank))
+    found = find(checkpoints_of(session), origin_of(recipe, data, rank), session.checkpoint_patience_s)
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
     training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch)
@@ -151,8 +151,8 @@ def assemble(
     )
 
 
-def checkpoints_of(session: Session) -> Path:
-    return Path(session.job_dir) / "checkpoints"
+def checkpoints_of(session: Session) -> Folder:
+    return folder_at(session.checkpoints_at)
 
 
 def origin_of(recipe: LlamaRecipe, data: TokenData, rank: Rank) -> Origin:
@@ -189,7 +189,7 @@ def keep_of(session: Session) -> Keep:
     )  # fmt: skip
 
 
-def _claim(root: Path, holder: Holder) -> None:
+def _claim(root: Folder, holder: Holder) -> None:
     """A place that cannot be written fails the saves, not the start."""
     try:
         check_fence(root, holder)
@@ -220,7 +220,8 @@ def digest_numbers(training: Training, step: int) -> dict[str, str]:
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
-    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device)
+    patience_s = training.session.checkpoint_patience_s
+    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience_s)
     step, extra = found.manifest.step, found.manifest.extra
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
@@ -242,5 +243,7 @@ def _resume(training: Training, found: Found | None) -> Start:
         _log.warning("checkpoint refused: %s", line)
     _log.info("resumed after step %d from %s (%s)", step, found.name, found.manifest.dtype)
     if training.rank.rank == 0:
+        size_bytes = found.manifest.size_bytes  # its maker may have died before it could say so
+        training.session.checkpoint(step=step, path=found.path, digest=found.digest, size_bytes=size_bytes)
         training.session.resumed(step=step, checkpoint=found.name, skipped=found.skipped)
     return Start(step=step, val_loss_first=first, checkpoint=found.digest)

@@ -180,6 +180,7 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_CHECKPOINT_BEST_MODE": launch.checkpoint_best_mode,
         "PHALANX_CHECKPOINT_KEEP_EVERY": str(launch.checkpoint_keep_every),
         "PHALANX_CHECKPOINT_MTBF_S": str(math.ceil(launch.checkpoint_mtbf_s)),
+        "PHALANX_CHECKPOINTS": launch.checkpoints,
         "PHALANX_DATA": launch.env.get("PHALANX_DATA", ""),
         "PHALANX_CODE": launch.code,
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,

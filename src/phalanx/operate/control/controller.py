@@ -30,6 +30,7 @@ from phalanx.operate.control.fences import fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.learning import Learning
 from phalanx.operate.control.ports import Clock, Decide, Links
+from phalanx.operate.control.saving_places import with_store
 from phalanx.operate.control.snapshots import Snapshots
 from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.store import OutboxRow, Store
@@ -108,6 +109,7 @@ class Controller:
         """
         refused.refuse_unwritable(spec, key)
         self._committed.find_out()
+        spec = with_store(self.world.policy, spec)
         if key and (known := self._store.job_of_key(key)) is not None:
             return asked.same_job(self.world, known, spec, code, key)
         refused.refuse_unmeetable(self.world, spec, self._clock.now_ms())

@@ -29,7 +29,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Corruption, Finding, LossSpike
+from phalanx.core.health import Corruption, Finding, LossSpike, SaveTrouble
 from phalanx.core.ids import split_attempt
 from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
@@ -246,7 +246,7 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
-        case LossSpike() | Corruption() if fact not in attempt.findings:
+        case LossSpike() | Corruption() | SaveTrouble() if fact not in attempt.findings:
             return _with_finding(attempt, fact)
         case FaultMet():
             return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))

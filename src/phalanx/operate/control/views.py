@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from phalanx.core import wire
@@ -29,6 +30,7 @@ from phalanx.core.views import (
 from phalanx.decide.scheduler.plan import Wait
 from phalanx.decide.scheduler.why.late import late_text
 from phalanx.operate.control.failures import seen_by
+from phalanx.operate.control.saving_places import checkpoints_at
 from phalanx.operate.control.world import AttemptRecord, FaultRecord, JobRecord, ModelRecord, World
 
 Waiting = Mapping[JobId, Wait]
@@ -38,10 +40,15 @@ _UNDECIDED: Final = "waits for the scheduler's next decision"
 
 
 def job_view(
-    world: World, job: JobRecord, waiting: Waiting, progress: Progress | None = None, now_ms: int | None = None
+    world: World,
+    job: JobRecord,
+    waiting: Waiting,
+    progress: Progress | None = None,
+    now_ms: int | None = None,
+    jobs_folder: Path | None = None,
 ) -> JobView:
     """A job as `describe` shows it. `progress` is of its newest attempt, from the series store. now_ms: Unix time, by which it is
-    late or not."""
+    late or not. jobs_folder: where jobs have their folders."""
     state, spec = job.state, job.spec
     attempts = [world.attempts[attempt] for attempt in job.attempts]
     over = isinstance(state, Finished)
@@ -76,6 +83,7 @@ def job_view(
         deadline_ms=spec.deadline_ms(job.submitted_ms),
         late=_late(world, job, now_ms),
         saves=_saves(world, job, attempts),
+        checkpoints_at=checkpoints_at(job, jobs_folder) if jobs_folder else "",
         findings=tuple(view for attempt in attempts for view in _finding_views(attempt)),
     )
 

@@ -18,6 +18,7 @@ from phalanx.core.spec_recovery import gang_sizes
 from phalanx.core.states import Starting, Stopping
 from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
+from phalanx.operate.control.saving_places import checkpoints_at
 from phalanx.operate.control.taken import Taken
 from phalanx.operate.control.verdict import broken
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
@@ -122,6 +123,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         image=spec.environment.image,
         secrets=spec.secrets,
         on_partition=spec.on_partition,
+        checkpoints=checkpoints_at(job, terms.jobs_folder),
         recovery=_recovery(job, attempt, terms),
         chaos=spec.chaos,
     )

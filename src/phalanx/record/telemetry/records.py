@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from phalanx.core import wire
+from phalanx.core.checkpoints import is_store
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Recovered, Resumed, StepRecord
 
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -106,8 +107,10 @@ def _out_of_range(record: RankRecord) -> str:
         return f"name: {len(record.name)} characters, at most {_NAME_CHARS_MAX}"
     if isinstance(record, StepRecord) and not _HEX.fullmatch(record.loss_hex):
         return "loss_hex: not a number as float.hex writes it"
-    if isinstance(record, CheckpointCommitted | ModelSaved) and not _is_path(record.path):
+    if isinstance(record, ModelSaved) and not _is_path(record.path):
         return "path: not an absolute path"
+    if isinstance(record, CheckpointCommitted) and not (_is_path(record.path) or _is_url(record.path)):
+        return "path: neither an absolute path nor a URL of a store"
     return ""
 
 
@@ -115,6 +118,11 @@ def _is_path(text: str) -> bool:
     """Absolute, of a length that a file system takes, without '..' and control characters: others read it as it stands."""
     path = PurePosixPath(text)
     return path.is_absolute() and ".." not in path.parts and len(text) <= _PATH_CHARS_MAX and not _CONTROL.search(text)
+
+
+def _is_url(text: str) -> bool:
+    """Of an object store, without what a URL may hide."""
+    return "://" in text and is_store(text) and ".." not in text.split("/") and not _CONTROL.search(text)
 
 
 def _values(record: RankRecord) -> list[tuple[str, Any]]:

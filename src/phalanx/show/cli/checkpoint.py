@@ -16,7 +16,7 @@ PlaceArgument = Annotated[
     str,
     typer.Argument(
         metavar="JOB|PATH",
-        help="A job's id, such as tiny-lm-7, or a folder: of checkpoints, or of one.",
+        help="A job's id, such as tiny-lm-7, or a folder or URL: of checkpoints, or of one.",
         autocompletion=job_ids,
     ),
 ]
@@ -29,26 +29,26 @@ def add(app: typer.Typer) -> None:
 
 
 def ls(context: typer.Context, place: PlaceArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
-    """List the checkpoints in a folder of this machine, newest first.
+    """List the checkpoints of a job, newest first: in a folder of this machine, or in an object store.
 
-    Manifest, indexes and sizes are checked; `verify` reads the rest.
+    Manifest, indexes and sizes are checked; `verify` reads the rest. Credentials of a store come from the environment.
     """
-    from phalanx.show.cli.checkpoint_page import folder_of
+    from phalanx.show.cli.checkpoint_page import place_of
 
-    _show(tools_of(context).list_checkpoints(folder_of(place, home)), output)
+    _show(tools_of(context).list_checkpoints(place_of(place, home)), output)
 
 
 def verify(context: typer.Context, place: PlaceArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Read every byte of the checkpoints in a folder of this machine and compare it with its hash.
+    """Read every byte of checkpoints, in a folder of this machine or an object store, and compare it with its hash.
 
     Exit code 1 names the damaged file and part. A folder that was never committed is shown, and is no damage.
     """
-    from phalanx.show.cli.checkpoint_page import damaged, folder_of
+    from phalanx.show.cli.checkpoint_page import damaged, place_of
     from phalanx.show.cli.stages import stages
 
-    folder = folder_of(place, home)
+    where = place_of(place, home)
     with stages() as progress:
-        found = tools_of(context).verify_checkpoints(folder, progress)
+        found = tools_of(context).verify_checkpoints(where, progress)
     _show(found, output)
     if damaged(found):
         leave(Exit.FAILED)

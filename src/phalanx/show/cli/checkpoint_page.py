@@ -1,4 +1,4 @@
-"""What people see of checkpoints on a disk, and where those of a job lie."""
+"""What people see of checkpoints, and where those of a job lie."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,24 +9,32 @@ from rich.text import Text
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.errors import NotFound
 from phalanx.core.units import show_size
+from phalanx.core.views import JobView
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line
 
 
-def folder_of(place: str, home: Path | None) -> Path:
-    """A folder that is there is itself, what has a '/' is meant as one; any other word is a job. Raises NotFound."""
+def place_of(place: str, home: Path | None) -> str:
+    """A folder that is there is itself, what has a '/' is meant as one, or is a URL; any other word is a job. Raises NotFound."""
+    if "://" in place:
+        return place
     if "/" in place or Path(place).is_dir():
-        return Path(place).expanduser()
+        return str(Path(place).expanduser())
     from phalanx.client import connect
 
     with connect(home) as client:
-        job = client.job(place)
-    if not job.checkpoints:
-        raise NotFound("job", place, "has committed no checkpoint")
-    folder = Path(job.checkpoints[-1].path).parent
-    if not folder.is_dir():
-        raise NotFound("folder", str(folder), f"is where {place} saved, and is not on this machine; run this where it is")
-    return folder
+        return _place_of_job(client.job(place))
+
+
+def _place_of_job(job: JobView) -> str:
+    """Also of a job that died before anybody heard of a checkpoint. A server of an older version knows only what it heard of."""
+    heard = [one.path.rpartition("/")[0] for one in job.checkpoints]
+    place = job.checkpoints_at or (heard[-1] if heard else "")
+    if "://" in place or (place and Path(place).is_dir()):
+        return place
+    if not heard:
+        raise NotFound("job", job.id, "has committed no checkpoint")
+    raise NotFound("folder", place, f"is where {job.id} saved, and is not on this machine; run this where it is")
 
 
 def damaged(found: Sequence[StoredCheckpoint]) -> bool:

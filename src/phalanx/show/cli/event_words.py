@@ -30,7 +30,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Corruption, LossSpike
+from phalanx.core.health import Corruption, LossSpike, SaveTrouble
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
@@ -144,7 +144,7 @@ def _fact(fact: RankFact) -> str:
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):
             return f"saved its model at step {step}"
-        case LossSpike() | Corruption() | FaultMet():
+        case LossSpike() | Corruption() | SaveTrouble() | FaultMet():
             return fact.sentence()
 
 

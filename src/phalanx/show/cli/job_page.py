@@ -253,6 +253,8 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     yield "Config", job.config
     if job.saves:
         yield "Saves", job.saves
+    if "://" in job.checkpoints_at:
+        yield "Saves to", job.checkpoints_at
     yield "Model", job.model or "-"
 
 

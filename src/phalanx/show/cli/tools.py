@@ -29,7 +29,7 @@ class Tools:
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
-    list_checkpoints(place): those in a folder of this machine, by manifests and sizes.
+    list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
     verify_checkpoints(place, progress): the same, with every byte read; progress as of prepare_data, a stage a checkpoint.
     pack_workdir(folder): the packed snapshot that `submit` uploads.
     join(home, url, token_file, name): makes this home's node a member of the control plane at `url`, or finds that it is one;
@@ -46,8 +46,8 @@ class Tools:
     prepare_data: Callable[[Sequence[Path], Path, int, bool, ProgressSink], Mapping[str, Any]]
     show_data: Callable[[Path], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]
-    list_checkpoints: "Callable[[Path], Sequence[StoredCheckpoint]]"
-    verify_checkpoints: "Callable[[Path, ProgressSink], Sequence[StoredCheckpoint]]"
+    list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
+    verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
     pack_workdir: Callable[[Path], bytes]
     join: Callable[[Path, str, Path | None, str], str]
     serve_node: Callable[[Path, int | None], int]

@@ -39,6 +39,7 @@ from phalanx.job.checkpoint.keeper.messages import (
 )
 from phalanx.job.checkpoint.keeper.only import lock_name
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.keeper.recorded import record_unheard
 from phalanx.job.checkpoint.keeper.replicas import Held, fetch, send
 from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import make_segments
@@ -287,6 +288,7 @@ class Keeper:
                 caller.tell(news)
             if not known:
                 self._unheard.append(news)
+                record_unheard(news)
         self._alone_since_s = self._clock_s()
 
     def _has(self, layout: Layout, buffers: int) -> bool:

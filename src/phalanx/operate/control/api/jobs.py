@@ -114,7 +114,9 @@ async def job_view_of(services: Services, job: JobRecord) -> JobView:
     if job.attempt is not None and not isinstance(job.state, Pending):
         newest = await asyncio.to_thread(services.series.last_step, job.attempt)
     progress = progress_of(newest) if newest else None
-    return views.job_view(services.control.world, job, services.control.waiting, progress, services.clock.now_ms())
+    return views.job_view(
+        services.control.world, job, services.control.waiting, progress, services.clock.now_ms(), services.home / "jobs"
+    )
 
 
 def progress_of(newest: StepRecord) -> Progress:
