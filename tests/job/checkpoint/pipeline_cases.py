@@ -7,25 +7,28 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import CheckpointError, SetupError
 from phalanx.job.checkpoint import beside, manifest
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.live import LiveState
+from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.checkpoint.restore import find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.sealed import Sealed
+from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
 from phalanx.job.checkpoint.whole import verify
@@ -201,6 +204,38 @@ def case_a_save_of_a_snapshot_is_of_its_step_though_training_goes_on(root: Path,
         assert isinstance(pipeline.finish(), Saved)
     assert not same(copied(run), then)
     assert same(saved_state(root, 2, rank), then)
+
+
+def case_with_memory_for_two_on_one_rank_all_have_two_and_skip_the_same_steps(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    with patch.object(Memory, "attach", _only_two if rank.rank == 1 else Memory.attach), with_snapshots(run, root) as made:
+        pipeline, snapshots = made
+        assert snapshots.copier.memory is not None and snapshots.copier.memory.buffers == 2
+        if rank.rank == 1:
+            _limit(pipeline, 4096)
+        took, had = [], []
+        for step in range(1, 6):
+            run.steps(step, step)
+            had.append(snapshots.sealed())
+            assert pipeline.save(step, {"samples": step}) if step == 2 else True
+            took.append(snapshots.take(run.model, run.optimizer, rank, step, {}))
+        assert took == [True, True, True, False, False], took  # one is being saved, and the newest whole one is never overwritten
+        assert had[4] == (3, 2), had
+        assert told_by_all(had) == [had, had], "else they would have no step in common"
+        if rank.rank == 1:
+            _limit(pipeline, resource.RLIM_INFINITY)
+        assert isinstance(pipeline.finish(), Saved)
+        run.steps(6, 6)
+        assert snapshots.take(run.model, run.optimizer, rank, 6, {})
+
+
+_attach = Memory.attach
+
+
+def _only_two(place: Place, parts: Sequence[Part] | None = None, buffers: int = 3, *more: Any, **words: Any) -> Memory:
+    if parts and buffers > 2:
+        raise SetupError("checkpoint memory", "9 bytes", "too little")
+    return _attach(place, parts, buffers, *more, **words)
 
 
 def case_no_rank_changes_its_state_before_every_rank_has_its_snapshot(root: Path, rank: Rank) -> None:

@@ -27,15 +27,20 @@ class Beside:
         self._under_way: Future[None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
+        self._is_enqueued = False  # the stream that changes the state waits for the copy by itself
 
-    def start(self, copies: Copies, then: Callable[[], None]) -> None:
+    def start(self, copies: Copies, then: Callable[[], None], first: Callable[[], None] | None = None) -> None:
         """Copies the state as the calling thread's work so far leaves it, and calls `then` in the thread once all is there.
 
-        Waits for the copy before this one.
+        Waits for the copy before this one. first: to be done before the copying, in the thread too.
         """
         self.finish()
         if self._stream is None:
             self._under_way = self._thread.submit(_copy_and, copies, then)
+        elif first is not None:
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(self._device))
+            self._under_way = self._thread.submit(self._prepare_and_copy, ready, copies, first, then)
         else:
             self._copied = self._enqueue(self._stream, copies)
             self._under_way = self._thread.submit(_wait_and, self._copied, copies, then)
@@ -44,21 +49,34 @@ class Beside:
         """Called before the state is changed; seconds that the calling thread waited. Raises what `then` raised."""
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
-            self._copied = None
+            self._copied, self._is_enqueued = None, True
             return 0.0
-        return self.finish() if self._stream is None else 0.0
+        return 0.0 if self._is_enqueued else self.finish()
 
     def finish(self) -> float:
         """Waits until `then` has returned; for how many seconds. Raises what it raised."""
         if self._under_way is None:
             return 0.0
         started_s = time.perf_counter()
-        under_way, self._under_way = self._under_way, None
+        under_way, self._under_way, self._copied, self._is_enqueued = self._under_way, None, None, False
         under_way.result()
         return time.perf_counter() - started_s
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+
+    def _prepare_and_copy(
+        self, ready: torch.cuda.Event, copies: Copies, first: Callable[[], None], then: Callable[[], None]
+    ) -> None:
+        torch.cuda.set_device(self._device)
+        first()
+        assert self._stream is not None
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            for to, source in copies:
+                to.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+        then()
 
     def _enqueue(self, stream: torch.cuda.Stream, copies: Copies) -> torch.cuda.Event:
         stream.wait_stream(torch.cuda.current_stream(self._device))

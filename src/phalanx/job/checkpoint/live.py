@@ -66,6 +66,15 @@ class LiveState:
         return tuple(found)
 
 
+def is_in_place(state: Mapping[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a training state is the model's and optimizer's own memory, so that what is written to it is theirs."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [value for moments in optimizer.state.values() for value in moments.values() if isinstance(value, torch.Tensor)]
+    with torch.no_grad():
+        own = {_storage(tensor) for tensor in tensors}
+        return all(_storage(tensor) in own for tensor in state.values())
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 

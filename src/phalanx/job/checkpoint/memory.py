@@ -79,9 +79,16 @@ class Memory:
         self._saves = {one.key.save: one for one in holding.saves}  # under way
 
     @classmethod
-    def attach(cls, place: Place, parts: Sequence[Part] | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
+    def attach(
+        cls,
+        place: Place,
+        parts: Sequence[Part] | None = None,
+        buffers: int = BUFFERS,
+        idle_s: float = IDLE_S,
+        populate: bool = True,
+    ) -> "Memory":
         """The place's snapshots. parts: what each holds; those that are there are kept if they are of the same parts, else made
-        anew. None: those that are there, whatever they hold.
+        anew. None: those that are there, whatever they hold. populate: see Segment.
 
         Raises SetupError when there is too little memory, naming bytes needed and free, or when no keeper can be started; NotFound
         when nothing is there for `parts` None; UserError when the keeper in this place is another attempt's.
@@ -98,7 +105,7 @@ class Memory:
             except Exception:
                 link.close()
                 raise
-        return cls(place, link, holding, _mapped(holding, descriptors), idle_s)
+        return cls(place, link, holding, _mapped(holding, descriptors, populate), idle_s)
 
     @classmethod
     def fetch(cls, place: Place, peer: Peer, step: int | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
@@ -113,7 +120,7 @@ class Memory:
         except Exception:
             link.close()
             raise
-        return cls(place, link, holding, _mapped(holding, descriptors), idle_s)
+        return cls(place, link, holding, _mapped(holding, descriptors, populate=False), idle_s)
 
     @property
     def layout(self) -> Layout:
@@ -155,6 +162,10 @@ class Memory:
     def sealed(self) -> tuple[int, ...]:
         """Steps whose snapshots are whole, newest first."""
         return tuple(sorted({seal.step for seal, _ in self._whole()}, reverse=True))
+
+    def index_of(self, step: int) -> int:
+        """Which segment holds it, as in `views`. Raises NotFound."""
+        return self._segments.index(self._find(step)[1])
 
     def seal_of(self, step: int) -> Seal:
         """Raises NotFound."""
@@ -277,9 +288,9 @@ class Memory:
         return max(found, key=lambda pair: pair[0].generation)
 
 
-def _mapped(holding: Holding, descriptors: list[int]) -> list[Segment]:
+def _mapped(holding: Holding, descriptors: list[int], populate: bool) -> list[Segment]:
     layout = layout_of(holding.parts)
-    return [Segment(descriptor, layout, populate=True) for descriptor in descriptors]
+    return [Segment(descriptor, layout, populate) for descriptor in descriptors]
 
 
 def _age(seal: Seal | None) -> tuple[int, int]:

@@ -7,16 +7,17 @@ is still being copied. Ranks begin the same saves, so that each of them can be w
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
 
-from phalanx.core.errors import CheckpointError, PhalanxError, SetupError
+from phalanx.core.errors import CheckpointError, SetupError
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
 from phalanx.job.checkpoint.copier import Copier
+from phalanx.job.checkpoint.fitting import fitted
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
@@ -25,7 +26,7 @@ from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.rng import rng_parts
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.shard_file import Part, SaveKey
-from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.checkpoint.together import decided_by_rank_zero
 
 BUFFERS: Final = 2
 """One snapshot on its way to durable storage, and one that is being taken."""
@@ -50,17 +51,16 @@ Outcome = Saved | SaveFailed | Delayed
 
 
 class EveryStep(Protocol):
-    """Who takes a snapshot of all that a rank has after every step. buffers: how many it has memory for. buffers_needed: without
-    which it could not go on."""
+    """Who takes a snapshot of all that a rank has after every step. buffers_needed: without which it could not go on."""
 
     @property
     def copier(self) -> Copier: ...
 
     @property
-    def buffers(self) -> int: ...
-
-    @property
     def buffers_needed(self) -> int: ...
+
+    def fit(self, parts: Sequence[Part]) -> Memory:
+        """See `fitted`."""
 
     def settle(self) -> float:
         """Waits until the newest snapshot is whole; for how many seconds."""
@@ -99,9 +99,11 @@ class Pipeline:
         self._nonce = decided_by_rank_zero(lambda: secrets.token_hex(4))
         self._every_step = every_step
         self._copier = every_step.copier if every_step is not None else Copier(place, identity.device, idle_s)
-        buffers = every_step.buffers if every_step is not None else buffers
-        self._memory = _fitted(self._copier, [part for part, _ in self._parts()], buffers)
-        if every_step is None:
+        parts = [part for part, _ in self._parts()]
+        if every_step is not None:
+            self._memory = every_step.fit(parts)
+        else:
+            self._memory = fitted(self._copier, parts, buffers)
             self._memory.forget_after(-1)  # of a former life of this place
 
     def is_due(self, step: int, total_steps: int) -> bool:
@@ -262,17 +264,3 @@ class Pipeline:
                 self._fenced = reason
             case GivenUp(key=key, reason=reason):
                 self._outcomes.append(SaveFailed(step=key.step, reason=reason))
-
-
-def _fitted(copier: Copier, parts: list[Part], buffers: int) -> Memory:
-    """Of every rank or of none: what one rank cannot have ends all with the same sentence."""
-    memory, error = None, None
-    try:
-        memory = copier.fit(parts, buffers)
-    except PhalanxError as refused:
-        error = refused
-    first = next((told for told in told_by_all(error) if told is not None), None)
-    if first is not None or memory is None:
-        copier.close()
-        raise first or SetupError("snapshots", str(copier.place.folder), "cannot be had")
-    return memory

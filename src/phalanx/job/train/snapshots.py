@@ -8,7 +8,8 @@ the others': so whoever has made step n + 1 knows that all have n whole, and at 
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import torch
@@ -18,14 +19,17 @@ from torch.utils.hooks import RemovableHandle
 
 from phalanx.core.errors import CheckpointError, NotFound
 from phalanx.job.checkpoint.copier import Copier, Held
+from phalanx.job.checkpoint.fitting import fitted
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
-from phalanx.job.checkpoint.live import LiveState
+from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.memory import Memory
-from phalanx.job.checkpoint.owners import held_parts, host_bytes
+from phalanx.job.checkpoint.owners import held_parts
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
+from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
-from phalanx.job.train.device import Rank
+from phalanx.job.train.device import Rank, synchronise
 
+_log: Final = logging.getLogger(__name__)
 Note = Mapping[str, str | int | float | bool]
 """What else belongs to a state: numbers of the run, such as where it stands in its data."""
 BUFFERS: Final = 3
@@ -35,11 +39,12 @@ BUFFERS: Final = 3
 class Snapshots:
     """Of one rank's place, in all generations of one process. `place` is the same for whoever holds the rank."""
 
-    buffers: int = BUFFERS
-    buffers_needed: int = 2
-
-    def __init__(self, place: Place, idle_s: float = IDLE_S) -> None:
+    def __init__(self, place: Place, idle_s: float = IDLE_S, buffers: int = BUFFERS) -> None:
+        """buffers: for how many snapshots there shall be memory. Where there is room for fewer, the gang goes on with fewer."""
         self._place = place
+        self._buffers = buffers
+        self._is_fitted = False
+        self._is_told = False
         self._idle_s = idle_s
         self._copier: Copier | None = None
         self._live: LiveState | None = None
@@ -52,6 +57,17 @@ class Snapshots:
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
             self._copier = Copier(self._place, device, self._idle_s)
         return self._copier
+
+    @property
+    def buffers_needed(self) -> int:
+        """As `EveryStep`."""
+        return 2 if self._buffers > 2 else 1
+
+    def fit(self, parts: Sequence[Part]) -> Memory:
+        """Takes memory for snapshots of these parts, see `fitted`. A collective of all ranks, first in each generation."""
+        memory = fitted(self.copier, parts, self._buffers)
+        self._buffers, self._is_fitted = memory.buffers, True
+        return memory
 
     def sealed(self) -> tuple[int, ...]:
         """Steps whose whole state is in memory, newest first."""
@@ -73,15 +89,21 @@ class Snapshots:
         return self._live
 
     def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, step: int, note: Note) -> bool:
-        """Begins to copy the state after `step`, at least 1; called by all ranks. False when there was no room for it: then the one
-        before it stays.
+        """Begins to copy the state after `step`, at least 1. A collective of all ranks. False when there was no room for it: then
+        the one before it stays.
 
-        Raises SetupError when there is too little memory.
+        Raises SetupError, on every rank, when one has too little memory.
         """
         held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
         self.copier.wait()
-        self.copier.fit([part for part, _ in held], self.buffers)
+        if not self._is_fitted:
+            self.fit([part for part, _ in held])
         self._settled = False
+        if self._buffers == 2 and not self._all_have_room():
+            if not self._is_told:
+                _log.warning("no snapshot of step %d: there is memory for two, and one is being saved", step)
+            self._is_told = True
+            return False
         return self.copier.take(step, rank.generation, held, json.dumps(dict(note)))
 
     def settle(self) -> float:
@@ -96,18 +118,17 @@ class Snapshots:
         Raises NotFound, and CheckpointError when what is there is of another model.
         """
         memory = self._found()
-        held = memory.read(step) if memory is not None else {}
+        held = self.copier.stored(step)
         state = training_state(model, optimizer)
-        wanted = held_parts(state)
+        wanted = [(part, tensor) for part, tensor in held_parts(state) if part.num_bytes]
         generators = rng_parts(rank.rank, rank.device)
         missing = {part.key for part, _ in (*wanted, *generators)} ^ set(held)
         if memory is None or missing:
             raise CheckpointError(f"snapshot of step {step}", sorted(missing)[:3], "is of another model; restart the job")
-        for part, tensor in wanted:
-            _fill(tensor, held[part.key])
-        set_training_state(model, optimizer, state)
-        for part, generator in generators:
-            host_bytes(generator)[:] = held[part.key]
+        _fill([*wanted, *generators], held)
+        synchronise(rank.device)
+        if not is_in_place(state, model, optimizer):
+            set_training_state(model, optimizer, state)
         set_rng({part.name.rpartition(".")[2]: one for part, one in generators}, "", rank.rank, rank.world_size, rank.device)
         memory.forget_after(step)
 
@@ -117,7 +138,7 @@ class Snapshots:
             self._copier.wait()
         if self._hook is not None:
             self._hook.remove()
-        self._live, self._hook, self._settled = None, None, True
+        self._live, self._hook, self._settled, self._is_fitted = None, None, True, False
 
     def close(self) -> None:
         """The rank needs no successor any more: its memory is let go of."""
@@ -134,13 +155,21 @@ class Snapshots:
         if dist.is_initialized():
             dist.all_reduce(torch.zeros((), dtype=torch.int32))  # over gloo: waits for every rank's copy
 
+    def _all_have_room(self) -> bool:
+        """Were some to go on without the others, they would soon have no step in common."""
+        memory = self.copier.memory
+        room = torch.tensor(int(memory is not None and memory.has_room()), dtype=torch.int32)
+        if dist.is_initialized():
+            dist.all_reduce(room, dist.ReduceOp.MIN)
+        return bool(room.item())
+
     def _found(self) -> Memory | None:
         self.copier.wait()
         return self.copier.find()
 
 
-def _fill(tensor: torch.Tensor, data: memoryview) -> None:
-    host = tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
-    host_bytes(host)[:] = data
-    if host is not tensor:
-        tensor.copy_(host)
+@torch.no_grad()
+def _fill(wanted: Held, held: Mapping[str, torch.Tensor]) -> None:
+    """Straight from where the snapshot lies: what is page-locked a GPU reads by itself."""
+    for part, tensor in wanted:
+        tensor.copy_(held[part.key].view(tensor.dtype).view(tensor.shape), non_blocking=True)

@@ -1,0 +1,37 @@
+"""Memory for every rank's snapshots, or for none's: as many as the rank with the least has room for."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.core.errors import PhalanxError, SetupError
+from phalanx.job.checkpoint.copier import Copier
+from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.together import told_by_all
+
+_log: Final = logging.getLogger(__name__)
+BUFFERS_MIN: Final = 2
+"""The newest whole one, and one that is being copied."""
+
+
+def fitted(copier: Copier, parts: Sequence[Part], most: int) -> Memory:
+    """This rank's memory for `most` snapshots, or for as many fewer, the same on every rank, as there is room for everywhere. A
+    collective of all ranks. Raises SetupError, on every rank, where there is none for BUFFERS_MIN."""
+    for buffers in range(most, BUFFERS_MIN - 1, -1):
+        memory, error = None, None
+        try:
+            memory = copier.fit(parts, buffers)
+        except PhalanxError as refused:
+            error = refused
+        first = next((told for told in told_by_all(error) if told is not None), None)
+        if memory is not None and first is None:
+            if buffers < most:
+                _log.warning("host memory for %d snapshots of this rank's state instead of %d; see docs/recovery.md", buffers, most)
+            return memory
+        if buffers == BUFFERS_MIN or not isinstance(first, SetupError):
+            copier.close()
+            raise first or SetupError("snapshots", str(copier.place.folder), "cannot be had")
+        copier.give_back()
+        told_by_all(None)  # what others of this node had is free again
+    raise ValueError(f"{most} snapshots")
