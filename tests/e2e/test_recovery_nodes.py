@@ -1,5 +1,6 @@
 """A gang over two nodes, each with an agent of its own, recovers inside: whichever node a rank falls on."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from test_recovery import losses, pids
 
 from phalanx.core.views import AttemptView, JobView
 
+LONG = {**tiny(Path())["hyperparameters"], "steps": 100_000}
 TWO_NODES = {"num_nodes": 2, "resources": {"gpus": 1}, "recovery": {"in_gang": True}}
 
 
@@ -46,6 +48,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     platform.run("down", "--force", "--home", str(folder / "home"))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Fleet, prepared: Path) -> JobView:
+    """A run of as many ranks that nobody touched, on one node."""
+    return fleet.platform.finished(fleet.platform.submit(tiny(prepared)))
+
+
 def recovered(platform: Platform, job: str, times: int) -> AttemptView:
     def there() -> AttemptView | None:
         with platform.client() as client:
@@ -55,9 +63,10 @@ def recovered(platform: Platform, job: str, times: int) -> AttemptView:
     return until(there)
 
 
-def test_ranks_killed_on_either_node_are_replaced_there_and_no_bit_differs(fleet: Fleet, prepared: Path) -> None:
+def test_ranks_killed_on_either_node_are_replaced_there_and_no_bit_differs(
+    fleet: Fleet, prepared: Path, undisturbed: JobView
+) -> None:
     platform = fleet.platform
-    undisturbed = platform.finished(platform.submit(tiny(prepared)))
     job = platform.submit(tiny(prepared, **TWO_NODES))
     view = platform.at_step(job, 15).attempts[-1]
     assert len({one.node for one in view.ranks}) == 2
@@ -81,3 +90,48 @@ def test_ranks_killed_on_either_node_are_replaced_there_and_no_bit_differs(fleet
     with platform.client() as client:
         ledger = client.ledger(job=job)
     assert sum(ledger.categories.values()) == ledger.capacity
+
+
+def kill_shim(home: Path, attempt: str) -> None:
+    pid = json.loads((home / "node" / "attempts" / attempt / "shim-pid.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+
+
+def test_a_node_that_loses_its_part_interrupts_a_gang_that_needs_all_ranks(
+    fleet: Fleet, prepared: Path, undisturbed: JobView
+) -> None:
+    platform = fleet.platform
+    job = platform.submit(tiny(prepared, **TWO_NODES, max_restarts=0))
+    view = platform.at_step(job, 25).attempts[-1]
+    kill_shim(fleet.home_of(view, 1), f"{job}.1")
+    done = platform.finished(job)
+    assert len(done.attempts) == 2, "no restart is used up, of which it had none"
+    assert "node 1 " in done.attempts[0].detail
+    assert done.attempts[1].resumed_step == 20
+    assert digest(platform, done.model) == digest(platform, undisturbed.model)
+
+
+def test_a_dead_node_interrupts_it_too_and_the_ledger_stays_whole(fleet: Fleet, prepared: Path) -> None:
+    """Agent and shim are gone; nothing says so but silence."""
+    platform = fleet.platform
+    job = platform.submit(tiny(prepared, **TWO_NODES, max_restarts=0, hyperparameters=LONG))
+    view = platform.at_step(job, 25).attempts[-1]
+    before, home = pids(view), fleet.home_of(view, 1)
+    agent = json.loads((home / "run" / "agent.json").read_text())["pid"]
+    os.kill(agent, signal.SIGKILL)
+    kill_shim(home, f"{job}.1")
+    until(lambda: not alive(before[0]))  # in seconds: the coordinator does not wait for the control plane
+
+    def given_up() -> JobView | None:
+        with platform.client() as client:
+            view = client.job(job)
+        return view if view.attempts[0].ended_ms else None
+
+    first = until(given_up).attempts[0]
+    assert " was lost: its lease ended" in first.detail
+    with platform.client() as client:
+        ledger = client.ledger(job=job)
+        assert client.job(job).state != "finished", "no restart is used up, of which it had none"
+    assert sum(ledger.categories.values()) == ledger.capacity
+    platform.run("cancel", job)

@@ -48,7 +48,8 @@ class AttemptReport:
     interrupted: nothing was wrong with it, its ranks were stopped with the platform. ended_ms: Unix time at which its last rank
     was gone, which may be long before it is reported; 0 where that is not known, or not so yet. devices: of this node, on which
     its ranks live or lived. refused: why its ranks were never started, where the next attempt would meet the same: somebody has
-    to change something first. faults: number of the last planned fault that is on this node's disk.
+    to change something first. faults: number of the last planned fault that is on this node's disk. without: said by the first node
+    of a gang that recovers inside: nodes, by their rank in the gang, without which it goes on.
     """
 
     attempt: AttemptId
@@ -63,6 +64,7 @@ class AttemptReport:
     devices: tuple[int, ...] = ()
     refused: str = ""
     faults: int = 0
+    without: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,17 @@ class PlanFaults:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpNode:
+    """To the first node of a gang that recovers inside: that node of the gang, by its rank in it, is lost. The gang goes on without
+    it, which a report says then, or ends."""
+
+    attempt: AttemptId
+    epoch: int
+    node_rank: int
+    kind: Literal["give_up_node"] = field(default="give_up_node", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkAck:
     """The control plane durably has all bytes before `offset`."""
 
@@ -265,7 +278,8 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
-Command = StartRanks | StopRanks | Forget | PlanFaults
+Command = StartRanks | StopRanks | Forget | GiveUpNode | PlanFaults
 ToAgent = Annotated[
-    Welcome | Granted | StartRanks | StopRanks | Forget | PlanFaults | ChunkAck | ArtifactAck, Field(discriminator="kind")
+    Welcome | Granted | StartRanks | StopRanks | Forget | GiveUpNode | PlanFaults | ChunkAck | ArtifactAck,
+    Field(discriminator="kind"),
 ]

@@ -15,6 +15,7 @@ from phalanx.core.messages import (
     AttemptReport,
     Command,
     Forget,
+    GiveUpNode,
     Hello,
     Launch,
     RankExit,
@@ -85,6 +86,7 @@ class Agent:
         self.boot = "boot-1"
         self.down = False
         self.deaf = False
+        self.shrinks = False  # gangs that it leads go on without a node that they are told is lost
         self.cut = False  # off the network: what it says and what it is sent is lost, and nobody is told
         self.got: list[Command] = []
         self.launches: dict[AttemptId, Launch] = {}
@@ -137,6 +139,20 @@ class Agent:
         gone = {item.rank for item in self.held[attempt].exits}
         self.exit(attempt, {rank: code for rank in self._ranks(attempt) if rank not in gone})
         self._now(attempt, phase="ended")
+
+    def lose(self, attempt: AttemptId, node_rank: int) -> None:
+        """The coordinator of a gang that this node leads hears that another node is lost."""
+        if self.shrinks:
+            self._now(attempt, without=tuple(sorted({*self.held[attempt].without, node_rank})))
+        else:
+            self.leave(attempt, f"node {node_rank} was given up by the control plane")
+
+    def leave(self, attempt: AttemptId, why: str) -> None:
+        """The shim ends this node's ranks, with which nothing was wrong."""
+        ranks = self._ranks(attempt)
+        exits = tuple(RankExit(rank, -15, self._clock.now_ms()) for rank in ranks)
+        self._now(attempt, exits=exits)
+        self._now(attempt, phase="ended", lost=why, interrupted=True)
 
     def adopt(self, attempt: AttemptId, *devices: int) -> None:
         """Holds an attempt that no control plane of this home ever placed; says on which devices when given."""
@@ -191,6 +207,8 @@ class Agent:
                 elif self.held[attempt].phase != "ended":
                     return self.end(attempt, -15)
                 self.report(attempt)
+            case GiveUpNode(attempt, node_rank=node_rank) if attempt in self.held and self.held[attempt].phase != "ended":
+                return self.lose(attempt, node_rank)
             case Forget(attempt):
                 self.held.pop(attempt, None)
         return None

@@ -26,6 +26,7 @@ from phalanx.core.messages import (
     ChunkAck,
     Command,
     Forget,
+    GiveUpNode,
     Granted,
     Hello,
     PlanFaults,
@@ -246,7 +247,7 @@ class Agent:
                 self._connection.wake()
             case ArtifactAck():
                 self._artifacts.answered(message)
-            case StartRanks() | StopRanks() | Forget() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | PlanFaults():
                 if message not in self._commands:  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
@@ -279,6 +280,9 @@ class Agent:
                 await self._stop(command, self._runs.get(attempt))
             case Forget(attempt=attempt):
                 await self._forget(attempt)
+            case GiveUpNode(attempt=attempt, node_rank=node):
+                if (run := self._runs.get(attempt)) is not None:
+                    run.give_up_node(node)
             case PlanFaults(attempt=attempt):
                 await self._plan_faults(command, self._runs.get(attempt))
 

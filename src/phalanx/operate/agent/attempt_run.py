@@ -103,6 +103,11 @@ class AttemptRun:
         await asyncio.to_thread(self.folder.ask_stop, grace_ms)
         await self.refresh()
 
+    def give_up_node(self, node: int) -> None:
+        """Tells the gang's coordinator, if this node has it, that `node` of the gang is lost. It comes again until that is so."""
+        if self._control is not None:
+            self._control.write(json.dumps({"lose_node": node}).encode() + b"\n")
+
     def lease_renewed(self) -> None:
         self._renewed.set()
         self._tell_lease()

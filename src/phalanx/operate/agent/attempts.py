@@ -67,6 +67,7 @@ class Seen:
     orphaned: bool = False  # the shim is gone without an end, and the ranks with it
     refused: str = ""
     faults: int = 0
+    without: tuple[int, ...] = ()
 
     def phase(self, drained: bool) -> Phase:
         """`drained`: everything the ranks wrote is with the control plane."""
@@ -133,6 +134,7 @@ class AttemptFolder:
             orphaned=ended is None and self._is_orphaned(),
             refused=ended.get("refused", "") if ended else "",
             faults=self.plan().last if self.accepted.launch.chaos else 0,
+            without=self._without(),
         )
 
     def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
@@ -150,7 +152,14 @@ class AttemptFolder:
             self.accepted.launch.devices,
             refused=seen.refused,
             faults=seen.faults,
+            without=seen.without,
         )
+
+    def _without(self) -> tuple[int, ...]:
+        """Nodes without which the gang that this node leads goes on."""
+        if self.accepted.launch.recovery is None:
+            return ()
+        return tuple((_read_json(self.path / "gang.json") or {"without": ()})["without"])
 
     def shim_process(self) -> ShimProcess | None:
         found = _read_json(self.path / "shim-pid.json")

@@ -35,7 +35,7 @@ def _may_register(draft: Draft, attempt: AttemptId, saved: ModelSaved) -> bool:
     no other has followed it yet. An attempt whose nodes were there to the end has said everything before it ended."""
     record = draft.world.attempts[attempt]
     job = draft.world.jobs[record.job]
-    given_up = job.attempt != attempt or bool(record.lost)
+    given_up = job.attempt != attempt or record.is_given_up
     versions = draft.world.models.get(job.spec.name, ())
     return saved.rank == 0 and not given_up and all(version.attempt != attempt for version in versions)
 

@@ -130,9 +130,9 @@ def note_overdue(draft: Draft, seen: Sightings, held: Stopwatch, monotonic_ms: i
         limit_ms = job.spec.max_duration_ms
         if limit_ms is None or not isinstance(job.state, Starting | Running):
             continue
-        if any(part.node not in seen.greeted for part in attempt.placement.slices):
+        if any(part.node not in seen.greeted and part.node not in attempt.lost for part in attempt.placement.slices):
             continue
-        if attempt.lost or _is_ending(seen.of(attempt)):
+        if attempt.is_given_up or _is_ending(seen.of(attempt)):
             continue
         if held.held_ms(attempt, monotonic_ms) >= limit_ms:
             draft.add(StopRequested(job.id, "max_duration", PLATFORM), at_ms)

@@ -25,6 +25,19 @@ def broken(attempt: AttemptRecord, reports: Reports) -> bool:
     return bool(_causes(attempt, reports))
 
 
+def goes_without(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
+    """Nodes, by their rank in the gang, without which it goes on, as its first node says. None of a gang that does not recover
+    inside."""
+    said = reports[0].without if attempt.gang_port and reports[0] is not None else ()
+    return frozenset(said) - {0}
+
+
+def gone(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
+    """Other nodes than the first of a gang that recovers inside, that are lost or have lost their part, whatever the first says."""
+    parts = enumerate(_parts(attempt, reports)) if attempt.gang_port else ()
+    return frozenset(number for number, part in parts if number and part.is_gone)
+
+
 def is_up(attempt: AttemptRecord, reports: Reports) -> bool:
     """Whether every rank has a process, or had one, whatever the phase: reports may coalesce. A node says for ever which processes
     its ranks had; an exit without one is of a rank that was never started."""
@@ -43,7 +56,8 @@ def processes(attempt: AttemptRecord, reports: Reports) -> tuple[RankProcess, ..
 
 def is_done(job: JobRecord, attempt: AttemptRecord, reports: Reports) -> bool:
     """Whether every rank is known to have exited with code 0, and the job has nothing more to do, though logs may still come."""
-    well = all(not part.lost and [item.code for item in part.exits] == [0] * len(part.ranks) for part in _parts(attempt, reports))
+    parts = [part for part in _parts(attempt, reports) if not part.left]
+    well = all(not part.lost and [item.code for item in part.exits] == [0] * len(part.ranks) for part in parts)
     return well and job.spec.kind != "service"
 
 
@@ -137,12 +151,23 @@ def _evicted(job: JobRecord, attempt: AttemptRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One node's part of a gang and what it says of it; only what concerns the ranks it has. `lost`: why it counts as gone."""
+    """One node's part of a gang and what it says of it; only what concerns the ranks it has. `lost`: why it counts as gone.
+
+    left: the gang goes on without it. led: the first node's shim, which lives, will say what a loss of this part means: that the
+    gang goes on without it, or ends.
+    """
 
     node: NodeId
     ranks: range
     report: AttemptReport | None
     lost: str
+    left: bool = False
+    led: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it can be there any more, though its ranks have not done all there was to do."""
+        return bool(self.lost) or (self.report is not None and bool(self.report.lost or self.report.interrupted))
 
     @property
     def is_over(self) -> bool:
@@ -164,11 +189,19 @@ class _Part:
 
 
 def _parts(attempt: AttemptRecord, reports: Reports) -> list[_Part]:
-    parts, first = [], 0
-    for piece, report in zip(attempt.placement.slices, reports, strict=True):
-        parts.append(_Part(piece.node, range(first, first + len(piece.devices)), report, attempt.lost.get(piece.node, "")))
+    parts, first, without, leads = [], 0, goes_without(attempt, reports), _leads(attempt, reports)
+    for number, (piece, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
+        ranks, lost = range(first, first + len(piece.devices)), attempt.lost.get(piece.node, "")
+        parts.append(_Part(piece.node, ranks, report, lost, number in without, leads and number > 0))
         first += len(piece.devices)
     return parts
+
+
+def _leads(attempt: AttemptRecord, reports: Reports) -> bool:
+    """Whether the gang has a coordinator that lives."""
+    report = reports[0]
+    there = attempt.placement.slices[0].node not in attempt.lost
+    return bool(attempt.gang_port) and there and (report is None or report.phase != "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +223,8 @@ def _causes(attempt: AttemptRecord, reports: Reports) -> list[_Cause]:
 
 def _cause(part: _Part) -> _Cause | None:
     report = part.report
+    if part.left or (part.led and not _fell_by_itself(part)):
+        return None
     if part.lost:
         return _Cause(0, _lost(part.node, part.lost), interrupted=True)
     if report is None:
@@ -211,6 +246,15 @@ def _cause(part: _Part) -> _Cause | None:
     if report.phase == "ended" and len(part.exits) < len(part.ranks):
         return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")
     return None
+
+
+def _fell_by_itself(part: _Part) -> bool:
+    """Whether it is more than a loss: a rank failed, nobody having ended it, or the part never came to run."""
+    report = part.report
+    if report is None or (part.is_gone and not report.refused):
+        return False
+    unstarted = report.phase == "ended" and len(part.exits) < len(part.ranks)
+    return bool(report.refused) or any(item.first for item in part.exits) or unstarted
 
 
 def _lost(node: NodeId, why: str) -> str:

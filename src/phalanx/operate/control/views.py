@@ -276,6 +276,8 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
         case Starting(_, placement) | Running(_, placement) if lost:
             gone = " and ".join(f"node {node} was lost ({why})" for node, why in sorted(lost.items()))
             rest = _where(world, placement, lost)
+            if job.attempt and not world.attempts[job.attempt].is_given_up and job.spec.recovery.min_ranks:
+                return f"{gone}; its gang goes on with fewer ranks on {rest}"
             return f"{gone}; its other ranks are being stopped on {rest}, then it starts again and no restart is used up"
         case Starting(_, placement):
             return f"its ranks are being started on {_where(world, placement)}"

@@ -11,7 +11,17 @@ from phalanx.core import features
 from phalanx.core.chaos import EVERY, PlannedFault
 from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import NodeId
-from phalanx.core.messages import AttemptReport, Command, Forget, GangRecovery, Launch, PlanFaults, StartRanks, StopRanks
+from phalanx.core.messages import (
+    AttemptReport,
+    Command,
+    Forget,
+    GangRecovery,
+    GiveUpNode,
+    Launch,
+    PlanFaults,
+    StartRanks,
+    StopRanks,
+)
 from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.spec_recovery import gang_sizes
@@ -20,7 +30,7 @@ from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.saving_places import checkpoints_at
 from phalanx.operate.control.taken import Taken
-from phalanx.operate.control.verdict import broken
+from phalanx.operate.control.verdict import broken, goes_without, gone
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
 
 DATA_VARIABLE: Final = "PHALANX_DATA"
@@ -65,11 +75,15 @@ def _for_gang(
     world: World, seen: Sightings, terms: Terms, job: JobRecord, attempt: AttemptRecord
 ) -> Iterator[tuple[NodeId, Command]]:
     reports = seen.of(attempt)
-    ending = isinstance(job.state, Stopping) or broken(attempt, reports)
-    for part, report in zip(attempt.placement.slices, reports, strict=True):
+    ending, without = isinstance(job.state, Stopping) or broken(attempt, reports), goes_without(attempt, reports)
+    first = attempt.placement.slices[0].node
+    if not ending and first in seen.greeted:
+        for node_rank in sorted(gone(attempt, reports) - without):
+            yield first, GiveUpNode(attempt.id, terms.epoch, node_rank)
+    for node_rank, (part, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
         if part.node not in seen.greeted or (report is not None and report.phase == "ended"):
             continue
-        if ending:
+        if ending or node_rank in without:
             yield part.node, StopRanks(attempt.id, terms.epoch, terms.grace_ms)
         elif report is None and isinstance(job.state, Starting):
             yield part.node, StartRanks(launch(world, job, attempt, part.node, terms), terms.epoch)

@@ -84,6 +84,11 @@ class AttemptRecord:
     gang_port: int = 0
 
     @property
+    def is_given_up(self) -> bool:
+        """Whether a node was lost without which it cannot go on; one of a gang that recovers inside may be done without."""
+        return bool(self.lost) and not (self.gang_port and self.placement.slices[0].node not in self.lost)
+
+    @property
     def ports(self) -> frozenset[int]:
         """That it has on its first node."""
         return frozenset({self.master_port, self.gang_port} - {0})

@@ -25,6 +25,7 @@ class RememberingHands:
         self.killed: list[int] = []
         self.dismissed: tuple[int, ...] = ()
         self.ended = ""
+        self.without: list[int] = []
         self.notes: list[str] = []
 
     def start_spare(self, member: int, node: int) -> bool:
@@ -42,6 +43,9 @@ class RememberingHands:
 
     def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         self.ended = why
+
+    def goes_without(self, nodes: Sequence[int]) -> None:
+        self.without = list(nodes)
 
     def note(self, line: str) -> None:
         self.notes.append(line)

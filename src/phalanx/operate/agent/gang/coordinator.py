@@ -28,7 +28,7 @@ from phalanx.operate.agent.gang.events import (
 )
 from phalanx.operate.agent.gang.lateness import next_moment
 from phalanx.operate.agent.gang.lead import Hands, Peers
-from phalanx.operate.agent.gang.state import Rules, State, first
+from phalanx.operate.agent.gang.state import Over, Rules, State, first
 from phalanx.operate.agent.gang.values import Values
 
 TICKS_MAX: Final = 64
@@ -91,6 +91,10 @@ class Coordinator:
     def node_back(self, node: int, now_ms: int) -> None:
         self._now_ms = now_ms
         self._move(NodeBack(node))
+
+    def without(self) -> tuple[int, ...] | None:
+        """The nodes without which the gang goes on; None when it does not go on."""
+        return None if isinstance(self._state.phase, Over) else tuple(sorted(self._state.gone))
 
     def turn(self, now_ms: int) -> None:
         """What is due by now. Frames that are heard before the next turn count as heard now."""

@@ -87,6 +87,8 @@ class Leading:
         self.note(f"node {node} {why}")
         if not self._told:
             self._coordinator.node_lost(node, why, boottime.now_ms())
+            if (without := self._coordinator.without()) is not None:
+                self._own.goes_without(without)
 
     # As `Peers`
 
@@ -136,6 +138,9 @@ class Leading:
         self._told = True
         self._nodes.end(why, interrupted, grace_ms)
         self._own.end_gang(why, interrupted, grace_ms)
+
+    def goes_without(self, nodes: Sequence[int]) -> None:
+        self._own.goes_without(nodes)
 
     def note(self, line: str) -> None:
         self._own.note(line)

@@ -147,10 +147,15 @@ class Ranks:
         """As `Hands`. The death for which it ends, if there was one, counts as the first."""
         if interrupted:
             self._shim.interrupt(why)
+            self._shim.ask_stop(grace_ms)  # before: nobody of this node fell first
         for entry in self._entries:
             self._write_to_log(entry["rank"], f"the gang does not recover: {why}")
         self._give_up()
         self._shim.ask_stop(grace_ms)
+
+    def goes_without(self, nodes: Sequence[int]) -> None:
+        """As `Hands`."""
+        self._shim.unwritten.append(("gang.json", {"without": list(nodes)}, "gang"))
 
     def note(self, line: str) -> None:
         """As `Hands`."""

@@ -167,7 +167,11 @@ def _book_held(book: _Book, one: _Measured, history: History, window: Span) -> N
             book.add_capacity(device_type, (span[1] - span[0]) * one.owned.milli)
     if not spans:
         return
-    for start, end, category in spend(one.owned.hold, one.steps, one.done):
+    lost_ms = one.owned.hold.lost.get(one.owned.device.node, FOREVER)
+    spent = [
+        (*_overlap((start, end), (0, lost_ms)), category) for start, end, category in spend(one.owned.hold, one.steps, one.done)
+    ]
+    for start, end, category in [*spent, (lost_ms, FOREVER, UNHEALTHY)]:
         for span in spans:
             common = _overlap((start, end), span)
             if common[0] < common[1]:

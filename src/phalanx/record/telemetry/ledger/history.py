@@ -47,9 +47,10 @@ class Hold:
     """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop, or a node
     of it was lost, which is the end of all of it.
 
-    A lost node's devices are held like the others' until the attempt ends: only then does the job let go of them. Free from then
-    on, they are unhealthy until the node speaks again. The stop of ranks that come back with it, at most the kill grace, is in no
-    event, and so goes with the free time after it.
+    lost: of a gang that recovers inside (`recovers`): since when a node is lost that is not its first. It goes on without, and
+    holds that node's devices, which are unhealthy. Otherwise a lost node's devices are held like the others' until the attempt
+    ends: only then does the job let go of them. Free from then on, they are unhealthy until the node speaks again. The stop of
+    ranks that come back with it, at most the kill grace, is in no event, and so goes with the free time after it.
     """
 
     job: JobId
@@ -60,6 +61,8 @@ class Hold:
     end: int = FOREVER
     running_ms: int = FOREVER
     stop_ms: int = FOREVER
+    recovers: bool = False
+    lost: dict[NodeId, int] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -143,7 +146,8 @@ class _Folding:
     def _take_holds(self, event: Event, now: int) -> None:
         match event.body:
             case AttemptPlaced(job=job, attempt=attempt, placement=placement) if attempt not in self._held:
-                self._held[attempt] = Hold(job, attempt, self._line.kind(job), placement, now)
+                kind, recovers = self._line.kind(job), bool(event.body.gang_port)
+                self._held[attempt] = Hold(job, attempt, kind, placement, now, recovers=recovers)
                 self._history.holds.append(self._held[attempt])
             case AttemptRunning(attempt=attempt) if attempt in self._held:
                 self._held[attempt].running_ms = min(self._held[attempt].running_ms, now)
@@ -154,8 +158,12 @@ class _Folding:
                 for hold in self._held.values():
                     if hold.job == job:
                         hold.stop_ms = min(hold.stop_ms, now)
-            case PartLost(attempt=attempt) if attempt in self._held:
-                self._held[attempt].stop_ms = min(self._held[attempt].stop_ms, now)
+            case PartLost(attempt=attempt, node=node) if attempt in self._held:
+                hold = self._held[attempt]
+                if hold.recovers and all(part.node != node for part in hold.placement.slices[:1]):
+                    hold.lost.setdefault(node, now)
+                else:
+                    hold.stop_ms = min(hold.stop_ms, now)
 
     def _end_shape(self, node: NodeId, now: int) -> None:
         since, devices = self._shapes.pop(node, (now, {}))

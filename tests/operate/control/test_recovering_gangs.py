@@ -1,0 +1,158 @@
+"""Gangs of several nodes that recover inside: a node's loss is for the coordinator to judge, as long as the first node lives."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core import features
+from phalanx.core.events import AttemptEnded, PartLost
+from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.messages import GiveUpNode, StopRanks
+from phalanx.core.records import ModelSaved
+from phalanx.core.spec import Recovery
+from phalanx.operate.control.leases import LOSS_MARGIN_MS
+from phalanx.operate.control.views import why_view
+from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec
+
+FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
+LOSS_MS = LEASE_MS + 10_000 + LOSS_MARGIN_MS
+A, B = NodeId("a"), NodeId("b")
+ABLE = (features.RECOVERY, features.RECOVERY_NODES, features.SHRINK)
+
+
+def gang(bench: Bench, shrinks: bool, **wishes: object) -> tuple[JobId, Agent, Agent]:
+    """A gang over nodes a and b that runs."""
+    one, two = (bench.add(node, features=ABLE) for node in "ab")
+    one.shrinks = shrinks
+    recovery = Recovery(in_gang=True, min_ranks=2 if shrinks else 0)
+    spec = a_spec(**{"num_nodes": 2, "kind": "train", **wishes})  # type: ignore[arg-type] # the caller names a_spec's own arguments
+    job = bench.submit(replace(spec, recovery=recovery))
+    bench.tick()
+    assert one.launches[FIRST].node_rank == 0
+    for agent in (one, two):
+        agent.run(FIRST)
+    bench.tick()
+    assert bench.state(job) == "running"
+    return job, one, two
+
+
+def told(agent: Agent, kind: type) -> list[object]:
+    return [command for command in agent.got if isinstance(command, kind)]
+
+
+def test_a_lost_node_is_told_to_the_coordinator_and_the_gang_goes_on(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 1, "a")
+    assert [body.node for body in bench.log(PartLost) if isinstance(body, PartLost)] == [B]
+    assert told(one, GiveUpNode) == [GiveUpNode(FIRST, bench.control.epoch, 1)]
+    bench.pass_time(30_000, "a")
+    assert (bench.state(job), told(one, StopRanks), len(told(one, GiveUpNode))) == ("running", [], 1)
+    assert "its gang goes on with fewer ranks on a" in why_view(bench.world, bench.job(job), {}).sentence
+    assert set(bench.world.held()) == {A, B}, "what it may come back to is nobody else's"
+
+    two.cut = False
+    two.hello()  # its agent was only cut off: what lives there is out of the gang
+    bench.tick(2)
+    assert two.held[FIRST].phase == "ended"
+    assert bench.state(job) == "running"
+
+    one.end(FIRST)
+    bench.tick(2)
+    (ended,) = bench.log(AttemptEnded)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.ok, bench.state(job)) == (True, "finished")
+
+
+def test_a_part_that_ended_with_its_shim_is_told_likewise(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    two._now(FIRST, phase="stopping", lost="the shim died without exit records; its ranks were killed")
+    bench.tick()
+    assert told(one, GiveUpNode) == [GiveUpNode(FIRST, bench.control.epoch, 1)]
+    two._now(FIRST, phase="ended")
+    bench.tick(2)
+    assert bench.state(job) == "running"
+
+
+def test_ranks_of_a_node_that_left_are_no_failure_of_the_gang(bench: Bench) -> None:
+    """It ends them before the first node's word is here, and the control plane hears of that first."""
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    two.leave(FIRST, "its gang's coordinator was not heard of for 8.0 s")
+    bench.tick(3)
+    assert (bench.state(job), told(one, StopRanks)) == ("running", [])
+
+
+def test_where_the_gang_cannot_go_on_it_starts_again_and_no_restart_is_used_up(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=False, max_restarts=0)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 1, "a")
+    bench.tick(2)
+    (ended,) = bench.log(AttemptEnded)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.ok, ended.again, ended.interrupted) == (False, True, True)
+    assert bench.state(job) == "pending"
+    assert "lost" in ended.detail or "given up" in ended.detail
+    assert told(one, GiveUpNode)
+
+
+def test_a_rank_that_fails_by_itself_on_any_node_ends_the_gang(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    two.exit(FIRST, {2: 3})
+    bench.tick(3)
+    assert told(one, StopRanks)
+    assert bench.state(job) == "finished"
+
+
+def test_the_first_nodes_loss_ends_the_gang(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    one.cut = True
+    bench.pass_time(LOSS_MS + 1, "b")
+    bench.tick(2)
+    assert told(two, StopRanks)
+    assert bench.state(job) == "pending"
+
+
+def test_both_nodes_at_once_end_it_too(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    bench.add("c")
+    one.cut = two.cut = True
+    bench.pass_time(LOSS_MS + 2_000, "c")
+    assert bench.state(job) == "pending"
+
+
+def test_a_new_control_plane_knows_that_the_gang_goes_on(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 1, "a")
+    bench.restart()
+    one.hello()
+    bench.pass_time(LOSS_MS + 5_000, "a")
+    assert (bench.state(job), told(one, StopRanks)) == ("running", [])
+
+
+def test_max_duration_holds_for_a_gang_that_goes_on(bench: Bench) -> None:
+    job, _, two = gang(bench, shrinks=True, max_duration="1m")
+    two.cut = True
+    bench.pass_time(61_000, "a")
+    assert bench.job(job).stop == "max_duration"
+
+
+@pytest.mark.parametrize(("lost", "versions"), [("b", 1), ("a", 0)])
+def test_the_model_of_a_gang_that_goes_on_counts_and_that_of_one_that_was_given_up_does_not(
+    bench: Bench, lost: str, versions: int
+) -> None:
+    gang(bench, shrinks=True)
+    bench.agents[lost].cut = True
+    bench.pass_time(LOSS_MS + 1, "b" if lost == "a" else "a")
+    saved = ModelSaved(rank=0, step=1, path="/m", weights_digest="d", metrics={}, lineage={}, at_ms=1)
+    bench.control.facts(A, FIRST, 0, 10, [saved])
+    assert len(bench.world.models.get("tiny", ())) == versions
+
+
+def test_a_cancelled_gang_ends_without_the_lost_node(bench: Bench) -> None:
+    job, _, two = gang(bench, shrinks=True)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 1, "a")
+    bench.control.cancel(job, "ada")
+    bench.tick(2)
+    assert bench.state(job) == "finished"
