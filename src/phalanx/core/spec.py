@@ -161,6 +161,8 @@ class Recovery:
         step. Empty is 10 minutes.
     min_ranks: as few ranks will do when no process can take a dead one's place soon; the gang grows later. They share each step's
         samples evenly among them, so their number divides the microbatches of a step. 0 is all ranks of the gang.
+    replicas: 1 also keeps each rank's newest states in the host memory of another node, or of the next rank on one node, so that a
+        node that is lost with all its memory costs some steps and not all since the last checkpoint.
     """
 
     __pydantic_config__ = _STRICT
@@ -169,6 +171,7 @@ class Recovery:
     spares: int = 1
     hang_timeout: str = ""
     min_ranks: int = 0
+    replicas: int = 0
 
     @property
     def hang_ms(self) -> int:

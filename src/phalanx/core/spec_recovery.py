@@ -15,7 +15,7 @@ _ACCUMULATE: Final = LlamaRecipe().accumulate
 def recovery_checks(spec: JobSpec) -> Iterable[Check]:
     recovery, plain = spec.recovery, Recovery()
     if not recovery.in_gang:
-        for name in ("spares", "hang_timeout", "min_ranks"):
+        for name in ("spares", "hang_timeout", "min_ranks", "replicas"):
             value = getattr(recovery, name)
             yield f"recovery.{name}", value, value == getattr(plain, name), "write recovery.in_gang: true with it, or leave it out"
         return
@@ -48,6 +48,9 @@ def _size(spec: JobSpec) -> Iterable[Check]:
     fits = ", ".join(str(size) for size in range(1, ranks + 1) if microbatches % size == 0)
     fix = f"write one of {fits}: the numbers of ranks that share a step's {microbatches} microbatches evenly"
     yield "recovery.min_ranks", least, least == 0 or microbatches % least == 0, fix
+    replicas = spec.recovery.replicas
+    yield "recovery.replicas", replicas, replicas in (0, 1), "write 1 for one in another rank's keeper, or 0 for none"
+    yield "recovery.replicas", replicas, not replicas or ranks > 1, "a gang of one rank has nobody to hold them: leave it out"
 
 
 def _microbatches_of_rank(spec: JobSpec) -> int:

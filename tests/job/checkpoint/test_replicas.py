@@ -30,7 +30,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folders = [folder / "node-0", folder / "node-1"]
         self.mine, self.other = (Memory.attach(place_at(one), PARTS, buffers=2) for one in self.folders)
-        self.peer = Peer(host=HOST, port=self.other.listen(HOST, SECRET), secret=SECRET, owner=0)
+        self.peer = Peer(host=HOST, port=self.other.listen(HOST, SECRET), secret=SECRET, owner="r0")
 
     def replicate(self, step: int) -> News:
         snapshot(self.mine, step, generation=1)
@@ -74,7 +74,7 @@ def test_a_segment_on_its_way_is_not_overwritten(nodes: Node) -> None:
     try:
         nodes.mine.replicate(1, nodes.peer)
         snapshot(nodes.mine, 2)
-        assert nodes.mine._busy() == {0} and nodes.mine.begin(3) is not None  # the other one, though it is newer
+        assert nodes.mine._busy() == {0} and nodes.mine.begin(3) is None  # nor the newest
     finally:
         os.kill(nodes.other.keeper_pid, signal.SIGCONT)
     assert isinstance(nodes.heard(), Replicated)
@@ -94,9 +94,9 @@ def test_who_does_not_have_the_secret_gets_and_leaves_nothing(nodes: Node) -> No
     nodes.mine.replicate(1, replace(nodes.peer, secret="guessed"))
     assert isinstance(nodes.heard(), NotReplicated)
     assert isinstance(nodes.replicate(2), Replicated)
-    with pytest.raises(NotFound, match="of rank 0"):
+    with pytest.raises(NotFound, match="of r0"):
         Memory.fetch(place_at(nodes.folders[0], slot=1), replace(nodes.peer, secret="guessed"), buffers=2)
-    with pytest.raises(NotFound, match=r"no counted replica of rank 0; there are \[\(0, 2\)\]"):
+    with pytest.raises(NotFound, match=r"no counted replica of r0; there are \[\('r0', 2\)\]"):
         Memory.fetch(place_at(nodes.folders[0], slot=1), nodes.peer, step=1, buffers=2)
 
 
@@ -110,7 +110,7 @@ class Local:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.held = Held(folder, HOST, SECRET)
+        self.held = Held(place_at(folder), HOST, SECRET)
         self.address = (HOST, self.held.port)
         self.layout = layout_of(PARTS)
         self.segment = self.new()
@@ -131,7 +131,7 @@ class Local:
             assert layout == self.layout
             return into
 
-        fetch(self.address, SECRET, 0, step, room)
+        fetch(self.address, SECRET, "r0", step, room)
         return into
 
 
@@ -144,8 +144,8 @@ def local(tmp_path: Path) -> Iterator[Local]:
 
 def test_a_sender_that_dies_half_way_leaves_the_older_replicas(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
-        send(local.address, SECRET, 0, local.segment, local.fill(step))
-    assert local.held.counted() == [(0, 1), (0, 2)]
+        send(local.address, SECRET, "r0", local.segment, local.fill(step))
+    assert local.held.counted() == [("r0", 1), ("r0", 2)]
 
     def half(self: channel.Channel, data: memoryview) -> None:
         self._connection.sendall(data[: len(data) // 2])
@@ -153,16 +153,16 @@ def test_a_sender_that_dies_half_way_leaves_the_older_replicas(local: Local, mon
 
     with monkeypatch.context() as patch, pytest.raises(ConnectionError):
         patch.setattr(channel.Channel, "pour", half)
-        send(local.address, SECRET, 0, local.segment, local.fill(3))
-    eventually(lambda: local.held.counted() == [(0, 2)])
+        send(local.address, SECRET, "r0", local.segment, local.fill(3))
+    eventually(lambda: local.held.counted() == [("r0", 2)])
     assert local.fetched().seal() == Seal(2)
     eventually(lambda: not local.held._in_use)
-    send(local.address, SECRET, 0, local.segment, local.fill(4))
-    assert local.held.counted() == [(0, 2), (0, 4)]
+    send(local.address, SECRET, "r0", local.segment, local.fill(4))
+    assert local.held.counted() == [("r0", 2), ("r0", 4)]
 
 
 def test_what_only_the_holder_is_sure_of_does_not_count(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    send(local.address, SECRET, 0, local.segment, local.fill(1))
+    send(local.address, SECRET, "r0", local.segment, local.fill(1))
     heard, said = replicas._heard, []
 
     def once_less(answer: channel.Channel) -> None:
@@ -173,13 +173,13 @@ def test_what_only_the_holder_is_sure_of_does_not_count(local: Local, monkeypatc
 
     with monkeypatch.context() as patch, pytest.raises(ConnectionError):
         patch.setattr(replicas, "_heard", once_less)
-        send(local.address, SECRET, 0, local.segment, local.fill(2))
-    assert local.held.counted() == [(0, 1)]
+        send(local.address, SECRET, "r0", local.segment, local.fill(2))
+    assert local.held.counted() == [("r0", 1)]
     assert local.fetched().seal() == Seal(1)
 
 
 def test_one_flipped_bit_on_the_way_is_no_replica(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    send(local.address, SECRET, 0, local.segment, local.fill(1))
+    send(local.address, SECRET, "r0", local.segment, local.fill(1))
 
     def flipping(self: channel.Channel, data: memoryview) -> None:
         proof = self._begun(True).update(data)
@@ -189,8 +189,8 @@ def test_one_flipped_bit_on_the_way_is_no_replica(local: Local, monkeypatch: pyt
 
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(channel.Channel, "pour", flipping)
-        send(local.address, SECRET, 0, local.segment, local.fill(2))
-    assert local.held.counted() == [(0, 1)]
+        send(local.address, SECRET, "r0", local.segment, local.fill(2))
+    assert local.held.counted() == [("r0", 1)]
     with monkeypatch.context() as patch, pytest.raises(Unauthorized, match="changed on its way"):
         patch.setattr(channel.Channel, "pour", flipping)
         local.fetched()
@@ -205,8 +205,8 @@ def test_strangers_cost_nobody_anything(local: Local, garbage: bytes) -> None:
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(4096):
                 pass
-    send(local.address, SECRET, 0, local.segment, local.fill(1))
-    assert local.held.counted() == [(0, 1)]
+    send(local.address, SECRET, "r0", local.segment, local.fill(1))
+    assert local.held.counted() == [("r0", 1)]
 
 
 def test_a_recording_of_another_connection_proves_nothing(local: Local) -> None:

@@ -109,3 +109,25 @@ def test_a_death_in_the_middle_of_a_copy_and_one_after_the_keeper_s_cost_a_step_
     for rank in (0, 1):
         assert gang.losses(rank) == undisturbed.losses(rank)
     assert digest(gang) == digest(undisturbed)
+
+
+def test_a_place_that_is_lost_with_its_memory_comes_back_from_a_replica(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:
+    env = environment(tmp_path, data) | {"PHALANX_REPLICAS": "1"}
+    gang = start(tmp_path / "a", env, program=("-m", "tests.job.train.bereft_trainer"))
+    assert gang.end() == [0, 0], gang.log()
+    (recovered,) = gang.records(0, "recovered")
+    assert recovered["replaced"] == [1] and recovered["step"] >= 1
+    assert not gang.records(0, "resumed"), "nobody read a checkpoint"
+    assert "from a replica in slot 0" in (gang.folder / "rank-1.log").read_text()
+    for rank in (0, 1):
+        assert gang.losses(rank) == undisturbed.losses(rank), gang.log()
+    assert digest(gang) == digest(undisturbed)
+
+
+def test_without_replicas_the_same_loss_goes_back_to_the_last_checkpoint(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:
+    env = environment(tmp_path, data)
+    gang = start(tmp_path / "a", env, program=("-m", "tests.job.train.bereft_trainer"))
+    assert gang.end() == [0, 0], gang.log()
+    assert [one["replaced"] for one in gang.records(0, "recovered")] == [[1]]
+    for rank in (0, 1):
+        assert gang.losses(rank) == undisturbed.losses(rank), gang.log()

@@ -14,7 +14,7 @@ import torch
 from phalanx.core.errors import Bug, NotFound, PhalanxError
 from phalanx.job.checkpoint.beside import Beside, PageLocks
 from phalanx.job.checkpoint.commit import reason_of
-from phalanx.job.checkpoint.keeper.messages import News, Persist
+from phalanx.job.checkpoint.keeper.messages import News, NotReplicated, Peer, Persist, Replicated
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.memory import Draft, Memory
 from phalanx.job.checkpoint.shard_file import Part
@@ -39,6 +39,9 @@ class Copier:
         self._locked: set[int] = set()  # segments
         self._beside = Beside(device)
         self._riding: Persist | None = None
+        self._told: deque[News] = deque()
+        self.replicated = -1  # newest step of which another keeper has a replica that counts; set by whoever sends them
+        self._complained = False
 
     def find(self) -> Memory | None:
         """The place's snapshots of whatever parts, its own or those of a former life; None when there are none."""
@@ -112,9 +115,28 @@ class Copier:
         """Called before the state is changed: on a GPU the stream that changes it waits, elsewhere as `wait`."""
         return self._beside.before_change()
 
+    def hear(self, wait_s: float = 0.0) -> None:
+        """What the keeper says, for whoever asks for `news`; waits for the first of it."""
+        for one in self.memory.news(wait_s) if self.memory is not None else []:
+            match one:
+                case Replicated(step=step):
+                    self.replicated, self._complained = step, False
+                case NotReplicated(step=step, reason=reason):
+                    if not self._complained:
+                        _log.warning("the state after step %d has no replica: %s; newer ones are tried", step, reason)
+                    self._complained = True
+                case _:
+                    self._told.append(one)
+
     def news(self, wait_s: float = 0.0) -> list[News]:
-        """See Memory.news."""
-        return self.memory.news(wait_s) if self.memory is not None else []
+        """What has become of saves since the last time; waits up to `wait_s` for the first of it."""
+        self.hear(wait_s if not self._told else 0.0)
+        return [self._told.popleft() for _ in range(len(self._told))]
+
+    def bring(self, peer: Peer, step: int, buffers: int) -> None:
+        """Has the snapshot of `step` fetched from another keeper into memory of this place. Raises NotFound, SetupError."""
+        self.leave()
+        self._use(Memory.fetch(self.place, peer, step, buffers, self._idle_s))
 
     def close(self) -> None:
         """Ends the keeper too, and gives the memory back."""

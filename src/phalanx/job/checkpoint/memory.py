@@ -17,6 +17,7 @@ from phalanx.job.checkpoint.keeper.messages import (
     Adopt,
     Bye,
     Committed,
+    Expect,
     Fetch,
     GivenUp,
     Holding,
@@ -73,7 +74,9 @@ class Memory:
         self._link = link
         self._segments = segments
         self._idle_s = idle_s
-        self._replicating: set[int] = set()  # segments that are on their way to another keeper
+        self._replicating: dict[int, bool] = {}  # segments that are on their way to another keeper; whether they are kept then
+        self._kept: dict[int, int] = {}  # segments whose replica counts, and which are kept -> their step
+        self._listening: tuple[str, str, int] | None = None
         self._left = False
         self._lock = threading.RLock()
         self._saves = {one.key.save: one for one in holding.saves}  # under way
@@ -147,8 +150,17 @@ class Memory:
         """Whether one more snapshot can be written to durable storage, which may take long, with `others` segments left to go on
         with."""
         with self._lock:
-            writing = {save.segment for save in self._saves.values() if save.segment is not None}
-        return len(self._segments) - len(writing) - 1 >= others
+            return len(self._segments) - len(self._busy()) - 1 >= others
+
+    @property
+    def is_replicating(self) -> bool:
+        """Whether a replica is on its way."""
+        return bool(self._replicating)
+
+    def keep_only(self, step: int) -> None:
+        """Of the snapshots that are kept since another keeper has a replica of them, those before `step` are free again."""
+        with self._lock:
+            self._kept = {index: kept for index, kept in self._kept.items() if kept >= step}
 
     def views(self) -> list[list[memoryview]]:
         """Of each segment, where the bytes of each part that has any go, in the order of the parts."""
@@ -198,16 +210,27 @@ class Memory:
                 self._link.say(asked)
 
     def listen(self, host: str, secret: str) -> int:
-        """Has the keeper hold replicas for others of the gang; the port where it takes them. Raises SetupError, KeeperGone."""
+        """Has the keeper hold replicas for others of the gang, and each after it at the same port; that port. Raises SetupError,
+        KeeperGone."""
         with self._lock:
-            return self._link.listen(host, secret)
+            self._listening = (host, secret, self._link.listen(host, secret))
+            return self._listening[2]
 
-    def replicate(self, step: int, peer: Peer) -> None:
-        """Has the keeper give the snapshot of `step` to another; it counts once `news` says so. Raises NotFound."""
+    def expect(self, owners: Sequence[str], after: int | None = None) -> None:
+        """See keeper.messages.Expect."""
+        with self._lock, contextlib.suppress(KeeperGone):
+            self._link.say(Expect(owners=tuple(owners), after=after))
+
+    def replicate(self, step: int, peer: Peer, keeps: bool = False) -> None:
+        """Has the keeper give the snapshot of `step` to another; it counts once `news` says so. keeps: once it counts it is not
+        overwritten here either, before `keep_only`: a gang goes back to one step, of which each rank has its own.
+
+        Raises NotFound.
+        """
         with self._lock:
             index = self._segments.index(self._find(step)[1])
             self.repair()
-            self._replicating.add(index)
+            self._replicating[index] = keeps
             with contextlib.suppress(KeeperGone):  # then `repair` forgets it: there will be a newer one
                 self._link.say(Replicate(segment=index, peer=peer))
 
@@ -240,6 +263,9 @@ class Memory:
             _close(descriptors)
             adopt = Adopt(parts=self.layout.parts, buffers=len(self._segments))
             _close(self._link.ask(adopt, [segment.descriptor for segment in self._segments])[1])
+            if self._listening is not None:
+                host, secret, port = self._listening
+                self._listening = (host, secret, self._link.listen(host, secret, port))
             for save in self._saves.values():
                 self._link.say(save)
             return True
@@ -267,7 +293,7 @@ class Memory:
     def _busy(self) -> set[int]:
         """Segments that are being written to durable storage, or given to another keeper."""
         with self._lock:
-            return self._replicating | {save.segment for save in self._saves.values() if save.segment is not None}
+            return {*self._replicating, *self._kept} | {save.segment for save in self._saves.values() if save.segment is not None}
 
     def _note(self, news: News) -> None:
         match news:
@@ -275,8 +301,11 @@ class Memory:
                 self._saves[key.save] = replace(save, segment=None)  # what is left of it is the commit
             case Written(key=key) | Committed(key=key) | GivenUp(key=key):
                 self._saves.pop(key.save, None)
-            case Replicated(segment=index) | NotReplicated(segment=index):
-                self._replicating.discard(index)
+            case Replicated(segment=index, step=step):
+                if self._replicating.pop(index, False):
+                    self._kept[index] = step
+            case NotReplicated(segment=index):
+                self._replicating.pop(index, None)
 
     def _whole(self) -> list[tuple[Seal, Segment]]:
         return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]
@@ -294,8 +323,8 @@ def _mapped(holding: Holding, descriptors: list[int], populate: bool) -> list[Se
 
 
 def _age(seal: Seal | None) -> tuple[int, int]:
-    """What is taken first: an empty one, then that of the oldest step."""
-    return (-1, -1) if seal is None else (seal.step, seal.generation)
+    """What is taken first: an empty one, then that of the oldest step of the oldest generation."""
+    return (-1, -1) if seal is None else (seal.generation, seal.step)
 
 
 def _close(descriptors: Sequence[int]) -> None:

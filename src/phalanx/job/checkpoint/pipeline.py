@@ -51,7 +51,10 @@ Outcome = Saved | SaveFailed | Delayed
 
 
 class EveryStep(Protocol):
-    """Who takes a snapshot of all that a rank has after every step. buffers_needed: without which it could not go on."""
+    """Who takes a snapshot of all that a rank has after every step. buffers_needed: without which it could not go on. saves_wait:
+    for room, so that nothing else may take it."""
+
+    saves_wait: bool
 
     @property
     def copier(self) -> Copier: ...
@@ -127,6 +130,8 @@ class Pipeline:
             self._wait_for_room(self._patience_s + _MARGIN_S if must else ROOM_WAIT_S)
         agreed = self._all_have_room()
         self._put_off = not agreed
+        if self._every_step is not None:
+            self._every_step.saves_wait = self._put_off
         if agreed:
             self._begin(step, extra, metrics())
         self.stalled_s += self._clock_s() - started_s

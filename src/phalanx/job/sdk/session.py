@@ -44,7 +44,8 @@ class Session:
     or URL in an object store, for its checkpoints; '' is the folder `checkpoints` in `job_dir`. data: the prepared
     folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
     kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
-    where ranks meet the processes that hold their snapshots; '' outside Phalanx. checkpoint_patience_s: how long a save is tried
+    where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each snapshot
+    of a gang that recovers inside. checkpoint_patience_s: how long a save is tried
     again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for saves as often as pays; 0
     where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those planned while it runs.
     """
@@ -66,6 +67,7 @@ class Session:
     artifacts_dir: str = "."
     local_rank: int = 0
     keepers_dir: str = ""
+    replicas: int = 0
     checkpoint_patience_s: int = _PATIENCE_S
     checkpoint_mtbf_s: int = 0
     checkpoints: str = ""
@@ -212,6 +214,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         local_rank=_whole(env, "LOCAL_RANK", 0),
         keepers_dir=env.get("PHALANX_KEEPERS", ""),
         checkpoints=env.get("PHALANX_CHECKPOINTS", ""),
+        replicas=_whole(env, "PHALANX_REPLICAS", 0),
         checkpoint_mtbf_s=_whole(env, "PHALANX_CHECKPOINT_MTBF_S", 0),
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,

@@ -19,7 +19,7 @@ from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
-from phalanx.job.train.reform import in_generations, shared_step
+from phalanx.job.train.reform import in_generations
 from phalanx.job.train.saves import keeper_place, saving
 from phalanx.job.train.setup import Start, Training, assemble, claim, set_up, state_numbers
 from phalanx.job.train.snapshots import Snapshots
@@ -106,7 +106,7 @@ class Recipe:
     def _generation(self, rank: Rank, place: Place) -> tuple[Path, Trained]:
         if self._session is None:
             self._session = self._attach()
-            self._watch.snapshots = Snapshots(snapshot_place(self._session))
+            self._watch.snapshots = Snapshots(snapshot_place(self._session), replicas=self._session.replicas)
         training, start = self._set_up(self._session, rank, place)
         with saving(training, self._watch.snapshots) as saves:
             self._gang.settled()
@@ -119,7 +119,7 @@ class Recipe:
         assert snapshots is not None
         snapshots.new_model()
         fault = self._fault(place)
-        step = shared_step(snapshots.sealed()) if place.generation > 1 else None
+        step = snapshots.recall() if place.generation > 1 else None
         if step is None:
             training, start = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch)
         else:

@@ -24,27 +24,35 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.owners import held_parts
+from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.train.device import Rank, synchronise
+from phalanx.job.train.exchange import Exchange
 
 _log: Final = logging.getLogger(__name__)
 Note = Mapping[str, str | int | float | bool]
 """What else belongs to a state: numbers of the run, such as where it stands in its data."""
 BUFFERS: Final = 3
 """The newest whole one, one that is being copied, and one that is being written to durable storage."""
+REPLICA_BUFFERS: Final = 5
+"""Besides one that is on its way to another place, and the last one of which every rank has a replica there."""
 
 
 class Snapshots:
     """Of one rank's place, in all generations of one process. `place` is the same for whoever holds the rank."""
 
-    def __init__(self, place: Place, idle_s: float = IDLE_S, buffers: int = BUFFERS) -> None:
-        """buffers: for how many snapshots there shall be memory. Where there is room for fewer, the gang goes on with fewer."""
+    def __init__(self, place: Place, idle_s: float = IDLE_S, buffers: int = 0, replicas: int = 0) -> None:
+        """buffers: for how many snapshots there shall be memory, 0 for as many as are of use. Where there is room for fewer, the
+        gang goes on with fewer. replicas: how many other places shall hold each state, 0 or 1."""
+        self.saves_wait = False
         self._place = place
-        self._buffers = buffers
+        self._exchange = Exchange(place, replicas)
+        self._buffers = buffers or (REPLICA_BUFFERS if replicas else BUFFERS)
         self._is_fitted = False
         self._is_told = False
+        self._restored: int | None = None
         self._idle_s = idle_s
         self._copier: Copier | None = None
         self._live: LiveState | None = None
@@ -67,7 +75,14 @@ class Snapshots:
         """Takes memory for snapshots of these parts, see `fitted`. A collective of all ranks, first in each generation."""
         memory = fitted(self.copier, parts, self._buffers)
         self._buffers, self._is_fitted = memory.buffers, True
+        self._exchange.meet(self.copier, self._restored)
         return memory
+
+    def recall(self) -> int | None:
+        """Finds the newest step whose state the whole gang has in memory, wherever that is, and sees to it that this place has its
+        part: its own, or a replica that is fetched. None when there is no such step. A collective of all ranks, after a fault."""
+        self.copier.wait()
+        return self._exchange.recall(self.copier, self._buffers)
 
     def sealed(self) -> tuple[int, ...]:
         """Steps whose whole state is in memory, newest first."""
@@ -104,7 +119,9 @@ class Snapshots:
                 _log.warning("no snapshot of step %d: there is memory for two, and one is being saved", step)
             self._is_told = True
             return False
-        return self.copier.take(step, rank.generation, held, json.dumps(dict(note)))
+        self._exchange.agree(self.copier, step, self.saves_wait)
+        whose = {RANK: rank.rank, WORLD_SIZE: rank.world_size}
+        return self.copier.take(step, rank.generation, held, json.dumps({**note, **whose}))
 
     def settle(self) -> float:
         """Waits until the newest snapshot of this rank is whole; for how many seconds. Whoever calls this sees to it that all ranks
@@ -131,6 +148,7 @@ class Snapshots:
             set_training_state(model, optimizer, state)
         set_rng({part.name.rpartition(".")[2]: one for part, one in generators}, "", rank.rank, rank.world_size, rank.device)
         memory.forget_after(step)
+        self._restored = step
 
     def new_model(self) -> None:
         """What was read of the model before is another one's now."""
@@ -138,7 +156,7 @@ class Snapshots:
             self._copier.wait()
         if self._hook is not None:
             self._hook.remove()
-        self._live, self._hook, self._settled, self._is_fitted = None, None, True, False
+        self._live, self._hook, self._settled, self._is_fitted, self._restored = None, None, True, False, None
 
     def close(self) -> None:
         """The rank needs no successor any more: its memory is let go of."""

@@ -34,6 +34,7 @@ from phalanx.operate.control.verdict import broken, goes_without, gone
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
 
 DATA_VARIABLE: Final = "PHALANX_DATA"
+REPLICAS_VARIABLE: Final = "PHALANX_REPLICAS"
 """The rank's environment variable with the path of its prepared data."""
 
 INDEX_VARIABLE: Final = "PHALANX_ARRAY_INDEX"
@@ -149,6 +150,8 @@ def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
     env = {**job.spec.env}
     if job.spec.data:
         env[DATA_VARIABLE] = job.spec.data.path
+    if job.spec.recovery.replicas:
+        env[REPLICAS_VARIABLE] = str(job.spec.recovery.replicas)
     if job.array:
         env[INDEX_VARIABLE] = str(job.array_index)
     if part.milli < WHOLE:

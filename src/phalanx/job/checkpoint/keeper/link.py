@@ -24,10 +24,12 @@ from phalanx.job.checkpoint.keeper.messages import (
     Holding,
     Listen,
     Listening,
+    Look,
     Make,
     News,
     Refused,
     Request,
+    Stock,
     Told,
 )
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
@@ -63,14 +65,22 @@ class Link:
             raise KeeperGone("the snapshot keeper answers out of turn")
         return answer, self._received.take(answer.buffers)
 
-    def listen(self, host: str, secret: str) -> int:
-        """The port where other keepers reach this one. Raises KeeperGone, or SetupError when it cannot listen there."""
-        answer = self._asked(Listen(host=host, secret=secret))
+    def listen(self, host: str, secret: str, port: int = 0) -> int:
+        """The port where other keepers reach this one: `port` where that is free. Raises KeeperGone, or SetupError when it cannot
+        listen there."""
+        answer = self._asked(Listen(host=host, secret=secret, port=port))
         if not isinstance(answer, Listening):
             raise KeeperGone("the snapshot keeper answers out of turn")
         return answer.port
 
-    def _asked(self, message: Request, descriptors: Sequence[int] = ()) -> Holding | Listening:
+    def stock(self) -> Stock:
+        """What the keeper holds. Raises KeeperGone."""
+        answer = self._asked(Look())
+        if not isinstance(answer, Stock):
+            raise KeeperGone("the snapshot keeper answers out of turn")
+        return answer
+
+    def _asked(self, message: Request, descriptors: Sequence[int] = ()) -> Holding | Listening | Stock:
         self._channel.settimeout(FETCH_S if isinstance(message, Fetch) else PATIENCE_S)
         self.say(message, descriptors)
         answer = self._next()

@@ -62,20 +62,23 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another keeper of the gang. secret: of the gang, which both prove to have. owner: the rank whose replica it holds."""
+    """Another keeper of the gang. secret: of the gang, which both prove to have. owner: Place.key of the place whose snapshots
+    these are."""
 
     host: str
     port: int
     secret: str
-    owner: int
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Hold replicas for other keepers of the gang, on a port of `host`. One that listens already goes on."""
+    """Hold replicas for other keepers of the gang, on a port of `host`: on `port` where that is free. One that listens already goes
+    on where it does, with this secret."""
 
     host: str
     secret: str
+    port: int = 0
     kind: Literal["listen"] = "listen"
 
 
@@ -86,6 +89,16 @@ class Replicate:
     segment: int
     peer: Peer
     kind: Literal["replicate"] = "replicate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """From now on replicas are held for these owners: those of others go once the first newer one of these counts. after: later
+    steps are of a history that did not happen."""
+
+    owners: tuple[str, ...]
+    after: int | None = None
+    kind: Literal["expect"] = "expect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +117,33 @@ class Listening:
 
     port: int
     kind: Literal["listening"] = "listening"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Say what is held here, of one's own and for others."""
+
+    kind: Literal["look"] = "look"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A whole snapshot of the place `owner`, with its seal."""
+
+    owner: str
+    step: int
+    generation: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """own: sealed snapshots of this place. held: replicas that count. port: where other keepers reach this one, 0 where nowhere."""
+
+    own: tuple[Item, ...]
+    held: tuple[Item, ...]
+    port: int
+    kind: Literal["stock"] = "stock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +236,7 @@ class NotReplicated:
 News = Written | Committed | Troubled | GivenUp | Replicated | NotReplicated
 """What a keeper says of its own accord."""
 
-Request = Hello | Make | Adopt | Persist | Listen | Replicate | Fetch | Bye
-Answer = Holding | Listening | Refused
+Request = Hello | Make | Adopt | Persist | Listen | Expect | Replicate | Fetch | Look | Bye
+Answer = Holding | Listening | Stock | Refused
 Asked = Annotated[Request, Field(discriminator="kind")]
 Told = Annotated[Answer | News, Field(discriminator="kind")]

@@ -1,5 +1,6 @@
 """Where a keeper lives: a folder of the attempt on this node, and a slot of the node in it."""
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,11 @@ class Place:
     folder: Path
     slot: int
     attempt: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name among all places of a gang, on whatever nodes."""
+        return f"{socket.gethostname()}:{self.folder}:{self.slot}"
 
     @property
     def socket_name(self) -> str:

@@ -21,12 +21,14 @@ from phalanx.job.checkpoint.keeper.messages import (
     Answer,
     Asked,
     Bye,
+    Expect,
     Fetch,
     GivenUp,
     Hello,
     Holding,
     Listen,
     Listening,
+    Look,
     Make,
     News,
     NotReplicated,
@@ -35,12 +37,13 @@ from phalanx.job.checkpoint.keeper.messages import (
     Replicate,
     Replicated,
     Request,
+    Stock,
     Told,
 )
 from phalanx.job.checkpoint.keeper.only import lock_name
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.keeper.recorded import record_unheard
-from phalanx.job.checkpoint.keeper.replicas import Held, fetch, send
+from phalanx.job.checkpoint.keeper.replicas import Held, fetch, item_of, send
 from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
@@ -56,6 +59,7 @@ class Caller:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.received = frames.Received()
+        self.greeted = False  # it said Hello, of the right attempt
         self.known = False  # it said Hello, of the right attempt, and not only to read
 
     def tell(self, message: Answer | News, descriptors: list[int] | None = None) -> None:
@@ -166,8 +170,31 @@ class Keeper:
         match asked:
             case Hello():
                 self._greet(caller, asked)
+            case Look() if caller.greeted:
+                self._say_stock(caller)
             case _ if not caller.known:
                 raise ValueError("no Hello")
+            case Listen() | Expect() | Replicate() | Fetch():
+                self._exchange(caller, asked)
+            case _:
+                self._serve(caller, asked)
+
+    def _exchange(self, caller: Caller, asked: Listen | Expect | Replicate | Fetch) -> None:
+        """With other keepers."""
+        match asked:
+            case Listen():
+                self._listen_for_replicas(caller, asked)
+            case Expect(owners=owners, after=after):
+                if self._held is not None:
+                    self._held.expect(owners, after)
+            case Replicate():
+                self._replicate(caller, asked)
+            case Fetch():
+                self._fetch(caller, asked)
+
+    def _serve(self, caller: Caller, asked: Request) -> None:
+        """The rank of this place."""
+        match asked:
             case Make(parts=parts, buffers=buffers):
                 self._make(caller, layout_of(parts), buffers)
             case Adopt(parts=parts, buffers=buffers):
@@ -176,12 +203,6 @@ class Keeper:
                 self._show(caller)
             case Persist():
                 self._persist(caller, asked)
-            case Listen(host=host, secret=secret):
-                self._listen_for_replicas(caller, host, secret)
-            case Replicate():
-                self._replicate(caller, asked)
-            case Fetch():
-                self._fetch(caller, asked)
             case Bye():
                 self._dismissed = True
                 self._hang_up(caller)
@@ -191,6 +212,7 @@ class Keeper:
             fix = f"the keeper in {self.place.folder} is of attempt {self.place.attempt!r}; give each attempt a folder of its own"
             caller.tell(Refused(field="attempt", value=hello.attempt, fix=fix))
             raise ValueError("another attempt")
+        caller.greeted = True
         if hello.reads:
             self._show(caller)
             return
@@ -224,15 +246,24 @@ class Keeper:
         else:
             caller.tell(GivenUp(key=asked.key, reason="its snapshot is not there"))
 
-    def _listen_for_replicas(self, caller: Caller, host: str, secret: str) -> None:
+    def _listen_for_replicas(self, caller: Caller, asked: Listen) -> None:
         if self._held is None:
             try:
-                self._held = Held(self.place.folder, host, secret)
+                self._held = Held(self.place, asked.host, asked.secret, self._own, asked.port)
             except OSError as error:
                 fix = f"replicas cannot be taken there ({error.strerror}); give an address of this node"
-                caller.tell(Refused(field="host", value=host, fix=fix))
+                caller.tell(Refused(field="host", value=asked.host, fix=fix))
                 return
+        self._held.secret = asked.secret
         caller.tell(Listening(port=self._held.port))
+
+    def _own(self) -> list[tuple[Segment, Seal]]:
+        return [(segment, seal) for segment in self.segments if (seal := segment.seal()) is not None]
+
+    def _say_stock(self, caller: Caller) -> None:
+        own = tuple(item_of(self.place.key, seal) for _, seal in self._own())
+        held = self._held.items() if self._held is not None else ()
+        caller.tell(Stock(own=own, held=held, port=self._held.port if self._held is not None else 0))
 
     def _replicate(self, caller: Caller, asked: Replicate) -> None:
         segment = self.segments[asked.segment] if 0 <= asked.segment < len(self.segments) else None
@@ -260,7 +291,7 @@ class Keeper:
         except (OSError, PhalanxError) as error:
             reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
             field = "checkpoint memory" if isinstance(error, SetupError) else "replica"
-            caller.tell(Refused(field=field, value=f"of rank {peer.owner} at {peer.host}:{peer.port}", fix=reason))
+            caller.tell(Refused(field=field, value=f"of {peer.owner} at {peer.host}:{peer.port}", fix=reason))
             return
         self._show(caller)
 

@@ -8,15 +8,16 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from phalanx.core.errors import NotFound, PhalanxError, StoreUnavailable
 from phalanx.job.checkpoint.keeper.channel import Channel, agree
+from phalanx.job.checkpoint.keeper.messages import Item
+from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.segment import HEADER_BYTES, Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
@@ -28,9 +29,9 @@ _CALLERS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The bytes of this snapshot follow. owner: the rank that it is of."""
+    """The bytes of this snapshot follow. owner: Place.key of the place that it is of."""
 
-    owner: int
+    owner: str
     step: int
     generation: int
     note: str
@@ -40,9 +41,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """Give back the newest counted replica of this owner; of `step` where that is not None."""
+    """Give the newest counted replica of this owner, or its own snapshot where this is the owner's keeper; of `step` where that is
+    not None."""
 
-    owner: int
+    owner: str
     step: int | None
     kind: Literal["want"] = "want"
 
@@ -68,16 +70,24 @@ _Given = Annotated[Offer | Sorry, Field(discriminator="kind")]
 
 
 class Held:
-    """What this keeper holds for others, and the socket where it takes and gives it. folder: of the node's keepers."""
+    """What this keeper holds for others, and the socket where it takes and gives it. own: the place's own snapshots, which it gives
+    too: where nobody took a dead rank's place, others make another gang of them. port: where it listens, if that is free."""
 
-    def __init__(self, folder: Path, host: str, secret: str) -> None:
-        self._folder = folder
-        self._secret = secret
+    def __init__(
+        self, place: Place, host: str, secret: str, own: Callable[[], list[tuple[Segment, Seal]]] = list, port: int = 0
+    ) -> None:
+        self.secret = secret
+        self._place = place
+        self._own = own
         self._lock = threading.Lock()
-        self._segments: dict[int, list[Segment]] = {}
-        self._counted: set[tuple[int, int, int]] = set()  # (owner, step, generation)
+        self._segments: dict[str, list[Segment]] = {}
+        self._counted: set[tuple[str, int, int]] = set()  # (owner, step, generation)
         self._in_use: list[Segment] = []  # being filled or given
-        self._server = socket.create_server((host, 0), backlog=16)
+        self._expected: tuple[str, ...] | None = None  # others go with the next that counts
+        try:
+            self._server = socket.create_server((host, port), backlog=16)
+        except OSError:
+            self._server = socket.create_server((host, 0), backlog=16)
         self.port = int(self._server.getsockname()[1])
         self._callers = threading.Semaphore(_CALLERS_MAX)
         threading.Thread(target=self._serve, name="replicas", daemon=True).start()
@@ -85,10 +95,28 @@ class Held:
     def close(self) -> None:
         self._server.close()
 
-    def counted(self) -> list[tuple[int, int]]:
+    def counted(self) -> list[tuple[str, int]]:
         """(owner, step) of every replica that counts."""
         with self._lock:
             return sorted((owner, step) for owner, step, _ in self._counted)
+
+    def items(self) -> tuple[Item, ...]:
+        """Every replica that counts."""
+        with self._lock:
+            sealed = [
+                (owner, seal)
+                for owner, held in self._segments.items()
+                for segment in held
+                if (seal := segment.seal()) is not None and (owner, seal.step, seal.generation) in self._counted
+            ]
+        return tuple(item_of(owner, seal) for owner, seal in sealed)
+
+    def expect(self, owners: Sequence[str], after: int | None) -> None:
+        """See the message."""
+        with self._lock:
+            self._expected = tuple(owners)
+            if after is not None:
+                self._counted = {one for one in self._counted if one[1] <= after}
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -103,7 +131,7 @@ class Held:
         """A caller that is gone, silent or a stranger costs nobody else anything."""
         with connection, contextlib.suppress(OSError, PhalanxError):
             connection.settimeout(TIMEOUT_S)
-            channel = agree(connection, self._secret, called=True)
+            channel = agree(connection, self.secret, called=True)
             match channel.hear(_Opening):
                 case Offer() as offer:
                     self._take(channel, offer)
@@ -125,7 +153,18 @@ class Held:
         channel.hear(_Answer)  # the owner's keeper knows
         with self._lock:
             self._counted.add((offer.owner, offer.step, offer.generation))
+            if self._expected is not None and offer.owner in self._expected:
+                self._drop_others(self._expected)
+                self._expected = None
         channel.say(_Answer, Sure())
+
+    def _drop_others(self, owners: Sequence[str]) -> None:
+        """Of owners that somebody else holds replicas for by now."""
+        for owner in [one for one in self._segments if one not in owners]:
+            if not any(segment in self._in_use for segment in self._segments[owner]):
+                for segment in self._segments.pop(owner):
+                    os.close(segment.descriptor)
+                self._counted = {one for one in self._counted if one[0] != owner}
 
     @contextlib.contextmanager
     def _used(self, segment: Segment) -> Iterator[None]:
@@ -136,7 +175,7 @@ class Held:
             with self._lock:
                 self._in_use.remove(segment)
 
-    def _room(self, owner: int, layout: Layout) -> Segment:
+    def _room(self, owner: str, layout: Layout) -> Segment:
         """Where the next replica of this owner goes, in use from now on: an empty or uncounted one, else the older.
 
         Raises SetupError where there is too little memory, StoreUnavailable when all are in use.
@@ -144,14 +183,14 @@ class Held:
         with self._lock:
             held = self._segments.get(owner, [])
             if not held or held[0].layout.digest != layout.digest:
-                made = [Segment(one, layout) for one in make_segments(self._folder, layout, _HELD_OF_EACH)]
+                made = [Segment(one, layout) for one in make_segments(self._place.folder, layout, _HELD_OF_EACH)]
                 for segment in held:
                     os.close(segment.descriptor)
                 self._counted = {one for one in self._counted if one[0] != owner}
                 held = self._segments[owner] = made
             free = [one for one in held if one not in self._in_use]
             if not free:
-                raise StoreUnavailable(f"the replicas of rank {owner} are in use")
+                raise StoreUnavailable(f"the replicas of {owner} are in use")
             segment = min(free, key=lambda one: self._worth(owner, one.seal()))
             self._in_use.append(segment)
             seal = segment.seal()
@@ -160,7 +199,7 @@ class Held:
             segment.break_seal()
             return segment
 
-    def _worth(self, owner: int, seal: Seal | None) -> tuple[int, int]:
+    def _worth(self, owner: str, seal: Seal | None) -> tuple[int, int]:
         if seal is None or (owner, seal.step, seal.generation) not in self._counted:
             return -1, -1
         return seal.generation, seal.step
@@ -168,29 +207,30 @@ class Held:
     def _give(self, channel: Channel, want: Want) -> None:
         found = self._found(want)
         if found is None:
-            channel.say(_Given, Sorry(reason=f"no counted replica of rank {want.owner}; there are {self.counted()}"))
+            channel.say(_Given, Sorry(reason=f"no counted replica of {want.owner}; there are {self.counted()}"))
             return
         segment, seal = found
         with self._used(segment):
             channel.say(_Given, _offer(want.owner, seal, segment.layout))
             channel.pour(segment.memory[HEADER_BYTES:])
+            torn = segment.seal() != seal  # one's own, which a rank that trains may take again
+            channel.say(_Answer, Sorry(reason="it was overwritten meanwhile") if torn else Sure())
 
     def _found(self, want: Want) -> tuple[Segment, Seal] | None:
         """In use from now on."""
         with self._lock:
             held = [(segment, seal) for segment in self._segments.get(want.owner, []) if (seal := segment.seal()) is not None]
-            fits = [
-                (segment, seal)
-                for segment, seal in held
-                if (want.owner, seal.step, seal.generation) in self._counted and want.step in (None, seal.step)
-            ]
+            held = [pair for pair in held if (want.owner, pair[1].step, pair[1].generation) in self._counted]
+            if want.owner == self._place.key:
+                held = self._own()
+            fits = [(segment, seal) for segment, seal in held if want.step in (None, seal.step)]
             newest = max(fits, key=lambda pair: (pair[1].generation, pair[1].step), default=None)
             if newest is not None:
                 self._in_use.append(newest[0])
             return newest
 
 
-def send(address: tuple[str, int], secret: str, owner: int, segment: Segment, seal: Seal) -> None:
+def send(address: tuple[str, int], secret: str, owner: str, segment: Segment, seal: Seal) -> None:
     """Gives the keeper at `address` a replica, which then counts on both sides. The segment is not changed meanwhile.
 
     Raises OSError when that keeper is gone, Unauthorized when it is of another gang, NotFound when it has no room.
@@ -204,7 +244,7 @@ def send(address: tuple[str, int], secret: str, owner: int, segment: Segment, se
         _heard(channel)
 
 
-def fetch(address: tuple[str, int], secret: str, owner: int, step: int | None, room: Callable[[Layout, int, int], Segment]) -> Seal:
+def fetch(address: tuple[str, int], secret: str, owner: str, step: int | None, room: Callable[[Layout, int, int], Segment]) -> Seal:
     """Gets a replica back. room: given its layout, step and generation, where it goes; sealed here once it is whole.
 
     Raises NotFound when that keeper has none, OSError and Unauthorized as `send`.
@@ -218,6 +258,7 @@ def fetch(address: tuple[str, int], secret: str, owner: int, step: int | None, r
         segment = room(layout_of(given.parts), seal.step, seal.generation)
         segment.break_seal()
         channel.fill(segment.memory[HEADER_BYTES:])
+        _heard(channel)
         segment.write_seal(seal)
         return seal
 
@@ -234,5 +275,9 @@ def _heard(channel: Channel) -> None:
         raise NotFound("replica", None, answer.reason)
 
 
-def _offer(owner: int, seal: Seal, layout: Layout) -> Offer:
+def item_of(owner: str, seal: Seal) -> Item:
+    return Item(owner=owner, step=seal.step, generation=seal.generation, note=seal.note)
+
+
+def _offer(owner: str, seal: Seal, layout: Layout) -> Offer:
     return Offer(owner=owner, step=seal.step, generation=seal.generation, note=seal.note, parts=layout.parts)
