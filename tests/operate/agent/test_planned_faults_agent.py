@@ -8,6 +8,7 @@ from phalanx.core.chaos import Asked, Plan, met_name, planned
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import PlanFaults, StopRanks
 from phalanx.operate.agent.attempts import AttemptFolder
+from phalanx.operate.agent.sockets import agent_socket, socket_folder
 from tests.operate.agent.agent_cell import Cell, alive, until
 
 ATTEMPT = AttemptId("demo-1.1")
@@ -68,6 +69,8 @@ def test_a_node_dies_with_its_ranks_and_says_so_when_it_is_back(cell: Cell) -> N
     until(lambda: agent_pid(cell) != agent)
     assert not any(map(alive, (*ranks, shim)))
     assert "died without exit records" in cell.far.phase(ATTEMPT, "ended").lost
+    folder = socket_folder(cell.home)
+    until(lambda: [path.name for path in folder.iterdir() if path.is_socket()] == [agent_socket(folder).name])
     end(agent_pid(cell))
 
 

@@ -24,6 +24,7 @@ from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodePro
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import cannot_listen, is_taken
+from phalanx.operate.agent.sockets import remove_shim_sockets
 from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
@@ -87,6 +88,7 @@ class AttemptRun:
             if self._child is not None:
                 await asyncio.to_thread(self._child.wait)
             await asyncio.to_thread(tidy, self.folder.accepted.launch, self._node.agent_socket)
+            remove_shim_sockets(self._node.shim_socket)  # one that was killed has left them
         finally:
             if self._child is not None and self._child.returncode is None:
                 self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it

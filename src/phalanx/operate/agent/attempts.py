@@ -19,6 +19,7 @@ from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import GangPlace, Paths, marks, rank_starts
 from phalanx.operate.agent.processes import boot_id, start_ticks
+from phalanx.operate.agent.sockets import gang_socket
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 FAILURE_GRACE_MS: Final = 5_000
@@ -202,7 +203,7 @@ class AttemptFolder:
         """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
         environment that was built for them."""
         paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
-        gang = GangPlace.of(launch, launch.recovery, shim_socket.with_suffix(".gang")) if launch.recovery else None
+        gang = GangPlace.of(launch, launch.recovery, gang_socket(shim_socket)) if launch.recovery else None
         if container is None:
             starts = rank_starts(launch, shape, paths, outer, gang)
         else:

@@ -1,5 +1,6 @@
 """Where unix sockets live: in the home, or in a short private folder when the home's path is too long for an address."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -32,3 +33,15 @@ def agent_socket(folder: Path) -> Path:
 
 def shim_socket(folder: Path, attempt: AttemptId) -> Path:
     return folder / f"{hashlib.sha256(attempt.encode()).hexdigest()[:16]}.sock"
+
+
+def gang_socket(shim: Path) -> Path:
+    """Of the coordinator in that shim."""
+    return shim.with_suffix(".gang")
+
+
+def remove_shim_sockets(shim: Path) -> None:
+    """Of a shim that is gone."""
+    for path in (shim, gang_socket(shim)):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
