@@ -1,13 +1,15 @@
 """How long a gang of two stands still when one of its ranks is killed or hangs, and what that costs it.
 
-Usage: python benchmarks/recovery.py [--only kill|hang|spare] [--rank R] [--step N] [--quick]. The last line is one JSON object; the
-exit code is 1 when a claim does not hold. Seconds are from the signal to the end of the first optimiser step that began after it.
+Usage: python benchmarks/recovery.py [--only kill|hang|spare|agent] [--rank R] [--step N] [--quick]. The last line is one JSON
+object; the exit code is 1 when a claim does not hold. Seconds are from the signal to the end of the first optimiser step that began
+after it.
 The gang runs under the shim as an agent starts it; the peer is torchrun, which restarts the same trainer from its own checkpoints.
 NVIDIA's in-process restart is measured beside them where `nvidia_resiliency_ext` can be imported.
 """
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -120,7 +122,13 @@ def yes(name: str, holds: bool) -> Answer:
     return {"id": name, "ours": holds, "peer": None, "ratio": None, "unit": "", "target": "true", "holds": holds}
 
 
-CLAIMS: dict[str, Callable[[argparse.Namespace], list[Answer]]] = {"kill": kill, "hang": hang, "spare": spare}
+def agent(options: argparse.Namespace) -> list[Answer]:
+    """SIGKILL of the node's agent, which ranks do not notice: in a file of its own, since it needs a whole platform."""
+    found: list[Answer] = importlib.import_module("recovery_agent").agent(options)
+    return found
+
+
+CLAIMS: dict[str, Callable[[argparse.Namespace], list[Answer]]] = {"kill": kill, "hang": hang, "spare": spare, "agent": agent}
 
 
 # What ranks have written
