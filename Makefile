@@ -27,7 +27,7 @@ bench: install ## every benchmark, quick form; PHALANX_TRACES=DIR names the fold
 	@[ -d "$$PHALANX_TRACES" ] || { echo "make bench: set PHALANX_TRACES to the folder with openb/, muri/, philly/ and itp/ (docs/simulator.md)"; exit 2; }
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
 
-soak: install ## the long form of the tests: the kill test over many steps and ranks, 50,000 seeds of the simulation
+soak: install ## the long form of the tests: 200 random faults in one run, the kill test over many steps and ranks, 50,000 seeds of the simulation
 	@PHALANX_SOAK=1 $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.simulation --seeds 0:50000
 
