@@ -28,7 +28,12 @@ def is_store(text: str) -> bool:
         return False
     path = PurePosixPath(text.removeprefix("file://"))
     is_folder = path.is_absolute() and ".." not in path.parts and len(path.parts) > 1
-    return text == JOBS_FOLDER or _STORE.fullmatch(text) is not None or is_folder
+    return text == JOBS_FOLDER or is_store_url(text) or is_folder
+
+
+def is_store_url(text: str) -> bool:
+    """Whether it looks like a folder in an object store, without what a URL may hide."""
+    return text.isprintable() and _STORE.fullmatch(text) is not None and ".." not in text.split("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

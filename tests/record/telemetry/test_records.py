@@ -124,6 +124,21 @@ def test_a_path_that_is_not_absolute_and_plain_is_refused(path: str) -> None:
         assert "path" in decoded.problems[0]
 
 
+@pytest.mark.parametrize(
+    "path", ["s3://bkt/../x", "s3://key:secret@bkt/x", "s3://bkt/x?sig=1", "memory://x/y", "s3://bkt/\x1b[31m"]
+)
+def test_a_url_of_a_checkpoint_that_is_none_or_hides_something_is_refused(path: str) -> None:
+    saved = CheckpointCommitted(rank=0, step=1, path=path, digest="d", size_bytes=3, at_ms=9)
+    assert decode(line(saved), rank=0).num_bad == 1
+
+
+@pytest.mark.parametrize("path", ["s3://bkt/a/lm-1-7/step-00000001", "abfs://box@account.dfs.core.windows.net/a/step-00000001"])
+def test_a_checkpoint_may_lie_in_an_object_store_and_a_model_may_not(path: str) -> None:
+    saved = CheckpointCommitted(rank=0, step=1, path=path, digest="d", size_bytes=3, at_ms=9)
+    model = ModelSaved(rank=0, step=1, path=path, weights_digest="w", metrics={}, lineage={}, at_ms=9)
+    assert decode(line(saved), rank=0).facts == (saved,) and decode(line(model), rank=0).num_bad == 1
+
+
 def test_a_path_may_hold_what_file_systems_take() -> None:
     model = ModelSaved(rank=0, step=1, path="/my jobs/é\u00a0..x/m", weights_digest="w", metrics={}, lineage={}, at_ms=9)
     assert decode(line(model), rank=0).facts == (model,)

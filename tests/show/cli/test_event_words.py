@@ -33,7 +33,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import BadSample, Corruption, LossSpike, Straggler
+from phalanx.core.health import BadSample, Corruption, LossSpike, SaveTrouble, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -76,6 +76,7 @@ CORRUPT = Corruption(rank=0, step=1000, place="gradients", name="norm.weight", r
 STRAGGLER = Straggler(
     rank=1, node=NODE, device=1, step=31, ratio=1.52, slow=24, steps=25, local_us=61_000, peers_us=40_100, quarantined=True, at_ms=1
 )
+TROUBLE = SaveTrouble(rank=1, step=400, lost=False, reason="s3://bkt: the store does not answer; try again", at_ms=1)
 SPEC = JobSpec(name="tiny-lm", entrypoint=("true",), num_nodes=2, resources=Resources(gpus="4"))
 
 TOLD: list[tuple[EventBody, str, str]] = [
@@ -163,6 +164,14 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
         ),
         (CORRUPT, "rank 1 is corrupt: other gradients than its peers from the same weights and samples at step 1000 (norm.weight)"),
         (
+            TROUBLE,
+            "rank 1 cannot write the checkpoint of step 400 yet: s3://bkt: the store does not answer; try again; training goes on",
+        ),
+        (
+            dataclasses.replace(TROUBLE, lost=True, reason="rank 1: No space left on device"),
+            "the checkpoint of step 400 was given up: rank 1: No space left on device; older ones stay, and training goes on",
+        ),
+        (
             dataclasses.replace(CORRUPT, place="state", ranks=(0, 1), certain=False),
             "ranks 0, 1 differ, and which of them is corrupt is not known: another replica of the state than its peers at step "
             "1000 (norm.weight)",
@@ -182,7 +191,16 @@ def test_every_fact_of_a_rank_is_said_in_words(fact: RankFact, sentence: str) ->
 
 
 def test_the_facts_above_are_all_there_are() -> None:
-    assert set(get_args(RankFact)) == {Resumed, Recovered, CheckpointCommitted, ModelSaved, LossSpike, Corruption, FaultMet}
+    assert set(get_args(RankFact)) == {
+        Resumed,
+        Recovered,
+        CheckpointCommitted,
+        ModelSaved,
+        LossSpike,
+        Corruption,
+        SaveTrouble,
+        FaultMet,
+    }
 
 
 @pytest.mark.parametrize("cause", get_args(StopCause))

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from phalanx.core import wire
-from phalanx.core.checkpoints import is_store
+from phalanx.core.checkpoints import is_store_url
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Recovered, Resumed, StepRecord
 
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -121,8 +121,7 @@ def _is_path(text: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
-    """Of an object store, without what a URL may hide."""
-    return "://" in text and is_store(text) and ".." not in text.split("/") and not _CONTROL.search(text)
+    return len(text) <= _PATH_CHARS_MAX and is_store_url(text)
 
 
 def _values(record: RankRecord) -> list[tuple[str, Any]]:
