@@ -157,6 +157,33 @@ def test_other_parts_are_other_memory_and_the_same_parts_the_same(place: Place) 
     memory.close()
 
 
+def test_what_is_sealed_of_other_parts_is_shown_to_readers_until_it_is_dropped(place: Place) -> None:
+    """A gang of another size: a second fault before it has sealed anything must find what the first one left."""
+    memory = Memory.attach(place, PARTS)
+    snapshot(memory, 1)
+    snapshot(memory, 2)
+    memory.leave()
+    memory = Memory.attach(place, PARTS[:2])
+    assert memory.sealed() == ()
+    other = Sealed.at(place)
+    assert other.steps() == (2, 1)
+    assert [(part, bytes(data)) for part, data in other.parts(2)] == [(part, bytes(filled(part, 2))) for part in PARTS]
+    other.close()
+    snapshot(memory, 3, generation=2)
+    other = Sealed.at(place)
+    assert other.steps() == (3, 2, 1) and [part for part, _ in other.parts(3)] == list(PARTS[:2])
+    other.close()
+    memory.leave()
+    memory = Memory.attach(place, PARTS[:1])  # yet another size: the newest that is sealed is put by
+    assert Sealed.at(place).steps() == (3,)
+    memory.leave()
+    memory = Memory.attach(place, PARTS)  # nothing was sealed of those: what is put by stays
+    assert Sealed.at(place).steps() == (3,)
+    memory.drop_former()
+    assert memory.sealed() == () and Sealed.at(place).steps() == ()
+    memory.close()
+
+
 def test_a_keeper_of_another_attempt_is_refused_by_name(place: Place) -> None:
     memory = Memory.attach(place, PARTS)
     with pytest.raises(UserError, match=r"'lm-1.2'.*is of attempt 'lm-1.1'"):

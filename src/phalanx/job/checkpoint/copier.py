@@ -20,6 +20,8 @@ from phalanx.job.checkpoint.memory import Draft, Memory
 from phalanx.job.checkpoint.shard_file import Part
 
 _log: Final = logging.getLogger(__name__)
+_DROP_AT: Final = 2
+"""Once a second snapshot is sealed every rank has a first (see train.snapshots): those of a gang of another size may go."""
 Held = Sequence[tuple[Part, torch.Tensor]]
 """Parts of a state with the tensors that they are now."""
 
@@ -42,6 +44,7 @@ class Copier:
         self._told: deque[News] = deque()
         self.replicated = -1  # newest step of which another keeper has a replica that counts; set by whoever sends them
         self._complained = False
+        self._num_sealed = 0  # in this memory
 
     def find(self) -> Memory | None:
         """The place's snapshots of whatever parts, its own or those of a former life; None when there are none."""
@@ -160,7 +163,7 @@ class Copier:
         self._targets = []
 
     def _use(self, memory: Memory) -> None:
-        self.memory = memory
+        self.memory, self._num_sealed = memory, 0
         self._targets = [[torch.frombuffer(one, dtype=torch.uint8) for one in views] for views in memory.views()]
 
     def _lock(self, index: int) -> None:
@@ -173,6 +176,9 @@ class Copier:
         """In the copying thread. A keeper that is gone is replaced here, beside training, and not when it is needed."""
         draft.seal(note)
         try:
+            self._num_sealed += 1
+            if self._num_sealed == _DROP_AT:
+                memory.drop_former()
             if riding is not None:
                 memory.persist(draft.step, riding)
             else:

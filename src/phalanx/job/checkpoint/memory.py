@@ -17,6 +17,7 @@ from phalanx.job.checkpoint.keeper.messages import (
     Adopt,
     Bye,
     Committed,
+    Drop,
     Expect,
     Fetch,
     GivenUp,
@@ -220,6 +221,11 @@ class Memory:
         """See keeper.messages.Expect."""
         with self._lock, contextlib.suppress(KeeperGone):
             self._link.say(Expect(owners=tuple(owners), after=after))
+
+    def drop_former(self) -> None:
+        """What was sealed of other parts, before these were attached, is not needed any more."""
+        with self._lock, contextlib.suppress(KeeperGone):
+            self._link.say(Drop())
 
     def replicate(self, step: int, peer: Peer, keeps: bool = False) -> None:
         """Has the keeper give the snapshot of `step` to another; it counts once `news` says so. keeps: once it counts it is not

@@ -19,8 +19,9 @@ _TRIES: Final = 3
 class Sealed:
     """What one place holds: of each sealed step its parts, each with its place in the whole tensor, and the note beside them.
 
-    The memory is the place's own. It does not change while its rank does not train; where the rank may go on, `is_whole` after
-    reading says whether what was read is what was sealed.
+    Also those of other parts, of a gang of another size, until the present one has some. The memory is the place's own: it does not
+    change while its rank does not train; where the rank may go on, `is_whole` after reading says whether what was read is what was
+    sealed.
     """
 
     def __init__(self, segments: list[Segment]) -> None:
@@ -35,10 +36,11 @@ class Sealed:
             except KeeperGone:
                 continue
             link.close()  # the descriptors keep the memory
-            if not holding.buffers:
+            if not descriptors:
                 break
-            layout = layout_of(holding.parts)
-            return cls([Segment(one, layout, populate=True, read_only=True) for one in descriptors])
+            now, former = layout_of(holding.parts), layout_of(holding.former_parts)
+            layouts = [now] * holding.buffers + [former] * holding.former_buffers
+            return cls([Segment(one, layout, read_only=True) for one, layout in zip(descriptors, layouts, strict=True)])
         raise NotFound("snapshots", str(place.folder), f"slot {place.slot} holds none")
 
     def steps(self) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Link:
         answer = self._asked(message, descriptors)
         if not isinstance(answer, Holding):
             raise KeeperGone("the snapshot keeper answers out of turn")
-        return answer, self._received.take(answer.buffers)
+        return answer, self._received.take(answer.buffers + answer.former_buffers)
 
     def listen(self, host: str, secret: str, port: int = 0) -> int:
         """The port where other keepers reach this one: `port` where that is free. Raises KeeperGone, or SetupError when it cannot

@@ -24,11 +24,19 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
-    """Have `buffers` segments for these parts. Those that are there are kept when they are for the same parts."""
+    """Have `buffers` segments for these parts. Those that are there are kept when they are for the same parts; else what is sealed
+    in them is shown to those who only read, until `Drop` or until the memory is needed."""
 
     parts: tuple[Part, ...]
     buffers: int
     kind: Literal["make"] = "make"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """What was sealed of other parts, before the last `Make`, is not needed any more."""
+
+    kind: Literal["drop"] = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +165,14 @@ class Bye:
 class Holding:
     """What the keeper has; the segments' descriptors come along. pid: its own. parts, buffers: empty and 0 when it has none.
 
-    saves: under way.
+    saves: under way. former_parts, former_buffers: to who only reads, those of before the last `Make`; their descriptors come last.
     """
 
     pid: int
     parts: tuple[Part, ...]
     buffers: int
+    former_parts: tuple[Part, ...] = ()
+    former_buffers: int = 0
     saves: tuple[Persist, ...] = ()
     kind: Literal["holding"] = "holding"
 
@@ -236,7 +246,7 @@ class NotReplicated:
 News = Written | Committed | Troubled | GivenUp | Replicated | NotReplicated
 """What a keeper says of its own accord."""
 
-Request = Hello | Make | Adopt | Persist | Listen | Expect | Replicate | Fetch | Look | Bye
+Request = Hello | Make | Drop | Adopt | Persist | Listen | Expect | Replicate | Fetch | Look | Bye
 Answer = Holding | Listening | Stock | Refused
 Asked = Annotated[Request, Field(discriminator="kind")]
 Told = Annotated[Answer | News, Field(discriminator="kind")]

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -21,6 +21,7 @@ from phalanx.job.checkpoint.keeper.messages import (
     Answer,
     Asked,
     Bye,
+    Drop,
     Expect,
     Fetch,
     GivenUp,
@@ -47,6 +48,7 @@ from phalanx.job.checkpoint.keeper.replicas import Held, fetch, item_of, send
 from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
+from phalanx.job.checkpoint.shard_file import Part
 
 _UNHEARD_MAX: Final = 64
 NEW_S: Final = 30.0
@@ -74,6 +76,7 @@ class Keeper:
     def __init__(self, place: Place, idle_s: float = IDLE_S, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.place = place
         self.segments: list[Segment] = []
+        self._former: list[Segment] = []  # of other parts, sealed
         self._idle_s = idle_s
         self._clock_s = clock_s
         self._alone_since_s = clock_s()
@@ -203,6 +206,8 @@ class Keeper:
                 self._show(caller)
             case Persist():
                 self._persist(caller, asked)
+            case Drop():
+                self._drop()
             case Bye():
                 self._dismissed = True
                 self._hang_up(caller)
@@ -214,7 +219,7 @@ class Keeper:
             raise ValueError("another attempt")
         caller.greeted = True
         if hello.reads:
-            self._show(caller)
+            self._show(caller, self._former)
             return
         caller.known = True
         self._patience_alone_s = self._idle_s
@@ -227,14 +232,38 @@ class Keeper:
         if not 2 <= buffers <= BUFFERS_MAX:
             raise ValueError(f"{buffers} buffers")
         if not self._has(layout, buffers):
-            self._let_go()
+            self._put_by(layout)
             try:
-                descriptors = make_segments(self.place.folder, layout, buffers)
+                descriptors = self._made(layout, buffers)
             except UserError as error:
                 caller.tell(Refused(field=error.field, value=str(error.value), fix=error.fix))
                 return
             self.segments = [Segment(descriptor, layout) for descriptor in descriptors]
         self._show(caller)
+
+    def _made(self, layout: Layout, buffers: int) -> list[int]:
+        """What is put by makes way where there is not enough for both. Raises SetupError."""
+        if self._former:
+            with contextlib.suppress(SetupError):
+                return make_segments(self.place.folder, layout, buffers)
+            self._drop()
+        return make_segments(self.place.folder, layout, buffers)
+
+    def _put_by(self, layout: Layout) -> None:
+        """A gang of another size has other parts, and nothing of them is sealed yet: until then what is counts."""
+        if layout.parts and self._own() and self.segments[0].layout.digest != layout.digest:
+            self._drop()
+            self._former, self.segments = [segment for segment, _ in self._own()], []
+            self._saves.segments_are_gone()
+            return
+        self._let_go()
+        if not layout.parts:
+            self._drop()
+
+    def _drop(self) -> None:
+        for segment in self._former:
+            os.close(segment.descriptor)
+        self._former = []
 
     def _persist(self, caller: Caller, asked: Persist) -> None:
         if asked.segment is None:
@@ -249,7 +278,7 @@ class Keeper:
     def _listen_for_replicas(self, caller: Caller, asked: Listen) -> None:
         if self._held is None:
             try:
-                self._held = Held(self.place, asked.host, asked.secret, self._own, asked.port)
+                self._held = Held(self.place, asked.host, asked.secret, self._all_own, asked.port)
             except OSError as error:
                 fix = f"replicas cannot be taken there ({error.strerror}); give an address of this node"
                 caller.tell(Refused(field="host", value=asked.host, fix=fix))
@@ -258,10 +287,13 @@ class Keeper:
         caller.tell(Listening(port=self._held.port))
 
     def _own(self) -> list[tuple[Segment, Seal]]:
-        return [(segment, seal) for segment in self.segments if (seal := segment.seal()) is not None]
+        return _sealed(self.segments)
+
+    def _all_own(self) -> list[tuple[Segment, Seal]]:
+        return _sealed([*self.segments, *self._former])
 
     def _say_stock(self, caller: Caller) -> None:
-        own = tuple(item_of(self.place.key, seal) for _, seal in self._own())
+        own = tuple(item_of(self.place.key, seal) for _, seal in self._all_own())
         held = self._held.items() if self._held is not None else ()
         caller.tell(Stock(own=own, held=held, port=self._held.port if self._held is not None else 0))
 
@@ -332,10 +364,20 @@ class Keeper:
         self.segments = []
         self._saves.segments_are_gone()
 
-    def _show(self, caller: Caller) -> None:
-        parts = self.segments[0].layout.parts if self.segments else ()
-        told = Holding(pid=os.getpid(), parts=parts, buffers=len(self.segments), saves=self._saves.running)
-        caller.tell(told, [segment.descriptor for segment in self.segments])
+    def _show(self, caller: Caller, former: Sequence[Segment] = ()) -> None:
+        told = Holding(
+            pid=os.getpid(), parts=_parts(self.segments), buffers=len(self.segments), former_parts=_parts(former),
+            former_buffers=len(former), saves=self._saves.running,
+        )  # fmt: skip
+        caller.tell(told, [segment.descriptor for segment in (*self.segments, *former)])
+
+
+def _sealed(segments: Sequence[Segment]) -> list[tuple[Segment, Seal]]:
+    return [(segment, seal) for segment in segments if (seal := segment.seal()) is not None]
+
+
+def _parts(segments: Sequence[Segment]) -> tuple[Part, ...]:
+    return segments[0].layout.parts if segments else ()
 
 
 def _peer_uid(channel: socket.socket) -> int:
