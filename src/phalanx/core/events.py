@@ -142,6 +142,17 @@ class PartLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PartReleased:
+    """A gang that recovers inside goes on without that node, whose part is lost or has ended: it holds the node's devices no more.
+    Ranks that live on there are fenced as those of any lost part."""
+
+    job: JobId
+    attempt: AttemptId
+    node: NodeId
+    kind: Literal["part_released"] = field(default="part_released", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class JobResumed:
     """A paused job waits for devices again."""
 
@@ -260,6 +271,7 @@ EventBody = Annotated[
     | PolicySet
     | AttemptEnded
     | PartLost
+    | PartReleased
     | JobResumed
     | JobRetried
     | JobCollected

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core import features
-from phalanx.core.events import AttemptEnded, PartLost
+from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import GiveUpNode, StopRanks
 from phalanx.core.records import ModelSaved
 from phalanx.core.spec import Recovery
+from phalanx.operate.control.fences import fences
 from phalanx.operate.control.leases import LOSS_MARGIN_MS
 from phalanx.operate.control.views import why_view
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec
@@ -49,12 +50,19 @@ def test_a_lost_node_is_told_to_the_coordinator_and_the_gang_goes_on(bench: Benc
     bench.pass_time(30_000, "a")
     assert (bench.state(job), told(one, StopRanks), len(told(one, GiveUpNode))) == ("running", [], 1)
     assert "its gang goes on with fewer ranks on a" in why_view(bench.world, bench.job(job), {}).sentence
-    assert set(bench.world.held()) == {A, B}, "what it may come back to is nobody else's"
+    assert bench.log(PartReleased) == [PartReleased(job, FIRST, B)]
+    assert set(bench.world.held()) == {A}
+    other = bench.submit(a_spec(name="other"))
+    bench.pass_time(5_000, "a")
+    assert bench.state(other) == "pending", "nothing is placed on a node that is away"
 
     two.cut = False
-    two.hello()  # its agent was only cut off: what lives there is out of the gang
-    bench.tick(2)
-    assert two.held[FIRST].phase == "ended"
+    two.hello()  # its agent was only cut off: what lives there is out of the gang, and keeps the devices until it has ended
+    bench.control.observe()
+    assert fences(bench.world, bench.control._seen)[B].devices == frozenset({0, 1})
+    bench.tick(4)
+    assert FIRST not in two.held
+    assert AttemptId("other-2.1") in two.held, "and then they are anybody's"
     assert bench.state(job) == "running"
 
     one.end(FIRST)
@@ -72,6 +80,15 @@ def test_a_part_that_ended_with_its_shim_is_told_likewise(bench: Bench) -> None:
     two._now(FIRST, phase="ended")
     bench.tick(2)
     assert bench.state(job) == "running"
+    assert bench.log(PartReleased) == [PartReleased(job, FIRST, B)]
+    assert FIRST not in two.held, "it may forget it"
+    before = bench.job(job).served_ms
+    bench.clock.sleep(1_000)
+    one.end(FIRST)
+    bench.tick(2)
+    assert bench.job(job).served_ms - before >= 2_000, "of two devices a second more"
+    bench.restart()
+    assert bench.world.attempts[FIRST].released == (B,)
 
 
 def test_ranks_of_a_node_that_left_are_no_failure_of_the_gang(bench: Bench) -> None:

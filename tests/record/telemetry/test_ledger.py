@@ -24,6 +24,7 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PartReleased,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId, attempt_id
@@ -348,21 +349,22 @@ def test_from_the_loss_of_a_node_on_a_gang_drains_and_then_the_node_is_unhealthy
     assert account(events, {}, 0, 1_000, job=JOB).capacity == 600 * MILLI
 
 
-def test_a_gang_that_goes_on_without_a_node_trains_on_and_that_node_is_unhealthy() -> None:
+def test_a_gang_that_goes_on_without_a_node_trains_on_and_that_node_is_free() -> None:
     two = NodeId("two")
     over_both = Placement((NodeSlice(NODE, (0,)), NodeSlice(two, (0,))))
     events = log(
         (0, up(devices=1)), (0, up(two, 1)), (0, submitted()), (0, AttemptPlaced(JOB, FIRST, over_both, 1, 1, 2)),
         (0, AttemptRunning(JOB, FIRST, ())), (100, NodeAway(two)), (200, PartLost(JOB, FIRST, two, "its lease ended")),
-        (800, ended()), (900, up(two, 1)),
+        (210, PartReleased(JOB, FIRST, two)), (800, ended()), (900, up(two, 1)),
     )  # fmt: skip
     steps = {FIRST: [step(number, 100 * number, 100 * number + 100) for number in range(8)]}
     steps[FIRST] += [step(number, 100 * number, 100 * number + 100, rank=1) for number in range(2)]
     found = used(account(events, steps, 0, 1_000))
-    assert found["unhealthy"] == 600 + 100, "from its loss to the end, and then until it is heard"
-    assert "draining" not in found
+    assert found["unhealthy"] == 900 - 210, "held until it is released, and then free, until it is heard"
+    assert account(events, steps, 0, 1_000, job=JOB).capacity == (800 + 210) * MILLI
+    assert (found["productive"], found["draining"]) == (1_000, 10), "no longer than it was held after its last record"
     assert sum(found.values()) == 2_000
-    first_lost = [*events[:-3], *log((200, PartLost(JOB, FIRST, NODE, "its lease ended")), (800, ended()))]
+    first_lost = [*events[:-4], *log((200, PartLost(JOB, FIRST, NODE, "its lease ended")), (800, ended()))]
     numbered = [Event(seq, event.at_ms, event.body) for seq, event in enumerate(first_lost, 1)]
     assert used(account(numbered, {}, 0, 800))["draining"] == 2 * 600, "without its first it ends as any"
 
@@ -472,6 +474,7 @@ def _body(job: JobId, number: int) -> st.SearchStrategy[EventBody]:
         st.builds(NodeDrained, st.sampled_from(NODES), st.just("disk"), st.just("me")),
         st.builds(NodeUndrained, st.sampled_from(NODES), st.just("me")),
         st.builds(PartLost, st.just(job), st.just(attempt), st.sampled_from(NODES), st.just("gone")),
+        st.builds(PartReleased, st.just(job), st.just(attempt), st.sampled_from(NODES)),
         st.sampled_from([JobResumed(job, "me"), JobRetried(job, "me")]),
         st.builds(submitted, st.just(job), kinds, st.integers(0, 2)),
         st.builds(JobWaits, st.just(job), st.sampled_from([NO_ROOM, APART, NEVER, BEHIND, NoNodes(0)])),

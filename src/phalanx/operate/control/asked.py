@@ -140,14 +140,14 @@ def halt(world: World, seen: Sightings, but: NodeId, by: str) -> list[EventBody]
 
 def is_halting(world: World, left: Iterable[NodeId], but: NodeId) -> bool:
     """Whether more comes of waiting: ranks live on nodes that are up, or a gang all of whose nodes are up has yet to be over."""
-    gangs = ([part.node for part in attempt.placement.slices] for _, attempt in _elsewhere(world, but))
+    gangs = ([part.node for part in attempt.held.slices] for _, attempt in _elsewhere(world, but))
     up = {node for node, record in world.nodes.items() if record.up}
     return not up.isdisjoint(left) or any(up.issuperset(gang) for gang in gangs)
 
 
 def _elsewhere(world: World, but: NodeId) -> Iterator[tuple[JobRecord, AttemptRecord]]:
     """Gangs with a part on another node."""
-    return ((job, attempt) for job, attempt in world.holding() if any(part.node != but for part in attempt.placement.slices))
+    return ((job, attempt) for job, attempt in world.holding() if any(part.node != but for part in attempt.held.slices))
 
 
 def _is_done(world: World, seen: Sightings, job: JobRecord) -> bool:

@@ -270,6 +270,7 @@ class Controller:
         leases.note_tick(seen, monotonic_ms)
         leases.note_away(draft, seen, monotonic_ms, self._settings.lease_ms, now_ms)
         leases.note_lost(draft, seen, monotonic_ms, self._settings.lease_ms, self._settings.loss_ms, now_ms)
+        observed.note_released(draft, seen, now_ms)
         observed.note_overdue(draft, seen, self._held, monotonic_ms, now_ms)
         self._commit(draft)
         self._seen = seen

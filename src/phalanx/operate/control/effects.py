@@ -24,6 +24,7 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PartReleased,
     PolicySet,
     RankSaid,
     StopRequested,
@@ -84,6 +85,8 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:  # noqa: C901 (one
         case PartLost(_, attempt, node, why):
             record = world.attempts[attempt]
             return (replace(record, lost={**record.lost, node: why}),)
+        case PartReleased():
+            return _released(world, event.body, at_ms)
         case PolicySet(policy):
             return (policy,)
         case RankSaid(_, attempt, fact):
@@ -203,8 +206,8 @@ def _claimed(world: World, job: JobRecord, placement: Placement | None) -> JobRe
         raise IllegalTransition(f"{job.id}: {job.state} cannot claim {placement}")
     if placement is not None and isinstance(job.state, Starting | Running):
         attempt = world.attempts[job.attempts[-1]]
-        if attempt.placement.slices == placement.slices:
-            return replace(attempt, placement=placement)
+        if attempt.held.slices == placement.slices:
+            return replace(attempt, placement=replace(attempt.placement, borrowed=placement.borrowed))
     return replace(job, claim=placement)
 
 
@@ -227,11 +230,22 @@ def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
             job = replace(job, stop=None)
     attempt, ended_ms = world.attempts[body.attempt], body.ended_ms or at_ms
     running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
-    served_ms = job.served_ms + usage.device_ms(attempt.placement, ended_ms - attempt.placed_ms)
+    served_ms = job.served_ms + usage.device_ms(attempt.held, ended_ms - attempt.placed_ms)
     since_ms = job.since_ms if attempt.placement.borrowed else at_ms  # it waited for its turn all along
     job = replace(job, since_ms=since_ms, repair=body.again and bool(attempt.lost), served_ms=served_ms)
     ended = replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
     return job, ended, usage.after(world, job.spec.queue, ended)
+
+
+def _released(world: World, body: PartReleased, at_ms: int) -> tuple[Record, ...]:
+    """What it had of the node until now counts as used, as if it had ended there."""
+    attempt, job = world.attempts[body.attempt], world.jobs[body.job]
+    part = replace(attempt.held, slices=tuple(one for one in attempt.held.slices if one.node == body.node))
+    if not part.slices or len(part.slices) == len(attempt.held.slices) or attempt.ended_ms is not None:
+        raise IllegalTransition(f"{body.attempt}: {attempt.held} cannot do without {body.node}")
+    used = usage.after(world, job.spec.queue, replace(attempt, placement=part, released=(), ended_ms=at_ms))
+    served_ms = job.served_ms + usage.device_ms(part, at_ms - attempt.placed_ms)
+    return replace(job, served_ms=served_ms), replace(attempt, released=(*attempt.released, body.node)), used
 
 
 def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:

@@ -158,9 +158,10 @@ class _Tables(_Records):
 
     def _note_on(self, node: NodeId, attempt: AttemptRecord) -> None:
         there = self.on_nodes.get(node, ())
-        if attempt.ended_ms is None and attempt.id not in there:
+        holds = attempt.ended_ms is None and node not in attempt.released
+        if holds and attempt.id not in there:
             self.on_nodes[node] = tuple(sorted((*there, attempt.id)))
-        elif attempt.ended_ms is not None and attempt.id in there:
+        elif not holds and attempt.id in there:
             self.on_nodes[node] = tuple(name for name in there if name != attempt.id)
         if not self.on_nodes.get(node, ("",)):
             del self.on_nodes[node]

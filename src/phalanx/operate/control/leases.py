@@ -60,7 +60,8 @@ def _lost_parts(attempt: AttemptRecord, seen: Sightings, monotonic_ms: int, loss
     for part in attempt.placement.slices:
         silent_ms = monotonic_ms - max(seen.heard_ms.get(part.node, seen.start_ms), seen.quiet_ms)
         report = seen.reports.get((part.node, attempt.id))
-        if silent_ms > loss_ms and part.node not in attempt.lost and (report is None or report.phase != "ended"):
+        known = part.node in attempt.lost or part.node in attempt.released
+        if silent_ms > loss_ms and not known and (report is None or report.phase != "ended"):
             why = f"its lease ended, nothing was heard of it for {silent_ms // 1000} s"
             found.append(PartLost(attempt.job, attempt.id, part.node, why))
     return found

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.devices import NodeShape
-from phalanx.core.events import AttemptRunning, NodeUp, StopRequested
+from phalanx.core.events import AttemptRunning, NodeUp, PartReleased, StopRequested
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import AttemptReport, Hello, Phase, Renew, Report
 from phalanx.core.states import Running, Starting
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.stopwatch import Stopwatch
-from phalanx.operate.control.verdict import Reports, is_over, is_up, processes, verdict
+from phalanx.operate.control.verdict import Reports, is_over, is_up, processes, released, verdict
 from phalanx.operate.control.world import AttemptRecord, World
 
 PLATFORM: Final = "phalanx"
@@ -130,12 +130,21 @@ def note_overdue(draft: Draft, seen: Sightings, held: Stopwatch, monotonic_ms: i
         limit_ms = job.spec.max_duration_ms
         if limit_ms is None or not isinstance(job.state, Starting | Running):
             continue
-        if any(part.node not in seen.greeted and part.node not in attempt.lost for part in attempt.placement.slices):
+        if any(part.node not in seen.greeted and part.node not in attempt.lost for part in attempt.held.slices):
             continue
         if attempt.is_given_up or _is_ending(seen.of(attempt)):
             continue
         if held.held_ms(attempt, monotonic_ms) >= limit_ms:
             draft.add(StopRequested(job.id, "max_duration", PLATFORM), at_ms)
+
+
+def note_released(draft: Draft, seen: Sightings, at_ms: int) -> None:
+    """Takes from gangs what they have of nodes without which they go on, as their first node says, once nothing of the gang is
+    there any more or the node is lost."""
+    for job, attempt in list(draft.world.holding()):
+        reports = seen.of(attempt)
+        for node in released(attempt, reports):
+            draft.add(PartReleased(job.id, attempt.id, node), at_ms)
 
 
 def settle(draft: Draft, seen: Sightings, attempt: AttemptId, at_ms: int) -> None:

@@ -134,7 +134,7 @@ def _may_claim(
     itself = isinstance(record.state, Starting | Running) and any(eviction.job == job for eviction in evictions)
     if isinstance(record.state, Starting | Running) and not itself:
         assert record.attempt is not None
-        return world.attempts[record.attempt].placement == replace(placement, borrowed=True)  # it borrows it no more
+        return world.attempts[record.attempt].held == replace(placement, borrowed=True)  # it borrows it no more
     return (itself or isinstance(record.state, Pending)) and taken.has_room(job, placement, ending)
 
 

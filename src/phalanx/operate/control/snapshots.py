@@ -222,7 +222,7 @@ class Snapshots:
         now = RunningJob(
             self.facts(job),
             attempt.id,
-            attempt.placement,
+            attempt.held,
             attempt.placed_ms,
             saved_ms=saved_ms,
             restart_ms=_restart_ms(attempt),
@@ -309,7 +309,7 @@ def _promised(world: World) -> dict[NodeId, dict[int, int]]:
     for job, attempt in world.holding():
         if job.claim is None:
             continue
-        own = {(part.node, index) for part in attempt.placement.slices for index in part.devices}
+        own = {(part.node, index) for part in attempt.held.slices for index in part.devices}
         for part in job.claim.slices:
             for index in part.devices:
                 if (part.node, index) not in own:

@@ -139,10 +139,8 @@ def _added(before: Spent | None, kind: Period, run: _Run) -> Spent:
 
 def rate(world: World, attempt: AttemptRecord) -> Rate:
     """As its nodes and the policy are now."""
-    prices = (
-        _price(world.policy, world.nodes.get(part.node), part.devices) * part.milli / WHOLE for part in attempt.placement.slices
-    )
-    return _milli(attempt.placement), math.fsum(prices)
+    prices = (_price(world.policy, world.nodes.get(part.node), part.devices) * part.milli / WHOLE for part in attempt.held.slices)
+    return _milli(attempt.held), math.fsum(prices)
 
 
 def _price(policy: Policy, node: NodeRecord | None, devices: Iterable[int]) -> float:

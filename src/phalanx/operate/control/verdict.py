@@ -29,13 +29,20 @@ def goes_without(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
     """Nodes, by their rank in the gang, without which it goes on, as its first node says. None of a gang that does not recover
     inside."""
     said = reports[0].without if attempt.gang_port and reports[0] is not None else ()
-    return frozenset(said) - {0}
+    known = (number for number, part in enumerate(attempt.placement.slices) if part.node in attempt.released)
+    return frozenset((*said, *known)) - {0}
 
 
 def gone(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
     """Other nodes than the first of a gang that recovers inside, that are lost or have lost their part, whatever the first says."""
     parts = enumerate(_parts(attempt, reports)) if attempt.gang_port else ()
     return frozenset(number for number, part in parts if number and part.is_gone)
+
+
+def released(attempt: AttemptRecord, reports: Reports) -> list[NodeId]:
+    """Nodes without which the gang goes on, of which it holds something yet though nothing of it is there, or they are lost."""
+    parts = _parts(attempt, reports) if attempt.gang_port else []
+    return [part.node for part in parts if part.left and part.is_over and part.node not in attempt.released]
 
 
 def is_up(attempt: AttemptRecord, reports: Reports) -> bool:
@@ -154,7 +161,7 @@ class _Part:
     """One node's part of a gang and what it says of it; only what concerns the ranks it has. `lost`: why it counts as gone.
 
     left: the gang goes on without it. led: the first node's shim, which lives, will say what a loss of this part means: that the
-    gang goes on without it, or ends.
+    gang goes on without it, or ends. released: the gang holds nothing there any more.
     """
 
     node: NodeId
@@ -163,6 +170,7 @@ class _Part:
     lost: str
     left: bool = False
     led: bool = False
+    released: bool = False
 
     @property
     def is_gone(self) -> bool:
@@ -171,7 +179,7 @@ class _Part:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.lost) or (self.report is not None and self.report.phase == "ended")
+        return bool(self.lost) or self.released or (self.report is not None and self.report.phase == "ended")
 
     @property
     def is_up(self) -> bool:
@@ -192,7 +200,9 @@ def _parts(attempt: AttemptRecord, reports: Reports) -> list[_Part]:
     parts, first, without, leads = [], 0, goes_without(attempt, reports), _leads(attempt, reports)
     for number, (piece, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
         ranks, lost = range(first, first + len(piece.devices)), attempt.lost.get(piece.node, "")
-        parts.append(_Part(piece.node, ranks, report, lost, number in without, leads and number > 0))
+        parts.append(
+            _Part(piece.node, ranks, report, lost, number in without, leads and number > 0, piece.node in attempt.released)
+        )
         first += len(piece.devices)
     return parts
 

@@ -82,7 +82,7 @@ def _for_gang(
         for node_rank in sorted(gone(attempt, reports) - without):
             yield first, GiveUpNode(attempt.id, terms.epoch, node_rank)
     for node_rank, (part, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
-        if part.node not in seen.greeted or (report is not None and report.phase == "ended"):
+        if part.node not in seen.greeted or part.node in attempt.released or (report is not None and report.phase == "ended"):
             continue
         if ending or node_rank in without:
             yield part.node, StopRanks(attempt.id, terms.epoch, terms.grace_ms)

@@ -5,7 +5,7 @@ commit, so any thread may read the one it holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from phalanx.core.chaos import FaultMet, PlannedFault
@@ -82,6 +82,14 @@ class AttemptRecord:
     findings: tuple[Finding, ...] = ()
     faults: tuple[FaultRecord, ...] = ()
     gang_port: int = 0
+    released: tuple[NodeId, ...] = ()
+
+    @property
+    def held(self) -> Placement:
+        """What of its placement it still holds."""
+        if not self.released:
+            return self.placement
+        return replace(self.placement, slices=tuple(part for part in self.placement.slices if part.node not in self.released))
 
     @property
     def is_given_up(self) -> bool:
@@ -230,7 +238,7 @@ class World:
         """Who has how much of which device of which node. More of one than there is, is a Bug."""
         held: dict[NodeId, dict[int, Held]] = {}
         for _, attempt in self.holding():
-            for part in attempt.placement.slices:
+            for part in attempt.held.slices:
                 of_node, node = held.setdefault(part.node, {}), self.nodes.get(part.node)
                 for index in part.devices:
                     of_node[index] = add_hold(of_node.get(index), attempt.id, node.shape if node else None, index, part)
@@ -242,7 +250,7 @@ class World:
         job = self.open_jobs.get(record.job) if record else None
         if record is None or job is None or job.attempt != attempt or not isinstance(job.state, Holding):
             return None
-        return (job, record) if slice_of(record.placement, node) else None
+        return (job, record) if slice_of(record.held, node) else None
 
 
 def add_hold(before: Held | None, attempt: AttemptId, shape: NodeShape | None, index: int, part: NodeSlice) -> Held:

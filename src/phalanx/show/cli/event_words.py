@@ -25,6 +25,7 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PartReleased,
     PolicySet,
     RankSaid,
     StopRequested,
@@ -37,7 +38,17 @@ from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
 
 OfNode = NodeUp | NodeAway | NodeDrained | NodeUndrained
-OfAttempt = AttemptPlaced | AttemptRunning | AttemptEnded | PartLost | RankSaid | StragglerFound | FaultPlanned | ModelRegistered
+OfAttempt = (
+    AttemptPlaced
+    | AttemptRunning
+    | AttemptEnded
+    | PartLost
+    | PartReleased
+    | RankSaid
+    | StragglerFound
+    | FaultPlanned
+    | ModelRegistered
+)
 OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
 
 _STOPS = {
@@ -122,6 +133,8 @@ def _of_attempt(body: OfAttempt) -> str:
             return f"{end}: {detail}"
         case PartLost(node=node, why=why):
             return f"lost its part on {node}: {why}"
+        case PartReleased(node=node):
+            return f"goes on without {node}, and holds nothing there any more"
         case RankSaid(fact=fact):
             return _fact(fact)
         case StragglerFound(straggler=straggler):

@@ -18,7 +18,7 @@ from tests.operate.agent.gang.test_gang_shim import PROGRAM, GangOrder
 NODE_TOKEN = "n" * 64
 PATIENT = Timeouts(beat_ms=50, silent_ms=500, node_ms=30_000, gather_ms=40_000, kill_ms=40_000, hang_ms=30_000, form_ms=60_000)
 HASTY = replace(PATIENT, node_ms=2_000)
-SOON = replace(PATIENT, hang_ms=1_500)
+SOON = replace(PATIENT, silent_ms=2_500, hang_ms=5_000)
 
 
 def free_port() -> int:
@@ -30,11 +30,11 @@ def free_port() -> int:
 class NodeOrder(GangOrder):
     """One node's part of a gang with a rank on each of two nodes."""
 
-    def __init__(self, folder: Path, node: int, port: int, times: Timeouts, **env: str) -> None:
+    def __init__(self, folder: Path, node: int, port: int, times: Timeouts, sizes: tuple[int, ...], **env: str) -> None:
         super().__init__(folder, PROGRAM, 1, 1)
         path = folder / "shim.json"
         order = json.loads(path.read_bytes())
-        place = GangPlace(folder / "gang", os.urandom(8).hex(), 1, times, (0, 1), node, ("127.0.0.1", port, NODE_TOKEN))
+        place = GangPlace(folder / "gang", os.urandom(8).hex(), 1, times, (0, 1), node, ("127.0.0.1", port, NODE_TOKEN), sizes)
         order["gang"] = place.order()
         (entry,) = order["ranks"]
         entry |= {"argv": [sys.executable, PROGRAM], "rank": node, "log": str(folder / f"rank-{node}.log")}
@@ -117,11 +117,13 @@ class Wire:
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path, times: Timeouts = PATIENT, **env: str) -> Iterator[tuple[NodeOrder, NodeOrder, Wire]]:
+def two_nodes(
+    folder: Path, times: Timeouts = PATIENT, sizes: tuple[int, ...] = (), **env: str
+) -> Iterator[tuple[NodeOrder, NodeOrder, Wire]]:
     """Both started. What is left of them is killed at the end."""
     port = free_port()
     wire = Wire(port)
-    orders = NodeOrder(folder / "a", 0, port, times, **env), NodeOrder(folder / "b", 1, wire.port, times, **env)
+    orders = NodeOrder(folder / "a", 0, port, times, sizes, **env), NodeOrder(folder / "b", 1, wire.port, times, sizes, **env)
     try:
         for order in reversed(orders):  # the other node may well be there first
             order.start()

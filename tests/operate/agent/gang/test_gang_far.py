@@ -68,6 +68,32 @@ def test_a_node_that_is_cut_off_is_out_and_ends_its_ranks_and_the_gang_is_interr
         assert (first.ended["interrupted"], second.ended["interrupted"]) == (True, True)
 
 
+@pytest.mark.parametrize("how", ["mute", "shim", "told"])
+def test_a_gang_that_may_shrink_goes_on_without_a_lost_node_in_the_same_processes(tmp_path: Path, how: str) -> None:
+    with two_nodes(tmp_path, PATIENT if how == "told" else HASTY, sizes=(1, 2)) as (first, second, wire):
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        before = first.pids()
+        if how == "mute":
+            wire.mute()
+        elif how == "shim":
+            assert second.process is not None
+            second.process.kill()
+            second.process.wait()
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(str(first.folder / "s"))
+            agent.sendall(b'{"lose_node": 1}\n' if how == "told" else b"{}\n")
+            assert first.end() == [0]
+        assert [number for number, _ in first.generations(0)] == [1, 2]
+        assert first.pids() == before
+        assert "generation 2 as rank 0 of 1," in first.log(0)
+        assert json.loads((first.folder / "gang.json").read_bytes()) == {"without": [1]}
+        assert (first.ended["lost"], first.ended["interrupted"]) == ("", False)
+        if how != "shim":
+            assert second.end() == [-15], "what was cut off ends by itself"
+            assert second.ended["interrupted"] is True
+            assert not any(exited["first"] for exited in second.exits())
+
+
 def test_a_node_whose_shim_dies_interrupts_the_gang(tmp_path: Path) -> None:
     with two_nodes(tmp_path, HASTY) as (first, second, _):
         until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))

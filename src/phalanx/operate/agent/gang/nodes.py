@@ -231,6 +231,7 @@ class Nodes:
 
     def _node_done(self, number: int, node: _Node, said: Frame) -> None:
         node.done = True
+        self._heeds.node_lost(number, "has ended its ranks")  # those that did not say how they ended were told to
         if node.stream is not None:
             self._door.say(node.stream, node.session.beat())  # it waits for this
 

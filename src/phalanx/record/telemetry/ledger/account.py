@@ -111,7 +111,7 @@ def _owned(history: History) -> list[_Owned]:
     for hold in history.holds:
         for rank, (device, milli) in enumerate(hold.shares()):
             before = taken[device] = [one for one in taken[device] if one.span[1] > hold.start]
-            for start, end, used in _levels((hold.start, hold.end), before):
+            for start, end, used in _levels((hold.start, hold.end_on(device.node)), before):
                 left = min(milli, MILLI - used)
                 if left > 0:
                     one = _Owned(hold, rank, device, (start, end), left)
@@ -167,11 +167,7 @@ def _book_held(book: _Book, one: _Measured, history: History, window: Span) -> N
             book.add_capacity(device_type, (span[1] - span[0]) * one.owned.milli)
     if not spans:
         return
-    lost_ms = one.owned.hold.lost.get(one.owned.device.node, FOREVER)
-    spent = [
-        (*_overlap((start, end), (0, lost_ms)), category) for start, end, category in spend(one.owned.hold, one.steps, one.done)
-    ]
-    for start, end, category in [*spent, (lost_ms, FOREVER, UNHEALTHY)]:
+    for start, end, category in spend(one.owned.hold, one.steps, one.done):
         for span in spans:
             common = _overlap((start, end), span)
             if common[0] < common[1]:

@@ -19,6 +19,7 @@ from phalanx.core.events import (
     NodeUndrained,
     NodeUp,
     PartLost,
+    PartReleased,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
@@ -47,10 +48,10 @@ class Hold:
     """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop, or a node
     of it was lost, which is the end of all of it.
 
-    lost: of a gang that recovers inside (`recovers`): since when a node is lost that is not its first. It goes on without, and
-    holds that node's devices, which are unhealthy. Otherwise a lost node's devices are held like the others' until the attempt
-    ends: only then does the job let go of them. Free from then on, they are unhealthy until the node speaks again. The stop of
-    ranks that come back with it, at most the kill grace, is in no event, and so goes with the free time after it.
+    released: since when it holds nothing of a node any more, of a gang that recovers inside (`recovers`) and goes on without it.
+    Otherwise a lost node's devices are held like the others' until the attempt ends: only then does the job let go of them. Free
+    from then on, they are unhealthy until the node speaks again. The stop of ranks that come back with it, at most the kill grace,
+    is in no event, and so goes with the free time after it.
     """
 
     job: JobId
@@ -62,7 +63,10 @@ class Hold:
     running_ms: int = FOREVER
     stop_ms: int = FOREVER
     recovers: bool = False
-    lost: dict[NodeId, int] = field(default_factory=dict)
+    released: dict[NodeId, int] = field(default_factory=dict)
+
+    def end_on(self, node: NodeId) -> int:
+        return min(self.end, self.released.get(node, FOREVER))
 
     @property
     def number(self) -> int:
@@ -160,10 +164,10 @@ class _Folding:
                         hold.stop_ms = min(hold.stop_ms, now)
             case PartLost(attempt=attempt, node=node) if attempt in self._held:
                 hold = self._held[attempt]
-                if hold.recovers and all(part.node != node for part in hold.placement.slices[:1]):
-                    hold.lost.setdefault(node, now)
-                else:
+                if not hold.recovers or any(part.node == node for part in hold.placement.slices[:1]):
                     hold.stop_ms = min(hold.stop_ms, now)
+            case PartReleased(attempt=attempt, node=node) if attempt in self._held:
+                self._held[attempt].released.setdefault(node, now)
 
     def _end_shape(self, node: NodeId, now: int) -> None:
         since, devices = self._shapes.pop(node, (now, {}))
