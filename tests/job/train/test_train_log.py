@@ -10,7 +10,7 @@ from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.pipeline import Delayed, Outcome
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.loop import tell
-from phalanx.job.train.saves import Saves
+from phalanx.job.train.saves import TROUBLE_EVERY_S, Saves
 
 
 def record(step: int, total: int, rank: int = 0) -> StepRecord:
@@ -51,7 +51,7 @@ def test_each_checkpoint_that_is_saved_late_or_lost_is_a_line(caplog: pytest.Log
         Saved(step=30, path="/jobs/step-30", digest="d30", size_bytes=9),
         SaveFailed(step=36, reason="rank 1: away"),
     )
-    saves = Saves(SimpleNamespace(session=Session()), told)  # type: ignore[arg-type]  # all that `tell` uses
+    saves = Saves(SimpleNamespace(session=Session(), clock_s=lambda: 0.0), told)  # type: ignore[arg-type]  # all that `tell` uses
     saves.tell()
     assert caplog.messages == [
         "checkpoint of step 30 not saved yet: No space left on device; it is tried again, and training goes on",
@@ -60,3 +60,39 @@ def test_each_checkpoint_that_is_saved_late_or_lost_is_a_line(caplog: pytest.Log
         "checkpoint of step 36 not saved: rank 1: away; going on from the one before",
     ]
     assert (saves.newest, saves.failed) == ("d33", 1)
+
+
+class _Heard(Session):
+    """What a rank says of its saves."""
+
+    def trouble(self, *, step: int, reason: str, lost: bool) -> None:
+        HEARD.append((self.rank, step, lost))
+
+
+HEARD: list[tuple[int, int, bool]] = []
+
+
+def test_a_store_that_is_away_is_an_event_once_in_a_while_of_one_rank_a_node() -> None:
+    HEARD.clear()
+    now_s = 0.0
+    told = [_Told() for _ in range(3)]
+    ranks = [(0, 0), (1, 1), (2, 0)]  # the third is the first of another node
+    runs = [
+        Saves(SimpleNamespace(session=_Heard(rank=rank, local_rank=local), clock_s=lambda: now_s), pipeline)  # type: ignore[arg-type]
+        for (rank, local), pipeline in zip(ranks, told, strict=True)
+    ]
+
+    def all_hear(*outcomes: Outcome) -> list[tuple[int, int, bool]]:
+        HEARD.clear()
+        for pipeline, saves in zip(told, runs, strict=True):
+            pipeline.outcomes = list(outcomes)
+            saves.tell()
+        return list(HEARD)
+
+    assert all_hear(Delayed(step=30, reason="away")) == [(0, 30, False), (2, 30, False)]
+    now_s = 100.0
+    assert all_hear(Delayed(step=40, reason="away"), SaveFailed(step=30, reason="away")) == [(0, 30, True)]
+    now_s = TROUBLE_EVERY_S
+    assert all_hear(Delayed(step=50, reason="away")) == [(0, 50, False), (2, 50, False)]
+    all_hear(Saved(step=60, path="/c", digest="d", size_bytes=1))
+    assert all_hear(Delayed(step=70, reason="away again"))[0] == (0, 70, False)
