@@ -1,10 +1,9 @@
 """How long a gang of two stands still when one of its ranks is killed or hangs, and what that costs it.
 
-Usage: python benchmarks/recovery.py [--only kill|hang|spare|agent] [--rank R] [--step N] [--quick]. The last line is one JSON
-object; the exit code is 1 when a claim does not hold. Seconds are from the signal to the end of the first optimiser step that began
-after it.
-The gang runs under the shim as an agent starts it; the peer is torchrun, which restarts the same trainer from its own checkpoints.
-NVIDIA's in-process restart is measured beside them where `nvidia_resiliency_ext` can be imported.
+Usage: python benchmarks/recovery.py [--only kill|hang|spare|agent|shrink] [--rank R] [--step N] [--quick]. The last line is one
+JSON object; the exit code is 1 when a claim does not hold. Seconds are from the signal to the end of the first optimiser step that
+began after it. The gang runs under the shim as an agent starts it; the peer is torchrun, which restarts the same trainer from its
+own checkpoints. NVIDIA's in-process restart is measured beside them where `nvidia_resiliency_ext` can be imported.
 """
 
 import argparse
@@ -38,10 +37,13 @@ HANGS, HANGS_QUICK = 3, 1
 PEER_KILLS, PEER_KILLS_QUICK = 3, 1
 KILL_P50_S_MAX, KILL_P95_S_MAX = 1.5, 3.0
 STEPS_LOST_MAX = 1
+SHRINKS, SHRINKS_QUICK = 3, 1
 COLD_S_MAX = 15.0
 """Without a warm spare a process starts first, which is mostly importing torch."""
 BETWEEN = 20
 """Steps from one fault to the next, at least."""
+SHRUNK_STEPS = 600
+"""After the fault in the runs that are compared: the gang is whole again before the last."""
 PEER_EVERY = 10
 """Steps between the peer's checkpoints."""
 DEADLINE_S = 180.0
@@ -110,6 +112,32 @@ def spare(options: argparse.Namespace) -> list[Answer]:
     ]
 
 
+def shrink(options: argparse.Namespace) -> list[Answer]:
+    """SIGKILL of one rank for which there is no spare: the other goes on alone with all the samples of each step, and takes it in
+    again once its process has started. Then a pair of runs whose losses are compared bit by bit."""
+    count = SHRINKS_QUICK if options.quick else SHRINKS
+    with gang(options, "shrink", spares=0, sizes=(1,)) as ours:
+        seconds = [ours.fault_alone(options.rank) for _ in range(count)]
+        told = sorted(ours.recovered(), key=lambda one: one["generation"])
+        same = ours.repeats_are_equal()
+    fell, grew = ([one for one in told if one["planned"] == planned] for planned in (False, True))
+    lost, lost_growing = (max(one["steps_lost"] for one in some) for some in (fell, grew))
+    still = [one["recovery_ms"] / 1000 for one in grew]
+    bitwise = same and pair_is_equal(options, spares=0, sizes=(1,), steps=SHRUNK_STEPS)
+    peer = elastic(options)
+    print(f"kill of rank {options.rank} without a spare: {show(seconds)} s to the other's next step, at most {lost} steps lost")
+    print(f"whole again, standing still for {show(still)} s, {lost_growing} steps lost, {bitwise=}")
+    print(f"torchrun with one of two nodes gone, 1 to 2 allowed: {peer}")
+    measured = peer if isinstance(peer, float) else None
+    return [
+        claim("shrink_p50_s", statistics.median(seconds), measured, KILL_P50_S_MAX, seconds=rounded(seconds), peer_said=peer),
+        claim("shrink_steps_lost", lost, None, STEPS_LOST_MAX, unit="steps"),
+        claim("grow_s", max(still), None, KILL_P95_S_MAX, seconds=rounded(still)),
+        claim("grow_steps_lost", lost_growing, None, 0, unit="steps"),
+        yes("shrink_bitwise", bitwise),
+    ]
+
+
 def claim(name: str, ours: float, peer: float | None, most: float, unit: str = "s", **more: Any) -> Answer:
     """Holds where ours is at most `most`."""
     ratio = None if not peer else round(ours / peer, 3)
@@ -128,7 +156,13 @@ def agent(options: argparse.Namespace) -> list[Answer]:
     return found
 
 
-CLAIMS: dict[str, Callable[[argparse.Namespace], list[Answer]]] = {"kill": kill, "hang": hang, "spare": spare, "agent": agent}
+CLAIMS: dict[str, Callable[[argparse.Namespace], list[Answer]]] = {
+    "kill": kill,
+    "hang": hang,
+    "spare": spare,
+    "agent": agent,
+    "shrink": shrink,
+}
 
 
 # What ranks have written
@@ -203,6 +237,21 @@ class Gang(Ranks):
         self.wait(lambda: any(one["generation"] == generation for one in self.records(0, "recovered")))
         return seconds
 
+    def fault_alone(self, rank: int) -> float:
+        """With nobody to take the place; returns once the gang is whole again and has made some steps."""
+        begin = self.step()
+        self.wait(lambda: self.step() >= begin + BETWEEN)
+        before = len(self.grown())
+        seconds = self.struck(self.pids()[rank], signal.SIGKILL)
+        self.wait(lambda: len(self.grown()) > before)
+        return seconds
+
+    def recovered(self) -> list[Answer]:
+        return [record for rank in range(RANKS) for record in self.records(rank, "recovered")]
+
+    def grown(self) -> list[Answer]:
+        return [record for record in self.recovered() if record["planned"]]
+
     def pids(self) -> dict[int, int]:
         return {entry["rank"]: entry["pid"] for entry in json.loads((self.folder / "ranks.json").read_bytes())}
 
@@ -239,10 +288,17 @@ class Gang(Ranks):
 
 
 @contextmanager
-def gang(options: argparse.Namespace, name: str, steps: int = 1_000_000, fault: str = "", spares: int = 1) -> Iterator[Gang]:
+def gang(
+    options: argparse.Namespace,
+    name: str,
+    steps: int = 1_000_000,
+    fault: str = "",
+    spares: int = 1,
+    sizes: tuple[int, ...] = (),
+) -> Iterator[Gang]:
     """Ended when the block is, unless it has ended by itself."""
     folder = Path(options.folder) / name
-    process = start_shim(folder, environment(options, folder, steps, fault), spares)
+    process = start_shim(folder, environment(options, folder, steps, fault), spares, sizes)
     found = Gang(folder)
     try:
         found.wait(lambda: found.step() >= 1 or process.poll() is not None)
@@ -260,13 +316,13 @@ def gang(options: argparse.Namespace, name: str, steps: int = 1_000_000, fault: 
         shutil.rmtree(folder / "job" / "checkpoints", ignore_errors=True)
 
 
-def start_shim(folder: Path, env: Mapping[str, str], spares: int) -> "subprocess.Popen[bytes]":
+def start_shim(folder: Path, env: Mapping[str, str], spares: int, sizes: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
     from phalanx.operate.agent import shim
     from phalanx.operate.agent.launch_env import GangPlace
 
     for inner in ("exits", "artifacts"):
         (folder / inner).mkdir(parents=True)
-    place = GangPlace(folder / "gang", os.urandom(32).hex(), spares, timeouts(HANG_MS_MIN))
+    place = GangPlace(folder / "gang", os.urandom(32).hex(), spares, timeouts(HANG_MS_MIN), sizes=sizes)
     ranks = []
     for rank in range(RANKS):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PHALANX_RECORDS": str(folder / f"rank-{rank}.records")}
@@ -296,13 +352,16 @@ def environment(options: argparse.Namespace, folder: Path, steps: int, fault: st
     }  # fmt: skip
 
 
-def pair_is_equal(options: argparse.Namespace) -> bool:
-    """Every loss of a run whose rank was killed at the step, and of one that nobody touched."""
-    steps, fault = options.step + BETWEEN, f"sigkill rank={options.rank} step={options.step} attempt=1"
-    with gang(options, "touched", steps, fault) as touched, gang(options, "untouched", steps) as untouched:
+def pair_is_equal(options: argparse.Namespace, spares: int = 1, sizes: tuple[int, ...] = (), steps: int = BETWEEN) -> bool:
+    """Every loss of a run whose rank was killed at the step, and so many steps more, and of one that nobody touched."""
+    steps, fault = options.step + steps, f"sigkill rank={options.rank} step={options.step} attempt=1"
+    name = "shrunk-pair" if sizes else "pair"
+    with gang(options, f"{name}-touched", steps, fault, spares, sizes) as touched:
+        pass
+    with gang(options, f"{name}-untouched", steps) as untouched:
         pass
     wanted = untouched.losses()
-    return touched.losses() == wanted and sorted(wanted) == list(range(1, steps + 1)) and bool(touched.steps_lost())
+    return touched.losses() == wanted and sorted(wanted) == list(range(1, steps + 1)) and bool(touched.recovered())
 
 
 # The peers
@@ -335,6 +394,47 @@ def torchrun(options: argparse.Namespace) -> list[float]:
         process.kill()
         process.wait()
     return seconds
+
+
+def elastic(options: argparse.Namespace) -> float | str:
+    """Seconds of torchrun's elastic mode, or why not: of two nodes one is killed whole, the other goes on alone from its newest
+    checkpoint. The one that is killed is the one without the rendezvous, which nobody survives."""
+    folder = Path(options.folder) / "elastic"
+    (folder / "artifacts").mkdir(parents=True)
+    env = environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
+    env["PEER_PORT"] = str(free_ports())
+    endpoint = f"127.0.0.1:{free_ports()}"
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
+    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", __file__, "--peer", str(folder)]
+    agents, found = [], Ranks(folder)
+    try:
+        for index, is_host in enumerate((True, False)):
+            conf = f"--rdzv-conf=is_host={int(is_host)}"
+            with (folder / f"torchrun-{index}.log").open("wb") as log:
+                agents.append(subprocess.Popen([*words[:3], conf, *words[3:]], env=env, stdout=log, stderr=log))
+        found.wait(lambda: found.step() >= BETWEEN)
+        begin = found.step()
+        found.wait(lambda: found.step() >= begin + PEER_EVERY)
+        worker = child_of(agents[1].pid)
+        agents[1].kill()
+        return round(found.struck(worker, signal.SIGKILL), 3)
+    except SystemExit as error:
+        print(f"torchrun's elastic mode did not come back: {error}")
+        return f"did not come back in {DEADLINE_S:g} s"
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(30)
+            agent.kill()
+            agent.wait()
+
+
+def child_of(pid: int) -> int:
+    """The newest process that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return max(map(int, children))
 
 
 def free_ports() -> int:

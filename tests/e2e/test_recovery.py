@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from live_platform import Platform, alive, until
 from test_main_job import STEPS, digest, tiny
@@ -51,3 +52,41 @@ def test_the_survivor_of_a_killed_rank_zero_keeps_its_process_and_every_bit(plat
     with platform.client() as client:
         ledger = client.ledger(job=job)
     assert sum(ledger.categories.values()) == ledger.capacity
+
+
+def endless(prepared: Path, **more: Any) -> dict[str, Any]:
+    """Stopped by whoever has seen enough."""
+    spec = tiny(prepared, **more)
+    return {**spec, "hyperparameters": {**spec["hyperparameters"], "steps": 100_000}}
+
+
+def test_without_a_spare_the_survivor_goes_on_alone_and_takes_rank_zero_in_again(platform: Platform, prepared: Path) -> None:
+    job = platform.submit(endless(prepared, recovery={"in_gang": True, "spares": 0, "min_ranks": 1}))
+    before = pids(platform.at_step(job, 20).attempts[-1])
+    os.kill(before[0], signal.SIGKILL)
+
+    def attempt() -> AttemptView:
+        with platform.client() as client:
+            return client.job(job).attempts[-1]
+
+    until(lambda: attempt().recoveries)
+    shrunk = attempt()
+    assert shrunk.recoveries[0].absent == (0,)
+    assert shrunk.recoveries[0].steps_lost <= 1
+    until(lambda: len(attempt().recoveries) > 1)
+    grown = attempt()
+    assert (grown.recoveries[1].absent, grown.recoveries[1].planned, grown.recoveries[1].steps_lost) == ((), True, 0)
+    assert pids(grown)[1] == before[1]
+    assert pids(grown)[0] != before[0]
+    platform.at_step(job, grown.recoveries[1].step + 20)
+    seen = losses(platform, job)
+    assert sorted(seen) == list(range(1, max(seen) + 1))
+    assert all(len(both) == 1 for both in seen.values()), "both ranks, and a step that was made again, say the same"
+    said = platform.run("events", job).stdout
+    assert "without rank 0" in said
+    assert "the gang grows from 1 to 2 ranks" in said
+    with platform.client() as client:
+        ledger = client.ledger(job=job)
+    assert sum(ledger.categories.values()) == ledger.capacity
+    assert ledger.categories["absent"] > 0
+    platform.run("cancel", job)

@@ -3,7 +3,7 @@
 The file is written first and the socket only rings, so a rank never waits and nothing is lost when the agent is away.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
@@ -77,11 +77,12 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """The gang goes on inside this attempt, in a new generation, after a fault. Said by rank 0 with its first step.
+    """The gang goes on inside this attempt, in a new generation, after a fault or because it grew. Said by its first rank with its
+    first step.
 
     step: of the state it went on from. why: the fault, in words. replaced: ranks that have another process now, and pids: which (as
     `ps` shows them). steps_lost: completed before and made again. recovery_ms: from the noticing of the fault to the next completed
-    step.
+    step. absent: ranks that have no part in this generation; the others do their work. planned: there was no fault, it grew.
     """
 
     rank: int
@@ -93,6 +94,8 @@ class Recovered:
     steps_lost: int
     recovery_ms: int
     at_ms: int
+    absent: tuple[int, ...] = ()
+    planned: bool = False
     kind: Literal["recovered"] = "recovered"
 
 
@@ -127,6 +130,16 @@ class ModelSaved:
     lineage: Mapping[str, str]
     at_ms: int
     kind: Literal["model"] = "model"
+
+
+RANKS_NAMED_MAX: Final = 8
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """For people; '' for none."""
+    named = ", ".join(map(str, ranks[:RANKS_NAMED_MAX]))
+    more = f" and {len(ranks) - RANKS_NAMED_MAX} more" if len(ranks) > RANKS_NAMED_MAX else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}" if ranks else ""
 
 
 RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption | SaveTrouble | FaultMet

@@ -36,7 +36,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryView:
-    """A fault that the gang healed inside the attempt; fields as in core.records.Recovered."""
+    """A fault that the gang healed inside the attempt, or its growth after one; fields as in core.records.Recovered."""
 
     at_ms: int
     generation: int
@@ -45,6 +45,8 @@ class RecoveryView:
     step: int
     steps_lost: int
     recovery_ms: int
+    absent: tuple[int, ...] = ()
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

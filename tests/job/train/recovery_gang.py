@@ -66,11 +66,12 @@ def start(
     world_size: int = 2,
     spares: int = 1,
     times: Timeouts = TIMES,
+    sizes: tuple[int, ...] = (),
 ) -> ShimGang:
     """`env`: of every rank. The ranks run `python -W error PROGRAM`."""
     for name in ("exits", "artifacts"):
         (folder / name).mkdir(parents=True)
-    place = GangPlace(folder / "gang.sock", os.urandom(16).hex(), spares, times)
+    place = GangPlace(folder / "gang.sock", os.urandom(16).hex(), spares, times, sizes=sizes)
     ranks = []
     for rank in range(world_size):
         own = {

@@ -3,10 +3,11 @@
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from tests.job.checkpoint.gang_launch import ROOT
-from tests.job.train.recovery_gang import ShimGang, start
+from tests.job.train.recovery_gang import TIMES, ShimGang, start
 from tests.operate.agent.agent_cell import until
 
 _SCRIPT = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -18,12 +19,20 @@ def said(gang: ShimGang, rank: int) -> list[tuple[int, int, str]]:
     return [(int(generation), int(step), loss) for generation, step, loss in lines]
 
 
-def test_the_documented_script_goes_on_after_rank_zero_was_killed(tmp_path: Path) -> None:
+def script(folder: Path, steps: int) -> tuple[str]:
+    """That of the page, long enough to be disturbed."""
     found = _SCRIPT.search((ROOT / "docs" / "recovery.md").read_text())
     assert found is not None
-    script = tmp_path / "train.py"
-    script.write_text(found[1].replace("STEPS = 40", "STEPS = 400"))  # there is time to kill it
-    gang = start(tmp_path / "a", {"PHALANX_ATTEMPT": "script-1.1", "PHALANX_JOB": "script-1"}, program=(str(script),), spares=0)
+    path = folder / "train.py"
+    path.write_text(found[1].replace("STEPS = 40", f"STEPS = {steps}"))
+    return (str(path),)
+
+
+ENV = {"PHALANX_ATTEMPT": "script-1.1", "PHALANX_JOB": "script-1"}
+
+
+def test_the_documented_script_goes_on_after_rank_zero_was_killed(tmp_path: Path) -> None:
+    gang = start(tmp_path / "a", ENV, program=script(tmp_path, 400), spares=0)
     until(lambda: (gang.folder / "rank-1.log").exists() and len(said(gang, 1)) > 20, 60)
     os.kill(gang.pids()[0], signal.SIGKILL)
     assert gang.end() == [0, 0], gang.log()
@@ -34,3 +43,17 @@ def test_the_documented_script_goes_on_after_rank_zero_was_killed(tmp_path: Path
         assert sorted(losses) == list(range(1, 401))
         assert all(len(seen) == 1 for seen in losses.values()), "steps that were made again are the same"
         assert {generation for generation, _, _ in said(gang, rank)} == {1, 2}
+
+
+def test_it_goes_on_alone_without_a_spare_and_takes_the_other_in_again(tmp_path: Path) -> None:
+    steps = 4000
+    times = replace(TIMES, grow_ms=0)
+    gang = start(tmp_path / "a", ENV, program=script(tmp_path, steps), spares=0, sizes=(1,), times=times)
+    until(lambda: (gang.folder / "rank-1.log").exists() and len(said(gang, 1)) > 20, 60)
+    os.kill(gang.pids()[0], signal.SIGKILL)
+    assert gang.end() == [0, 0], gang.log()
+    made = [step for _, step, _ in said(gang, 1)]
+    assert sorted(set(made)) == list(range(1, steps + 1))
+    assert len(made) <= steps + 1, "one step at most was made again"
+    assert {generation for generation, _, _ in said(gang, 1)} == {1, 2, 3}
+    assert {generation for generation, _, _ in said(gang, 0)} == {1, 3}

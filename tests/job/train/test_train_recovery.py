@@ -3,6 +3,7 @@ loss is bit for bit that of a run that nothing disturbed."""
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,21 +33,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def environment(job: Path, data: Path, fault: str = "") -> dict[str, str]:
+def environment(job: Path, data: Path, fault: str = "", steps: int = STEPS) -> dict[str, str]:
     return {
         "PHALANX_JOB": "lm-1", "PHALANX_ATTEMPT": "lm-1.1", "PHALANX_JOB_DIR": str(job), "PHALANX_DATA": str(data),
-        "PHALANX_HYPERPARAMETERS": json.dumps(SHAPE | {"steps": STEPS}), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
+        "PHALANX_HYPERPARAMETERS": json.dumps(SHAPE | {"steps": steps}), "PHALANX_CHECKPOINT_EVERY": str(EVERY),
         "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_FAULT": f"{fault} attempt=1" if fault else "",
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> ShimGang:
-    """A gang without a coordinator."""
-    job = tmp_path_factory.mktemp("undisturbed")
-    ranks = start_gang(TRAINER, job / "a", 2, environment(job, data))
+    return plain(tmp_path_factory.mktemp("undisturbed"), data, STEPS)
+
+
+def plain(job: Path, data: Path, steps: int) -> ShimGang:
+    """A gang without a coordinator, for its records only."""
+    ranks = start_gang(TRAINER, job / "a", 2, environment(job, data, steps=steps))
     assert end_gang(ranks) == [0, 0]
-    return ShimGang(job / "a", 2, ranks[0])  # for its records only
+    return ShimGang(job / "a", 2, ranks[0])
 
 
 def digest(gang: ShimGang) -> str:
@@ -72,6 +76,47 @@ def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
     assert "generation 2 of the gang" in (gang.folder / "rank-1.log").read_text()
     assert not gang.records(0, "resumed"), "its state came from memory"
     assert not gang.records(0, "corruption") + gang.records(1, "corruption"), "a new generation is no corruption"
+
+
+def test_without_a_spare_the_survivor_goes_on_alone_with_the_same_samples_and_the_gang_is_whole_again(
+    tmp_path: Path, data: Path
+) -> None:
+    steps = 400
+    env = environment(tmp_path, data, "sigkill rank=0 step=22", steps)
+    gang = start(tmp_path / "a", env, spares=0, times=replace(TIMES, grow_ms=0), sizes=(1,))
+    assert gang.end() == [0, 0], gang.log()
+    shrunk, grown = gang.records(1, "recovered") + gang.records(0, "recovered")
+    assert (shrunk["generation"], shrunk["absent"], shrunk["planned"], shrunk["replaced"]) == (2, [0], False, [])
+    assert (grown["generation"], grown["absent"], grown["planned"], grown["replaced"]) == (3, [], True, [0])
+    assert shrunk["steps_lost"] <= 1
+    assert grown["steps_lost"] == 0
+    assert grown["step"] > shrunk["step"] + 1
+    alone = [record["step"] for record in gang.records(1, "step") if record["step"] not in gang.losses(0)]
+    assert alone == list(range(shrunk["step"] + 1 + shrunk["steps_lost"], grown["step"] + 1)), "and no step twice"
+    whole = plain(tmp_path / "whole", data, steps)
+    assert gang.losses(1) == whole.losses(), "two microbatches are added up alike, wherever they were computed"
+    assert digest(gang) == digest(whole)
+    assert not gang.records(1, "resumed") + gang.records(0, "resumed"), "its state came from memory"
+
+
+def test_of_three_that_live_two_go_on_and_one_waits_in_its_place_until_the_end(tmp_path: Path, data: Path) -> None:
+    """The state of four places is cut anew onto two, and each step has the samples that it has with four. What has no part in the
+    last generation ends well with the others."""
+    env = environment(tmp_path, data, "sigkill rank=0 step=22")
+    whole = start(tmp_path / "whole", env | {"PHALANX_FAULT": "", "PHALANX_JOB_DIR": str(tmp_path / "b")}, world_size=4)
+    assert whole.end() == [0, 0, 0, 0], whole.log()
+    gang = start(tmp_path / "a", env, world_size=4, spares=0, sizes=(1, 2), times=replace(TIMES, grow_ms=3_600_000))
+    assert gang.end() == [0, 0, 0, 0], gang.log()
+    (shrunk,) = gang.records(1, "recovered")
+    assert shrunk["absent"] == [0, 3]
+    assert shrunk["steps_lost"] <= 1
+    assert max(gang.losses(3)) in (21, 22), "it waits, though it lives"
+    assert "the gang has finished without this rank" in (gang.folder / "rank-3.log").read_text()
+    assert sorted(gang.losses(1)) == list(range(1, STEPS + 1))
+    for step, losses in gang.losses(1).items():
+        seen, wanted = (float.fromhex(min(some)) for some in (losses, whole.losses(1)[step]))
+        assert abs(seen - wanted) < 1e-4 * wanted, step
+    assert gang.records(1, "model")[0]["step"] == STEPS
 
 
 def test_ranks_that_do_not_wait_for_the_dead_one_itself_come_out_of_their_collectives_too(tmp_path: Path, data: Path) -> None:

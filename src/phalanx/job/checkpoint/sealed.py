@@ -47,13 +47,13 @@ class Sealed:
         """Those that are sealed, newest first."""
         return tuple(sorted({seal.step for seal, _ in self._whole()}, reverse=True))
 
-    def seal_of(self, step: int) -> Seal:
-        """Its generation and note. Raises NotFound."""
-        return self._find(step)[0]
+    def seal_of(self, step: int, generation: int | None = None) -> Seal:
+        """Its generation and note; of the youngest generation where none is given. Raises NotFound."""
+        return self._find(step, generation)[0]
 
-    def parts(self, step: int) -> list[tuple[Part, memoryview]]:
+    def parts(self, step: int, generation: int | None = None) -> list[tuple[Part, memoryview]]:
         """Every part with its bytes, in place. Raises NotFound."""
-        return self._find(step)[1].pairs()
+        return self._find(step, generation)[1].pairs()
 
     def is_whole(self, seal: Seal) -> bool:
         """Whether that snapshot is still there as it was."""
@@ -68,8 +68,8 @@ class Sealed:
     def _whole(self) -> list[tuple[Seal, Segment]]:
         return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]
 
-    def _find(self, step: int) -> tuple[Seal, Segment]:
-        found = [pair for pair in self._whole() if pair[0].step == step]
+    def _find(self, step: int, generation: int | None) -> tuple[Seal, Segment]:
+        found = [pair for pair in self._whole() if pair[0].step == step and generation in (None, pair[0].generation)]
         if not found:
             raise NotFound("snapshot", step, f"there are {list(self.steps())}")
         return max(found, key=lambda pair: pair[0].generation)

@@ -27,7 +27,8 @@ LOST_PATIENCE_S: Final = 10.0
 class Place:
     """This process in one generation. slots: by rank, the place of each in the whole gang, which has num_slots; they stay when
     ranks are counted anew. prefix: of the generation's keys in the store. why, since_ms: the fault before it and when it was
-    noticed, on CLOCK_BOOTTIME; '' and 0 in the first. pid: as `ps` shows it, of a process that was a spare; else 0."""
+    noticed, on CLOCK_BOOTTIME; '' and 0 in the first. planned: it was none, the gang grows. pid: as `ps` shows it, of a process
+    that was a spare; else 0."""
 
     generation: int
     rank: int
@@ -38,6 +39,7 @@ class Place:
     why: str = ""
     since_ms: int = 0
     pid: int = 0
+    planned: bool = False
 
 
 class Gang:
@@ -124,6 +126,7 @@ class Gang:
                     generation=generation, rank=rank, world_size=world_size, prefix=prefix, why=why,
                     slots=slots, num_slots=int(told.get("num_slots", world_size)),
                     since_ms=int(told.get("since_ms", 0)), pid=int((moved_in or {}).get("pid", 0)),
+                    planned=bool(told.get("planned", False)),
                 ))  # fmt: skip
             case {"say": "rest"}:
                 self._rest.set()

@@ -142,13 +142,14 @@ class Session:
         self._say(Resumed(rank=self.rank, step=step, checkpoint=checkpoint, skipped=skipped, at_ms=self.unix_ms()))
 
     def recovered(
-        self, *, step: int, generation: int, why: str, replaced: Mapping[int, int], steps_lost: int, recovery_ms: int
-    ) -> None:
+        self, *, step: int, generation: int, why: str, replaced: Mapping[int, int], steps_lost: int, recovery_ms: int,
+        absent: tuple[int, ...] = (), planned: bool = False,
+    ) -> None:  # fmt: skip
         """Says that the gang goes on after `step` in a new generation. replaced: rank -> pid. See core.records.Recovered."""
         ranks = tuple(sorted(replaced))
         self._say(Recovered(
             rank=self.rank, step=step, generation=generation, why=why, replaced=ranks, pids=tuple(replaced[rank] for rank in ranks),
-            steps_lost=steps_lost, recovery_ms=recovery_ms, at_ms=self.unix_ms(),
+            steps_lost=steps_lost, recovery_ms=recovery_ms, absent=absent, planned=planned, at_ms=self.unix_ms(),
         ))  # fmt: skip
 
     def checkpoint(self, *, step: int, path: str, digest: str, size_bytes: int) -> None:

@@ -85,11 +85,11 @@ def tell(training: "Training", step: int, place: CorruptPlace, name: str, odd: O
     if training.rank.rank != (unsuspected or [0])[0]:
         return
     found = Corruption(
-        rank=training.rank.rank,
+        rank=training.rank.slot,
         step=step,
         place=place,
         name=name,
-        ranks=odd.ranks[:RANKS_MAX],
+        ranks=tuple(training.rank.slot_of(rank) for rank in odd.ranks[:RANKS_MAX]),
         certain=odd.certain,
         at_ms=training.unix_ms(),
     )

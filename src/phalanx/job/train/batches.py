@@ -37,10 +37,10 @@ class Batch:
     accumulate: int
 
 
-def first_batch(recipe: LlamaRecipe, world_size: int) -> Batch:
-    """Of a run that begins with this gang."""
-    held_out = recipe.batch_per_rank * world_size
-    return Batch(samples=held_out * recipe.accumulate, held_out=held_out, accumulate=recipe.accumulate)
+def first_batch(recipe: LlamaRecipe, world_size: int, whole_size: int | None = None) -> Batch:
+    """Of a run that begins with this gang of `world_size` ranks. whole_size: with how many it would have begun if all had lived."""
+    samples = recipe.batch_per_rank * recipe.accumulate * (whole_size or world_size)
+    return batch_of_run(samples, recipe, world_size)
 
 
 def batch_of_run(samples: int, recipe: LlamaRecipe, world_size: int) -> Batch:

@@ -13,13 +13,29 @@ import torch.distributed as dist
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """Where this process stands in its gang. `device_name` is what the driver says, 'cpu' without one. generation: of a gang that
-    recovers inside, else 0."""
+    recovers inside, else 0. slots: by rank, its number in the whole gang, which has num_slots: while some have no process the
+    others are counted anew. Empty and 0 where the gang always has all."""
 
     rank: int
     world_size: int
     device: torch.device
     device_name: str
     generation: int = 0
+    slots: tuple[int, ...] = ()
+    num_slots: int = 0
+
+    @property
+    def slot(self) -> int:
+        """By which this process is known outside the gang."""
+        return self.slot_of(self.rank)
+
+    def slot_of(self, rank: int) -> int:
+        return self.slots[rank] if self.slots else rank
+
+    @property
+    def whole_size(self) -> int:
+        """Ranks of the whole gang."""
+        return self.num_slots or self.world_size
 
 
 @contextmanager
@@ -56,7 +72,7 @@ def alone(device: torch.device) -> None:
     dist.init_process_group(backend_of(device), store=_hash_store(), rank=0, world_size=1)
 
 
-def this_rank(device: torch.device, generation: int = 0) -> Rank:
+def this_rank(device: torch.device, generation: int = 0, slots: tuple[int, ...] = (), num_slots: int = 0) -> Rank:
     """In the process group that was joined."""
     return Rank(
         rank=dist.get_rank(),
@@ -64,6 +80,8 @@ def this_rank(device: torch.device, generation: int = 0) -> Rank:
         device=device,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         generation=generation,
+        slots=slots,
+        num_slots=num_slots,
     )
 
 

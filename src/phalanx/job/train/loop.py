@@ -76,7 +76,8 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
     training.watch.recorded(training, step)
-    tell(record)
+    if training.rank.rank == 0:
+        tell(record)
     saves.tell()
 
 
@@ -90,9 +91,7 @@ def _without_wait(facts: StepFacts, waited_s: float) -> tuple[StepFacts, float]:
 
 
 def tell(record: StepRecord) -> None:
-    """For `phalanx logs -f`: about twenty lines a run, of the first rank only."""
-    if record.rank != 0:
-        return
+    """For `phalanx logs -f`: about twenty lines a run."""
     if record.step % max(1, record.total_steps // LINES_A_RUN) == 0 or record.step == record.total_steps:
         numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s"
         _log.info("step %d/%d  %s", record.step, record.total_steps, numbers)
@@ -106,7 +105,7 @@ def _record(
     tokens = training.batch.samples * recipe.sequence
     tokens_per_s = tokens / max(step_s, 1e-9)
     return StepRecord(
-        rank=rank.rank,
+        rank=rank.slot,
         step=step,
         total_steps=recipe.steps,
         loss=facts.loss,

@@ -1,6 +1,5 @@
 """Next-token cross-entropy, and its mean over all ranks."""
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
@@ -21,8 +20,9 @@ def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
     return losses.view(len(samples), -1).mean(dim=1)  # on CUDA where arithmetic has to be deterministic
 
 
-def mean_over_ranks(value: Tensor) -> float:
-    """Of one number a rank, each counting the same; summed in float64, so the same number on every rank."""
-    total = value.detach().to(torch.float64)
+def mean_over_ranks(total: Tensor, count: int) -> float:
+    """Of `count` numbers a rank, whose sum is `total` in float64, each counting the same. Of float32 numbers it is the same,
+    whatever rank has which: float64 holds their sum exactly, or nearly so."""
+    total = total.detach().clone()
     dist.all_reduce(total)
-    return float(total.item()) / dist.get_world_size()
+    return float(total.item()) / (count * dist.get_world_size())

@@ -79,7 +79,7 @@ def _told(
     size = training.batch.samples
     action = judged.action if judged.action != "train" else "skip"
     return LossSpike(
-        rank=training.rank.rank,
+        rank=training.rank.slot,
         step=step,
         measured=_number(facts.loss),
         norm=_number(facts.grad_norm),

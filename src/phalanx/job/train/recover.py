@@ -19,7 +19,8 @@ from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
-from phalanx.job.train.reform import in_generations
+from phalanx.job.train.reform import in_generations, rest_if_asked
+from phalanx.job.train.regrown import State, newest_state
 from phalanx.job.train.saves import keeper_place, saving
 from phalanx.job.train.setup import Start, Training, assemble, claim, set_up, state_numbers
 from phalanx.job.train.snapshots import Snapshots
@@ -31,7 +32,7 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What this generation recovers from. step_reached: completed by somebody before it. replaced: ranks that have another process
-    now -> its pid."""
+    now -> its pid, by their numbers in the whole gang."""
 
     place: Place
     step_reached: int
@@ -63,10 +64,16 @@ class GangWatch(Watch):
             self.snapshots.new_model()
 
     def recorded(self, training: Training, step: int) -> None:
-        """The first step after a fault: now it is known how long the gang stood still."""
+        """After the first step that follows a fault it is known how long the gang stood still."""
         fault, self.fault = self.fault, None
-        if fault is None or training.rank.rank != 0:
-            return
+        if fault is not None and training.rank.rank == 0:
+            self._tell(training, fault)
+        snapshots = self.snapshots
+        assert snapshots is not None
+        rest_if_asked(self._gang, training.rank, lambda: snapshots.holds(step))
+
+    def _tell(self, training: Training, fault: Fault) -> None:
+        rank = training.rank
         training.session.recovered(
             step=self._began_after,
             generation=fault.place.generation,
@@ -74,6 +81,8 @@ class GangWatch(Watch):
             replaced=fault.replaced,
             steps_lost=max(0, fault.step_reached - self._began_after),
             recovery_ms=self._boot_ms() - fault.place.since_ms,
+            absent=tuple(slot for slot in range(rank.whole_size) if slot not in rank.slots),
+            planned=fault.place.planned,
         )
 
     def begins(self, fault: Fault | None, step: int) -> None:
@@ -107,44 +116,48 @@ class Recipe:
         if self._session is None:
             self._session = self._attach()
             self._watch.snapshots = Snapshots(snapshot_place(self._session), replicas=self._session.replicas)
-        training, start = self._set_up(self._session, rank, place)
+        training, start, state = self._set_up(self._session, rank, place)
         with saving(training, self._watch.snapshots) as saves:
+            if state is not None:
+                state.keep_again(training.model, training.optimizer)
             self._gang.settled()
             trained = run(training, start, saves)
         return finish(training, trained), trained
 
-    def _set_up(self, session: Session, rank: Rank, place: Place) -> tuple[Training, Start]:
+    def _set_up(self, session: Session, rank: Rank, place: Place) -> tuple[Training, Start, State | None]:
         """A collective of all ranks."""
         snapshots = self._watch.snapshots
         assert snapshots is not None
         snapshots.new_model()
-        fault = self._fault(place)
-        step = snapshots.recall() if place.generation > 1 else None
-        if step is None:
-            training, start = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch)
-        else:
-            training, start = self._from_memory(session, rank, snapshots, step)
+        fault = self._fault(rank, place)
+        state = newest_state(snapshots, rank) if place.generation > 1 else None
+        begun = self._from_memory(session, rank, state) if state is not None else None
+        if begun is None:
+            begun, state = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch), None
+        training, start = begun
         self._watch.begins(fault, start.step)
-        return training, start
+        return training, start, state
 
-    def _from_memory(self, session: Session, rank: Rank, snapshots: Snapshots, step: int) -> tuple[Training, Start]:
-        note = snapshots.note(step)
+    def _from_memory(self, session: Session, rank: Rank, state: State) -> tuple[Training, Start] | None:
+        """None where memory does not give what it promised."""
+        note, step = state.note, state.step
         claim(session, rank)
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
         dtype = cast(Dtype, note["dtype"])
         training = assemble(session, self._recipe, self._data, rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
-        snapshots.restore(training.model, training.optimizer, rank, step)
+        if not state.restore(training.model, training.optimizer):
+            return None
         first = float.fromhex(str(note["val_loss_first"]))
         training.guard.restore(note)
         _check_cursor(note, state_numbers(training, step, first), step)
         _log.info("rank %d goes on after step %d from memory", rank.rank, step)
         return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]))
 
-    def _fault(self, place: Place) -> Fault | None:
+    def _fault(self, rank: Rank, place: Place) -> Fault | None:
         if place.generation == 1:
             return None
         told = told_by_all((self._watch.step_reached, place.pid))
-        replaced = {rank: pid for rank, (_, pid) in enumerate(told) if pid}
+        replaced = {rank.slot_of(other): pid for other, (_, pid) in enumerate(told) if pid}
         return Fault(place, max(reached for reached, _ in told), replaced)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -27,6 +28,22 @@ _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Rest(Exception):
+    """This generation comes out after a step, so that a larger one can go on."""
+
+
+def rest_if_asked(gang: Gang, rank: Rank, is_kept: Callable[[], bool]) -> None:
+    """After a step, in a gang that has not all its ranks: raises Rest where the coordinator has places for more, once the state
+    after this step is in the memory of every rank. is_kept: waits for this rank's copy, and says whether it is there.
+
+    A collective of all ranks; nothing in a whole gang.
+    """
+    if rank.world_size == rank.whole_size or not _any(gang.is_asked_to_rest()):
+        return
+    if not _any(not is_kept()):
+        raise Rest
+
+
 def in_generations(gang: Gang, body: Callable[[Rank, Place], T]) -> T:
     """What `body` returns in the generation that ends well. An error of `body` whose generation is over is that generation's: the
     next one begins. Any other is raised. Raises GangGone when there will be no other generation."""
@@ -40,6 +57,9 @@ def in_generations(gang: Gang, body: Callable[[Rank, Place], T]) -> T:
                 return body(rank, place)
         except GangGone:
             raise
+        except Rest:
+            gang.when_over(lambda: None)  # nobody is in a collective any more: there is nothing to end
+            _log.info("generation %d comes out: the gang has places for more ranks", place.generation)
         except Exception as error:
             # An error that says what to change is no broken collective: the word of a death is not waited for.
             if not gang.is_over(0.0 if isinstance(error, PhalanxError) else LOST_PATIENCE_S):
@@ -66,7 +86,7 @@ def joined(gang: Gang, place: Place) -> Iterator[Rank]:
             device_id=device if device.type == "cuda" else None,
         )
         connections.made()
-        yield this_rank(device, place.generation)
+        yield this_rank(device, place.generation, place.slots, place.num_slots)
         dist.barrier()  # nobody closes its side while another still reads
     finally:
         store.close()
@@ -76,6 +96,13 @@ def shared_step(mine: tuple[int, ...]) -> int | None:
     """The newest step of which every rank has the state; None when there is none. A collective of all ranks."""
     first, *others = told_by_all(mine)
     return max(set(first).intersection(*others), default=None)
+
+
+def _any(mine: bool) -> bool:
+    """Whether any rank says so, on every rank; over gloo."""
+    said = torch.tensor(int(mine), dtype=torch.int32)
+    dist.all_reduce(said, dist.ReduceOp.MAX)
+    return bool(said.item())
 
 
 def _leave(store: GangStore, connections: Connections) -> None:

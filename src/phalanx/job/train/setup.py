@@ -175,7 +175,7 @@ def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: 
 def batch_of(found: Found | None, recipe: LlamaRecipe, rank: Rank) -> Batch:
     """Raises SpecError for a world size that cannot keep the run's global batch, CheckpointError when that is not said."""
     if found is None:
-        return first_batch(recipe, rank.world_size)
+        return first_batch(recipe, rank.world_size, rank.whole_size)
     samples = found.manifest.extra.get("global_batch")
     if not isinstance(samples, int) or samples < 1 or samples % (recipe.batch_per_rank * recipe.accumulate):
         raise CheckpointError(f"checkpoint {found.name}", dict(found.manifest.extra), "lacks the run's own numbers")

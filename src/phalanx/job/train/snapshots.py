@@ -24,8 +24,9 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.owners import held_parts
-from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE
+from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE, Kept, read
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
+from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.train.device import Rank, synchronise
@@ -47,7 +48,7 @@ class Snapshots:
         """buffers: for how many snapshots there shall be memory, 0 for as many as are of use. Where there is room for fewer, the
         gang goes on with fewer. replicas: how many other places shall hold each state, 0 or 1."""
         self.saves_wait = False
-        self._place = place
+        self.place = place
         self._exchange = Exchange(place, replicas)
         self._buffers = buffers or (REPLICA_BUFFERS if replicas else BUFFERS)
         self._is_fitted = False
@@ -63,7 +64,7 @@ class Snapshots:
     def copier(self) -> Copier:
         if self._copier is None:
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-            self._copier = Copier(self._place, device, self._idle_s)
+            self._copier = Copier(self.place, device, self._idle_s)
         return self._copier
 
     @property
@@ -83,6 +84,15 @@ class Snapshots:
         part: its own, or a replica that is fetched. None when there is no such step. A collective of all ranks, after a fault."""
         self.copier.wait()
         return self._exchange.recall(self.copier, self._buffers)
+
+    def gathered(self) -> list[Kept]:
+        """All that any keeper of the gang holds, of gangs of other sizes too. A collective of all ranks, after a fault."""
+        self.copier.wait()
+        return self._exchange.gathered()
+
+    def read(self, one: Kept) -> Sealed:
+        """See `replicas.read`."""
+        return read(one, self._exchange.secret, self.place.attempt)
 
     def sealed(self) -> tuple[int, ...]:
         """Steps whose whole state is in memory, newest first."""
@@ -129,6 +139,11 @@ class Snapshots:
         self._settled = True
         return self.copier.wait()
 
+    def holds(self, step: int) -> bool:
+        """Whether the state after `step` is whole in this rank's place; waits for a copy that is under way."""
+        self.settle()
+        return step in self.sealed()
+
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, step: int) -> None:
         """Puts the state after `step` into a new model and optimizer; later snapshots are of a history that did not happen.
 
@@ -148,6 +163,13 @@ class Snapshots:
             set_training_state(model, optimizer, state)
         set_rng({part.name.rpartition(".")[2]: one for part, one in generators}, "", rank.rank, rank.world_size, rank.device)
         memory.forget_after(step)
+        self._restored = step
+
+    def forget_after(self, step: int) -> None:
+        """Later snapshots of this place are of a history that did not happen."""
+        memory = self._found()
+        if memory is not None:
+            memory.forget_after(step)
         self._restored = step
 
     def new_model(self) -> None:

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.train.clip import clip
 from phalanx.job.train.device import synchronise
 from phalanx.job.train.loss import mean_over_ranks, token_loss
 from phalanx.job.train.optimizer import lr_at, set_lr
@@ -72,8 +72,8 @@ def train_step(
     synchronise(microbatches.device)
     mark()
     before_agreement()
-    loss = mean_over_ranks(mine)
-    grad_norm = _clip(model, recipe.clip)
+    loss = mean_over_ranks(mine, len(microbatches))
+    grad_norm = clip(model, recipe.clip)
     mark()
     updated = accepts(step, loss, grad_norm)
     if updated:
@@ -89,17 +89,11 @@ def train_step(
 
 
 def _gradients(model: nn.Module, microbatches: Tensor) -> Tensor:
-    """Accumulates the mean gradient over the microbatches (FSDP takes the mean over ranks); this rank's mean loss."""
-    total = torch.zeros((), device=microbatches.device)
+    """Accumulates the mean gradient over the microbatches (FSDP takes the mean over ranks); the sum of this rank's losses."""
+    total = torch.zeros((), dtype=torch.float64, device=microbatches.device)
     for index, samples in enumerate(microbatches):
         sync_gradients(model, index == len(microbatches) - 1)
-        loss = token_loss(model, samples) / len(microbatches)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = token_loss(model, samples)
+        (loss / len(microbatches)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
-
-
-def _clip(model: nn.Module, largest: float) -> float:
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return float(whole.item())

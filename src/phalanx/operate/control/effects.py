@@ -32,6 +32,7 @@ from phalanx.core.events import (
 )
 from phalanx.core.health import Corruption, Finding, LossSpike, SaveTrouble
 from phalanx.core.ids import split_attempt
+from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
 from phalanx.core.records import CheckpointCommitted, RankFact, Recovered, Resumed
 from phalanx.core.states import (
@@ -256,7 +257,8 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, resumed=fact)
         case Recovered() if all(known.generation != fact.generation for known in attempt.recoveries):
             pids = dict(zip(fact.replaced, fact.pids, strict=False))
-            ranks = tuple(replace(process, pid=pids.get(process.rank, process.pid)) for process in attempt.ranks)
+            known = {process.rank: process.pid for process in attempt.ranks} | pids
+            ranks = tuple(RankProcess(rank, pid) for rank, pid in sorted(known.items()) if rank not in fact.absent)
             return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])

@@ -42,7 +42,7 @@ def seen_by(world: World) -> FleetFailures:
 
 def failures_of(attempt: AttemptRecord) -> int:
     """Those that its gang recovered from inside, and the one that ended it."""
-    return len(attempt.recoveries) + _failed(attempt)
+    return sum(not one.planned for one in attempt.recoveries) + _failed(attempt)
 
 
 def _failed(attempt: AttemptRecord) -> bool:

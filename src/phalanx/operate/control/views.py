@@ -193,6 +193,8 @@ def _recovery_view(one: Recovered) -> RecoveryView:
         step=one.step,
         steps_lost=one.steps_lost,
         recovery_ms=one.recovery_ms,
+        absent=one.absent,
+        planned=one.planned,
     )
 
 

@@ -32,7 +32,7 @@ from phalanx.core.events import (
     StragglerFound,
 )
 from phalanx.core.health import Corruption, LossSpike, SaveTrouble
-from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
+from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed, ranks_text
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
@@ -145,14 +145,21 @@ def _of_attempt(body: OfAttempt) -> str:
             return f"registered model {name}:{version}"
 
 
+def _recovered(one: Recovered) -> str:
+    again = f", {_many(one.steps_lost, 'step')} made again" if one.steps_lost else ""
+    without = f" without {ranks_text(one.absent)}" if one.absent else ""
+    how = "grew" if one.planned else "recovered"
+    goes_on = f"generation {one.generation} goes on after step {one.step}{without}{again}"
+    return f"{how} in {one.recovery_ms / 1000:.1f} s: {one.why}; {goes_on}"
+
+
 def _fact(fact: RankFact) -> str:
     match fact:
         case Resumed(step=step, skipped=skipped):
             damaged = f"; skipped {_many(len(skipped), 'damaged checkpoint')}" if skipped else ""
             return f"resumed after step {step}{damaged}"
-        case Recovered(why=why, generation=generation, step=step, steps_lost=steps_lost, recovery_ms=recovery_ms):
-            again = f", {_many(steps_lost, 'step')} made again" if steps_lost else ""
-            return f"recovered in {recovery_ms / 1000:.1f} s: {why}; generation {generation} goes on after step {step}{again}"
+        case Recovered():
+            return _recovered(fact)
         case CheckpointCommitted(step=step, size_bytes=size_bytes):
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from phalanx.core.errors import Exit, WorldError
+from phalanx.core.records import ranks_text
 from phalanx.core.units import show_duration
 from phalanx.core.views import AttemptView, JobView
 from phalanx.show.cli.job_page import exits_text, outcome_exit, outcome_text
@@ -170,7 +171,9 @@ def _start_notices(before: AttemptView | None, after: AttemptView) -> Iterator[s
     known = {one.generation for one in before.recoveries} if before else set()
     for one in after.recoveries:
         if one.generation not in known:
-            yield f"{after.attempt} recovered in {one.recovery_ms / 1000:.1f} s and goes on after step {one.step}: {one.why}"
+            how, without = "grew" if one.planned else "recovered", f" without {ranks_text(one.absent)}" if one.absent else ""
+            took = f"{one.recovery_ms / 1000:.1f} s"
+            yield f"{after.attempt} {how} in {took} and goes on after step {one.step}{without}: {one.why}"
 
 
 def _end_notices(before: AttemptView | None, after: AttemptView) -> Iterator[str]:

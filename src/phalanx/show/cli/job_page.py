@@ -11,6 +11,7 @@ from rich.text import Text
 from phalanx.core.devices import WHOLE, parse_devices
 from phalanx.core.errors import Exit
 from phalanx.core.messages import RankExit
+from phalanx.core.records import ranks_text
 from phalanx.core.units import show_duration, show_size
 from phalanx.core.views import AttemptView, CheckpointView, FindingView, JobView
 from phalanx.show.cli.grid import Grid
@@ -283,13 +284,16 @@ def _attempts(attempts: Sequence[AttemptView]) -> RenderableType:
 
 
 def _recoveries(attempts: Sequence[AttemptView]) -> RenderableType:
-    """Faults that gangs healed inside, each without a restart."""
-    head = ("ATTEMPT", "AT (UTC)", "GENERATION", "SECONDS", "WENT ON AFTER", "STEPS LOST", "WHY")
+    """Faults that gangs healed inside, each without a restart, and how they grew after one."""
+    head = ("ATTEMPT", "AT (UTC)", "GENERATION", "SECONDS", "WENT ON AFTER", "WITHOUT", "STEPS LOST", "WHY")
     rows = [
-        (one.attempt, moment_cell(r.at_ms), r.generation, f"{r.recovery_ms / 1000:.1f}", f"step {r.step}", r.steps_lost, r.why)
+        (
+            one.attempt, moment_cell(r.at_ms), r.generation, f"{r.recovery_ms / 1000:.1f}", f"step {r.step}",
+            ranks_text(r.absent) or "-", r.steps_lost, r.why,
+        )
         for one in attempts
         for r in one.recoveries
-    ]
+    ]  # fmt: skip
     return Grid(head, rows, right=("GENERATION", "SECONDS", "STEPS LOST"), drop=("GENERATION", "AT (UTC)", "ATTEMPT"), cut="WHY")
 
 

@@ -74,7 +74,7 @@ def _node_lost(state: State, node: int, why: str, now_ms: int) -> Moved:
     if state.generation == 0:
         return over(state, f"{why} before the gang had formed", interrupted=True)
     if isinstance(state.phase, Gathering):
-        return go_on(replace(state, phase=replace(state.phase, why=f"{state.phase.why}; {why}")), now_ms)
+        return go_on(replace(state, phase=_with_fault(state.phase, why)), now_ms)
     if any(member.rank is not None for member in there):
         return reopen(state, why, now_ms, of_node=True)
     return go_on(state, now_ms)
@@ -95,7 +95,7 @@ def _came(state: State, number: int, after: int, now_ms: int) -> Moved:
     if member.rank is None or isinstance(state.phase, Gathering):
         return go_on(state, now_ms)
     if isinstance(state.phase, Resting):
-        left, actions = gather(state, state.phase.why, now_ms)
+        left, actions = gather(state, state.phase.why, now_ms, planned=True)
     else:
         left, actions = reopen(state, f"rank {member.slot} lost its peers", now_ms)
     if isinstance(left.phase, Over):
@@ -164,7 +164,11 @@ def _died_gathering(left: State, member: Member, why: str, now_ms: int) -> Moved
             return over(left, too_often(why))
         left = counted
     best = max(left.best_step, member.step)
-    return go_on(replace(left, best_step=best, phase=replace(phase, why=f"{phase.why}; {why}")), now_ms)
+    return go_on(replace(left, best_step=best, phase=_with_fault(phase, why)), now_ms)
+
+
+def _with_fault(phase: Gathering, why: str) -> Gathering:
+    return replace(phase, why=f"{phase.why}; {why}", planned=False)
 
 
 def _finished(state: State, number: int) -> Moved:

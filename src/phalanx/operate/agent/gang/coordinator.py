@@ -145,7 +145,7 @@ class Coordinator:
         for rank, (member, slot) in enumerate(zip(go.members, go.slots, strict=True)):
             told = {"say": "go", "generation": go.generation, "rank": rank, "world_size": len(go.members)}
             told |= {"slots": list(go.slots), "num_slots": self._state.rules.world_size}
-            told |= {"why": go.why, "since_ms": go.since_ms, "prefix": prefix_of(go.generation)}
+            told |= {"why": go.why, "since_ms": go.since_ms, "planned": go.planned, "prefix": prefix_of(go.generation)}
             if self._placed.get(member) != slot:
                 self._placed[member] = slot
                 told["place"] = dict(self._hands.place(member, slot))

@@ -105,13 +105,14 @@ class Leave:
 @dataclass(frozen=True, slots=True)
 class Go:
     """A generation starts. members, slots: by rank; ranks follow the order of slots. why, since_ms: of what ended the one before
-    it, '' for the first generation."""
+    it, '' for the first generation. planned: that was no fault."""
 
     generation: int
     members: tuple[int, ...]
     slots: tuple[int, ...]
     why: str
     since_ms: int
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

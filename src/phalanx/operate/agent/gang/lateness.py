@@ -37,7 +37,7 @@ def in_time(state: State, now_ms: int) -> Moved:
         case Training() as phase:
             return go_on(replace(state, phase=replace(phase, looked_ms=now_ms)), now_ms)
         case Resting(until_ms, why) if now_ms >= until_ms:
-            return gather(state, why, now_ms)
+            return gather(state, why, now_ms, planned=True)
     return state, ()
 
 

@@ -58,12 +58,12 @@ def reopen(state: State, why: str, now_ms: int, of_node: bool = False) -> Moved:
     return over(state, too_often(why)) if counted is None else gather(counted, why, now_ms)
 
 
-def gather(state: State, why: str, now_ms: int) -> Moved:
-    """The present generation is over, by a fault or because the gang grows."""
+def gather(state: State, why: str, now_ms: int, planned: bool = False) -> Moved:
+    """The present generation is over, by a fault or, `planned`, because the gang grows."""
     best = max([state.best_step, *(member.step for member in state.ranks.values())])
     waiting = {number: replace(one, here=one.here and one.rank is None) for number, one in state.members.items()}
     times = state.rules.timeouts
-    phase = Gathering(now_ms + times.gather_ms, now_ms, why, now_ms + times.shrink_ms)
+    phase = Gathering(now_ms + times.gather_ms, now_ms, why, now_ms + times.shrink_ms, planned)
     moved, actions = go_on(replace(state, members=waiting, phase=phase, best_step=best), now_ms)
     return moved, (Leave(state.generation, why), *actions)
 
@@ -159,7 +159,7 @@ def _start(state: State, size: int, now_ms: int) -> Moved:
     forming = Forming(until_ms, phase.since_ms, phase.why)
     state = replace(state, generation=generation, members=members, phase=forming, proven=False)
     slots = tuple(members[number].slot or 0 for number in by_slot)
-    return state, (Go(generation, tuple(by_slot), slots, phase.why, phase.since_ms),)
+    return state, (Go(generation, tuple(by_slot), slots, phase.why, phase.since_ms, phase.planned),)
 
 
 def _filled(state: State, now_ms: int) -> Moved:

@@ -80,12 +80,14 @@ class Member:
 class Gathering:
     """The last generation is over, or none was yet: the next one starts when enough slots have a member that is here. until_ms:
     None before the first generation, whose processes start like any job's. since_ms: of the fault. why: what it was.
-    spares_until_ms: until then a spare that is still starting is waited for, though the gang could go on without it."""
+    spares_until_ms: until then a spare that is still starting is waited for, though the gang could go on without it. planned: there
+    was no fault, the gang grows."""
 
     until_ms: int | None
     since_ms: int
     why: str
     spares_until_ms: int | None = None
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,8 @@ def _book_held(book: _Book, one: _Measured, history: History, window: Span) -> N
             book.add_capacity(device_type, (span[1] - span[0]) * one.owned.milli)
     if not spans:
         return
-    for start, end, category in spend(one.owned.hold, one.steps, one.done):
+    absent = one.owned.hold.absent.get(one.owned.rank, ())
+    for start, end, category in spend(one.owned.hold, one.steps, one.done, absent):
         for span in spans:
             common = _overlap((start, end), span)
             if common[0] < common[1]:

@@ -11,6 +11,7 @@ EXPOSED_COMMUNICATION: Final = "exposed_communication"
 CHECKPOINT_STALL: Final = "checkpoint_stall"
 RECOMPUTE: Final = "recompute"
 RESTART: Final = "restart"
+ABSENT: Final = "absent"
 STARTUP: Final = "startup"
 DRAINING: Final = "draining"
 SERVICE: Final = "service"
@@ -32,6 +33,7 @@ CATEGORIES: Final[Mapping[str, str]] = MappingProxyType(
         CHECKPOINT_STALL: "a step waited for a checkpoint to be taken",
         RECOMPUTE: "steps done again after a failure, since an earlier attempt had done them",
         RESTART: "from the placement of a later attempt to its first step",
+        ABSENT: "held for a rank that had no part in its gang, whose other ranks did the work of all",
         STARTUP: "from the placement of a first attempt to its first step",
         DRAINING: "from the last step, the request to stop or the loss of a node, until every rank is gone",
         SERVICE: "held by a service",

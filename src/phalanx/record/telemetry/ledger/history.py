@@ -20,10 +20,12 @@ from phalanx.core.events import (
     NodeUp,
     PartLost,
     PartReleased,
+    RankSaid,
     StopRequested,
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
 from phalanx.core.reasons import Reason
+from phalanx.core.records import Recovered
 from phalanx.core.spec import Kind
 from phalanx.record.telemetry.ledger.categories import IDLE
 from phalanx.record.telemetry.ledger.waiting import waits_as
@@ -46,7 +48,7 @@ class DeviceId:
 @dataclass(slots=True)
 class Hold:
     """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop, or a node
-    of it was lost, which is the end of all of it.
+    of it was lost, which is the end of all of it. `absent`: of ranks without which the gang went on, the spans in which it did.
 
     released: since when it holds nothing of a node any more, of a gang that recovers inside (`recovers`) and goes on without it.
     Otherwise a lost node's devices are held like the others' until the attempt ends: only then does the job let go of them. Free
@@ -64,6 +66,18 @@ class Hold:
     stop_ms: int = FOREVER
     recovers: bool = False
     released: dict[NodeId, int] = field(default_factory=dict)
+    absent: dict[int, list[Span]] = field(default_factory=dict)
+
+    def goes_on_without(self, ranks: Iterable[int], now: int) -> None:
+        """From now on."""
+        away = set(ranks)
+        for rank in away | set(self.absent):
+            spans = self.absent.setdefault(rank, [])
+            since = spans.pop()[0] if spans and spans[-1][1] == FOREVER else None
+            if rank in away:
+                spans.append((now if since is None else since, FOREVER))
+            elif since is not None:
+                spans.append((since, now))
 
     def end_on(self, node: NodeId) -> int:
         return min(self.end, self.released.get(node, FOREVER))
@@ -119,6 +133,7 @@ class _Folding:
     def take(self, event: Event, now: int) -> None:
         self._take_fleet(event, now)
         self._take_holds(event, now)
+        self._take_parts(event, now)
         self._line.take(event)
         if self._line.idle_as != self._history.idle_as[-1][1]:
             self._history.idle_as.append((now, self._line.idle_as))
@@ -162,12 +177,17 @@ class _Folding:
                 for hold in self._held.values():
                     if hold.job == job:
                         hold.stop_ms = min(hold.stop_ms, now)
+
+    def _take_parts(self, event: Event, now: int) -> None:
+        match event.body:
             case PartLost(attempt=attempt, node=node) if attempt in self._held:
                 hold = self._held[attempt]
                 if not hold.recovers or any(part.node == node for part in hold.placement.slices[:1]):
                     hold.stop_ms = min(hold.stop_ms, now)
             case PartReleased(attempt=attempt, node=node) if attempt in self._held:
                 self._held[attempt].released.setdefault(node, now)
+            case RankSaid(attempt=attempt, fact=Recovered(absent=absent)) if attempt in self._held:
+                self._held[attempt].goes_on_without(absent, now)
 
     def _end_shape(self, node: NodeId, now: int) -> None:
         since, devices = self._shapes.pop(node, (now, {}))

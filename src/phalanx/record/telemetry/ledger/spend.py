@@ -9,6 +9,7 @@ from typing import Final
 
 from phalanx.core.records import StepRecord
 from phalanx.record.telemetry.ledger.categories import (
+    ABSENT,
     CHECKPOINT_STALL,
     DATA_WAIT,
     DRAINING,
@@ -21,7 +22,7 @@ from phalanx.record.telemetry.ledger.categories import (
     SERVICE,
     STARTUP,
 )
-from phalanx.record.telemetry.ledger.history import FOREVER, Hold
+from phalanx.record.telemetry.ledger.history import FOREVER, Hold, Span
 
 GAP_MS: Final = 1_000
 """A shorter gap between two steps is the loop's own overhead and goes with the step after it; a longer one is not known."""
@@ -32,9 +33,23 @@ Piece = tuple[int, int, str]
 """[start, end) in Unix milliseconds, and its category."""
 
 
-def spend(hold: Hold, steps: Iterable[StepRecord], done: frozenset[int] | set[int]) -> Iterator[Piece]:
+def spend(hold: Hold, steps: Iterable[StepRecord], done: frozenset[int] | set[int], absent: Iterable[Span] = ()) -> Iterator[Piece]:
     """Pieces in order that fill [hold.start, hold.end) exactly. `steps`: of one rank; `done`: steps that earlier attempts of
-    the job had recorded for it. Records that overlap, run backwards or lie outside the span are cut to what fits."""
+    the job had recorded for it; `absent`: when its gang went on without it. Records that overlap, run backwards or lie outside the
+    span are cut to what fits."""
+    away = sorted(absent)
+    for start, end, category in _pieces(hold, steps, done):
+        at = start
+        for since, until in away:
+            first, last = max(at, since), min(end, until, max(hold.stop_ms, hold.start))
+            if first < last:
+                yield from _piece(at, first, category)
+                yield first, last, ABSENT
+                at = last
+        yield from _piece(at, end, category)
+
+
+def _pieces(hold: Hold, steps: Iterable[StepRecord], done: frozenset[int] | set[int]) -> Iterator[Piece]:
     stop = min(max(hold.stop_ms, hold.start), hold.end)
     if hold.kind == "train":
         yield from _measured(hold, stop, steps, done)

@@ -1,0 +1,121 @@
+"""The state of a gang made of the snapshots of another: any number of ranks, from the memory of all the places it had before.
+
+One rank's snapshot after the other is looked at: torch's load planner says which pieces of its parts belong here. So a rank never
+has more of other nodes' memory than that of one rank.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.errors import CheckpointError, NotFound
+from phalanx.job.checkpoint.commit import RNG
+from phalanx.job.checkpoint.owners import DTYPES, specs_of
+from phalanx.job.checkpoint.rng import rng_name
+from phalanx.job.checkpoint.sealed import Sealed
+from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.whole import TensorSpec
+
+Pieces = Mapping[str, Mapping[tuple[int, ...], tuple[Part, memoryview]]]
+"""Tensor to where each of its parts begins to the part and its bytes."""
+
+
+def load(
+    sources: Sequence[Callable[[], Sealed]], step: int, generation: int, state: dict[str, torch.Tensor], rank: int
+) -> dict[str, torch.Tensor]:
+    """Fills this rank's tensors, sharded as they are, without a collective. sources: by rank of the gang that was. The random
+    generators' states that `rank` had in it, by kind of device; empty when it had no such rank.
+
+    Raises NotFound when something has gone since it was told, CheckpointError when it is of another model or not all of it is
+    there: the tensors are then in no state to go on from.
+    """
+    place, generators = f"step {step} in memory", dict[str, torch.Tensor]()
+    filled: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in state}
+    wanted, names = specs_of(state), {kind: rng_name(rank, kind) for kind in ("cpu", "cuda")}
+    for source in sources:
+        with contextlib.closing(source()) as sealed:
+            seal = sealed.seal_of(step, generation)
+            pieces = _pieces(sealed.parts(step, generation))
+            _check(place, pieces, wanted)
+            _fill(pieces, state, filled)
+            generators |= {kind: _tensor(*pieces[name][0,]).clone() for kind, name in names.items() if name in pieces}
+            if not sealed.is_whole(seal):
+                raise NotFound("snapshot", step, "it was overwritten while it was read")
+            del pieces
+    for name, boxes in filled.items():
+        if sum(boxes.values()) != _local(state[name]).numel():
+            raise CheckpointError(place, name, "has a hole: not all of it lies in memory")
+    return generators
+
+
+def _pieces(parts: Sequence[tuple[Part, memoryview]]) -> Pieces:
+    found: dict[str, dict[tuple[int, ...], tuple[Part, memoryview]]] = {}
+    for part, data in parts:
+        found.setdefault(part.name, {})[part.start] = (part, data)
+    return found
+
+
+def _check(place: str, pieces: Pieces, wanted: Mapping[str, TensorSpec]) -> None:
+    for name, parts in pieces.items():
+        if name.startswith(RNG):
+            continue
+        part = next(iter(parts.values()))[0]
+        was, now = TensorSpec(dtype=part.dtype, shape=part.shape), wanted.get(name)
+        if now is None:
+            raise CheckpointError(place, name, "is kept but not part of this run")
+        if was != now:
+            raise CheckpointError(place, name, f"is kept as {was.dtype} {was.shape}, this run has {now.dtype} {now.shape}")
+
+
+def _fill(pieces: Pieces, state: Mapping[str, torch.Tensor], filled: dict[str, dict[tuple[int, ...], int]]) -> None:
+    """From one rank's parts. Where replicas give the same, the first one counts."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    here: dict[str, Any] = {name: state[name] for name in pieces if not name.startswith(RNG)}
+    metadata = Metadata(state_dict_metadata={name: _metadata(pieces[name]) for name in here})
+    planner.set_up_planner(here, metadata, is_coordinator=True)
+    for item in planner.finish_plan(planner.create_local_plan()).items:
+        part, data = pieces[item.storage_index.fqn][tuple(item.storage_index.offset or ())]
+        box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
+        target, at = planner.resolve_tensor(item).detach(), tuple(item.dest_offsets)
+        if at not in filled[part.name]:
+            if target.numel():
+                target.copy_(_tensor(part, data)[box])
+            filled[part.name][at] = math.prod(item.lengths)
+        planner.commit_tensor(item, target)
+
+
+def _metadata(pieces: Mapping[tuple[int, ...], tuple[Part, memoryview]]) -> TensorStorageMetadata:
+    parts = [part for part, _ in pieces.values()]
+    chunks = [ChunkStorageMetadata(torch.Size(part.start), torch.Size(part.size)) for part in parts]
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[parts[0].dtype]), torch.Size(parts[0].shape), chunks)
+
+
+def _tensor(part: Part, data: memoryview) -> torch.Tensor:
+    """In place: it must only be read."""
+    if not data.nbytes:
+        return torch.empty(part.size, dtype=DTYPES[part.dtype])
+    with _read_only_is_meant():
+        return torch.frombuffer(data, dtype=torch.uint8).view(DTYPES[part.dtype]).reshape(part.size)
+
+
+@contextlib.contextmanager
+def _read_only_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        yield
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,37 @@
+"""Clips gradients by their global norm, which does not depend on how they are cut over the ranks.
+
+torch's own (`clip_grad_norm_`) adds up squares in float32, shard by shard: another number of ranks gets another last bit, by which
+all weights are multiplied while it clips. Here they are added up in float64 and the norm is rounded to float32 once.
+"""
+
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+EPSILON: Final = 1e-6
+"""As torch's."""
+
+
+def clip(model: nn.Module, largest: float) -> float:
+    """Scales all gradients down where their norm is above `largest`; the norm before. A collective of all ranks, over which every
+    gradient is cut."""
+    grads = [_local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    norm = _global_norm(grads)
+    scale = torch.clamp(largest / (norm + EPSILON), max=1.0)
+    torch._foreach_mul_(grads, scale)
+    return float(norm.item())
+
+
+def _global_norm(grads: list[Tensor]) -> Tensor:
+    norms = torch._foreach_norm(grads, 2, torch.float64)
+    squares = torch.stack(norms).square().sum()
+    dist.all_reduce(squares)
+    return squares.sqrt().to(torch.float32)
+
+
+def _local(grad: Tensor) -> Tensor:
+    """This rank's piece, in place."""
+    return grad.to_local() if isinstance(grad, DTensor) else grad
