@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.restore import load
 from phalanx.job.checkpoint.shard_file import Part
@@ -124,7 +125,11 @@ def little_memory() -> None:
     if os.environ["RANK"] == "1":
         attach = Memory.attach
         huge = Part(name="huge", dtype="U8", shape=(1 << 46,), start=(0,), size=(1 << 46,))
-        patch.object(Memory, "attach", lambda place, parts, *more: attach(place, [*parts, huge], *more)).start()
+
+        def attach_more(place: Place, parts: Sequence[Part], *more: Any, **words: Any) -> Memory:
+            return attach(place, [*parts, huge], *more, **words)
+
+        patch.object(Memory, "attach", attach_more).start()
 
 
 if __name__ == "__main__":
