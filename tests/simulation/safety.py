@@ -20,11 +20,12 @@ from phalanx.core.events import (
     ModelRegistered,
     NodeUp,
     PartLost,
+    PartReleased,
     StopRequested,
 )
 from phalanx.core.features import needed
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
-from phalanx.core.messages import Forget, StartRanks, StopRanks
+from phalanx.core.messages import Forget, GiveUpNode, StartRanks, StopRanks
 from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Running, Starting, Stopping
@@ -142,7 +143,7 @@ class Watch(Watcher):
         self._obeyed.pop(machine.node, None)
 
     def obeyed(self, machine: Machine, command: object) -> None:
-        assert isinstance(command, StartRanks | StopRanks | Forget)
+        assert isinstance(command, StartRanks | StopRanks | Forget | GiveUpNode)
         self.note(f"agent {machine.node}", f"obeys epoch {command.epoch}: {command.kind}", _attempt_of(command))
         before = self._obeyed.get(machine.node, 0)
         _hold("epochs_only_grow", command.epoch >= before, f"{machine.node} obeys {command.epoch} after {before}")
@@ -240,6 +241,8 @@ class Watch(Watcher):
                 self._check_running(body)
             case PartLost():
                 self._check_lost(body)
+            case PartReleased():
+                self._check_released(before, body)
             case AttemptEnded():
                 self._check_ended(body)
                 self._check_restarts(before, body)
@@ -344,11 +347,19 @@ class Watch(Watcher):
         self.seen[STOPPED_IN_TIME] += stops and not alive
         _hold("leases_hold", not (stops and alive), f"{body.attempt} was to stop with its lease and lives on {body.node}")
 
+    def _check_released(self, before: World, body: PartReleased) -> None:
+        """Never of the first node, once; and where its node is not lost nothing of the gang lives there any more."""
+        record = before.attempts[body.attempt]
+        known = body.node not in record.released and body.node != record.placement.slices[0].node
+        _hold("whole_gang", known and bool(record.gang_port), f"{body.attempt} lets go of {body.node}: {record.released}")
+        alive = self.honest(body.node) and self.machine(body.node).lives(body.attempt)
+        _hold("ended_is_ended", body.node in record.lost or not alive, f"{body.attempt} lets go of {body.node} and lives there")
+
     def _check_ended(self, body: AttemptEnded) -> None:
         record = self.world.attempts[body.attempt]
         self._ended.add(body.attempt)
         for part in record.placement.slices:
-            if self.honest(part.node) and part.node not in record.lost:
+            if self.honest(part.node) and part.node not in record.lost and part.node not in record.released:
                 alive = self.machine(part.node).lives(body.attempt)
                 _hold("ended_is_ended", not alive, f"{body.attempt} counts as ended and lives on {part.node}")
             elif self.honest(part.node):
@@ -432,7 +443,7 @@ def _hold(name: str, holds: bool, what: str) -> None:
         raise Violated(name, what)
 
 
-def _attempt_of(command: StartRanks | StopRanks | Forget) -> AttemptId:
+def _attempt_of(command: StartRanks | StopRanks | Forget | GiveUpNode) -> AttemptId:
     return command.launch.attempt if isinstance(command, StartRanks) else command.attempt
 
 

@@ -13,6 +13,7 @@ from phalanx.core.messages import (
     ChunkAck,
     Command,
     Forget,
+    GiveUpNode,
     Granted,
     Hello,
     Phase,
@@ -166,7 +167,7 @@ class SimAgent:
                     acked = self._runs[attempt].acked
                     acked[rank] = max(acked.get(rank, 0), offset)
                 self._look()
-            case StartRanks() | StopRanks() | Forget() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | PlanFaults():
                 self.obey(message)
 
     def _take_welcome(self, line: Line, welcome: Welcome) -> None:
@@ -215,6 +216,9 @@ class SimAgent:
                 self._stop(command)
             case Forget(attempt=attempt):
                 self._forget(attempt)
+            case GiveUpNode(attempt=attempt, node_rank=node_rank):
+                if (shim := self._machine.shims.get(attempt)) is not None:
+                    shim.give_up(node_rank)
             case PlanFaults():
                 pass  # the simulation's faults are its own
 
@@ -360,6 +364,7 @@ class SimAgent:
             ended.interrupted if ended else False,
             ended.at_ms if ended else 0,
             promise.launch.devices if self._machine.tells_devices else (),
+            without=promise.without,
         )
 
     def _phase(self, run: _Run) -> Phase:

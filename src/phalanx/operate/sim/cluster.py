@@ -17,6 +17,7 @@ from phalanx.operate.sim.agent import SimAgent
 from phalanx.operate.sim.control import ControlWitness, Life, SimServer
 from phalanx.operate.sim.database import Database
 from phalanx.operate.sim.faults import CALM, Faults, Swarm, draw_swarm
+from phalanx.operate.sim.gangs import Gangs
 from phalanx.operate.sim.lies import Liar
 from phalanx.operate.sim.machine import Machine, Program, Witness
 from phalanx.operate.sim.network import Direction, Line, LineEnd, Network
@@ -61,6 +62,7 @@ class Cluster:
         self.watcher = watcher
         self.healed = False
         self.servers: list[SimServer] = []
+        self.gangs: Gangs = {}
         self.liar: Machine | None = None
         self.settings = Settings(
             home=Path("/phalanx"),
@@ -142,7 +144,9 @@ class Cluster:
         slow_ms = random.choice((0, 0, 0, 0, 300, 3_000)) if self.faults.swarm.delayed else 0
         skew_ms = random.choice((0, 0, -5_000, 3 * HOUR_MS))
         machine = Machine(f"n{number + 1}", devices, self.timeline, random, self._program, self.watcher, skew_ms)
-        return Node(machine, Network(self.timeline, self.faults, slow_ms))
+        network = Network(self.timeline, self.faults, slow_ms)
+        machine.on_network, machine.gangs = (lambda: network.whole), self.gangs
+        return Node(machine, network)
 
     def _give_away_roles(self) -> None:
         """One node may lie; one may run an old agent, which knows no features and tells no devices."""

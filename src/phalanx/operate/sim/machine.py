@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
-from phalanx.core.features import LEASE
+from phalanx.core.features import LEASE, RECOVERY, RECOVERY_NODES, SHRINK
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import Chunk, Hello, Launch, RankExit, RankProcess, Renew, Report
 from phalanx.operate.sim.faults import DiskFull
@@ -15,6 +15,7 @@ from phalanx.operate.sim.timeline import SimClock, Timeline
 
 if TYPE_CHECKING:
     from phalanx.operate.sim.agent import SimAgent
+    from phalanx.operate.sim.gangs import Gangs
     from phalanx.operate.sim.shim import SimShim
 
 PORTS: Final = (29_500, 29_600)
@@ -29,6 +30,13 @@ class Ended:
     interrupted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Without:
+    """gang.json."""
+
+    nodes: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Promise:
     """One attempt's folder on the node's disk: what is in it happened. `shim_boot`: the boot in which its one shim claimed it."""
@@ -41,6 +49,7 @@ class Promise:
     exits: dict[int, RankExit] = field(default_factory=dict)
     ended: Ended | None = None
     records: dict[int, bytearray] = field(default_factory=dict)
+    without: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> range:
@@ -99,8 +108,8 @@ class Witness:
 
 class Machine:
     """A node. `lease_until_ms`: the monotonic time up to which its shims believe in the lease. `tongue`: what its agent says in
-    place of a message, for a node that lies. `tells_devices`: its agent is new enough to report them. `code_away`: what ranks need
-    cannot be fetched now."""
+    place of a message, for a node that lies. `on_network`: whether other nodes reach it. `gangs`: of the whole cluster.
+    `tells_devices`: its agent is new enough to report them. `code_away`: what ranks need cannot be fetched now."""
 
     def __init__(
         self, name: str, devices: int, timeline: Timeline, random: Random, programs: Programs, witness: Witness, skew_ms: int = 0
@@ -114,7 +123,9 @@ class Machine:
         self.disk = Disk()
         self.boot = 1
         self.devices = devices
-        self.features: tuple[str, ...] = (LEASE,)
+        self.features: tuple[str, ...] = (LEASE, RECOVERY, RECOVERY_NODES, SHRINK)
+        self.on_network: Callable[[], bool] = lambda: True
+        self.gangs: Gangs = {}
         self.tells_devices = True
         self.code_away = False
         self.tongue: Callable[[Said], Sequence[Said]] = lambda message: (message,)

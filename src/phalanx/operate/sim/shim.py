@@ -1,13 +1,15 @@
 """A simulated shim with its ranks, as `operate.agent.shim`: one an attempt and node, independent of the agent."""
 
+from collections.abc import Callable
 from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId
-from phalanx.core.messages import RankExit, RankProcess
+from phalanx.core.messages import Launch, RankExit, RankProcess
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankRecord
 from phalanx.operate.sim.faults import DiskFull
-from phalanx.operate.sim.machine import Ended, Machine, Program, Promise
+from phalanx.operate.sim.gangs import Part
+from phalanx.operate.sim.machine import Ended, Machine, Program, Promise, Without
 
 FAILURE_GRACE_MS: Final = 5_000
 """As `operate.agent.attempts.FAILURE_GRACE_MS`."""
@@ -18,6 +20,8 @@ LEAVING_MS_MAX: Final = 3_000
 RETRY_MS: Final = 500
 LEASE_ENDED: Final = "its node's lease ended"
 
+Fact = RankExit | tuple[RankProcess, ...] | Ended | Without
+
 
 class SimShim:
     """Starts an attempt's ranks on one machine and sees them to their end. `die` is SIGKILL to itself."""
@@ -27,11 +31,55 @@ class SimShim:
         self._promise = promise
         self._attempt: AttemptId = promise.launch.attempt
         self._alive: dict[int, Program] = {}
-        self._unwritten: list[RankExit | tuple[RankProcess, ...] | Ended] = []
+        self._unwritten: list[Fact] = []
         self._told = False
         self._kill_ms: int | None = None
         self._lost = ""
         self._dead = False
+        self._part: Part | None = None
+
+    # What its part of a gang that recovers inside asks of it
+
+    @property
+    def launch(self) -> Launch:
+        return self._promise.launch
+
+    @property
+    def dead(self) -> bool:
+        return self._dead
+
+    @property
+    def is_told(self) -> bool:
+        return self._told
+
+    @property
+    def on_network(self) -> bool:
+        return self._machine.on_network()
+
+    @property
+    def now_ms(self) -> int:
+        return self._machine.timeline.now_ms
+
+    def after(self, delay_ms: int, act: Callable[[], object]) -> None:
+        self._machine.timeline.after(delay_ms, act)
+
+    def interrupt(self, why: str) -> None:
+        """Its ranks are ended, with which nothing was wrong."""
+        if not self._dead and not self._told:
+            self._machine.witness.note(self._machine.node, "shim: interrupted", why)
+            self._lost = why
+            self.stop(FAILURE_GRACE_MS)
+
+    def goes_without(self, nodes: tuple[int, ...]) -> None:
+        self._unwritten.append(Without(nodes))
+        self._write()
+
+    def give_up(self, node_rank: int) -> None:
+        """The control plane says that node of the gang is lost."""
+        if self._part is not None and not self._dead:
+            self._part.give_up(node_rank)
+
+    # Its life
 
     def start(self) -> None:
         """Claims the attempt and starts every rank. Raises DiskFull: then nothing was started, and it may be tried again."""
@@ -51,6 +99,8 @@ class SimShim:
         self._write()
         if launch.on_partition == "stop":
             self._watch_lease()
+        if launch.recovery is not None and launch.num_nodes > 1:
+            self._part = Part(self, machine.gangs)
 
     def stop(self, grace_ms: int) -> None:
         """SIGTERM now, SIGKILL after the grace. A second time only shortens the grace."""
@@ -60,6 +110,8 @@ class SimShim:
         first = not self._told
         self._told = True
         self._kill_ms = kill_ms if self._kill_ms is None else min(kill_ms, self._kill_ms)
+        if first and self._part is not None:
+            self._part.told(grace_ms)
         if first:
             for rank, program in list(self._alive.items()):
                 if not program.stubborn:
@@ -98,15 +150,21 @@ class SimShim:
         self._write()
         if first:
             self.stop(FAILURE_GRACE_MS)
-        self._end_if_over()
+        self.end_if_over()
 
     def _kill(self) -> None:
         if self._kill_ms is not None and self._machine.timeline.now_ms >= self._kill_ms:
             for rank in list(self._alive):
                 self.rank_exits(rank, -9)
 
-    def _end_if_over(self) -> None:
-        if not self._alive and not any(isinstance(fact, Ended) for fact in self._unwritten) and self._promise.ended is None:
+    def end_if_over(self) -> None:
+        if self._dead or self._alive:
+            return
+        if self._part is not None:
+            if self._part.waits_for_others:
+                return
+            self._part.over = True
+        if not any(isinstance(fact, Ended) for fact in self._unwritten) and self._promise.ended is None:
             self._unwritten.append(Ended(self._machine.clock.now_ms(), self._lost, bool(self._lost)))
             self._write()
 
@@ -121,13 +179,15 @@ class SimShim:
             self._put(self._unwritten.pop(0))
             self._tell()
 
-    def _put(self, fact: RankExit | tuple[RankProcess, ...] | Ended) -> None:
+    def _put(self, fact: Fact) -> None:
         match fact:
             case RankExit(rank=rank):
                 self._promise.exits[rank] = fact
             case Ended():
                 self._promise.ended = fact
                 self._machine.shims.pop(self._attempt, None)
+            case Without(nodes):
+                self._promise.without = nodes
             case tuple():
                 self._promise.ranks = fact
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from phalanx.core.errors import UserError
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import DEFAULT, Policy, Preemption, Queue
-from phalanx.core.spec import Array, CheckpointPolicy, JobSpec, Kind, Resources
+from phalanx.core.spec import Array, CheckpointPolicy, JobSpec, Kind, Recovery, Resources
 from phalanx.core.states import Finished, Paused, Stopping
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.sim.control import SimServer
@@ -206,4 +206,13 @@ class Users:
             max_duration=random.choice(("", "", "", "20s")),
             on_partition=random.choice(("keep", "keep", "stop")),
             checkpoint=CheckpointPolicy(every=random.choice((0, 10))),
+            recovery=_recovery(kind, num_nodes, number),
         )
+
+
+def _recovery(kind: Kind, num_nodes: int, number: int) -> Recovery:
+    """Most gangs of several nodes recover inside, two of three with fewer ranks; what kind of work they do is nothing that their
+    coordinator sees."""
+    if kind not in ("batch", "train") or num_nodes == 1 or number % 4 == 0:
+        return Recovery()
+    return Recovery(in_gang=True, min_ranks=0 if number % 4 == 1 else 1)
