@@ -34,7 +34,7 @@ def test_what_was_saved_comes_back(root: Folder) -> None:
     entry = found.tensors["w"][1].entry
     data = memoryview(bytearray(entry.length))
     with shard_file.opened(found.folder, found.shards[1]) as file:
-        shard_file.read_part(file, found.folder, found.shards[1], entry, data)
+        shard_file.read_parts(file, found.folder, found.shards[1], entry, [data])
     assert data == bytes([7]) * LENGTH
     assert sorted((root / "step-00000007").names()) == sorted([
         MANIFEST, "part-00000-a.json", "part-00001-a.json", "shard-00000-a.safetensors", "shard-00001-a.safetensors",

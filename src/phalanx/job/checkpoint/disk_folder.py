@@ -19,6 +19,8 @@ from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_at
 _WRITE_BYTES: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 """Small enough to be hashed out of the core's own cache."""
+_IOV_MAX: Final = 1024
+"""Linux takes no more at once (limits.h)."""
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -29,15 +31,15 @@ class DiskFile:
         self._descriptor = descriptor
         self.size_bytes = os.fstat(descriptor).st_size
 
-    def read_into(self, into: memoryview, offset: int) -> int:
+    def read_into(self, into: Sequence[memoryview], offset: int) -> int:
         try:
-            return os.preadv(self._descriptor, [into[:_WRITE_BYTES]], offset)
+            return os.preadv(self._descriptor, into[:_IOV_MAX], offset)
         except OSError as error:
             raise Unreadable(f"cannot be read ({error.strerror})") from error
 
     def pieces(self, offset: int) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(_READ_BYTES))
-        while count := self.read_into(buffer, offset):
+        while count := self.read_into([buffer], offset):
             yield buffer[:count]
             offset += count
 
@@ -46,6 +48,7 @@ class DiskFolder:
     """See `Folder`."""
 
     reads_at_once = 1
+    batch_bytes = 0
     poll_s = 0.02
 
     def __init__(self, path: Path) -> None:

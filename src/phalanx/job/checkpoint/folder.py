@@ -23,8 +23,8 @@ class Opened(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def read_into(self, into: memoryview, offset: int) -> int:
-        """How many bytes were read from `offset` on, fewer than there is room for where it suits; 0 at the end of the file."""
+    def read_into(self, into: Sequence[memoryview], offset: int) -> int:
+        """Fills one after the other from `offset` on. How many bytes, fewer than there is room for where it suits; 0 at the end."""
 
     def pieces(self, offset: int) -> Iterator[memoryview]:
         """All from `offset` to the end, in order; a piece is good until the next one."""
@@ -39,6 +39,8 @@ class Folder(Protocol):
 
     reads_at_once: int
     """Parts of a file that are worth reading side by side."""
+    batch_bytes: int
+    """Neighbours in a file are worth reading at once up to so many; 0 where that gains nothing."""
     poll_s: float
     """How often somebody who waits for a file looks for it."""
 

@@ -38,10 +38,13 @@ class ObjectFile:
         self._key = key
         self.size_bytes = store.head(key).size_bytes
 
-    def read_into(self, into: memoryview, offset: int) -> int:
-        data = self._range(offset, len(into))
-        into[: len(data)] = data
-        return len(data)
+    def read_into(self, into: Sequence[memoryview], offset: int) -> int:
+        data, done = self._range(offset, sum(map(len, into))), 0
+        for view in into:
+            count = min(len(view), len(data) - done)
+            view[:count] = data[done : done + count]
+            done += count
+        return done
 
     def pieces(self, offset: int) -> Iterator[memoryview]:
         """What comes next is on its way while a piece is looked at."""
@@ -66,6 +69,7 @@ class ObjectFolder:
     """See `Folder`."""
 
     reads_at_once = _READS_AT_ONCE
+    batch_bytes = PART_BYTES
     poll_s = 0.5
 
     def __init__(self, store: ObjectStore, key: str) -> None:

@@ -6,12 +6,12 @@ caller gets to use anything. Scripts may give it to `torch.distributed.checkpoin
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future as ReadAhead
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -29,6 +29,7 @@ from phalanx.job.checkpoint import shard_file
 from phalanx.job.checkpoint.folder import Folder, Opened, folder_at
 from phalanx.job.checkpoint.manifest import MANIFEST
 from phalanx.job.checkpoint.owners import DTYPES, host_bytes
+from phalanx.job.checkpoint.shard_file import PartEntry
 from phalanx.job.checkpoint.whole import Checkpoint, Located
 
 _AHEAD: Final = 3
@@ -74,10 +75,10 @@ class PartReader(StorageReader):
         folder = self._checkpoint.folder
         with ExitStack() as files, ThreadPoolExecutor(folder.reads_at_once, "checkpoint-read") as store:
             opened = _Files(folder, files)
-            ahead: deque[tuple[_Read, ReadAhead[None]]] = deque()
-            for key in wanted:
-                read = _Read(folder, self._located[key], by_part[key], planner, opened)
-                ahead.append((read, store.submit(read.fetch)))
+            ahead: deque[tuple[_Batch, ReadAhead[None]]] = deque()
+            reads = (_Read(folder, self._located[key], by_part[key], planner) for key in wanted)
+            for batch in _batches(reads, folder.batch_bytes):
+                ahead.append((batch, store.submit(_fetch, batch, opened)))
                 if len(ahead) >= folder.reads_at_once + _AHEAD:
                     _finish(*ahead.popleft())
             while ahead:
@@ -87,16 +88,34 @@ class PartReader(StorageReader):
         return done
 
 
-def _finish(read: "_Read", fetched: "ReadAhead[None]") -> None:
+def _finish(batch: "_Batch", fetched: "ReadAhead[None]") -> None:
     fetched.result()
-    read.deliver()
+    for read in batch:
+        read.deliver()
+
+
+def _batches(reads: "Iterable[_Read]", bytes_max: int) -> "Iterator[_Batch]":
+    """Neighbours in one file together, as far as that gains something."""
+    batch: _Batch = []
+    for read in reads:
+        if batch and not (batch[-1].is_before(read) and sum(one.entry.length for one in (*batch, read)) <= bytes_max):
+            yield batch
+            batch = []
+        batch.append(read)
+    if batch:
+        yield batch
+
+
+def _fetch(batch: "_Batch", opened: "_Files") -> None:
+    located = batch[0].located
+    shard_file.read_parts(opened.of(located), opened.folder, located.shard, located.entry, [read.room() for read in batch])
 
 
 class _Files:
     """Open shards, by file name; each is opened by the first thread that reads of it."""
 
     def __init__(self, folder: Folder, files: ExitStack) -> None:
-        self._folder, self._files = folder, files
+        self.folder, self._files = folder, files
         self._open: dict[str, Opened] = {}
         self._one_at_a_time = Lock()
 
@@ -104,27 +123,36 @@ class _Files:
         name = located.shard.file
         with self._one_at_a_time:
             if name not in self._open:
-                self._open[name] = self._files.enter_context(shard_file.opened(self._folder, located.shard))
+                self._open[name] = self._files.enter_context(shard_file.opened(self.folder, located.shard))
             return self._open[name]
 
 
 class _Read:
     """One part on its way from the store to where the planner wants it."""
 
-    def __init__(self, folder: Folder, located: Located, items: list[ReadItem], planner: LoadPlanner, opened: _Files) -> None:
-        self._folder, self._located, self._opened = folder, located, opened
+    def __init__(self, folder: Folder, located: Located, items: list[ReadItem], planner: LoadPlanner) -> None:
+        self.located = located
+        self._folder = folder
         self._targets = [(item, planner.resolve_tensor(item).detach()) for item in items]
         self._commit: Callable[[ReadItem, torch.Tensor], None] = planner.commit_tensor
         self._data = memoryview(b"")
 
-    def fetch(self) -> None:
-        entry = self._located.entry
-        self._data = self._in_place() or memoryview(bytearray(entry.length))
-        shard_file.read_part(self._opened.of(self._located), self._folder, self._located.shard, entry, self._data)
+    @property
+    def entry(self) -> PartEntry:
+        return self.located.entry
+
+    def is_before(self, other: "_Read") -> bool:
+        """Whether the other begins where this one ends."""
+        return self.located.shard is other.located.shard and self.entry.offset + self.entry.length == other.entry.offset
+
+    def room(self) -> memoryview:
+        """Where its bytes shall be put."""
+        self._data = self._in_place() or memoryview(bytearray(self.entry.length))
+        return self._data
 
     def deliver(self) -> None:
-        entry = self._located.entry
-        shard_file.check(self._folder, self._located.shard, entry, self._data)
+        entry = self.entry
+        shard_file.check(self._folder, self.located.shard, entry, self._data)
         if self._in_place() is None and entry.length:
             whole = torch.frombuffer(self._data, dtype=torch.uint8).view(DTYPES[entry.dtype]).reshape(entry.size)
             for item, target in self._targets:
@@ -136,12 +164,16 @@ class _Read:
 
     def _in_place(self) -> memoryview | None:
         """The target's own memory, where the part belongs there whole and as it is."""
-        entry = self._located.entry
+        entry = self.entry
         if len(self._targets) != 1 or not entry.length:
             return None
         target = self._targets[0][1]
         fits = tuple(target.shape) == entry.size and target.dtype == DTYPES[entry.dtype]
         return host_bytes(target) if fits and target.is_contiguous() and target.device.type == "cpu" else None
+
+
+_Batch: TypeAlias = list[_Read]
+"""Parts that are read at once."""
 
 
 def _metadata(parts: tuple[Located, ...]) -> TensorStorageMetadata:
@@ -157,7 +189,7 @@ def read_whole(checkpoint: Checkpoint, names: Mapping[str, str]) -> dict[str, to
         for located in checkpoint.tensors.get(name, ())[:1]:
             data = memoryview(bytearray(located.entry.length))
             with shard_file.opened(checkpoint.folder, located.shard) as file:
-                shard_file.read_part(file, checkpoint.folder, located.shard, located.entry, data)
+                shard_file.read_parts(file, checkpoint.folder, located.shard, located.entry, [data])
             shard_file.check(checkpoint.folder, located.shard, located.entry, data)
             found[ours] = torch.frombuffer(data, dtype=torch.uint8).view(DTYPES[located.entry.dtype]).reshape(located.entry.size)
     return found

@@ -158,15 +158,21 @@ def opened(folder: Where, index: ShardIndex) -> Iterator[Opened]:
         yield file
 
 
-def read_part(file: Opened, folder: Where, index: ShardIndex, entry: PartEntry, into: memoryview) -> None:
-    """Fills `into`, the part's length in bytes. Raises CheckpointError when the file ends or cannot be read; verifies nothing."""
-    done = 0
-    while done < entry.length:
+def read_parts(file: Opened, folder: Where, index: ShardIndex, first: PartEntry, into: Sequence[memoryview]) -> None:
+    """Fills `into` with `first` and the parts that follow it in the file, each of its part's length in bytes.
+
+    Raises CheckpointError when the file ends or cannot be read; verifies nothing."""
+    left, offset = [view for view in into if len(view)], first.offset
+    while left:
         with _naming(folder, index.file):
-            count = file.read_into(into[done:], entry.offset + done)
+            count = file.read_into(left, offset)
         if not count:
-            raise damaged(folder, index.file, f"ends within {entry.key}")
-        done += count
+            raise damaged(folder, index.file, f"ends within {first.key} or what follows it")
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
 
 
 def check(folder: Where, index: ShardIndex, entry: PartEntry, data: memoryview) -> None:
