@@ -87,6 +87,8 @@ def test_a_store_that_goes_away_stops_no_step_and_a_killed_gang_resumes_from_it(
     assert len(found) >= 2 and found[0]["step"] >= resumed and all(one["verified"] for one in found)
     assert stored(home, "ls", found[0]["path"])[0]["step"] == found[0]["step"]
     assert SECRET not in home.run("describe", job).stdout + home.run("events", job).stdout
+    files = [path for path in home.home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []  # nor on any disk
 
 
 def test_a_bucket_that_is_not_there_is_named_and_a_place_that_is_none_is_refused(home: Platform, prepared: Path) -> None:

@@ -29,6 +29,7 @@ from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
 from phalanx.operate.agent.together import cancelled, to_its_end
+from phalanx.storage.credentials import parted
 
 CLAIM_S_MAX: Final = 30.0
 RETRY_S: Final = 0.5
@@ -164,10 +165,12 @@ class AttemptRun:
             await to_its_end(self._lay_out, data)
             node, outer = self._node, dict(os.environ)
             around = await surroundings(self.folder, node.shape, node.agent_socket, data, outer)
-            self._given = await self._secrets() if launch.secrets else {}
+            outer, credentials = parted(outer)
+            credentials = {name: value for name, value in credentials.items() if name not in launch.env}
+            self._given = {**credentials, **(await self._secrets() if launch.secrets else {})}
             lease_ends_ms = await self._lease_ends_ms()
             order = (node.shape, node.agent_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
-            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin)
+            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=sorted(self._given))
         except SpecError as error:
             raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -199,9 +199,10 @@ class AttemptFolder:
         container: Container | None = None,
         lease_ends_ms: int | None = None,
         origin: str = "",
+        given: Sequence[str] = (),
     ) -> None:
         """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
-        environment that was built for them."""
+        environment that was built for them. `given`: names of variables whose values the shim hears, so that no file has them."""
         paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
         gang = GangPlace.of(launch, launch.recovery, gang_socket(shim_socket)) if launch.recovery else None
         if container is None:
@@ -216,7 +217,7 @@ class AttemptFolder:
             "grace_ms": FAILURE_GRACE_MS,
             "own_pids": container is None,  # a container tool writes down pids for its other calls, which come from outside
             "lease": {"ends_ms": lease_ends_ms, "grace_ms": lease.GRACE_MS} if lease_ends_ms is not None else None,
-            "secrets": list(self.accepted.launch.secrets),  # their names; the values go through the shim's standard input
+            "secrets": list(given),  # their names; the values go through the shim's standard input
         }
         if gang is not None:
             order["gang"] = gang.order()
