@@ -125,7 +125,10 @@ def pids(client: Client, job: str) -> list[int | None]:
 
 def repeated(client: Client, job: str) -> int:
     """Steps that some rank made more than once."""
-    made = Counter((record.rank, record.step) for record in client.steps(job).steps)
+    page, made = client.steps(job), Counter[tuple[int, int]]()
+    while page.steps or page.metrics:
+        made.update((record.rank, record.step) for record in page.steps)
+        page = client.steps(job, page.next)
     return sum(count - 1 for count in made.values())
 
 

@@ -12,10 +12,14 @@ from phalanx.core.views import AttemptView
 
 
 def losses(platform: Platform, job: str) -> dict[int, set[str]]:
+    """By step, of all attempts and ranks; a long run has many pages of them."""
     found: dict[int, set[str]] = {}
     with platform.client() as client:
-        for record in client.steps(job).steps:
-            found.setdefault(record.step, set()).add(record.loss_hex)
+        page = client.steps(job)
+        while page.steps or page.metrics:
+            for record in page.steps:
+                found.setdefault(record.step, set()).add(record.loss_hex)
+            page = client.steps(job, page.next)
     return found
 
 

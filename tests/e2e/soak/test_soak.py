@@ -29,7 +29,7 @@ from phalanx.job.checkpoint.whole import open_checkpoint, spec_of
 
 FAULTS = int(os.environ.get("PHALANX_SOAK_FAULTS") or (200 if os.environ.get("PHALANX_SOAK") else 8))
 SEED = int(os.environ.get("PHALANX_SOAK_SEED") or random.SystemRandom().randrange(10**6))
-STEPS = 30 * FAULTS
+STEPS = 20 * FAULTS + 80
 EVERY = 20
 RANKS = 2
 FLIPS = max(1, FAULTS // 20)
@@ -83,7 +83,7 @@ def test_random_faults_change_no_bit_and_leave_nothing_behind(
         view = finished(platform, job)
         Console().print(told(run, view))
     assert run.met.total() >= FAULTS, f"seed {SEED}: {told(run, view)}"
-    assert losses(platform, job) == losses(platform, undisturbed.id), f"seed {SEED}"
+    same_losses(losses(platform, job), losses(platform, undisturbed.id))
     assert digest(platform, view.model) == digest(platform, undisturbed.model), f"seed {SEED}"
     every_checkpoint_restores(platform.home, job, undisturbed.id)
     the_ledger_sums_up(platform, job)
@@ -142,6 +142,12 @@ def told(run: Disturbed, view: JobView) -> str:
         f"{run.met.total()} faults met ({kinds}), {run.late} too late, {run.dropped} whose attempt ended before; "
         f"{len(recoveries)} recoveries inside the gang, at most {lost} steps lost; {len(view.attempts)} attempts"
     )
+
+
+def same_losses(ours: Mapping[int, set[str]], theirs: Mapping[int, set[str]]) -> None:
+    """Of every step, also where it was made more than once."""
+    odd = [step for step in sorted(ours.keys() | theirs.keys()) if ours.get(step) != theirs.get(step)]
+    assert sorted(theirs) == list(range(1, STEPS + 1)) and odd == [], f"seed {SEED}: {len(odd)} steps differ, first {odd[:5]}"
 
 
 def every_checkpoint_restores(home: Path, job: str, undisturbed: str) -> None:
