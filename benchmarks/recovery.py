@@ -374,7 +374,11 @@ def torchrun(options: argparse.Namespace) -> list[float]:
     (folder / "artifacts").mkdir(parents=True)
     count = PEER_KILLS_QUICK if options.quick else PEER_KILLS
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", f"--max-restarts={count + 1}", __file__]
-    env = environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
+    env = environment(options, folder, 1_000_000) | {
+        "PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY),
+        "PHALANX_ATTEMPT": "",
+        "PHALANX_KEEPERS": "",
+    }
     env["PEER_PORT"] = str(free_ports())
     with (folder / "torchrun.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
@@ -464,7 +468,11 @@ def in_process(options: argparse.Namespace) -> str | float:
         return "not measured: nvidia_resiliency_ext is not installed"
     folder = Path(options.folder) / "nvrx"
     (folder / "artifacts").mkdir(parents=True)
-    env = environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
+    env = environment(options, folder, 1_000_000) | {
+        "PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY),
+        "PHALANX_ATTEMPT": "",
+        "PHALANX_KEEPERS": "",
+    }
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
     ranks = []
     for rank in range(RANKS):

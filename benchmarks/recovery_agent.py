@@ -218,7 +218,12 @@ def alive(pid: int) -> bool:
 def start(options: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={recovery.RANKS}", str(recovery.__file__)]
     env = recovery.environment(options, folder, 1_000_000)
-    env |= {"PHALANX_CHECKPOINT_EVERY": str(recovery.PEER_EVERY), "PHALANX_ATTEMPT": "", "PEER_PORT": str(recovery.free_ports())}
+    env |= {
+        "PHALANX_CHECKPOINT_EVERY": str(recovery.PEER_EVERY),
+        "PHALANX_ATTEMPT": "",
+        "PHALANX_KEEPERS": "",
+        "PEER_PORT": str(recovery.free_ports()),
+    }
     with (folder / "torchrun.log").open("ab") as log:
         return subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
 

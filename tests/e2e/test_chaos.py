@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from live_platform import Platform, alive, until
+from soak.left_behind import processes
 from test_main_job import digest, tiny
 from test_recovery import losses, pids
 
@@ -108,3 +109,14 @@ def test_what_cannot_be_is_refused(platform: Platform, prepared: Path) -> None:
             client.chaos(closed, "kill-rank")
         client.cancel(job)
         client.cancel(closed)
+
+
+def test_down_also_ends_who_would_start_the_agent_again(platform: Platform, prepared: Path) -> None:
+    job = platform.submit(shaped(prepared, chaos=True))
+    platform.at_step(job, 2)
+    agent = agent_pid(platform)
+    platform.run("chaos", "kill-agent", "--job", job, "--for", "1h")
+    until(lambda: not alive(agent))
+    assert any("revive" in line for line in processes(platform.home))
+    platform.run("down", "--force")
+    until(lambda: not processes(platform.home))

@@ -14,7 +14,7 @@ SHARED = Path("/dev/shm")
 
 def processes(home: Path, job: str = "") -> list[str]:
     """Of the home, or of one job of it, by command line and environment: 'pid command'."""
-    return [f"{process.pid} {' '.join(_line(process))[:200]}" for process in _all(home) if not job or _is_of(process, job)]
+    return [f"{process.pid} {' '.join(_line(process))[:800]}" for process in _all(home) if not job or _is_of(process, job)]
 
 
 def descriptors(home: Path) -> list[str]:
