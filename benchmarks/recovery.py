@@ -47,6 +47,8 @@ SHRUNK_STEPS = 600
 PEER_EVERY = 10
 """Steps between the peer's checkpoints."""
 DEADLINE_S = 180.0
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+"""What is measured here is the platform, on the CPU of any machine; recovery_gpu.py has the GPUs."""
 MODEL = {"eval_batches": 1, "warmup_steps": 10, "seed": 7}
 """Else the demo's model: 1.85 million parameters, 8 sequences of 64 tokens a rank."""
 
@@ -344,7 +346,7 @@ def start_shim(folder: Path, env: Mapping[str, str], spares: int, sizes: tuple[i
 
 def environment(options: argparse.Namespace, folder: Path, steps: int, fault: str = "") -> dict[str, str]:
     return {
-        **os.environ, "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PHALANX_MARK": str(folder),
+        **os.environ, **HIDDEN, "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "PHALANX_MARK": str(folder),
         "PHALANX_JOB": "bench-1", "PHALANX_ATTEMPT": "bench-1.1", "PHALANX_JOB_DIR": str(folder / "job"),
         "PHALANX_DATA": str(Path(options.folder) / "data"), "PHALANX_HYPERPARAMETERS": json.dumps(MODEL | {"steps": steps}),
         "PHALANX_CHECKPOINT_EVERY": "0", "PHALANX_KEEPERS": str(folder / "keepers"), "PHALANX_FAULT": fault,
