@@ -625,8 +625,9 @@ def stall_role(folder: Path, options: argparse.Namespace) -> Answer:
             found[f"{name}_s"].append(worst(trainer.stall_s))
             settled()
             found[f"{name}_whole_s"].append(worst(time.perf_counter() - started))
+    gb = state_gb(trainer)
     trainer.close()
-    return {"gb": state_gb(trainer), **{name: taken[1:] for name, taken in found.items()}}
+    return {"gb": gb, **{name: taken[1:] for name, taken in found.items()}}
 
 
 def every_ten_role(folder: Path, options: argparse.Namespace) -> Answer:
@@ -648,8 +649,9 @@ def every_ten_role(folder: Path, options: argparse.Namespace) -> Answer:
         saving_s.append(worst(time.perf_counter() - started))
         stall_s.append(worst(trainer.stall_s))
         trainer.settled()
+    gb = state_gb(trainer)
     trainer.close()
-    return {"gb": state_gb(trainer), "plain_s": plain_s, "ten_s": ten_s, "saving_s": saving_s, "stall_s": stall_s}
+    return {"gb": gb, "plain_s": plain_s, "ten_s": ten_s, "saving_s": saving_s, "stall_s": stall_s}
 
 
 ROLES: dict[str, Callable[[Path, argparse.Namespace], Answer]] = {
