@@ -19,7 +19,6 @@ from phalanx.operate.agent.gang.events import (
     Here,
     Kill,
     Leave,
-    NodeBack,
     NodeLost,
     Rest,
     Settled,
@@ -87,10 +86,6 @@ class Coordinator:
     def node_lost(self, node: int, why: str, now_ms: int) -> None:
         self._now_ms = now_ms
         self._move(NodeLost(node, why))
-
-    def node_back(self, node: int, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._move(NodeBack(node))
 
     def without(self) -> tuple[int, ...] | None:
         """The nodes without which the gang goes on; None when it does not go on."""
