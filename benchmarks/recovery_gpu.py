@@ -1,17 +1,16 @@
 """How long a gang of two GPUs with a 7B model stands still when one of its ranks is killed, with a warm spare and without one.
 
-Usage: python benchmarks/recovery_gpu.py [--only ID] [--quick] [--layers N] [--peer]. The last line is one JSON object; the exit
-code is 1 when a claim does not hold. Two CUDA GPUs are needed, whose host has memory for two copies of the state; to go on alone a
-GPU needs room for all of it (86 GB and the gradients), which an H200 has. Without them the demo's model plays the same on the CPU,
-and nothing is claimed.
+Usage: python benchmarks/recovery_gpu.py [--only ID] [--quick] [--layers N] [--alone-layers N] [--peer]. The last line is one JSON
+object; the exit code is 1 when a claim does not hold. Two CUDA GPUs are needed, whose host has memory for two copies of the state.
+Without them the demo's model plays the same on the CPU, and nothing is claimed.
 
 Rank 0 is killed in both. Seconds are from the signal to the end of the first optimiser step that began after it: with a spare of
-two ranks, without one of the survivor alone, which then has the samples of both. With --peer torchrun restarts the same trainer
-from its newest checkpoint on the disk, which has to hold one (86 GB).
+two ranks; without one of the survivor alone, which then has the samples and the state of both. A host of 256 GB has no room for two
+snapshots of 86 GB beside those of the gang that was, so the survivor's model has fewer layers. With --peer torchrun restarts the
+same trainer from its newest checkpoint on the disk, which has to hold one (86 GB).
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -25,6 +24,8 @@ import recovery  # type: ignore[import-not-found]  # beside this file, where a s
 
 DIM, FFN_DIM, HEADS, LAYERS = 4096, 11008, 32, 35
 """7.09 billion parameters beside a small vocabulary: 42.5 GB of float32 weights and two moments on each of two GPUs."""
+ALONE_LAYERS = 16
+"""3.2 billion parameters."""
 SEQUENCE, ACCUMULATE = 2048, 4
 SURVIVORS_S_MAX, SPARE_S_MAX = 10.0, 15.0
 HANG_MS: Final = 60_000
@@ -34,37 +35,38 @@ DEADLINE_S: Final = 300.0
 Answer = dict[str, Any]
 
 
-def measured(options: argparse.Namespace) -> dict[str, float | str]:
-    """Seconds, or why there are none."""
-    found: dict[str, float | str] = {}
-    with recovery.gang(options, "gpu", spares=1, sizes=(1,)) as ours:
-        print(f"  the gang trains; {ours.folder.name}", flush=True)
-        found["gpu_recovery_spare_s"] = ours.fault(signal.SIGKILL, 0)
-        print(f"  with a spare: {found['gpu_recovery_spare_s']:.2f} s, steps lost {ours.steps_lost()}", flush=True)
-        found["steps_lost"], found["same"] = float(max(ours.steps_lost())), str(ours.repeats_are_equal())
-        with contextlib.suppress(OSError, SystemExit):
-            os.kill(ours.spare_pid(), signal.SIGKILL)  # the one that has just been started
-        try:
-            found["gpu_recovery_survivors_s"] = ours.struck(ours.pids()[0], signal.SIGKILL)
-            print(f"  the survivor alone: {found['gpu_recovery_survivors_s']:.2f} s", flush=True)
-        except (SystemExit, KeyError) as error:
-            found["gpu_recovery_survivors_s"] = f"did not go on: {str(error)[-600:]}"
-        print(*[line for line in ours.said().splitlines() if "generation" in line or "killed" in line], sep="\n  ", flush=True)
-    return found
+def with_spare(options: argparse.Namespace) -> dict[str, Any]:
+    with recovery.gang(options, "spare", spares=1) as ours:
+        print("  a gang with a spare trains", flush=True)
+        seconds = ours.fault(signal.SIGKILL, 0)
+        lost, same = max(ours.steps_lost()), ours.repeats_are_equal()
+        print(f"  with a spare: {seconds:.2f} s, {lost} steps lost, the same losses: {same}", flush=True)
+    return {"seconds": seconds, "steps_lost": lost, "bitwise": same}
 
 
-def claims_of(found: dict[str, float | str], peer: list[float], only: str | None) -> list[Answer]:
-    most = {"gpu_recovery_survivors_s": SURVIVORS_S_MAX, "gpu_recovery_spare_s": SPARE_S_MAX}
-    restart = max(peer, default=None)
-    claims = []
-    for name in [only] if only else most:
-        ours = found[name]
-        more: Answer = {"steps_lost": found["steps_lost"], "repeats_are_equal": found["same"]}
-        if isinstance(ours, str):
-            claims.append({"id": name, "ours": None, "why": ours, "target": f"ours <= {most[name]:g}", "holds": False})
-        else:
-            claims.append({**recovery.claim(name, ours, restart, most[name]), **more})
-    return claims
+def alone(options: argparse.Namespace) -> dict[str, Any]:
+    if "layers" in recovery.MODEL:
+        recovery.MODEL["layers"] = options.alone_layers
+    with recovery.gang(options, "alone", spares=0, sizes=(1,)) as ours:
+        print("  a gang without a spare trains", flush=True)
+        begin = ours.step()
+        ours.wait(lambda: ours.step() >= begin + BETWEEN)
+        seconds = ours.struck(ours.pids()[0], signal.SIGKILL)
+        print(f"  the survivor alone: {seconds:.2f} s", flush=True)
+        return {"seconds": seconds, "bitwise": ours.repeats_are_equal()}
+
+
+MEASURES = {"gpu_recovery_spare_s": (with_spare, SPARE_S_MAX), "gpu_recovery_survivors_s": (alone, SURVIVORS_S_MAX)}
+
+
+def claims_of(options: argparse.Namespace) -> list[Answer]:
+    """With torchrun's restart beside them, where it was asked for."""
+    found = {name: MEASURES[name][0](options) for name in ([options.only] if options.only else MEASURES)}
+    restart = max(recovery.torchrun(options), default=None) if options.peer else None
+    return [
+        {**recovery.claim(name, one["seconds"], restart, MEASURES[name][1]), **{key: one[key] for key in one if key != "seconds"}}
+        for name, one in found.items()
+    ]
 
 
 def prepare(options: argparse.Namespace) -> str:
@@ -86,9 +88,10 @@ def prepare(options: argparse.Namespace) -> str:
 def main() -> int:
     """Run the claims that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("gpu_recovery_survivors_s", "gpu_recovery_spare_s"), help="tell one claim")
+    parser.add_argument("--only", choices=list(MEASURES), help="run one claim")
     parser.add_argument("--quick", action="store_true", help="changes nothing: it is done once anyway")
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"of the model, {LAYERS} unless told")
+    parser.add_argument("--alone-layers", type=int, default=ALONE_LAYERS, help="of the survivor's model")
     parser.add_argument("--peer", action="store_true", help="measure torchrun too")
     options = parser.parse_args()
     options.rank = 0
@@ -97,10 +100,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="phalanx-recovery-gpu-") as folder:
         options.folder = folder
         recovery.prepare_data(Path(folder))
-        found = measured(options)
-        peer = recovery.torchrun(options) if options.peer else []
-    claims = claims_of(found, peer, options.only) if card else []
+        claims = claims_of(options)
     if not card:
+        claims = []
         print("no two GPUs here: the demo's model was trained on the CPU, and nothing is claimed")
     about = {"cores": len(os.sched_getaffinity(0)), "card": card or "none", "load": os.getloadavg()[0], "layers": options.layers}
     around = {

@@ -1,12 +1,16 @@
 """Memory for every rank's snapshots, or for none's: as many as the rank with the least has room for."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.errors import PhalanxError, SetupError
 from phalanx.job.checkpoint.copier import Copier
+from phalanx.job.checkpoint.host_memory import free_bytes
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.replicas import node_of
+from phalanx.job.checkpoint.segment import layout_of
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.together import told_by_all
 
@@ -18,7 +22,7 @@ BUFFERS_MIN: Final = 2
 def fitted(copier: Copier, parts: Sequence[Part], most: int) -> Memory:
     """This rank's memory for `most` snapshots, or for as many fewer, the same on every rank, as there is room for everywhere. A
     collective of all ranks. Raises SetupError, on every rank, where there is none for BUFFERS_MIN."""
-    for buffers in range(most, BUFFERS_MIN - 1, -1):
+    for buffers in range(_likely(copier, parts, most), BUFFERS_MIN - 1, -1):
         memory, error = None, None
         try:
             memory = copier.fit(parts, buffers)
@@ -35,3 +39,16 @@ def fitted(copier: Copier, parts: Sequence[Part], most: int) -> Memory:
         copier.give_back()
         told_by_all(None)  # what others of this node had is free again
     raise ValueError(f"{most} snapshots")
+
+
+def _likely(copier: Copier, parts: Sequence[Part], most: int) -> int:
+    """How many there is room for on every node, from what its ranks need together. To take tens of gigabytes in vain, and give them
+    back, lasts a minute."""
+    memory, node = copier.memory, node_of(copier.place)
+    is_there = memory is not None and list(memory.layout.parts) == list(parts)
+    told = told_by_all((node, 0 if is_there else layout_of(parts).size_bytes, free_bytes()))
+    needed: Counter[str] = Counter()
+    for where, size_bytes, _ in told:
+        needed[where] += size_bytes
+    room = [free // needed[where] for where, _, free in told if needed[where]]
+    return max(BUFFERS_MIN, min([most, *room]))

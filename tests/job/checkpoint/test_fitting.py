@@ -1,0 +1,43 @@
+"""How many snapshots ranks of a node take memory for, before any of them takes it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.job.checkpoint import fitting
+from phalanx.job.checkpoint.keeper.place import Place
+from phalanx.job.checkpoint.segment import layout_of
+from phalanx.job.checkpoint.shard_file import Part
+
+PARTS = [Part(name="weight", dtype="U8", shape=(1 << 20,), start=(0,), size=(1 << 20,))]
+SIZE = layout_of(PARTS).size_bytes
+
+
+class Copier:
+    """Without memory; notes for how many snapshots it is asked."""
+
+    memory = None
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Place(folder=folder, slot=0)
+        self.asked: list[int] = []
+
+    def fit(self, parts: object, buffers: int) -> Any:
+        self.asked.append(buffers)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "wanted"),
+    [(100 * SIZE, 2, 3), (5 * SIZE, 2, 2), (6 * SIZE, 2, 3), (SIZE, 2, 2), (5 * SIZE, 1, 3)],
+)
+def test_it_asks_at_once_for_what_all_ranks_of_the_node_have_room_for(
+    free: int, ranks: int, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier = Copier(tmp_path)
+    copier.buffers = wanted  # type: ignore[attr-defined]  # as of the memory that it gets
+    monkeypatch.setattr(fitting, "free_bytes", lambda: free)
+    monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine] * ranks)
+    fitting.fitted(copier, PARTS, 3)  # type: ignore[arg-type]  # stands for one
+    assert copier.asked == [wanted]
