@@ -143,7 +143,7 @@ def pasted(places: list[Sealed], world_size: int) -> dict[str, torch.Tensor]:
     """Whole tensors of every place's parts; where two hold the same, they are alike."""
     found: dict[str, torch.Tensor] = {}
     for place in places:
-        assert place.steps() == (STEP,) and place.seal_of(STEP).note == '{"samples": 7}'
+        assert place.steps() == (STEP,) and '"samples": 7' in place.seal_of(STEP).note
         parts = place.parts(STEP)
         assert sum(part.name.startswith("rng.") for part, _ in parts) == 1
         for part, data in parts:

@@ -74,6 +74,7 @@ class Memory:
         self.keeper_pid = holding.pid
         self._link = link
         self._segments = segments
+        self._layout = segments[0].layout
         self._idle_s = idle_s
         self._replicating: dict[int, bool] = {}  # segments that are on their way to another keeper; whether they are kept then
         self._kept: dict[int, int] = {}  # segments whose replica counts, and which are kept -> their step
@@ -128,7 +129,8 @@ class Memory:
 
     @property
     def layout(self) -> Layout:
-        return self._segments[0].layout
+        """Also of one that was left."""
+        return self._layout
 
     @property
     def buffers(self) -> int:
