@@ -42,7 +42,7 @@ COLD_S_MAX = 15.0
 """Without a warm spare a process starts first, which is mostly importing torch."""
 BETWEEN = 20
 """Steps from one fault to the next, at least."""
-SHRUNK_STEPS = 600
+SHRUNK_STEPS = 250
 """After the fault in the runs that are compared: the gang is whole again before the last."""
 PEER_EVERY = 10
 """Steps between the peer's checkpoints."""

@@ -66,9 +66,9 @@ def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: i
         fetch, number = held_out_batches(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
         assert number == 5
         for index in range(number):
-            read, count = fetch(index)
-            assert len(read) >= max(count, 1)
-            counted += read[:count, 0].tolist()
+            for read, count in fetch(index):
+                assert RECIPE.batch_per_rank >= len(read) >= max(count, 1), "no more at once than in training"
+                counted += read[:count, 0].tolist()
     assert len(counted) == len(set(counted)) == 20
 
 

@@ -148,6 +148,14 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
         (dataclasses.replace(RESUMED, skipped=()), "resumed after step 20"),
         (RECOVERED, "recovered in 0.4 s: rank 0 was killed by SIGKILL; generation 2 goes on after step 36, 1 step made again"),
         (dataclasses.replace(RECOVERED, steps_lost=0, why="x"), "recovered in 0.4 s: x; generation 2 goes on after step 36"),
+        (
+            dataclasses.replace(RECOVERED, steps_lost=0, why="x", absent=tuple(range(2, 12))),
+            "recovered in 0.4 s: x; generation 2 goes on after step 36 without ranks 2, 3, 4, 5, 6, 7, 8, 9 and 2 more",
+        ),
+        (
+            dataclasses.replace(RECOVERED, steps_lost=0, why="x", generation=3, planned=True),
+            "grew in 0.4 s: x; generation 3 goes on after step 36",
+        ),
         (SAVED, "saved its model at step 9"),
         (CHECKPOINT, "checkpoint at step 20, 3.0 MiB"),
         (

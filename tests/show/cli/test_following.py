@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,13 @@ def test_a_recovery_inside_the_gang_is_told_once() -> None:
     before, after = (job_view(attempts=(attempt_view(2, recoveries=them),)) for them in ((), (one,)))
     assert list(notices(before, after)) == [f"{JOB}.2 recovered in 0.4 s and goes on after step 36: rank 0 was killed by SIGKILL"]
     assert list(notices(after, after)) == []
+    alone = replace(one, replaced=(), absent=(0,))
+    grown = replace(one, generation=3, why="the gang grows from 1 to 2 ranks", planned=True, steps_lost=0)
+    both = job_view(attempts=(attempt_view(2, recoveries=(alone, grown)),))
+    assert list(notices(before, both)) == [
+        f"{JOB}.2 recovered in 0.4 s and goes on after step 36 without rank 0: rank 0 was killed by SIGKILL",
+        f"{JOB}.2 grew in 0.4 s and goes on after step 36: the gang grows from 1 to 2 ranks",
+    ]
     page = Console(width=160, file=(shown := io.StringIO()))
     for part in job_page(after, "runs", CPU):
         page.print(part)

@@ -83,9 +83,9 @@ def shared_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batc
     return fetch
 
 
-HeldOut = Callable[[int], tuple[Tensor, int]]
-"""From a batch, counted from 0, to this rank's samples (b, s + 1), and how many of them count, from the first on. There is always
-one, so that every rank runs the model as often as the others."""
+HeldOut = Callable[[int], list[tuple[Tensor, int]]]
+"""From a batch, counted from 0, to this rank's samples in microbatches (b, s + 1), each with how many of them count, from the first
+on: none, where the rank has fewer than others, so that every rank runs the model as often."""
 
 
 def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> tuple[HeldOut, int]:
@@ -98,12 +98,16 @@ def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Ba
         fix = f"has fewer samples than one held-out batch ({batch.held_out}); prepare more text or lower batch_per_rank"
         raise DataError("held-out samples", count, fix)
     num_batches = min(recipe.eval_batches, count // batch.held_out)
+    most = -(-batch.held_out // rank.world_size)  # samples of a rank: in a smaller gang more than one microbatch has
 
-    def fetch(index: int) -> tuple[Tensor, int]:
+    def fetch(index: int) -> list[tuple[Tensor, int]]:
         whole = batch_indices(_HELD_OUT_SEED, index, batch.held_out, count)
-        mine = rank_slice(whole, rank.rank, rank.world_size)
-        read: Indices = mine if mine.size else np.asarray(whole[:1])
-        return _on_device(data, "held_out", read, recipe.sequence, rank), mine.size
+        mine, size = rank_slice(whole, rank.rank, rank.world_size), recipe.batch_per_rank
+        parts = [mine[at : at + size] for at in range(0, most, size)]
+        read: list[Indices] = [part if part.size else np.asarray(whole[:1]) for part in parts]
+        return [
+            (_on_device(data, "held_out", rows, recipe.sequence, rank), part.size) for rows, part in zip(read, parts, strict=True)
+        ]
 
     return fetch, num_batches
 

@@ -12,7 +12,7 @@ from phalanx.job.train.loss import token_loss
 def held_out_loss(model: nn.Module, fetch: HeldOut, num_batches: int) -> float:
     """Mean over the samples of batches [0, num_batches), each of which counts the same. A collective of all ranks."""
     model.eval()
-    sums = torch.stack([_sum(model, *fetch(index)) for index in range(num_batches)]).sum(dim=0)
+    sums = torch.stack([_sum(model, *part) for index in range(num_batches) for part in fetch(index)]).sum(dim=0)
     model.train()
     dist.all_reduce(sums)
     return float(sums[0].item()) / float(sums[1].item())

@@ -15,7 +15,7 @@ _log: Final = logging.getLogger(__name__)
 def measure(training: Training, name: str, step: int) -> float:
     """A collective of all ranks."""
 
-    def fetch(index: int) -> tuple[Tensor, int]:
+    def fetch(index: int) -> list[tuple[Tensor, int]]:
         training.watch.moved(step, HELD_OUT_MARK + index)
         return training.held_out_batch(index)
 
