@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from live_platform import Platform, alive, until
 from test_joined_node import joined, up
-from test_main_job import STEPS, digest, tiny
+from test_main_job import EVERY, STEPS, digest, tiny
 from test_recovery import losses, pids
 
 from phalanx.core.views import AttemptView, JobView
@@ -135,3 +135,34 @@ def test_a_dead_node_interrupts_it_too_and_the_ledger_stays_whole(fleet: Fleet, 
         assert client.job(job).state != "finished", "no restart is used up, of which it had none"
     assert sum(ledger.categories.values()) == ledger.capacity
     platform.run("cancel", job)
+
+
+@pytest.mark.parametrize("replicas", [1, 0])
+def test_a_gang_that_may_shrink_goes_on_without_a_dead_node_in_the_same_process(
+    fleet: Fleet, prepared: Path, undisturbed: JobView, replicas: int
+) -> None:
+    """From the lost rank's replica beside the survivor, or from the last checkpoint."""
+    platform = fleet.platform
+    recovery = {"in_gang": True, "min_ranks": 1, "replicas": replicas, "spares": 0}
+    job = platform.submit(tiny(prepared, **{**TWO_NODES, "recovery": recovery}, max_restarts=0))
+    view = platform.at_step(job, 35).attempts[-1]
+    before = pids(view)
+    kill_shim(fleet.home_of(view, 1), f"{job}.1")
+    after = recovered(platform, job, 1)
+    assert pids(after)[0] == before[0]
+    (one,) = after.recoveries
+    assert "node 1 was" in one.why
+    if replicas:
+        assert one.steps_lost <= 10, "it follows by a step or a few"
+    else:
+        assert one.step % EVERY == 0
+    assert (one.absent, one.replaced) == ((1,), ())
+    done: JobView = platform.finished(job)
+    assert len(done.attempts) == 1
+    assert sorted(losses(platform, job)) == list(range(1, STEPS + 1))
+    assert losses(platform, job) == losses(platform, undisturbed.id), "of the same samples, step by step"
+    said = platform.run("events", job).stdout
+    assert "and holds nothing there any more" in said
+    with platform.client() as client:
+        ledger = client.ledger(job=job)
+    assert sum(ledger.categories.values()) == ledger.capacity

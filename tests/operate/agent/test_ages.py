@@ -22,6 +22,7 @@ from phalanx.core.messages import (
     Forget,
     FromAgent,
     GangRecovery,
+    GiveUpNode,
     Hello,
     Launch,
     PlanFaults,
@@ -92,11 +93,13 @@ def new_frames() -> tuple[list[Any], list[Any]]:
     gpus = (Device(0, "cpu", "CPU slot"), Device(1, "H100", "NVIDIA H100 80GB HBM3", 85_899_345_920, "GPU-1"))
     shape = NodeShape(NodeId("node-a"), "127.0.0.1", gpus, 2.0, 8 * 10**9, (20001, 20064), ("lease", "lock"))
     report = AttemptReport(
-        DEMO, 3, "ended", (RankProcess(0, 11),), (RankExit(0, -15, 5, True),), 7, "lost", True, 6, devices=(0, 1), refused="no"
-    )
+        DEMO, 3, "ended", (RankProcess(0, 11),), (RankExit(0, -15, 5, True),), 7, "lost", True, 6, devices=(0, 1), refused="no",
+        faults=2, without=(1,),
+    )  # fmt: skip
     launch = Launch(
         DEMO, ("", "x.py"), "", {"A": "b"}, "", "/jobs", 0, 2, 0, 1, (0, 1), 0.0, "127.0.0.1", 20002, {"lr": 0.5, "b": True},
-        7, 2, 0, lock="uv.lock", image="img", secrets=("TOKEN",), on_partition="stop", recovery=GangRecovery(1, 5_000),
+        7, 2, 0, lock="uv.lock", image="img", secrets=("TOKEN",), on_partition="stop",
+        recovery=GangRecovery(1, 5_000, (1, 1), 20003, "t"),
     )  # fmt: skip
     known = [_made(line) for line in (*frames("from"), *frames("to"))]
     kept = [message for message in known if not isinstance(message, Hello | Report | Welcome | StartRanks)]
@@ -119,8 +122,8 @@ def test_frames_of_this_release_are_read_by_the_first() -> None:
 def test_what_the_first_release_does_not_know_is_only_ever_said_to_who_asked_for_it() -> None:
     for kind, old in ((FromAgent, protocol_1.FromAgent), (ToAgent, protocol_1.ToAgent)):
         later = {part.__name__ for part in parts(kind)} - {part.__name__ for part in parts(old)}
-        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__, PlanFaults.__name__}
-        assert later <= only_to_those, "these: see Welcome.features, and features.CHAOS of a node"
+        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__, GiveUpNode.__name__, PlanFaults.__name__}
+        assert later <= only_to_those, "these: see Welcome.features, and features.CHAOS and RECOVERY_NODES of a node"
 
 
 @pytest.mark.parametrize(

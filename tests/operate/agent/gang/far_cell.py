@@ -13,18 +13,13 @@ from pathlib import Path
 
 from phalanx.core.timeouts import Timeouts
 from phalanx.operate.agent.launch_env import GangPlace
+from tests.operate.agent.agent_cell import free_port
 from tests.operate.agent.gang.test_gang_shim import PROGRAM, GangOrder
 
 NODE_TOKEN = "n" * 64
 PATIENT = Timeouts(beat_ms=50, silent_ms=500, node_ms=30_000, gather_ms=40_000, kill_ms=40_000, hang_ms=30_000, form_ms=60_000)
 HASTY = replace(PATIENT, node_ms=2_000)
 SOON = replace(PATIENT, silent_ms=2_500, hang_ms=5_000)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class NodeOrder(GangOrder):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.gang_wire import Frame, encode, node_hello
-from tests.operate.agent.agent_cell import DEADLINE_S, alive, until
+from phalanx.operate.agent.ports import cannot_listen
+from tests.operate.agent.agent_cell import DEADLINE_S, alive, free_port, until
 from tests.operate.agent.gang.far_cell import HASTY, NODE_TOKEN, PATIENT, SOON, NodeOrder, Wire, two_nodes
 
 
@@ -210,3 +211,10 @@ def answered(port: int, word: bytes) -> bytes:
         except ConnectionError:
             pass
         return said
+
+
+def test_an_address_at_which_this_node_cannot_listen_is_found_before_anything_starts() -> None:
+    assert cannot_listen("127.0.0.1", free_port()) == ""
+    assert "assign" in cannot_listen("192.0.2.1", free_port())  # of RFC 5737, nobody's
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "in use" in cannot_listen("127.0.0.1", taken.getsockname()[1])
