@@ -1,13 +1,14 @@
 """Copies a state into a snapshot beside the next forward and backward, which only read it. Whoever changes it waits.
 
-On the CPU a thread copies, since torch lets go of the interpreter meanwhile. On a GPU the copies go through a stream of their own
-into page-locked memory, and the stream that changes the state waits for them, not its host.
+A thread copies, since torch lets go of the interpreter meanwhile. On a GPU it has the copies go through a stream of their own into
+page-locked memory, a few at a time: a driver holds about a thousand operations for a card, and whoever adds one more waits, be it
+the thread that trains.
 """
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ import torch
 _log: Final = logging.getLogger(__name__)
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(to, from), both flat bytes of one length."""
+AT_ONCE: Final = 32
+"""Copies that are handed to the GPU together; two such are under way at any time."""
 
 
 class Beside:
@@ -26,8 +29,6 @@ class Beside:
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._copied: torch.cuda.Event | None = None
-        self._is_enqueued = False  # the stream that changes the state waits for the copy by itself
 
     def start(self, copies: Copies, then: Callable[[], None], first: Callable[[], None] | None = None) -> None:
         """Copies the state as the calling thread's work so far leaves it, and calls `then` in the thread once all is there.
@@ -37,55 +38,52 @@ class Beside:
         self.finish()
         if self._stream is None:
             self._under_way = self._thread.submit(_copy_and, copies, then)
-        elif first is not None:
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(torch.cuda.current_stream(self._device))
-            self._under_way = self._thread.submit(self._prepare_and_copy, ready, copies, first, then)
-        else:
-            self._copied = self._enqueue(self._stream, copies)
-            self._under_way = self._thread.submit(_wait_and, self._copied, copies, then)
+            return
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))
+        self._under_way = self._thread.submit(self._enqueue, self._stream, ready, copies, first, then)
 
     def before_change(self) -> float:
         """Called before the state is changed; seconds that the calling thread waited. Raises what `then` raised."""
-        if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
-            self._copied, self._is_enqueued = None, True
-            return 0.0
-        return 0.0 if self._is_enqueued else self.finish()
+        return self.finish()
 
     def finish(self) -> float:
         """Waits until `then` has returned; for how many seconds. Raises what it raised."""
         if self._under_way is None:
             return 0.0
         started_s = time.perf_counter()
-        under_way, self._under_way, self._copied, self._is_enqueued = self._under_way, None, None, False
+        under_way, self._under_way = self._under_way, None
         under_way.result()
         return time.perf_counter() - started_s
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _prepare_and_copy(
-        self, ready: torch.cuda.Event, copies: Copies, first: Callable[[], None], then: Callable[[], None]
+    def _enqueue(
+        self,
+        stream: torch.cuda.Stream,
+        ready: torch.cuda.Event,
+        copies: Copies,
+        first: Callable[[], None] | None,
+        then: Callable[[], None],
     ) -> None:
+        """In the thread. Holds `copies` until the stream is through with what they point to."""
         torch.cuda.set_device(self._device)
-        first()
-        assert self._stream is not None
-        self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream):
-            for to, source in copies:
-                to.copy_(source, non_blocking=True)
-        self._stream.synchronize()
-        then()
-
-    def _enqueue(self, stream: torch.cuda.Stream, copies: Copies) -> torch.cuda.Event:
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        if first is not None:
+            first()
+        stream.wait_event(ready)
+        before: torch.cuda.Event | None = None
         with torch.cuda.stream(stream):
-            for to, source in copies:
-                to.copy_(source, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(stream)
-        return copied
+            for some in batched(copies, AT_ONCE):
+                for to, source in some:
+                    to.copy_(source, non_blocking=True)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+                if before is not None:
+                    before.synchronize()
+                before = done
+        stream.synchronize()
+        then()
 
 
 class PageLocks:
@@ -127,8 +125,7 @@ def _copy_and(copies: Copies, then: Callable[[], None]) -> None:
     then()
 
 
-def _wait_and(copied: torch.cuda.Event, copies: Copies, then: Callable[[], None]) -> None:
-    """Holds `copies` until the stream is through with what they point to."""
-    copied.synchronize()
-    del copies
-    then()
+def batched(copies: Copies, size: int) -> Iterator[Copies]:
+    """One part of them after the other, none longer than `size`."""
+    for start in range(0, len(copies), size):
+        yield copies[start : start + size]

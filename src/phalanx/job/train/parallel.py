@@ -23,19 +23,20 @@ def make_mesh(rank: Rank) -> DeviceMesh:
     return init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("dp",))
 
 
-def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: DeviceMesh, dtype: Dtype) -> Llama:
-    """A fresh model whose weights depend on nothing but shape, seed and `init_std`.
+def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: DeviceMesh, dtype: Dtype, fresh: bool = True) -> Llama:
+    """A model whose weights depend on nothing but shape, seed and `init_std`. fresh: else they hold nothing, for who loads them
+    all: to draw billions of them takes longer than to read them.
 
     Built without memory, then filled and sharded block by block, so no rank ever holds more than its shards and one block.
     """
     with torch.device("meta"):
         model = Llama(shape)
     for index, block in enumerate(model.blocks):
-        _fill(block, f"blocks.{index}", recipe, rank.device)
+        _fill(block, f"blocks.{index}", recipe, rank.device, fresh)
         fully_shard(block, mesh=mesh, mp_policy=policy(dtype))
     for name, part in model.named_children():
         if name != "blocks":
-            _fill(part, name, recipe, rank.device)
+            _fill(part, name, recipe, rank.device, fresh)
     fully_shard(model, mesh=mesh, mp_policy=policy(dtype))
     return model
 
@@ -45,6 +46,7 @@ def sync_gradients(model: nn.Module, wanted: bool) -> None:
     cast(FSDPModule, model).set_requires_gradient_sync(wanted)
 
 
-def _fill(part: nn.Module, name: str, recipe: LlamaRecipe, device: torch.device) -> None:
+def _fill(part: nn.Module, name: str, recipe: LlamaRecipe, device: torch.device, fresh: bool) -> None:
     part.to_empty(device=device)
-    initialise(part, name, recipe.seed, recipe.init_std)
+    if fresh:
+        initialise(part, name, recipe.seed, recipe.init_std)

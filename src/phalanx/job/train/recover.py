@@ -144,7 +144,8 @@ class Recipe:
         claim(session, rank)
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
         dtype = cast(Dtype, note["dtype"])
-        training = assemble(session, self._recipe, self._data, rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
+        made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
+        training = assemble(session, self._recipe, self._data, *made, fresh=False)
         if not state.restore(training.model, training.optimizer):
             return None
         first = float.fromhex(str(note["val_loss_first"]))

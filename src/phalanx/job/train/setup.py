@@ -100,7 +100,7 @@ def set_up(
     found = find(checkpoints_of(session), origin_of(recipe, data, rank), session.checkpoint_patience_s)
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
-    training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch)
+    training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch, fresh=found is None)
     return training, _resume(training, found)
 
 
@@ -114,10 +114,12 @@ def assemble(
     clock_s: Callable[[], float],
     unix_ms: Callable[[], int],
     watch: Watch | None = None,
+    fresh: bool = True,
 ) -> Training:
-    """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. A collective of all ranks."""
+    """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. fresh: with initial weights,
+    else with none, for who loads them. A collective of all ranks."""
     shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
-    model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype)
+    model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
