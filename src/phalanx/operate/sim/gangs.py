@@ -28,6 +28,7 @@ class Part:
         self.shim = shim
         self.over = False
         self.without: set[int] = set()
+        self._lost_ones: set[int] = set()  # nobody waits for them, also while ranks are being ended
         launch = shim.launch
         assert launch.recovery is not None
         self._recovery, self._rank = launch.recovery, launch.node_rank
@@ -38,7 +39,10 @@ class Part:
 
     def give_up(self, node_rank: int) -> None:
         """The gang goes on without that node where the job allows it, or is interrupted."""
-        if self._rank != 0 or node_rank in self.without or self.shim.is_told:
+        if self._rank != 0 or node_rank in self._lost_ones:
+            return
+        self._lost_ones.add(node_rank)
+        if self.shim.is_told:
             return
         self.without.add(node_rank)
         left = sum(count for rank, count in enumerate(self._recovery.ranks) if rank not in self.without)
@@ -57,7 +61,7 @@ class Part:
     @property
     def waits_for_others(self) -> bool:
         """The first node's shim stays until the others have ended, or are lost."""
-        others = ((rank, part) for rank, part in self._parts.items() if rank != 0 and rank not in self.without)
+        others = ((rank, part) for rank, part in self._parts.items() if rank != 0 and rank not in self._lost_ones)
         return self._rank == 0 and any(rank in self._heard_ms and not part.over for rank, part in others)
 
     @property
@@ -73,7 +77,7 @@ class Part:
             return
         now_ms = self.shim.now_ms
         for rank, other in list(self._parts.items()):
-            if rank == self._rank or 0 not in (rank, self._rank) or rank in self.without or other.over:
+            if rank == self._rank or 0 not in (rank, self._rank) or rank in self._lost_ones or other.over:
                 continue
             if self._rank in other.without and self._reaches(other):
                 self.shim.interrupt("this node is out of its gang")
