@@ -90,7 +90,7 @@ class DiskFolder:
         try:
             with os.scandir(self.path) as entries:
                 return [entry.name for entry in entries if wanted(entry)]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # a file in its place fails what is written, and holds nothing
             return []
 
     def has(self, name: str) -> bool:
