@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from phalanx.core import wire
 from phalanx.core.checkpoints import FENCE
-from phalanx.core.errors import CheckpointError
+from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.job.checkpoint import commit, manifest, shard_file
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, announce, announce_failure, commit_when_whole
 from phalanx.job.checkpoint.fence import Holder, hold
@@ -272,8 +272,6 @@ def test_a_save_with_a_hole_is_not_committed(tmp_path: Path, parts: list[tuple[P
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    from phalanx.core.errors import StoreUnavailable
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     key = SaveKey(step=1, save="a")
     resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
@@ -319,6 +317,62 @@ def test_a_zombie_that_was_past_the_fence_does_not_replace_what_is_committed(
     with pytest.raises(CheckpointError, match=r"lm-1\.1 may write no more"):
         commit_when_whole(folder, key, content(), patience_s=0)
     assert verify(folder).manifest.attempt == "lm-1.2"
+
+
+def test_who_was_stopped_after_its_manifest_removes_nothing_of_a_newer_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = (SaveKey(step=1, save=f"s{n}", attempt="lm-1.1", generation=n) for n in (1, 2))
+    folder = tmp_path / "step-00000001"
+    put(folder, older, 0, row_part(0, 6))
+    real = commit._clear_others
+
+    def stopped(*what: Any) -> None:
+        monkeypatch.setattr(commit, "_clear_others", real)
+        hold(tmp_path, Holder(attempt="lm-1.1", generation=2))
+        put(folder, newer, 0, row_part(0, 6))
+        assert isinstance(commit_when_whole(folder, newer, content(), patience_s=0), Saved)
+        real(*what)
+
+    monkeypatch.setattr(commit, "_clear_others", stopped)
+    commit_when_whole(folder, older, content(), patience_s=0)
+    assert verify(folder).manifest.key == newer
+
+
+def test_what_came_between_the_look_and_the_removal_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim comes after the fence was looked at once more, the shard with it."""
+    key = SaveKey(step=1, save="s1", attempt="lm-1.1", generation=1)
+    newer = SaveKey(step=1, save="s2", attempt="lm-1.1", generation=2)
+    folder = tmp_path / "step-00000001"
+    put(folder, SaveKey(step=1, save="left"), 0, row_part(0, 6))
+    put(folder, key, 0, row_part(0, 6))
+    real = manifest.check_fence
+
+    def then_claimed(root: Path, holder: Holder) -> None:
+        real(root, holder)
+        if (folder / MANIFEST).exists():
+            put(folder, newer, 0, row_part(0, 6))
+
+    monkeypatch.setattr(manifest, "check_fence", then_claimed)
+    assert isinstance(commit_when_whole(folder, key, content(), patience_s=0), Saved)
+    tokens = {path.name.split("-")[-1].split(".")[0] for path in folder.iterdir() if path.name != MANIFEST}
+    assert tokens == {shard_file.token(one).split("-")[-1] for one in (key, newer)}, sorted(folder.iterdir())
+
+
+def test_a_fence_that_a_disk_would_not_read_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(tmp_path, Holder(attempt="lm-1.3"))
+    real = Path.read_bytes
+
+    def bad_sector(path: Path) -> bytes:
+        if path.name == FENCE:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", bad_sector)
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
+        hold(tmp_path, Holder(attempt="lm-1.2"))
+    monkeypatch.undo()
+    assert '"lm-1.3"' in (tmp_path / FENCE).read_text()
 
 
 def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

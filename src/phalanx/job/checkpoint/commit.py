@@ -144,14 +144,14 @@ def _commit(folder: Folder, key: SaveKey, content: Content) -> Saved | SaveFaile
         key=key, origin=content.origin, dtype=content.dtype, extra=content.extra, metrics=content.metrics, indexes=tuple(files)
     )
     digest = manifest.commit(folder, made)
-    _clear_others(folder, {MANIFEST, *(one.name for one in files), *(shard.file for shard in shards)})
+    _clear_others(folder, {MANIFEST, *(one.name for one in files), *(shard.file for shard in shards)}, made)
     return Saved(step=key.step, path=str(folder), digest=digest, size_bytes=made.size_bytes)
 
 
 def discard_save(where: Where, key: SaveKey) -> None:
     """Removes what this save left in the folder, and the folder where nothing else is in it. What cannot be removed costs space."""
     folder = folder_at(where)
-    _remove(folder, lambda name: f"-{token(key)}." in name)
+    _remove(folder, lambda name: _is_of(key, name))
     folder.remove_if_empty()
 
 
@@ -169,15 +169,26 @@ def reason_of(error: BaseException) -> str:
     return f"{kind}{lines[0] if lines else 'no message'}"
 
 
-def _clear_others(folder: Folder, keep: set[str]) -> None:
-    """What tries of this step left that were given up."""
-    _remove(folder, lambda name: name not in keep)
+def _clear_others(folder: Folder, keep: set[str], made: Manifest) -> None:
+    """What tries of this step left that were given up. A newer holder may have the folder by now: its files came after the names
+    were listed or after its claim, and what the manifest that is there names is never removed."""
+    with contextlib.suppress(CheckpointError, *UNWRITABLE):
+        others = [name for name in folder.names() if name not in keep]
+        manifest.check_fence(folder.parent, made.holder)
+        there, _ = manifest.read(folder)
+        for name in others:
+            if not _is_of(there.key, name):
+                folder.remove(name)
 
 
 def _remove(folder: Folder, which: Callable[[str], bool]) -> None:
     with contextlib.suppress(*UNWRITABLE):
         for name in [name for name in folder.names() if which(name)]:
             folder.remove(name)
+
+
+def _is_of(key: SaveKey, name: str) -> bool:
+    return f"-{token(key)}." in name
 
 
 def _failed(folder: Folder, key: SaveKey, reason: str) -> SaveFailed:

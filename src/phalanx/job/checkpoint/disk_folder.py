@@ -13,7 +13,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from phalanx.job.checkpoint.folder import Unreadable
+from phalanx.job.checkpoint.folder import Refused, Unreadable
 from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_atomic
 
 _WRITE_BYTES: Final = 16 * 1024 * 1024
@@ -104,8 +104,10 @@ class DiskFolder:
             if path.stat().st_size > bytes_max:
                 raise Unreadable(f"is over {bytes_max} bytes")
             return path.read_bytes()
+        except FileNotFoundError as error:  # just now
+            raise Unreadable("is missing") from error
         except OSError as error:
-            raise Unreadable(f"cannot be read ({error.strerror})") from error
+            raise Refused(f"cannot be read ({error.strerror})") from error
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[DiskFile]:

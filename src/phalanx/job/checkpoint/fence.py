@@ -12,7 +12,7 @@ from phalanx.core import wire
 from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.core.ids import AttemptId, split_attempt
-from phalanx.job.checkpoint.folder import Folder, Unreadable, Where, folder_at
+from phalanx.job.checkpoint.folder import Folder, Refused, Unreadable, Where, folder_at
 
 _BYTES_MAX: Final = 64 * 1024
 _TRIES: Final = 5
@@ -29,8 +29,8 @@ class Holder:
 def hold(root: Where, holder: Holder, seen: Iterable[Holder] = ()) -> None:
     """Takes or keeps the right to commit under `root`. seen: makers of what lies there, asked for unless it has it.
 
-    Raises CheckpointError when a newer attempt or generation has it, SetupError or StoreUnavailable when it cannot be written, or
-    changes hands again and again.
+    Raises CheckpointError when a newer attempt or generation has it, SetupError or StoreUnavailable when it cannot be read or
+    written, or changes hands again and again.
     """
     if not holder.attempt:
         return
@@ -66,8 +66,11 @@ def newer(one: Holder, other: Holder) -> bool:
 
 
 def _noted(folder: Folder) -> list[Holder]:
-    """What cannot be read says nothing, and is written anew."""
+    """What is missing or makes no sense says nothing, and is written anew. Raises StoreUnavailable where a disk would not read it:
+    it may well name a newer holder."""
     try:
         return [wire.loads(Holder, folder.read(FENCE, _BYTES_MAX))]
+    except Refused as error:
+        raise StoreUnavailable(f"{folder}/{FENCE} {error}") from error
     except (Unreadable, ValueError):
         return []

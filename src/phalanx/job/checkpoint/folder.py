@@ -17,6 +17,10 @@ class Unreadable(Exception):
     """A file that is not there as it should be; the text goes on after its name, such as 'is missing'. Nothing is away."""
 
 
+class Refused(Unreadable):
+    """It may be there as it should be: the disk would not read it, now."""
+
+
 class Opened(Protocol):
     """A file that is being read, by any thread. Reading raises Unreadable; of a store StoreUnavailable and SetupError too."""
 
@@ -65,7 +69,8 @@ class Folder(Protocol):
         """Whether there is such a file."""
 
     def read(self, name: str, bytes_max: int) -> bytes:
-        """A small file. Raises Unreadable where it is missing, no plain file, or larger than that."""
+        """A small file. Raises Unreadable where it is missing, no plain file, or larger than that; Refused, which is one, where a
+        disk cannot read it."""
 
     def opened(self, name: str) -> AbstractContextManager[Opened]:
         """Raises Unreadable where it is missing or no plain file."""
