@@ -13,9 +13,9 @@ from phalanx.job.train.loop import tell
 from phalanx.job.train.saves import TROUBLE_EVERY_S, Saves
 
 
-def record(step: int, total: int, rank: int = 0) -> StepRecord:
+def record(step: int, total: int) -> StepRecord:
     return StepRecord(
-        rank=rank, step=step, total_steps=total, loss=6.25, loss_hex=(6.25).hex(), grad_norm=1.0, lr=0.0003, tokens=64,
+        rank=3, step=step, total_steps=total, loss=6.25, loss_hex=(6.25).hex(), grad_norm=1.0, lr=0.0003, tokens=64,
         tokens_per_s=5120.4, mfu=0.0, started_ms=0, ended_ms=5, data_wait_ms=0, compute_ms=3, comm_ms=0, optimizer_ms=0,
         checkpoint_ms=0,
     )  # fmt: skip
@@ -27,8 +27,8 @@ def test_the_first_rank_logs_about_twenty_lines_a_run_and_always_the_last_step(
 ) -> None:
     caplog.set_level(logging.INFO)
     for step in range(1, total + 1):
-        tell(record(step, total))
-        tell(record(step, total, rank=1))
+        tell(record(step, total), rank=0)  # of place 3: those before it are lost
+        tell(record(step, total), rank=1)
     assert len(caplog.messages) == lines
     assert caplog.messages[-1] == f"step {total}/{total}  loss 6.2500  lr 0.0003  5,120 tokens/s"
 

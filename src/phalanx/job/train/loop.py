@@ -76,8 +76,7 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
     training.watch.recorded(training, step)
-    if training.rank.rank == 0:
-        tell(record)
+    tell(record, training.rank.rank)
     saves.tell()
 
 
@@ -90,8 +89,10 @@ def _without_wait(facts: StepFacts, waited_s: float) -> tuple[StepFacts, float]:
     return facts, of_comm_s + of_optimizer_s
 
 
-def tell(record: StepRecord) -> None:
-    """For `phalanx logs -f`: about twenty lines a run."""
+def tell(record: StepRecord, rank: int) -> None:
+    """For `phalanx logs -f`: about twenty lines a run, of the rank that is the first now, whatever its place in the whole gang."""
+    if rank != 0:
+        return
     if record.step % max(1, record.total_steps // LINES_A_RUN) == 0 or record.step == record.total_steps:
         numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s"
         _log.info("step %d/%d  %s", record.step, record.total_steps, numbers)
