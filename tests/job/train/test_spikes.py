@@ -1,5 +1,6 @@
 """The rule on spikes: the same decision for the same curve, within its budget, and none for a loss that stands still."""
 
+import json
 import math
 from typing import get_args
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from phalanx.core.health import SpikeAction
 from phalanx.core.recipe import SPIKE_STEPS, LlamaRecipe
+from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX
 from phalanx.job.train.guard import NUMBER, Guard
 from phalanx.job.train.loss import sample_losses, token_loss
 from phalanx.job.train.spikes import RECENT, SHARE, WARM, Curve, Rule, dump, judge, limit_of, load, rolled_back
@@ -153,3 +155,9 @@ def test_the_losses_of_samples_have_the_loss_of_their_batch_as_mean() -> None:
 @pytest.mark.parametrize("budget", [-1, SPIKE_STEPS + 1])
 def test_an_impossible_budget_is_refused(budget: int) -> None:
     assert [name for name, _, _ in LlamaRecipe(spike_budget=budget).problems()] == ["spike_budget"]
+
+
+def test_what_a_run_remembers_fits_a_snapshot_s_note_with_the_largest_budget() -> None:
+    most = Curve(recent=(-math.pi * 1e-300,) * RECENT, handled=tuple(range(10**9, 10**9 + SPIKE_STEPS)))
+    note = json.dumps({NUMBER: dump(most), "checkpoint": "a" * 64, "samples": 2**63})
+    assert len(note) < NOTE_BYTES_MAX / 2

@@ -1,4 +1,4 @@
-"""A snapshot's memory: a page with its seal, then the bytes of each part. Shared by a rank and its keeper. No torch.
+"""A snapshot's memory: pages with its seal, then the bytes of each part. Shared by a rank and its keeper. No torch.
 
 The seal is written last and broken first, and carries a checksum of itself: a rank that dies while it copies, or while it seals,
 leaves a segment without a valid seal, and never one that says more than is there.
@@ -17,7 +17,8 @@ from phalanx.core import wire
 from phalanx.core.errors import Bug
 from phalanx.job.checkpoint.shard_file import Part
 
-HEADER_BYTES: Final = 4096
+HEADER_BYTES: Final = 64 * 1024
+"""Whole pages, and room for the note of a run that has handled a spike at each of its last 1,000 steps."""
 _ALIGN_BYTES: Final = 64
 """Of a cache line, and more than any element type asks for."""
 _SEAL: Final = struct.Struct("<8sqqI32s")
