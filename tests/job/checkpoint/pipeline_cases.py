@@ -290,6 +290,35 @@ def case_a_keeper_that_was_killed_is_replaced_at_the_next_save(root: Path, rank:
     assert same(saved_state(root, 2, rank), then)
 
 
+def case_who_waits_for_the_last_save_says_so_on_every_rank_and_may_be_called_out(root: Path, rank: Rank) -> None:
+    run = Run(rank)
+    run.steps(1, 1)
+    times = 0
+
+    def waiting() -> None:
+        nonlocal times
+        times += 1
+        if times == 3:
+            raise TimeoutError("the generation is over")
+        if times == 8 and rank.rank == 1:
+            _limit(pipeline, resource.RLIM_INFINITY)
+
+    with pipeline_of(run, root) as pipeline:
+        pipeline._waiting = waiting
+        if rank.rank == 1:
+            _limit(pipeline, 4096)
+        assert pipeline.save(1, {"samples": 1})
+        try:
+            pipeline.finish()
+        except TimeoutError:
+            assert times == 3
+        else:
+            raise AssertionError("was not called out")
+        last = pipeline.finish()
+        assert isinstance(last, Saved) and last.step == 1, last
+        assert times >= 8 and told_by_all(times) == [times, times]
+
+
 def case_an_attempt_that_was_replaced_hears_of_it_on_every_rank(root: Path, rank: Rank) -> None:
     run = Run(rank)
     run.steps(1, 1)

@@ -86,13 +86,16 @@ class Pipeline:
         idle_s: float = IDLE_S,
         clock_s: Callable[[], float] = time.monotonic,
         every_step: EveryStep | None = None,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """every_step: somebody else takes a snapshot of all that this rank has after every step; saves are made of those."""
+        """every_step: somebody else takes a snapshot of all that this rank has after every step; saves are made of those. waiting:
+        called again and again, on every rank, in waits that may last as long as a store is away; what it raises ends them."""
         self.policy = policy
         self.identity = identity
         self.stalled_s = 0.0  # of the training thread, since `take_stalled_s`
         self._live = live
         self._patience_s = patience_s
+        self._waiting = waiting
         self._clock_s = clock_s
         self._rank = dist.get_rank()
         self._outcomes: deque[Outcome] = deque()
@@ -126,8 +129,10 @@ class Pipeline:
         started_s = self._clock_s()
         self.stalled_s += self._copier.wait()
         self._hear(0.0)
-        if must or not self._put_off:
-            self._wait_for_room(self._patience_s + _MARGIN_S if must else ROOM_WAIT_S)
+        if must:
+            self._wait_together(lambda: not self._has_room())
+        elif not self._put_off:
+            self._wait_for_room(ROOM_WAIT_S)
         agreed = self._all_have_room()
         self._put_off = not agreed
         if self._every_step is not None:
@@ -164,17 +169,8 @@ class Pipeline:
         Raises CheckpointError once a newer attempt or generation holds the checkpoints.
         """
         self._copier.wait()
-        until_s = self._clock_s() + self._patience_s + _MARGIN_S
-        ended: dict[int, Saved | SaveFailed] = {}
-        while True:
-            self._hear(0.0)
-            for outcome in self._outcomes:
-                if not isinstance(outcome, Delayed):
-                    ended[outcome.step] = outcome
-            if not self._memory.saving or self._clock_s() >= until_s:
-                break
-            self._repair()
-            self._hear(_SLICE_S)
+        self._wait_together(lambda: bool(self._memory.saving))
+        ended = {outcome.step: outcome for outcome in self._outcomes if not isinstance(outcome, Delayed)}
         return decided_by_rank_zero(lambda: self._last(ended))
 
     def close(self) -> None:
@@ -223,6 +219,23 @@ class Pipeline:
     def _has_room(self) -> bool:
         """Snapshots of every step go on whatever becomes of the one that is written."""
         return self._memory.has_room() if self._every_step is None else self._memory.can_save(self._every_step.buffers_needed)
+
+    def _wait_together(self, is_missing: Callable[[], bool]) -> None:
+        """Until nothing is missing on any rank, or for as long as a store that is away is tried. A collective of all ranks: one
+        that waited in a collective for another would count as one that hangs, and its time there would be over first."""
+        until_s = self._clock_s() + self._patience_s + _MARGIN_S
+        while True:
+            self._hear(0.0)
+            if not self._any(is_missing() and self._clock_s() < until_s):
+                return
+            self._waiting()
+            self._repair()
+            self._hear(_SLICE_S)
+
+    def _any(self, mine: bool) -> bool:
+        answer = torch.tensor(int(mine), dtype=torch.int32)
+        dist.all_reduce(answer, dist.ReduceOp.MAX)
+        return bool(answer.item())
 
     def _wait_for_room(self, wait_s: float) -> None:
         until_s = self._clock_s() + wait_s

@@ -37,6 +37,8 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
         first = measure(training, "val_loss_first", start.step)
     for step in range(start.step + 1, training.recipe.steps + 1):
         _one_step(training, saves, step, first, start.checkpoint)
+    if start.from_memory and start.step == training.recipe.steps:
+        _save_again(training, saves, start, first)
     final = measure(training, "val_loss_final", training.recipe.steps)
     if not math.isfinite(final):
         raise UserError("val_loss_final", final, "the weights are broken; lower lr or clip, or set on_spike to rollback")
@@ -78,6 +80,13 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     training.watch.recorded(training, step)
     tell(record, training.rank.rank)
     saves.tell()
+
+
+def _save_again(training: Training, saves: Saves, start: Start, val_loss_first: float) -> None:
+    """No step is left, and the save after the last one was the generation's before this, which commits no more."""
+    recent = training.guard.curve.recent
+    saves.after(start.step, recent[-1] if recent else val_loss_first, val_loss_first)
+    training.watch.completed(training, start.step, val_loss_first, saves.newest or start.checkpoint)
 
 
 def _without_wait(facts: StepFacts, waited_s: float) -> tuple[StepFacts, float]:

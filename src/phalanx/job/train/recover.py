@@ -19,7 +19,7 @@ from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
-from phalanx.job.train.reform import in_generations, rest_if_asked
+from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
 from phalanx.job.train.saves import keeper_place, saving
 from phalanx.job.train.setup import Start, Training, assemble, claim, set_up, state_numbers
@@ -49,9 +49,18 @@ class GangWatch(Watch):
         self.step_reached = 0
         self.fault: Fault | None = None
         self._began_after = 0
+        self._at = (0, 0)
 
     def moved(self, step: int, mark: int) -> None:
+        self._at = (step, mark)
         self._gang.moved(step, mark)
+
+    def waiting(self) -> None:
+        """Whoever waits for a store does not hang; and it comes out in time. Raises Over."""
+        if self._gang.is_over(0.0):
+            raise Over("it waited for checkpoints")
+        step, mark = self._at
+        self.moved(step, mark + 1)
 
     def completed(self, training: Training, step: int, val_loss_first: float, checkpoint: str) -> None:
         self.step_reached = max(self.step_reached, step)
@@ -152,7 +161,7 @@ class Recipe:
         training.guard.restore(note)
         _check_cursor(note, state_numbers(training, step, first), step)
         _log.info("rank %d goes on after step %d from memory", rank.rank, step)
-        return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]))
+        return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]), from_memory=True)
 
     def _fault(self, rank: Rank, place: Place) -> Fault | None:
         if place.generation == 1:

@@ -32,6 +32,10 @@ class Rest(Exception):
     """This generation comes out after a step, so that a larger one can go on."""
 
 
+class Over(Exception):
+    """This generation is over, as was heard outside of a collective."""
+
+
 def rest_if_asked(gang: Gang, rank: Rank, is_kept: Callable[[], bool]) -> None:
     """After a step, in a gang that has not all its ranks: raises Rest where the coordinator has places for more, once the state
     after this step is in the memory of every rank. is_kept: waits for this rank's copy, and says whether it is there.

@@ -75,11 +75,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where the run begins: after `step` updates. `val_loss_first` is None when it still has to be measured."""
+    """Where the run begins: after `step` updates. `val_loss_first` is None when it still has to be measured. from_memory: what is
+    durable may be older."""
 
     step: int
     val_loss_first: float | None
     checkpoint: str
+    from_memory: bool = False
 
 
 def set_up(

@@ -15,6 +15,9 @@ class Watch:
     def moved(self, step: int, mark: int) -> None:
         """The main thread is in `step`, at that mark of it."""
 
+    def waiting(self) -> None:
+        """The main thread waits for checkpoints; called again and again. Raises where it shall not go on to."""
+
     def completed(self, training: "Training", step: int, val_loss_first: float, checkpoint: str) -> None:
         """The update of `step` is made, and saved where that was due; its record is not written yet. checkpoint: digest of the last
         manifest."""
