@@ -1,5 +1,6 @@
 """A recipe in a gang that recovers inside: set up like any other in the first generation, and from memory in every later one."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
 from phalanx.job.train.saves import keeper_place, saving
-from phalanx.job.train.setup import Start, Training, assemble, claim, set_up, state_numbers
+from phalanx.job.train.setup import Start, Training, assemble, claim_beside, set_up, state_numbers
 from phalanx.job.train.snapshots import Snapshots
 from phalanx.job.train.watch import Watch
 
@@ -125,13 +126,17 @@ class Recipe:
         if self._session is None:
             self._session = self._attach()
             self._watch.snapshots = Snapshots(snapshot_place(self._session), replicas=self._session.replicas)
-        training, start, state = self._set_up(self._session, rank, place)
-        with saving(training, self._watch.snapshots) as saves:
-            if state is not None:
-                state.keep_again(training.model, training.optimizer)
-            self._gang.settled()
-            trained = run(training, start, saves)
-        return finish(training, trained), trained
+        try:
+            training, start, state = self._set_up(self._session, rank, place)
+            with saving(training, self._watch.snapshots) as saves:
+                if state is not None:
+                    state.keep_again(training.model, training.optimizer)
+                self._gang.settled()
+                trained = run(training, start, saves)
+            return finish(training, trained), trained
+        finally:
+            assert self._watch.snapshots is not None
+            self._watch.snapshots.new_model()  # the dead one is held by nobody once memory is swept, before there is another
 
     def _set_up(self, session: Session, rank: Rank, place: Place) -> tuple[Training, Start, State | None]:
         """A collective of all ranks."""
@@ -142,6 +147,7 @@ class Recipe:
         state = newest_state(snapshots, rank) if place.generation > 1 else None
         begun = self._from_memory(session, rank, state) if state is not None else None
         if begun is None:
+            gc.collect()  # of a model whose state could not be had: there is no room for two
             begun, state = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch), None
         training, start = begun
         self._watch.begins(fault, start.step)
@@ -150,7 +156,7 @@ class Recipe:
     def _from_memory(self, session: Session, rank: Rank, state: State) -> tuple[Training, Start] | None:
         """None where memory does not give what it promised."""
         note, step = state.note, state.step
-        claim(session, rank)
+        claim_beside(session, rank)
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -167,6 +168,22 @@ def claim(session: Session, rank: Rank) -> None:
     """From here on older attempts and generations of the job commit no more. A collective of all ranks."""
     holder = Holder(attempt=session.attempt, generation=rank.generation)
     decided_by_rank_zero(lambda: _claim(checkpoints_of(session), holder))
+
+
+def claim_beside(session: Session, rank: Rank) -> None:
+    """As `claim`, and nobody waits for it: a gang that goes on from memory reads no checkpoint, its store may be away, and every
+    commit looks at the fence itself. No collective."""
+    if rank.rank != 0:
+        return
+    holder = Holder(attempt=session.attempt, generation=rank.generation)
+
+    def work() -> None:
+        try:
+            _claim(checkpoints_of(session), holder)
+        except (CheckpointError, OSError) as error:  # the next save says it to every rank
+            _log.warning("the job's checkpoints could not be claimed: %s", error)
+
+    threading.Thread(target=work, name="claim", daemon=True).start()
 
 
 def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
