@@ -1,9 +1,11 @@
 """Keepers write what their ranks sealed: whole or not at all, again while the place refuses, whoever is killed."""
 
 import contextlib
+import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +13,20 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import wire
+from phalanx.core.chaos import FOLDER
+from phalanx.core.errors import StoreUnavailable
 from phalanx.core.records import CheckpointCommitted
 from phalanx.job.checkpoint import manifest, whole
 from phalanx.job.checkpoint.commit import Content
 from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
+from phalanx.job.checkpoint.keeper.saves import _refuse_if_asked
 from phalanx.job.checkpoint.manifest import Origin, folder_name
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.shard_file import Part, SaveKey
 from phalanx.job.checkpoint.whole import TensorSpec
+from phalanx.job.sdk.chaos import ENDS
 from tests.job.checkpoint.keeper_places import ATTEMPT, end_keepers, ends, eventually, place_at, snapshot
 from tests.job.checkpoint.snapshot_parts import filled
 
@@ -110,6 +116,19 @@ def test_what_is_committed_when_no_rank_is_left_is_in_the_record_file(tmp_path: 
     assert (record.step, record.path) == (1, str(gang.root / folder_name(1))) and gang.committed() == [1]
     gang.memories[1].leave()
     end_keepers(gang.folder)
+
+
+def test_a_fault_that_was_asked_for_goes_by_the_place_in_the_whole_gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    later_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 + 600_000
+    (tmp_path / "met-1-1").write_text(json.dumps({"fault": "drop-store", ENDS: later_ms}))
+    asked = Persist(
+        root="", key=SaveKey(step=1, save="s1"), rank=1, segment=None, content=None, keep=Keep(), patience_s=0, slot=3
+    )  # fmt: skip
+    _refuse_if_asked(asked)
+    for met in (replace(asked, rank=0, slot=1), replace(asked, slot=None)):
+        with pytest.raises(StoreUnavailable):
+            _refuse_if_asked(met)
 
 
 def test_a_rank_killed_after_it_asked_does_not_take_its_save_along(gang: Gang) -> None:

@@ -115,7 +115,7 @@ class Copier:
         return self._beside.finish()
 
     def before_change(self) -> float:
-        """Called before the state is changed: on a GPU the stream that changes it waits, elsewhere as `wait`."""
+        """Called before the state is changed: the calling thread waits, as in `wait`, on a GPU too."""
         return self._beside.before_change()
 
     def hear(self, wait_s: float = 0.0) -> None:

@@ -36,13 +36,20 @@ class LiveState:
     def held(self) -> list[tuple[Part, torch.Tensor]]:
         """Every part that this rank has, in place; but copies of a model's buffers, which its forward may change."""
         self._look()
-        passing = {_storage(buffer) for buffer in self._model.buffers()}
-        return [(part, tensor.clone() if _storage(tensor) in passing else tensor) for part, tensor in self._held]
+        return self._lasting(self._held)
+
+    def own(self) -> list[tuple[Part, torch.Tensor]]:
+        """As `parts`, but with copies of buffers as `held`."""
+        return self._lasting(self.parts())
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Of every tensor of the gang's state."""
         self._look()
         return self._specs
+
+    def _lasting(self, parts: list[tuple[Part, torch.Tensor]]) -> list[tuple[Part, torch.Tensor]]:
+        passing = {_storage(buffer) for buffer in self._model.buffers()}
+        return [(part, tensor.clone() if _storage(tensor) in passing else tensor) for part, tensor in parts]
 
     def _look(self) -> None:
         places = self._where()

@@ -87,15 +87,18 @@ class Pipeline:
         clock_s: Callable[[], float] = time.monotonic,
         every_step: EveryStep | None = None,
         waiting: Callable[[], None] = lambda: None,
+        slot: int | None = None,
     ) -> None:
         """every_step: somebody else takes a snapshot of all that this rank has after every step; saves are made of those. waiting:
-        called again and again, on every rank, in waits that may last as long as a store is away; what it raises ends them."""
+        called again and again, on every rank, in waits that may last as long as a store is away; what it raises ends them. slot:
+        see Persist."""
         self.policy = policy
         self.identity = identity
         self.stalled_s = 0.0  # of the training thread, since `take_stalled_s`
         self._live = live
         self._patience_s = patience_s
         self._waiting = waiting
+        self._slot = slot
         self._clock_s = clock_s
         self._rank = dist.get_rank()
         self._outcomes: deque[Outcome] = deque()
@@ -190,7 +193,7 @@ class Pipeline:
         return ended.get(self._newest) or SaveFailed(step=self._newest, reason="its keeper does not say what became of it")
 
     def _parts(self) -> list[tuple[Part, torch.Tensor]]:
-        found = self._live.parts() if self._every_step is None else self._live.held()
+        found = self._live.own() if self._every_step is None else self._live.held()
         return [*found, *rng_parts(self._rank, self.identity.device)]
 
     def _own(self) -> tuple[int, ...] | None:
@@ -211,6 +214,7 @@ class Pipeline:
         asked = Persist(
             root=str(self.policy.root), key=key, rank=self._rank, segment=None, content=content if self._rank == 0 else None,
             keep=self.policy.keep, patience_s=self._patience_s, own=self._own(),
+            slot=self._slot,
         )  # fmt: skip
         self._copier.ride(asked)
         if self._every_step is None:

@@ -140,7 +140,7 @@ def saving(training: Training, snapshots: Snapshots | None = None) -> Iterator[S
         keeper_place(training.session), training.policy, training.identity, live,
         patience_s=training.session.checkpoint_patience_s,
         idle_s=IDLE_S if training.session.keepers_dir else ALONE_IDLE_S, clock_s=training.clock_s,
-        every_step=snapshots, waiting=training.watch.waiting,
+        every_step=snapshots, waiting=training.watch.waiting, slot=training.rank.slot,
     )  # fmt: skip
     hook = training.optimizer.register_step_pre_hook(lambda *_: pipeline.before_change())
     end = pipeline.leave if training.rank.generation else pipeline.close

@@ -54,7 +54,8 @@ class Persist:
 
     own: which parts of the layout this rank writes, by their number; all when None. segment: None when the shard lies there
     already, and only has to be committed. content: what rank 0's keeper commits, None on the others. patience_s: how long a place
-    that cannot be written is tried again.
+    that cannot be written is tried again. slot: the rank's number in the whole gang, by which it is asked for faults; None is as
+    `rank`.
     """
 
     root: str
@@ -65,6 +66,7 @@ class Persist:
     keep: Keep
     patience_s: float
     own: tuple[int, ...] | None = None
+    slot: int | None = None
     kind: Literal["persist"] = "persist"
 
 

@@ -150,7 +150,7 @@ class Saves:
         until_s, pauses = self._clock_s() + asked.patience_s, backoff_s()
         while True:
             try:
-                refuse_if_asked(asked.rank)
+                _refuse_if_asked(asked)
             except UNWRITABLE as error:
                 reason = reason_of(error)
             else:
@@ -190,6 +190,10 @@ class Saves:
         self._tell(news)
 
 
+def _refuse_if_asked(asked: Persist) -> None:
+    refuse_if_asked(asked.rank if asked.slot is None else asked.slot)
+
+
 class _Shard:
     """What of a rank's shard is done: after trouble it goes on from there."""
 
@@ -202,7 +206,7 @@ class _Shard:
     def written(self) -> str:
         """Writes it, reads it back, announces it. Why not, or ''."""
         try:
-            refuse_if_asked(self._asked.rank)
+            _refuse_if_asked(self._asked)
             if self._index is None:
                 self._index = shard_file.write(
                     self._folder, self._segment.pairs(self._asked.own), key=self._asked.key, rank=self._asked.rank
