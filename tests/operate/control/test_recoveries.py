@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from phalanx.core import wire
 from phalanx.core.devices import NodeSlice, Placement
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -49,3 +51,30 @@ def test_only_so_many_are_kept() -> None:
         attempt = _said(attempt, replace(FACT, generation=generation))
     assert len(attempt.recoveries) == RECOVERIES_KEPT
     assert attempt.recoveries[-1].generation == RECOVERIES_KEPT + 9
+
+
+def test_an_older_generation_that_is_heard_of_late_takes_back_nothing() -> None:
+    grown = replace(FACT, generation=3, replaced=(0,), pids=(99,), planned=True)
+    shrunk = replace(FACT, rank=1, generation=2, replaced=(1,), pids=(88,), absent=(0,))
+    late = _said(_said(ATTEMPT, grown), shrunk)
+    assert [one.generation for one in late.recoveries] == [2, 3]
+    assert [(rank.rank, rank.pid) for rank in late.ranks] == [(0, 99), (1, 11)]
+    assert late.first_rank == 0
+    assert _said(_said(ATTEMPT, shrunk), replace(grown, absent=(0,))).first_rank == 1
+
+
+def test_ranks_that_the_gang_does_not_have_are_nobodys() -> None:
+    told = _said(ATTEMPT, replace(FACT, replaced=(1, 2, 7), pids=(81, 82, 87), absent=(0, 9)))
+    assert [(rank.rank, rank.pid) for rank in told.ranks] == [(1, 81)]
+    assert told.recoveries == (replace(FACT, replaced=(1,), pids=(81,), absent=(0,)),)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("replaced", (0, 1)), ("replaced", (-1,)), ("pids", (0,)), ("pids", (2**22 + 1,)), ("absent", (-1,)), ("absent", (1, 1)),
+    ("absent", tuple(range(8193))),
+])  # fmt: skip
+def test_a_record_with_ranks_or_processes_that_cannot_be_is_none(field: str, value: tuple[int, ...]) -> None:
+    fact = replace(FACT, **{field: value})  # type: ignore[arg-type] # of a tuple's field
+    decoded = decode(wire.dumps(RankRecord, fact).encode() + b"\n", 0)
+    assert (decoded.facts, decoded.num_bad) == ((), 1)
+    assert field in decoded.problems[0] or "pids" in decoded.problems[0]

@@ -8,7 +8,7 @@ from phalanx.core import features
 from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import GiveUpNode, StopRanks
-from phalanx.core.records import ModelSaved
+from phalanx.core.records import ModelSaved, Recovered
 from phalanx.core.spec import Recovery
 from phalanx.operate.control.fences import fences
 from phalanx.operate.control.leases import LOSS_MARGIN_MS
@@ -19,6 +19,10 @@ FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
 LOSS_MS = LEASE_MS + 10_000 + LOSS_MARGIN_MS
 A, B = NodeId("a"), NodeId("b")
 ABLE = (features.RECOVERY, features.RECOVERY_NODES, features.SHRINK)
+
+RECOVERED = Recovered(
+    rank=1, step=1, generation=2, why="", replaced=(), pids=(), steps_lost=0, recovery_ms=1, at_ms=1,
+)  # fmt: skip
 
 
 def gang(bench: Bench, shrinks: bool, **wishes: object) -> tuple[JobId, Agent, Agent]:
@@ -173,3 +177,13 @@ def test_a_cancelled_gang_ends_without_the_lost_node(bench: Bench) -> None:
     bench.control.cancel(job, "ada")
     bench.tick(2)
     assert bench.state(job) == "finished"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_that_lives_says_the_model(bench: Bench, rank: int) -> None:
+    gang(bench, shrinks=True)
+    bench.control.facts(A, FIRST, 1, 10, [replace(RECOVERED, absent=(0,))])
+    saved = ModelSaved(rank=rank, step=1, path="/m", weights_digest="d", metrics={}, lineage={}, at_ms=1)
+    bench.control.facts(A, FIRST, rank, 20, [saved])
+    assert len(bench.world.models.get("tiny", ())) == rank
+    bench.check()

@@ -30,3 +30,11 @@ def test_a_device_whose_rank_has_no_part_in_its_gang_is_absent_until_it_has() ->
     assert seen["running_unmeasured"] == 100 + 500, "between the last step and the word, and before the first step after it"
     end = log((0, up(devices=1)), (0, submitted()), (0, placed(devices=(0,))), (3_000, went_on(2, (0,))), (12_000, ended()))
     assert used(account(end, {FIRST: fell[:2]}, 0, 12_000))["absent"] == 9_000, "to the end, and that is no draining"
+
+
+def test_the_word_of_an_older_generation_that_comes_late_is_none() -> None:
+    events = log(
+        (0, up(devices=2)), (0, submitted()), (0, placed(devices=(0, 1))), (9_000, went_on(8, ())), (9_500, went_on(2, (0,))),
+        (12_000, ended()),
+    )  # fmt: skip
+    assert used(account(events, {}, 0, 12_000)).get("absent", 0) == 0

@@ -94,9 +94,10 @@ class Saves:
                     _log.warning("checkpoint of step %d not saved: %s; going on from the one before", step, reason)
 
     def _tell_trouble(self, step: int, reason: str, lost: bool) -> None:
-        """As an event of the job: of each kind one in a while, by one rank of each node, and of what is lost for all by rank 0."""
+        """As an event of the job: of each kind one in a while, by one rank of each node, and of what is lost for all by the first
+        rank that lives."""
         session, now_s = self._training.session, self._training.clock_s()
-        speaks = session.rank == 0 if lost else session.local_rank == 0
+        speaks = self._training.rank.rank == 0 if lost else session.local_rank == 0
         if speaks and now_s >= self._told_s.get(lost, -math.inf) + TROUBLE_EVERY_S:
             self._told_s[lost] = now_s
             session.trouble(step=step, reason=reason, lost=lost)

@@ -256,10 +256,7 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
         case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
             return replace(attempt, resumed=fact)
         case Recovered() if all(known.generation != fact.generation for known in attempt.recoveries):
-            pids = dict(zip(fact.replaced, fact.pids, strict=False))
-            known = {process.rank: process.pid for process in attempt.ranks} | pids
-            ranks = tuple(RankProcess(rank, pid) for rank, pid in sorted(known.items()) if rank not in fact.absent)
-            return replace(attempt, ranks=ranks, recoveries=(*attempt.recoveries, fact)[-RECOVERIES_KEPT:])
+            return _recovered(attempt, _of_gang(fact, attempt.placement.world_size))
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
         case LossSpike() | Corruption() | SaveTrouble() if fact not in attempt.findings:
@@ -268,6 +265,25 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))
         case _:
             return attempt
+
+
+def _recovered(attempt: AttemptRecord, fact: Recovered) -> AttemptRecord:
+    """Facts of several ranks come in any order: of an older generation nothing is true any more but that there was one."""
+    recoveries = tuple(sorted((*attempt.recoveries, fact), key=lambda one: one.generation))[-RECOVERIES_KEPT:]
+    if recoveries[-1] is not fact:
+        return replace(attempt, recoveries=recoveries)
+    pids = dict(zip(fact.replaced, fact.pids, strict=False))
+    known = {process.rank: process.pid for process in attempt.ranks} | pids
+    ranks = tuple(RankProcess(rank, pid) for rank, pid in sorted(known.items()) if rank not in fact.absent)
+    return replace(attempt, ranks=ranks, recoveries=recoveries)
+
+
+def _of_gang(fact: Recovered, world_size: int) -> Recovered:
+    """Without ranks that the gang does not have: what a rank writes is not trusted."""
+    there = range(world_size)
+    replaced = [(rank, pid) for rank, pid in zip(fact.replaced, fact.pids, strict=False) if rank in there]
+    absent = tuple(rank for rank in fact.absent if rank in there)
+    return replace(fact, replaced=tuple(rank for rank, _ in replaced), pids=tuple(pid for _, pid in replaced), absent=absent)
 
 
 def _with_met(fault: FaultRecord, met: FaultMet) -> FaultRecord:

@@ -31,13 +31,13 @@ def add_all(draft: Draft, attempt: AttemptId, facts: Sequence[RankFact], lineage
 
 
 def _may_register(draft: Draft, attempt: AttemptId, saved: ModelSaved) -> bool:
-    """A model version, once an attempt, by rank 0 of the job's newest attempt only: one that was given up has no say, also where
-    no other has followed it yet. An attempt whose nodes were there to the end has said everything before it ended."""
+    """A model version, once an attempt, by the first living rank of the job's newest attempt: one that was given up has no say,
+    also where no other has followed it yet. An attempt whose nodes were there to the end has said everything before it ended."""
     record = draft.world.attempts[attempt]
     job = draft.world.jobs[record.job]
     given_up = job.attempt != attempt or record.is_given_up
     versions = draft.world.models.get(job.spec.name, ())
-    return saved.rank == 0 and not given_up and all(version.attempt != attempt for version in versions)
+    return saved.rank == record.first_rank and not given_up and all(version.attempt != attempt for version in versions)
 
 
 def _add(draft: Draft, attempt: AttemptId, fact: RankFact, lineage: Lineage | None, at_ms: int) -> None:

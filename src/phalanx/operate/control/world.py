@@ -53,7 +53,7 @@ class AttemptRecord:
 
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
-    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise.
+    checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise, by generation.
     facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
     job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
     while it ran, the newest FINDINGS_KEPT. faults: that somebody asked for, numbered from 1.
@@ -95,6 +95,12 @@ class AttemptRecord:
     def is_given_up(self) -> bool:
         """Whether a node was lost without which it cannot go on; one of a gang that recovers inside may be done without."""
         return bool(self.lost) and not (self.gang_port and self.placement.slices[0].node not in self.lost)
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest one that has a part in the newest generation, which speaks for the gang."""
+        absent = self.recoveries[-1].absent if self.recoveries else ()
+        return next((rank for rank in range(self.placement.world_size) if rank not in absent), 0)
 
     @property
     def ports(self) -> frozenset[int]:

@@ -19,6 +19,12 @@ INTEGER_MAX: Final = 2**53
 PROBLEMS_MAX: Final = 20
 """Bad lines described one by one; a file full of garbage must not fill the log as well."""
 
+_RANKS_MAX: Final = 8192
+"""Of a list in one record: about as many as a line has room for."""
+
+_PID_MAX: Final = 2**22
+"""Linux gives no larger one."""
+
 _NAME_CHARS_MAX: Final = 200
 _PATH_CHARS_MAX: Final = 4096
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -103,6 +109,8 @@ def _out_of_range(record: RankRecord) -> str:
     least = 0 if isinstance(record, Metric | Resumed | Recovered) else 1  # a held-out loss, or a start from nothing, is at step 0
     if record.step < least:
         return f"step {record.step}: the first is {least}"
+    if isinstance(record, Recovered):
+        return _odd_recovery(record)
     if isinstance(record, Metric) and not 0 < len(record.name) <= _NAME_CHARS_MAX:
         return f"name: {len(record.name)} characters, at most {_NAME_CHARS_MAX}"
     if isinstance(record, StepRecord) and not _HEX.fullmatch(record.loss_hex):
@@ -111,6 +119,19 @@ def _out_of_range(record: RankRecord) -> str:
         return "path: not an absolute path"
     if isinstance(record, CheckpointCommitted) and not (_is_path(record.path) or _is_url(record.path)):
         return "path: neither an absolute path nor a URL of a store"
+    return ""
+
+
+def _odd_recovery(record: Recovered) -> str:
+    if len(record.replaced) != len(record.pids):
+        return f"pids: {len(record.pids)} for {len(record.replaced)} replaced ranks"
+    for name, ranks in (("replaced", record.replaced), ("absent", record.absent)):
+        if len(ranks) > _RANKS_MAX or len(set(ranks)) != len(ranks):
+            return f"{name}: {len(ranks)} ranks, at most {_RANKS_MAX} and each once"
+        if any(not 0 <= rank <= INTEGER_MAX for rank in ranks):
+            return f"{name}: a rank below 0 or beyond 2**53"
+    if any(not 0 < pid <= _PID_MAX for pid in record.pids):
+        return f"pids: one outside 1 to {_PID_MAX}"
     return ""
 
 

@@ -49,6 +49,7 @@ class DeviceId:
 class Hold:
     """An attempt has its devices during [start, end). `running_ms`: every rank had a process; `stop_ms`: asked to stop, or a node
     of it was lost, which is the end of all of it. `absent`: of ranks without which the gang went on, the spans in which it did.
+    generation: the newest that was told of.
 
     released: since when it holds nothing of a node any more, of a gang that recovers inside (`recovers`) and goes on without it.
     Otherwise a lost node's devices are held like the others' until the attempt ends: only then does the job let go of them. Free
@@ -67,10 +68,13 @@ class Hold:
     recovers: bool = False
     released: dict[NodeId, int] = field(default_factory=dict)
     absent: dict[int, list[Span]] = field(default_factory=dict)
+    generation: int = 0
 
-    def goes_on_without(self, ranks: Iterable[int], now: int) -> None:
-        """From now on."""
-        away = set(ranks)
+    def goes_on_without(self, ranks: Iterable[int], generation: int, now: int) -> None:
+        """From now on, unless a later generation was told of before: what ranks say comes in any order."""
+        if generation <= self.generation:
+            return
+        self.generation, away = generation, set(ranks) & set(range(self.placement.world_size))
         for rank in away | set(self.absent):
             spans = self.absent.setdefault(rank, [])
             since = spans.pop()[0] if spans and spans[-1][1] == FOREVER else None
@@ -186,8 +190,8 @@ class _Folding:
                     hold.stop_ms = min(hold.stop_ms, now)
             case PartReleased(attempt=attempt, node=node) if attempt in self._held:
                 self._held[attempt].released.setdefault(node, now)
-            case RankSaid(attempt=attempt, fact=Recovered(absent=absent)) if attempt in self._held:
-                self._held[attempt].goes_on_without(absent, now)
+            case RankSaid(attempt=attempt, fact=Recovered(absent=absent, generation=generation)) if attempt in self._held:
+                self._held[attempt].goes_on_without(absent, generation, now)
 
     def _end_shape(self, node: NodeId, now: int) -> None:
         since, devices = self._shapes.pop(node, (now, {}))
