@@ -12,6 +12,9 @@ from phalanx.core.records import ModelSaved, Recovered
 from phalanx.core.spec import Recovery
 from phalanx.operate.control.fences import fences
 from phalanx.operate.control.leases import LOSS_MARGIN_MS
+from phalanx.operate.control.observed import ready
+from phalanx.operate.control.snapshots import Snapshots
+from phalanx.operate.control.usage import usage
 from phalanx.operate.control.views import why_view
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec
 
@@ -187,3 +190,39 @@ def test_the_first_rank_that_lives_says_the_model(bench: Bench, rank: int) -> No
     bench.control.facts(A, FIRST, rank, 20, [saved])
     assert len(bench.world.models.get("tiny", ())) == rank
     bench.check()
+
+
+def test_what_was_let_go_of_is_counted_once(bench: Bench) -> None:
+    """Its devices and node time when it is let go of, the gang's recoveries at its end."""
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    began_ms = bench.attempt(job).placed_ms
+    bench.control.facts(A, FIRST, 1, 10, [RECOVERED, replace(RECOVERED, generation=3)])
+    seen, fleet = bench.control._seen, Snapshots()
+    fleet.take(bench.world, ready(bench.world, seen), bench.clock.now_ms(), {})
+    two.cut = True
+    bench.pass_time(LOSS_MS + 5_000, "a")
+    let_go_ms = bench.clock.now_ms()
+    assert bench.log(PartReleased)
+    assert [(part.node_ms <= let_go_ms - began_ms, part.failures) for part in bench.world.usage.values()] == [(True, 0)]
+    bench.pass_time(60_000, "a")
+    now_ms = bench.clock.now_ms()
+    again = fleet.take(bench.world, ready(bench.world, seen), now_ms, {}).usage
+    assert again == usage(bench.world, now_ms), "also by what was known of it before"
+
+    one.end(FIRST, 9)
+    bench.tick(2)
+    (used,) = bench.world.usage.values()
+    assert used.node_ms <= (let_go_ms - began_ms) + (bench.clock.now_ms() - began_ms)
+    assert used.failures == 2, "that it ended by itself is none of the machines'"
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_a_gang_that_fails_long_after_a_loss_it_went_on_from_is_no_repair(bench: Bench, shrinks: bool) -> None:
+    job, one, two = gang(bench, shrinks=shrinks, max_restarts=5)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 5_000, "a")
+    if shrinks:
+        one.end(FIRST, 9)
+    bench.tick(2)
+    assert bench.log(AttemptEnded)
+    assert bench.job(job).repair is not shrinks

@@ -233,7 +233,7 @@ def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
     running_ms = attempt.running_ms if attempt.running_ms is None else min(attempt.running_ms, ended_ms)
     served_ms = job.served_ms + usage.device_ms(attempt.held, ended_ms - attempt.placed_ms)
     since_ms = job.since_ms if attempt.placement.borrowed else at_ms  # it waited for its turn all along
-    job = replace(job, since_ms=since_ms, repair=body.again and bool(attempt.lost), served_ms=served_ms)
+    job = replace(job, since_ms=since_ms, repair=body.again and bool(attempt.missed), served_ms=served_ms)
     ended = replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
     return job, ended, usage.after(world, job.spec.queue, ended)
 
@@ -244,7 +244,7 @@ def _released(world: World, body: PartReleased, at_ms: int) -> tuple[Record, ...
     part = replace(attempt.held, slices=tuple(one for one in attempt.held.slices if one.node == body.node))
     if not part.slices or len(part.slices) == len(attempt.held.slices) or attempt.ended_ms is not None:
         raise IllegalTransition(f"{body.attempt}: {attempt.held} cannot do without {body.node}")
-    used = usage.after(world, job.spec.queue, replace(attempt, placement=part, released=(), ended_ms=at_ms))
+    used = usage.after_part(world, job.spec.queue, replace(attempt, placement=part, released=(), ended_ms=at_ms))
     served_ms = job.served_ms + usage.device_ms(part, at_ms - attempt.placed_ms)
     return replace(job, served_ms=served_ms), replace(attempt, released=(*attempt.released, body.node)), used
 

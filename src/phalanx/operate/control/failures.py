@@ -49,4 +49,4 @@ def _failed(attempt: AttemptRecord) -> bool:
     """Whether a node was lost or a process killed. One that ended itself with an error may do so on any machine."""
     if attempt.ok or attempt.evicted_for is not None:
         return False
-    return bool(attempt.lost) or any(one.code < 0 and one.code not in _ASKED_TO_END for one in attempt.exits)
+    return bool(attempt.missed) or any(one.code < 0 and one.code not in _ASKED_TO_END for one in attempt.exits)

@@ -26,7 +26,7 @@ from phalanx.decide.scheduler.why.history import History
 from phalanx.operate.control.fences import Fence, Fences
 from phalanx.operate.control.node_rules import Known, known_of
 from phalanx.operate.control.outcomes import Outcomes
-from phalanx.operate.control.usage import Rate, usage
+from phalanx.operate.control.usage import Rate, RateKey, rate_key, usage
 from phalanx.operate.control.world import AttemptRecord, Held, JobRecord, NodeRecord, Parts, World, add_hold
 
 GONE_MS: Final = 600_000
@@ -112,7 +112,7 @@ class Snapshots:
     _nodes: dict[NodeId, tuple[_There, NodeFacts]] = field(default_factory=dict)
     _rules: dict[NodeId, Known] = field(default_factory=dict)
     _policy: Policy | None = None
-    _rates: dict[AttemptId, Rate] = field(default_factory=dict)
+    _rates: dict[RateKey, Rate] = field(default_factory=dict)
     _pending: dict[JobId, tuple[JobRecord, PendingJob]] = field(default_factory=dict)
     _running: dict[JobId, tuple[JobRecord, AttemptRecord, RunningJob]] = field(default_factory=dict)
 
@@ -129,8 +129,8 @@ class Snapshots:
         nodes = self.nodes(world, ready, now_ms, fences)
         self._jobs = {job: known for job in world.open_jobs if (known := self._jobs.get(job)) is not None}
         self._running = {job.id: (job, attempt, self._runs(job, attempt, now_ms)) for job, attempt in world.holding()}
-        going = {attempt.id for _, attempt, _ in self._running.values()}
-        self._rates = {attempt: rate for attempt, rate in self._rates.items() if attempt in going}
+        going = {rate_key(attempt) for _, attempt, _ in self._running.values()}
+        self._rates = {key: rate for key, rate in self._rates.items() if key in going}
         avoided, outcomes = _avoided(fences), Outcomes(world)
         self._pending = {
             job.id: (job, self._waits(world, job, job.state, frozenset(avoided.get(job.id, ())), outcomes, now_ms))

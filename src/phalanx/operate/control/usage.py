@@ -5,12 +5,12 @@ Kept with the events, attempt by attempt as they end, so that no tick adds up th
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from phalanx.core.devices import WHOLE, Placement
-from phalanx.core.ids import AttemptId
+from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.policy import Policy, Queue
 from phalanx.decide.scheduler.snapshot import Usage
 from phalanx.operate.control.failures import failures_of
@@ -23,6 +23,9 @@ HOUR_MS: Final = 3_600_000
 
 Rate = tuple[int, float]
 """Of a gang: thousandths of devices, and their price in US dollars an hour."""
+
+RateKey = tuple[AttemptId, tuple[NodeId, ...]]
+"""An attempt, and the nodes of which it holds nothing any more: a gang that goes on without one has another rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +56,31 @@ def device_ms(placement: Placement, lasted_ms: int) -> int:
 
 
 def after(world: World, queue: str, attempt: AttemptRecord) -> QueueUsage:
-    """The queue's usage once the attempt has ended."""
+    """The queue's usage once the attempt has ended. What it let go of before was counted then."""
+    used = after_part(world, queue, attempt)
+    return replace(used, failures=used.failures + failures_of(attempt))
+
+
+def after_part(world: World, queue: str, attempt: AttemptRecord) -> QueueUsage:
+    """Once what the attempt holds until its end is not held any more. How often it failed is counted at its own end."""
     milli, price = rate(world, attempt)
     run = _Run(milli, attempt.placed_ms, attempt.ended_ms or attempt.placed_ms, price)
     before = world.usage.get(queue) or QueueUsage(queue=queue, at_ms=run.end_ms)
     at_ms, half_life_ms = max(before.at_ms, run.end_ms), world.policy.half_life_ms
     decayed = before.decayed * _halved(at_ms - before.at_ms, half_life_ms) + run.decayed(half_life_ms, at_ms)
     spent: dict[str, Spent] = {kind: _added(before.spent.get(kind), kind, run) for kind in PERIODS}
-    node_ms = before.node_ms + len(attempt.placement.slices) * max(0, run.end_ms - run.start_ms)
-    failures = before.failures + failures_of(attempt)
-    return QueueUsage(queue=queue, at_ms=at_ms, decayed=decayed, spent=spent, node_ms=node_ms, failures=failures)
+    node_ms = before.node_ms + len(attempt.held.slices) * max(0, run.end_ms - run.start_ms)
+    return QueueUsage(queue=queue, at_ms=at_ms, decayed=decayed, spent=spent, node_ms=node_ms, failures=before.failures)
 
 
-def usage(world: World, now_ms: int, rates: dict[AttemptId, Rate] | None = None) -> dict[str, Usage]:
+def usage(world: World, now_ms: int, rates: dict[RateKey, Rate] | None = None) -> dict[str, Usage]:
     """Of each queue itself, as of now, with what runs. A budget's period is that of the nearest queue upwards that has a budget.
 
     rates: of running attempts as they were the last time under this policy; brought up to date."""
     rates = {} if rates is None else rates
     runs: dict[str, list[_Run]] = {}
     for job, attempt in world.holding():
-        milli, price = rates.get(attempt.id) or rates.setdefault(attempt.id, rate(world, attempt))
+        milli, price = rates.get(key := rate_key(attempt)) or rates.setdefault(key, rate(world, attempt))
         runs.setdefault(job.spec.queue, []).append(_Run(milli, attempt.placed_ms, now_ms, price))
     queues = sorted(world.usage.keys() | runs.keys())
     return {queue: _now(world, queue, runs.get(queue, ()), now_ms) for queue in queues}
@@ -135,6 +143,10 @@ def _added(before: Spent | None, kind: Period, run: _Run) -> Spent:
         before = Spent(since_ms=since_ms)
     ran_ms, cost = run.since(before.since_ms)
     return Spent(since_ms=before.since_ms, device_ms=before.device_ms + ran_ms, money=before.money + cost)
+
+
+def rate_key(attempt: AttemptRecord) -> RateKey:
+    return attempt.id, attempt.released
 
 
 def rate(world: World, attempt: AttemptRecord) -> Rate:

@@ -97,6 +97,11 @@ class AttemptRecord:
         return bool(self.lost) and not (self.gang_port and self.placement.slices[0].node not in self.lost)
 
     @property
+    def missed(self) -> frozenset[NodeId]:
+        """Lost nodes, but for those without which it went on."""
+        return frozenset(self.lost) - frozenset(self.released)
+
+    @property
     def first_rank(self) -> int:
         """The lowest one that has a part in the newest generation, which speaks for the gang."""
         absent = self.recoveries[-1].absent if self.recoveries else ()
