@@ -16,7 +16,7 @@ from phalanx.operate.control.observed import ready
 from phalanx.operate.control.snapshots import Snapshots
 from phalanx.operate.control.usage import usage
 from phalanx.operate.control.views import why_view
-from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec
+from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, ManualClock, a_spec
 
 FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
 LOSS_MS = LEASE_MS + 10_000 + LOSS_MARGIN_MS
@@ -226,3 +226,52 @@ def test_a_gang_that_fails_long_after_a_loss_it_went_on_from_is_no_repair(bench:
     bench.tick(2)
     assert bench.log(AttemptEnded)
     assert bench.job(job).repair is not shrinks
+
+
+@pytest.mark.parametrize("what", ["fewer processes", "clock set back", "faults"])
+def test_the_first_nodes_word_counts_though_it_has_fewer_processes_or_its_clock_was_set_back(bench: Bench, what: str) -> None:
+    job, one, two = gang(bench, shrinks=True, max_restarts=0)
+    if what == "clock set back":
+        one._clock = ManualClock()
+        one._clock.jump(-3_600_000)
+    else:
+        one._now(FIRST, ranks=one.held[FIRST].ranks[:1])  # slot 1 is empty, as its shim says of who lives
+    if what == "faults":
+        one._now(FIRST, faults=1)
+        bench.tick()
+        assert bench.control._seen.reports[A, FIRST].faults == 1
+    two.cut = True
+    bench.pass_time(LOSS_MS + 10_000, "a")
+    assert (len(told(one, GiveUpNode)), bench.log(PartReleased)) == (1, [PartReleased(job, FIRST, B)])
+
+
+def test_a_gang_that_goes_on_without_a_node_that_never_came_up_runs(bench: Bench) -> None:
+    one, two = (bench.add(node, features=ABLE) for node in "ab")
+    one.shrinks = True
+    job = bench.submit(replace(a_spec(num_nodes=2, kind="train"), recovery=Recovery(in_gang=True, min_ranks=2)))
+    bench.tick()
+    one.run(FIRST)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 5_000, "a")
+    assert (bench.state(job), bench.world.attempts[FIRST].released) == ("running", (B,))
+
+
+def test_a_gang_whose_shim_dies_each_time_uses_up_no_restart_but_waits_longer_and_longer(bench: Bench) -> None:
+    job, one, two = gang(bench, shrinks=False, max_restarts=0)
+    waits = []
+    for _ in range(3):
+        attempt = bench.attempt(job).id
+        two._now(attempt, phase="stopping", lost="the shim died without exit records; its ranks were killed")
+        bench.tick()
+        two._now(attempt, phase="ended")
+        bench.tick(3)
+        ended = bench.log(AttemptEnded)[-1]
+        assert isinstance(ended, AttemptEnded)
+        assert (ended.again, ended.interrupted, bench.state(job)) == (True, True, "pending")
+        waits.append(ended.not_before_ms - bench.clock.now_ms())
+        bench.restarted(60)
+        for agent in (one, two):
+            agent.hello()
+            agent.run(bench.attempt(job).id)
+        bench.tick()
+    assert waits == [1_000, 2_000, 4_000]

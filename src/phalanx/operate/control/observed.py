@@ -118,7 +118,7 @@ def take_in(draft: Draft, seen: Sightings, heard: Heard, at_ms: int) -> None:
             for attempt in _held_by(draft.world, node):
                 settle(draft, seen, attempt, at_ms)
         case Report(report):
-            _note(seen, node, report)
+            _note(draft.world, seen, node, report)
             if draft.world.current(report.attempt, node) is not None:
                 settle(draft, seen, report.attempt, at_ms)
 
@@ -170,17 +170,25 @@ def _note_up(draft: Draft, seen: Sightings, node: NodeId, at_ms: int) -> None:
         draft.add(NodeUp(shape, boot), at_ms)
 
 
-def _note(seen: Sightings, node: NodeId, report: AttemptReport) -> None:
-    """Keeps the report that says more: of a later phase, of more exits, of more processes. Of two that say as much the later one: a
-    clock that was set back must not make the news old."""
+def _note(world: World, seen: Sightings, node: NodeId, report: AttemptReport) -> None:
+    """Keeps the report that says more: of a later phase, of more exits, of a gang that goes on without more nodes, of later faults,
+    of more processes: a clock that was set back must not make that old. Of two that say as much the later one."""
     seen.started.discard((node, report.attempt))
     known = seen.reports.get((node, report.attempt))
-    if known is None or _rank_of(report) >= _rank_of(known):
+    recovers = _recovers(world, report.attempt)
+    if known is None or _rank_of(report, recovers) >= _rank_of(known, recovers):
         seen.reports[node, report.attempt] = report
 
 
-def _rank_of(report: AttemptReport) -> tuple[int, int, int, int]:
-    return _PHASES.index(report.phase), len(report.exits), len(report.ranks), report.at_ms
+def _rank_of(report: AttemptReport, recovers: bool) -> tuple[int, ...]:
+    """Processes of a gang that recovers inside come and go."""
+    said = (_PHASES.index(report.phase), len(report.exits), len(report.without), report.faults)
+    return (*said, report.at_ms) if recovers else (*said, len(report.ranks), report.at_ms)
+
+
+def _recovers(world: World, attempt: AttemptId) -> bool:
+    record = world.attempts.get(attempt)
+    return record is not None and world.jobs[record.job].spec.recovery.in_gang
 
 
 def _hold_against(world: World, seen: Sightings, node: NodeId, reports: Sequence[AttemptReport], at_ms: int) -> None:

@@ -47,8 +47,8 @@ def released(attempt: AttemptRecord, reports: Reports) -> list[NodeId]:
 
 def is_up(attempt: AttemptRecord, reports: Reports) -> bool:
     """Whether every rank has a process, or had one, whatever the phase: reports may coalesce. A node says for ever which processes
-    its ranks had; an exit without one is of a rank that was never started."""
-    return all(part.is_up for part in _parts(attempt, reports))
+    its ranks had; an exit without one is of a rank that was never started. A gang may go on without a node that never came up."""
+    return all(part.is_up or part.left for part in _parts(attempt, reports))
 
 
 def is_over(attempt: AttemptRecord, reports: Reports) -> bool:
@@ -79,7 +79,7 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
     again = _again(job, attempt, cause) if stop is None else stop in ("drain", "preempt", "down")
     ended_ms = _ended_ms(attempt, reports, at_ms)
     held_ms = ended_ms - attempt.placed_ms
-    put_off = again and not interrupted
+    put_off = again and (not interrupted or (not moved_on and _shim_died(attempt, reports)))
     delay_ms = restarts.delay_ms(held_ms, bool(attempt.checkpoints), job.quick_ends) if put_off else 0
     return AttemptEnded(
         job.id,
@@ -92,6 +92,11 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
         interrupted=interrupted,
         ended_ms=ended_ms if ended_ms != at_ms else 0,
     )
+
+
+def _shim_died(attempt: AttemptRecord, reports: Reports) -> bool:
+    """Of a gang that recovers inside: it uses up no restart, as where the node was lost, but may die again at once and for ever."""
+    return bool(attempt.gang_port) and any(part.is_orphaned and not part.left for part in _parts(attempt, reports))
 
 
 def _ended_ms(attempt: AttemptRecord, reports: Reports, at_ms: int) -> int:
@@ -176,6 +181,11 @@ class _Part:
     def is_gone(self) -> bool:
         """Whether nothing of it can be there any more, though its ranks have not done all there was to do."""
         return bool(self.lost) or (self.report is not None and bool(self.report.lost or self.report.interrupted))
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its shim died, though its node lives and nobody stopped it."""
+        return not self.lost and self.report is not None and bool(self.report.lost) and not self.report.interrupted
 
     @property
     def is_over(self) -> bool:
