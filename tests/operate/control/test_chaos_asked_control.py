@@ -44,7 +44,16 @@ def world(spec: JobSpec = SPEC, *more: EventBody, able: bool = True) -> World:
 
 
 def asked(spec: JobSpec = SPEC, fault: Asked = KILL, newest: StepRecord | None = NEWEST, *more: EventBody) -> list[EventBody]:
-    return chaos.planned(world(spec, *more), JOB, fault, newest, "ada")
+    return chaos.planned(world(spec, *more), JOB, fault, (FIRST, newest) if newest else None, "ada")
+
+
+def test_the_newest_step_of_an_attempt_before_is_none_of_this_one() -> None:
+    """The job started again between the look at its records and the plan."""
+    early = replace(KILL, step=NEWEST.step - 10)
+    (planned,) = chaos.planned(world(), JOB, early, (AttemptId(f"{JOB}.0"), NEWEST), "ada")
+    assert isinstance(planned, FaultPlanned) and planned.fault.step == early.step
+    with pytest.raises(Conflict):
+        chaos.planned(world(), JOB, early, (FIRST, NEWEST), "ada")
 
 
 @pytest.mark.parametrize(

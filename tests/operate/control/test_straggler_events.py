@@ -8,12 +8,13 @@ import pytest
 
 from phalanx.core.events import NodeDrained, StopRequested, StragglerFound
 from phalanx.core.health import Corruption, Straggler
-from phalanx.core.ids import AttemptId
+from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.policy import Health, Policy
-from phalanx.core.records import StepRecord
+from phalanx.core.records import Recovered, StepRecord
 from phalanx.operate.control.stragglers import TOLD_MAX, Watch
-from phalanx.record.telemetry.health.stragglers import Outlier
+from phalanx.record.telemetry.health.stragglers import WINDOW, Outlier
 from tests.operate.control.control_bench import Bench, a_spec
+from tests.record.telemetry.test_straggler_rule import steps
 
 QUARANTINE = Policy(health=Health(stragglers="quarantine"))
 
@@ -151,3 +152,16 @@ def test_the_node_of_a_rank_that_is_known_to_be_corrupt_is_left_where_the_policy
     again = bench.job(job).attempt
     assert again is not None and (again != attempt) == moved
     assert (bench.world.attempts[again].placement.slices[0].node != node) == moved
+
+
+def test_a_rank_without_which_the_gang_goes_on_is_waited_for_by_nobody(bench: Bench) -> None:
+    bench.add("a", count=3)
+    job = bench.submit(a_spec(gpus="3"))
+    bench.tick()
+    attempt = bench.attempt(job).id
+    fell = Recovered(
+        rank=1, step=1, generation=2, why="", replaced=(), pids=(), steps_lost=0, recovery_ms=1, at_ms=1, absent=(0,),
+    )  # fmt: skip
+    bench.control.facts(NodeId("a"), attempt, 1, 10, [fell])
+    times = steps(3, WINDOW, lambda rank, _: 60_000 if rank == 2 else 40_000)
+    assert [one.rank for one in Watch().take(bench.world, attempt, [one for one in times if one.rank])] == [2]

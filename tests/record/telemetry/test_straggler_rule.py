@@ -103,3 +103,14 @@ def test_some_slow_ranks_of_many_do_not_hide_each_other(share: float) -> None:
 def test_the_peers_median_is_that_of_the_others(values: list[int]) -> None:
     expected = [statistics.median(values[:at] + values[at + 1 :]) for at in range(len(values))]
     assert peers_median(np.array(values)).tolist() == expected
+
+
+def test_a_gang_that_goes_on_without_a_rank_is_judged_by_those_that_live() -> None:
+    window = Window(4)
+    window.take(steps(4, 20, lambda rank, _: 60_000 if rank == 3 else 40_000))
+    window.goes_on_without((0,))
+    rest = [one for one in steps(4, WINDOW, lambda rank, _: 60_000 if rank == 3 else 40_000, first=21) if one.rank]
+    (only,) = window.take(rest)
+    assert (only.rank, only.step, only.slow) == (3, 20 + MOST, MOST), "what was before was another gang"
+    window.goes_on_without(())
+    assert window.take(steps(4, WINDOW, lambda rank, _: 60_000 if rank > 2 else 40_000, first=99)) == [], "it is named once"

@@ -4,20 +4,23 @@ from phalanx.core.chaos import FAULTS_MAX, OF_TRAINER, Asked, PlannedFault
 from phalanx.core.chaos import planned as with_defaults
 from phalanx.core.errors import Conflict, SpecError
 from phalanx.core.events import EventBody, FaultPlanned
-from phalanx.core.ids import JobId
+from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.records import StepRecord
 from phalanx.core.states import Running, Starting
 from phalanx.operate.control.asked import job_of
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 
 
-def planned(world: World, job: JobId, asked: Asked, newest: StepRecord | None, by: str) -> list[EventBody]:
-    """newest: step of the job's attempt. Raises NotFound, Conflict, SpecError."""
+def planned(world: World, job: JobId, asked: Asked, newest: tuple[AttemptId, StepRecord] | None, by: str) -> list[EventBody]:
+    """newest: step of the attempt that the job had when somebody looked, which says nothing of one that followed since.
+
+    Raises NotFound, Conflict, SpecError.
+    """
     record = job_of(world, job)
     attempt = _running(world, record)
     fault = with_defaults(asked, len(attempt.faults) + 1)
     _refuse_kind(record, fault)
-    _refuse_place(attempt, fault, newest)
+    _refuse_place(attempt, fault, newest[1] if newest is not None and newest[0] == attempt.id else None)
     return [FaultPlanned(job, attempt.id, fault, by)]
 
 

@@ -149,8 +149,8 @@ class Controller:
         self._committed.find_out()
         self._commit_all(asked.retry(self.world, job, by, self._clock.now_ms()))
 
-    def chaos(self, job: JobId, fault: Asked, newest: StepRecord | None, by: str) -> None:
-        """Plans a fault in the job's running attempt, of which `newest` is the newest step.
+    def chaos(self, job: JobId, fault: Asked, newest: tuple[AttemptId, StepRecord] | None, by: str) -> None:
+        """Plans a fault in the job's running attempt. newest: an attempt of the job's, and the newest step of that.
 
         Raises NotFound, Conflict when the job does not allow it, does not run or is beyond that step, SpecError, StoreUnavailable.
         """

@@ -34,6 +34,7 @@ class Watch:
             self._windows = {known: window for known, window in self._windows.items() if _goes_on(world, known)}
             known = (one.rank for one in record.findings if isinstance(one, Straggler))
             self._windows[attempt] = Window(len(seats(record)), known)
+        self._windows[attempt].goes_on_without(record.absent)
         return self._windows[attempt].take(steps)
 
 

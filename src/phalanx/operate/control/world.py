@@ -104,8 +104,12 @@ class AttemptRecord:
     @property
     def first_rank(self) -> int:
         """The lowest one that has a part in the newest generation, which speaks for the gang."""
-        absent = self.recoveries[-1].absent if self.recoveries else ()
-        return next((rank for rank in range(self.placement.world_size) if rank not in absent), 0)
+        return next((rank for rank in range(self.placement.world_size) if rank not in self.absent), 0)
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks that have no part in the newest generation."""
+        return self.recoveries[-1].absent if self.recoveries else ()
 
     @property
     def ports(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ collectives, so a slow card, a hot one or a busy host shows in it, and nobody wa
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,18 +45,28 @@ class Window:
     def __init__(self, num_ranks: int, known: Iterable[int] = ()) -> None:
         """`known`: ranks that were named before."""
         self._num_ranks = num_ranks
+        self._ranks = tuple(range(num_ranks))
         self._named = set(known)
         self._pending: dict[int, dict[int, int]] = {}
         self._whole: deque[tuple[npt.NDArray[np.int64], _Ratios]] = deque(maxlen=WINDOW)
 
+    def goes_on_without(self, absent: Collection[int]) -> None:
+        """Ranks that have no part in the gang now. Where others have, times of before are of another gang."""
+        ranks = tuple(rank for rank in range(self._num_ranks) if rank not in absent)
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._pending.clear()
+            self._whole.clear()
+
     def take(self, records: Iterable[StepRecord]) -> list[Outlier]:
-        """Who turned out to be an outlier by these. Records without local time, and of ranks that there are not, are ignored."""
+        """Who turned out to be an outlier by these. Records without local time, and of ranks that there are not, are
+        ignored."""
         found: list[Outlier] = []
         for record in records:
-            if record.local_us > 0 and 0 <= record.rank < self._num_ranks and self._num_ranks > 1:
+            if record.local_us > 0 and record.rank in self._ranks and len(self._ranks) > 1:
                 times = self._pending.setdefault(record.step, {})
                 times[record.rank] = record.local_us
-                if len(times) == self._num_ranks:
+                if len(times) == len(self._ranks):
                     del self._pending[record.step]
                     found += self._judge(record.step, times)
         while len(self._pending) > PENDING_MAX:
@@ -64,21 +74,22 @@ class Window:
         return found
 
     def _judge(self, step: int, times: Mapping[int, int]) -> list[Outlier]:
-        local_us = np.array([times[rank] for rank in range(self._num_ranks)], dtype=np.int64)
+        local_us = np.array([times[rank] for rank in self._ranks], dtype=np.int64)
         self._whole.append((local_us, local_us / peers_median(local_us)))
         if len(self._whole) < MOST:
             return []
         slow = np.sum([ratios >= RATIO for _, ratios in self._whole], axis=0)
-        fresh = [int(rank) for rank in np.flatnonzero(slow >= MOST) if int(rank) not in self._named]
-        self._named.update(fresh)
-        return [self._outlier(rank, step, int(slow[rank])) for rank in fresh]
+        fresh = [int(place) for place in np.flatnonzero(slow >= MOST) if self._ranks[place] not in self._named]
+        self._named.update(self._ranks[place] for place in fresh)
+        return [self._outlier(place, step, int(slow[place])) for place in fresh]
 
-    def _outlier(self, rank: int, step: int, slow: int) -> Outlier:
-        local_us = [float(times[rank]) for times, _ in self._whole]
-        ratios = [float(of[rank]) for _, of in self._whole]
+    def _outlier(self, place: int, step: int, slow: int) -> Outlier:
+        """place: of the rank, among those that have a part in the gang."""
+        local_us = [float(times[place]) for times, _ in self._whole]
+        ratios = [float(of[place]) for _, of in self._whole]
         peers_us = [mine / ratio for mine, ratio in zip(local_us, ratios, strict=True)]
         ratio, mine_us, theirs_us = (float(np.median(values)) for values in (ratios, local_us, peers_us))
-        return Outlier(rank, step, ratio, slow, len(self._whole), round(mine_us), round(theirs_us))
+        return Outlier(self._ranks[place], step, ratio, slow, len(self._whole), round(mine_us), round(theirs_us))
 
 
 def peers_median(values: npt.NDArray[np.int64]) -> _Ratios:
