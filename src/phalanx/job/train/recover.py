@@ -75,12 +75,16 @@ class GangWatch(Watch):
 
     def recorded(self, training: Training, step: int) -> None:
         """After the first step that follows a fault it is known how long the gang stood still."""
-        fault, self.fault = self.fault, None
-        if fault is not None and training.rank.rank == 0:
-            self._tell(training, fault)
+        self.tell_fault(training)
         snapshots = self.snapshots
         assert snapshots is not None
         rest_if_asked(self._gang, training.rank, lambda: snapshots.holds(step))
+
+    def tell_fault(self, training: Training) -> None:
+        """Once. Whoever says the model has said before by it who is still in the gang, also where no step was left to make."""
+        fault, self.fault = self.fault, None
+        if fault is not None and training.rank.rank == 0:
+            self._tell(training, fault)
 
     def _tell(self, training: Training, fault: Fault) -> None:
         rank = training.rank
@@ -133,6 +137,7 @@ class Recipe:
                     state.keep_again(training.model, training.optimizer)
                 self._gang.settled()
                 trained = run(training, start, saves)
+            self._watch.tell_fault(training)
             return finish(training, trained), trained
         finally:
             assert self._watch.snapshots is not None
