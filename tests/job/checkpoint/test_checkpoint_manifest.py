@@ -231,6 +231,27 @@ def test_a_rank_that_cannot_write_says_so_and_nobody_waits(tmp_path: Path) -> No
     assert not folder.exists()
 
 
+def test_a_save_that_nobody_needs_any_more_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, key, clock = tmp_path / "step-00000001", SaveKey(step=1, save="a"), Clock()
+    put(folder, key, 0, row_part(0, 3))
+    put(folder, key, 1, row_part(3, 3))
+
+    def away(*_: object) -> str:
+        raise StoreUnavailable("it is away")
+
+    monkeypatch.setattr(manifest, "commit", away)
+    failed = commit_when_whole(
+        folder,
+        key,
+        content(2),
+        patience_s=600,
+        clock_s=lambda: clock.now,
+        pause=clock.pause,
+        given_up=lambda: "the attempt has ended",
+    )
+    assert isinstance(failed, SaveFailed) and failed.reason.startswith("the attempt has ended: ") and clock.now == 0
+
+
 def test_parts_of_an_earlier_try_are_never_merged(tmp_path: Path) -> None:
     folder, old, new = tmp_path / "step-00000001", SaveKey(step=1, save="old"), SaveKey(step=1, save="new")
     put(folder, old, 0, row_part(0, 3))

@@ -102,8 +102,9 @@ def commit_when_whole(
             return _commit(folder, key, content)
         except UNWRITABLE as error:
             reason = reason_of(error)
-        if clock_s() >= until_s:
-            return _failed(folder, key, reason)
+        over = given_up()
+        if over or clock_s() >= until_s:
+            return _failed(folder, key, f"{over}: {reason}" if over else reason)
         troubled(reason)
         pause(pause_s)
     raise Bug("pauses end")
