@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +17,15 @@ from phalanx.core import wire
 from phalanx.core.chaos import FOLDER
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.records import CheckpointCommitted
-from phalanx.job.checkpoint import manifest, whole
+from phalanx.job.checkpoint import manifest, shard_file, whole
 from phalanx.job.checkpoint.commit import Content
 from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled, Written
-from phalanx.job.checkpoint.keeper.saves import _refuse_if_asked
+from phalanx.job.checkpoint.keeper.saves import Saves, _refuse_if_asked
 from phalanx.job.checkpoint.manifest import Origin, folder_name
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.retention import Keep
-from phalanx.job.checkpoint.shard_file import Part, SaveKey
+from phalanx.job.checkpoint.shard_file import Part, SaveKey, ShardIndex
 from phalanx.job.checkpoint.whole import TensorSpec
 from phalanx.job.sdk.chaos import ENDS
 from tests.job.checkpoint.keeper_places import ATTEMPT, end_keepers, ends, eventually, place_at, snapshot
@@ -47,9 +48,9 @@ class Gang:
         self.memories = [Memory.attach(place_at(folder, rank), _parts(rank), buffers=2) for rank in (0, 1)]
         self.news: list[News] = []
 
-    def snapshot(self, step: int) -> None:
+    def snapshot(self, step: int, generation: int = 0) -> None:
         for memory in self.memories:
-            snapshot(memory, step)
+            snapshot(memory, step, generation)
 
     def persist(self, step: int, ranks: tuple[int, ...] = (0, 1), **changed: object) -> SaveKey:
         key = SaveKey(step=step, save=f"s{step}", attempt=ATTEMPT)
@@ -282,7 +283,7 @@ def test_a_newer_attempt_fences_a_keeper_that_goes_on_writing(gang: Gang) -> Non
 def test_a_save_of_an_older_generation_that_lacks_a_rank_is_given_up_at_once(gang: Gang) -> None:
     gang.snapshot(1)
     gang.persist(1, ranks=(0,))  # rank 1 died before it asked
-    gang.snapshot(2)
+    gang.snapshot(2, generation=1)
     gang.persist(2, key=SaveKey(step=2, save="g1", attempt=ATTEMPT, generation=1))
     told = gang.until(GivenUp)
     assert isinstance(told, GivenUp) and told.key.step == 1 and told.reason == "the gang was formed anew"
@@ -310,6 +311,33 @@ def test_a_snapshot_that_is_gone_is_not_written(gang: Gang) -> None:
     ))  # fmt: skip
     told = gang.until(GivenUp, rank=1)
     assert isinstance(told, GivenUp) and told.reason == "its snapshot is not there"
+
+
+def test_a_snapshot_that_another_one_took_the_place_of_is_not_written(gang: Gang) -> None:
+    gang.snapshot(1, generation=2)  # by the rank's successor
+    gang.persist(1, ranks=(1,), key=SaveKey(step=1, save="old", attempt=ATTEMPT, generation=1))
+    told = gang.until(GivenUp, rank=1)
+    assert isinstance(told, GivenUp) and told.reason == "its snapshot was overwritten"
+    assert not list(gang.root.rglob("part-*"))
+
+
+def test_a_shard_of_a_snapshot_that_is_taken_while_it_is_written_is_not_announced(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(gang.memories[1], 1)
+    segment, told, write = gang.memories[1]._segments[0], list[News](), shard_file.write
+
+    def overtaken(*args: Any, **named: Any) -> ShardIndex:
+        index = write(*args, **named)
+        segment.break_seal()
+        return index
+
+    monkeypatch.setattr(shard_file, "write", overtaken)
+    key = SaveKey(step=1, save="s1", attempt=ATTEMPT)
+    asked = Persist(root=str(gang.root), key=key, rank=1, segment=0, content=None, keep=Keep(), patience_s=20)
+    Saves(told.append, time.monotonic).begin(asked, segment)
+    eventually(lambda: told == [GivenUp(key=asked.key, reason="its snapshot was overwritten")])
+    assert not list(gang.root.rglob("part-*")) and list(gang.root.rglob("failed-*"))
 
 
 def _limit(pid: int, num_bytes: int) -> None:

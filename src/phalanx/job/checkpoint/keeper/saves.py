@@ -96,10 +96,10 @@ class Saves:
         until_s, pauses = self._clock_s() + asked.patience_s, backoff_s()
         shard = _Shard(folder, asked, segment)
         while reason := shard.written():
-            newer = self._newer(asked)
+            newer = shard.overwritten() or self._newer(asked)
             if newer or self._clock_s() >= until_s or self._is_old(asked) or self.is_hurried:
                 commit.announce_failure(folder, asked.key, asked.rank, newer or reason)
-                self._end(asked, GivenUp(key=asked.key, reason=f"{newer}: {reason}" if newer else reason))
+                self._end(asked, GivenUp(key=asked.key, reason=f"{newer}: {reason}" if newer not in ("", reason) else reason))
                 return
             self._say_trouble(asked, reason)
             self._rest(next(pauses), lambda: bool(self.is_hurried or self._newer(asked)))
@@ -203,14 +203,25 @@ class _Shard:
         self._segment = segment
         self._index: ShardIndex | None = None
 
+    def overwritten(self) -> str:
+        """Whether somebody took the segment while it was needed, as a successor of its rank who does not know of this save: in
+        words, or ''."""
+        if self._index is not None:
+            return ""
+        seal, key = self._segment.seal(), self._asked.key
+        same = seal is not None and (seal.step, seal.generation) == (key.step, key.generation)
+        return "" if same else "its snapshot was overwritten"
+
     def written(self) -> str:
         """Writes it, reads it back, announces it. Why not, or ''."""
         try:
             _refuse_if_asked(self._asked)
             if self._index is None:
-                self._index = shard_file.write(
-                    self._folder, self._segment.pairs(self._asked.own), key=self._asked.key, rank=self._asked.rank
-                )
+                pairs = self._segment.pairs(self._asked.own)
+                index = shard_file.write(self._folder, pairs, key=self._asked.key, rank=self._asked.rank)
+                if reason := self.overwritten():
+                    return reason
+                self._index = index
             shard_file.verify(self._folder, self._index)
             commit.announce(self._folder, self._index)
         except Damaged as error:
