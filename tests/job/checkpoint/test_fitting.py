@@ -28,6 +28,15 @@ class Copier:
         return self
 
 
+def test_ranks_that_want_or_have_other_numbers_agree_on_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a survivor goes on with and what a new process wants; a keeper's memory that stays, and another's that is new."""
+    copier = Copier(tmp_path)
+    copier.buffers = 3  # type: ignore[attr-defined]  # it is there already
+    monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine, (*mine[:-1], 2)])
+    assert fitting.fitted(copier, PARTS, 3) == (copier, 2)  # type: ignore[arg-type,comparison-overlap]  # stands for one
+    assert copier.asked == [2]
+
+
 @pytest.mark.parametrize(
     ("free", "ranks", "wanted"),
     [(100 * SIZE, 2, 3), (5 * SIZE, 2, 2), (6 * SIZE, 2, 3), (SIZE, 2, 2), (5 * SIZE, 1, 3)],
@@ -39,5 +48,5 @@ def test_it_asks_at_once_for_what_all_ranks_of_the_node_have_room_for(
     copier.buffers = wanted  # type: ignore[attr-defined]  # as of the memory that it gets
     monkeypatch.setattr(fitting, "free_bytes", lambda: free)
     monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine] * ranks)
-    fitting.fitted(copier, PARTS, 3)  # type: ignore[arg-type]  # stands for one
+    assert fitting.fitted(copier, PARTS, 3)[1] == wanted  # type: ignore[arg-type]  # stands for one
     assert copier.asked == [wanted]

@@ -167,6 +167,16 @@ def test_a_keeper_that_was_killed_is_reached_at_the_same_port_again(nodes: list[
     replicated(mine, 2, other)
 
 
+def test_where_a_keeper_is_reached_is_what_it_says_itself(tmp_path: Path) -> None:
+    """One that listens already goes on where it does, wherever the gang has moved since."""
+    memory = Memory.attach(place_at(tmp_path / "node"), PARTS)
+    port = memory.listen("127.0.0.2", SECRET)
+    taken(memory, 0, 1)
+    assert memory.listen(HOST, SECRET) == port and memory.host == "127.0.0.2"
+    assert [(one.host, one.port) for one in of_place(memory.place, HOST)] == [("127.0.0.2", port)]
+    memory.close()
+
+
 def test_a_snapshot_that_does_not_say_whose_it_is_is_nobody_s(tmp_path: Path) -> None:
     memory = Memory.attach(place_at(tmp_path), PARTS)
     for step, note in enumerate(("", "[1]", '{"rank": 0}'), start=1):

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.errors import NotFound, SetupError, Unauthorized
+from phalanx.core.errors import NotFound, SetupError, StoreUnavailable, Unauthorized
 from phalanx.job.checkpoint.keeper import channel, replicas
-from phalanx.job.checkpoint.keeper.messages import News, NotReplicated, Peer, Replicated
+from phalanx.job.checkpoint.keeper.messages import Fetch, News, NotReplicated, Peer, Persist, Replicated
+from phalanx.job.checkpoint.keeper.process import Keeper
 from phalanx.job.checkpoint.keeper.replicas import Held, fetch, send
 from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
+from phalanx.job.checkpoint.shard_file import SaveKey
 from tests.job.checkpoint.keeper_places import end_keepers, ends, eventually, place_at, snapshot
 from tests.job.checkpoint.snapshot_parts import PARTS, filled
 
@@ -194,6 +197,53 @@ def test_one_flipped_bit_on_the_way_is_no_replica(local: Local, monkeypatch: pyt
     with monkeypatch.context() as patch, pytest.raises(Unauthorized, match="changed on its way"):
         patch.setattr(channel.Channel, "pour", flipping)
         local.fetched()
+
+
+def test_a_snapshot_that_is_taken_while_it_is_sent_is_no_replica(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The successor of a rank does not know what its keeper is sending."""
+    send(local.address, SECRET, "r0", local.segment, local.fill(1))
+    pour, seal = channel.Channel.pour, local.fill(2)
+
+    def overtaken(self: channel.Channel, data: memoryview) -> None:
+        pour(self, data)
+        local.segment.write_seal(Seal(2, generation=2))
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable, match="overwritten"):
+        patch.setattr(channel.Channel, "pour", overtaken)
+        send(local.address, SECRET, "r0", local.segment, seal)
+    eventually(lambda: not local.held._in_use)
+    assert local.held.counted() == [("r0", 1)]
+
+
+def test_what_is_fetched_goes_where_nothing_is_saved_or_sent(local: Local) -> None:
+    keeper, seal = Keeper(place_at(local.folder)), local.fill(1)
+    keeper.segments = [local.segment, local.new()]
+    asked = Fetch(peer=Peer(host=HOST, port=1, secret=SECRET, owner="r0"), step=None, buffers=2)
+    keeper.segments[1].write_seal(Seal(2))
+    assert keeper._place_for(asked, local.layout, 3, 1).seal() == seal
+    keeper._sending = [local.segment]
+    assert keeper._place_for(asked, local.layout, 3, 1) is keeper.segments[1]
+    key = SaveKey(step=2, save="s")
+    keeper._saves._running["s"] = Persist(
+        root="", key=key, rank=0, segment=1, content=None, keep=Keep(), patience_s=0,
+    )  # fmt: skip
+    with pytest.raises(StoreUnavailable, match="saved or sent"):
+        keeper._place_for(asked, local.layout, 3, 1)
+    for one in (keeper._heard, keeper._ring, keeper._selector):
+        one.close()
+
+
+def test_a_caller_that_meets_a_fault_of_ours_takes_no_other_s_turn(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> channel.Channel:
+        raise RuntimeError("a fault")
+
+    free = local.held._callers._value
+    assert local.held._callers.acquire(blocking=False)
+    monkeypatch.setattr(replicas, "agree", fails)
+    mine, theirs = socket.socketpair()
+    with theirs, pytest.raises(RuntimeError):
+        local.held._served(mine)
+    assert local.held._callers._value == free
 
 
 @pytest.mark.parametrize("garbage", [b"", b"x" * 31, b"x" * 200, b"\0" * 32 + b"\xff" * 8])

@@ -13,13 +13,15 @@ import pytest
 from phalanx.core.errors import Bug, NotFound, SetupError, UserError
 from phalanx.job.checkpoint.keeper import segments
 from phalanx.job.checkpoint.keeper.link import _connected
+from phalanx.job.checkpoint.keeper.messages import Persist, Written
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX, Seal, Segment, layout_of
-from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.shard_file import Part, SaveKey
 from tests.job.checkpoint.gang_launch import ROOT
-from tests.job.checkpoint.keeper_places import end_keepers, ends, place_at, snapshot
+from tests.job.checkpoint.keeper_places import end_keepers, ends, eventually, place_at, snapshot
 from tests.job.checkpoint.snapshot_parts import PARTS, filled
 
 
@@ -120,6 +122,58 @@ def test_a_killed_keeper_is_replaced_and_the_memory_stays(place: Place) -> None:
     memory.close()
     other.close()
     ends(memory.keeper_pid)
+
+
+def test_a_keeper_that_cannot_be_started_again_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory.attach(place, PARTS)
+    snapshot(memory, 1)
+    os.kill(memory.keeper_pid, signal.SIGKILL)
+    eventually(memory._link.has_ended)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        for _ in range(2):
+            with pytest.raises(SetupError, match="cannot be started"):
+                memory.repair()
+            assert memory.news() == []
+    assert memory.repair() is True
+    other = Memory.attach(place)
+    _check(other, 1)
+    other.leave()
+    memory.close()
+    assert memory.repair() is False and memory.news() == []
+
+
+def test_a_keeper_that_cannot_listen_any_more_does_the_saves_that_were_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory.attach(place, PARTS)
+    memory.listen("127.0.0.1", "secret")
+    memory._listening = ("192.0.2.1", "secret", 1)  # the address is this node's no more
+    snapshot(memory, 1)
+    root = str(place.folder.parent / "checkpoints")
+    memory._saves["s"] = Persist(
+        root=root, key=SaveKey(step=1, save="s"), rank=1, segment=0, content=None, keep=Keep(), patience_s=9
+    )  # fmt: skip
+    os.kill(memory.keeper_pid, signal.SIGKILL)
+    eventually(memory._link.has_ended)
+    with pytest.raises(SetupError, match="address of this node"):
+        memory.repair()
+    eventually(lambda: any(isinstance(one, Written) for one in memory.news(0.1)))
+    memory.close()
+
+
+def test_a_gang_that_changes_its_size_again_and_again_takes_no_more_memory(place: Place) -> None:
+    counts = []
+    for step, parts in enumerate((PARTS, PARTS[:2], PARTS[:1], PARTS), start=1):
+        memory = Memory.attach(place, parts)
+        snapshot(memory, step)  # one of three
+        memory.drop_former()
+        other = Sealed.at(place)
+        assert other.steps() == (step,)
+        other.close()
+        held = [str(one.readlink()) for one in Path(f"/proc/{memory.keeper_pid}/fd").iterdir()]
+        counts.append(len([one for one in held if "phalanx-snapshot" in one]))
+        memory.leave()
+    Memory.attach(place).close()
+    assert len(set(counts)) == 1, counts
 
 
 def test_who_only_reads_a_place_starts_and_changes_nothing_and_takes_no_news(place: Place) -> None:

@@ -11,12 +11,13 @@ from typing import Final
 
 import torch
 
-from phalanx.core.errors import Bug, NotFound, PhalanxError
+from phalanx.core.errors import Bug, NotFound, PhalanxError, SetupError
 from phalanx.job.checkpoint.beside import Beside, PageLocks
 from phalanx.job.checkpoint.commit import reason_of
 from phalanx.job.checkpoint.keeper.messages import News, NotReplicated, Peer, Persist, Replicated
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
-from phalanx.job.checkpoint.memory import Draft, Memory
+from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE
+from phalanx.job.checkpoint.memory import BUFFERS_MIN, Draft, Memory
 from phalanx.job.checkpoint.shard_file import Part
 
 _log: Final = logging.getLogger(__name__)
@@ -137,9 +138,17 @@ class Copier:
         return [self._told.popleft() for _ in range(len(self._told))]
 
     def bring(self, peer: Peer, step: int, buffers: int) -> None:
-        """Has the snapshot of `step` fetched from another keeper into memory of this place. Raises NotFound, SetupError."""
+        """Has the snapshot of `step` fetched from another keeper into memory of this place, for `buffers` or for as many fewer as
+        there is room for. Raises NotFound, SetupError."""
         self.leave()
-        self._use(Memory.fetch(self.place, peer, step, buffers, self._idle_s))
+        while True:
+            try:
+                self._use(Memory.fetch(self.place, peer, step, buffers, self._idle_s))
+                return
+            except SetupError as error:
+                if error.field != TOO_LITTLE or buffers <= BUFFERS_MIN:
+                    raise
+            buffers -= 1
 
     def close(self) -> None:
         """Ends the keeper too, and gives the memory back."""

@@ -35,6 +35,8 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
+BUFFERS_MIN: Final = 2
+"""The newest whole one, and one that is being copied."""
 BUFFERS: Final = 3
 """The newest whole one, one that is being copied, and one that is being written to durable storage."""
 
@@ -216,8 +218,14 @@ class Memory:
         """Has the keeper hold replicas for others of the gang, and each after it at the same port; that port. Raises SetupError,
         KeeperGone."""
         with self._lock:
-            self._listening = (host, secret, self._link.listen(host, secret))
-            return self._listening[2]
+            there, port = self._link.listen(host, secret)
+            self._listening = (there, secret, port)
+            return port
+
+    @property
+    def host(self) -> str:
+        """Where the keeper really listens: it may have done so before it was asked. '' before `listen`."""
+        return self._listening[0] if self._listening is not None else ""
 
     def expect(self, owners: Sequence[str], after: int | None = None) -> None:
         """See keeper.messages.Expect."""
@@ -260,23 +268,35 @@ class Memory:
             return tuple(self._saves.values())
 
     def repair(self) -> bool:
-        """Whether the keeper was gone: then there is a new one, which holds the same memory and does the saves that it left."""
+        """Whether the keeper was gone: then there is a new one, which holds the same memory and does the saves that it left.
+
+        Raises SetupError when none can be started, KeeperGone when it ended at once: the next call tries again.
+        """
         with self._lock:
-            if not self._link.has_ended():
+            if self._left or not self._link.has_ended():
                 return False
+            link, pid = self._adopted()
             self._link.close()
-            self._link, holding, descriptors = reach(self.place, self._idle_s)
-            self.keeper_pid = holding.pid
+            self._link, self.keeper_pid = link, pid
             self._replicating.clear()
-            _close(descriptors)
-            adopt = Adopt(parts=self.layout.parts, buffers=len(self._segments))
-            _close(self._link.ask(adopt, [segment.descriptor for segment in self._segments])[1])
-            if self._listening is not None:
-                host, secret, port = self._listening
-                self._listening = (host, secret, self._link.listen(host, secret, port))
             for save in self._saves.values():
                 self._link.say(save)
+            if self._listening is not None:
+                host, secret, port = self._listening
+                self._listening = (host, secret, self._link.listen(host, secret, port)[1])
             return True
+
+    def _adopted(self) -> tuple[Link, int]:
+        """A new keeper that holds this memory, and its process."""
+        link, holding, descriptors = reach(self.place, self._idle_s)
+        _close(descriptors)
+        adopt = Adopt(parts=self.layout.parts, buffers=len(self._segments))
+        try:
+            _close(link.ask(adopt, [segment.descriptor for segment in self._segments])[1])
+        except BaseException:
+            link.close()
+            raise
+        return link, holding.pid
 
     def close(self) -> None:
         """Ends the keeper too, once it has written what it is writing. A rank that will be replaced must not call this."""

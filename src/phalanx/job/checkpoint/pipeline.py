@@ -112,7 +112,7 @@ class Pipeline:
         if every_step is not None:
             self._memory = every_step.fit(parts)
         else:
-            self._memory = fitted(self._copier, parts, buffers)
+            self._memory, _ = fitted(self._copier, parts, buffers)
             self._memory.forget_after(-1)  # of a former life of this place
 
     def is_due(self, step: int, total_steps: int) -> bool:

@@ -68,7 +68,8 @@ def of_node(place: Place, host: str = "") -> list[Kept]:
 
 
 def of_place(place: Place, host: str = "") -> list[Kept]:
-    """All that one keeper holds; nothing where there is none, or one of another attempt."""
+    """All that one keeper holds; nothing where there is none, or one of another attempt. host: where it is reached, if it does not
+    say so itself."""
     try:
         link, _, descriptors = look(place)
     except PhalanxError:
@@ -81,7 +82,7 @@ def of_place(place: Place, host: str = "") -> list[Kept]:
         link.close()
         for one in descriptors:
             os.close(one)
-    kept = [_kept(item, place, host, stock.port) for item in (*stock.own, *stock.held)]
+    kept = [_kept(item, place, stock.host or host, stock.port) for item in (*stock.own, *stock.held)]
     return [one for one in kept if one is not None]
 
 

@@ -4,6 +4,7 @@ A gang goes back to one step, so all ranks replicate the same ones: the next is 
 rank keeps its own snapshot of the newest step that every rank has a replica of.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -60,8 +61,7 @@ class Exchange:
         told = told_by_all((node_of(self._place), self.secret, secrets.token_hex(32)))
         self.secret = next((secret for _, secret, _ in told if secret), told[0][2])
         nodes = [node for node, _, _ in told]
-        host = _host(nodes)
-        port = self._listen(memory, host) if self._count or len(set(nodes)) > 1 else 0
+        host, port = self._listen(memory, _host()) if self._count or len(set(nodes)) > 1 else ("", 0)
         reached = told_by_all((self._place.key, host, port))
         rank, holders = dist.get_rank(), [holder_of(rank, nodes) for rank in range(len(nodes))]
         holder = holders[rank] if self._count else None
@@ -89,11 +89,14 @@ class Exchange:
         memory.keep_only(self.agreed)
         self._next = step if all_free else -1
 
-    def gathered(self) -> list[Kept]:
+    def gathered(self, copier: Copier) -> list[Kept]:
         """All that any keeper of the gang holds. A collective of all ranks."""
+        if copier.memory is not None:
+            with contextlib.suppress(PhalanxError):  # then this place has nothing
+                copier.memory.repair()
         told = told_by_all((node_of(self._place), self._place.slot, self.secret))
         self.secret = next((secret for _, _, secret in told if secret), "")
-        host, here = _host([node for node, _, _ in told]), node_of(self._place)
+        host, here = _host(), node_of(self._place)
         live = sorted(slot for node, slot, _ in told if node == here)
         mine = [self._place.slot]
         if live[0] == self._place.slot:  # and of slots without a process
@@ -103,7 +106,7 @@ class Exchange:
 
     def recall(self, copier: Copier, buffers: int) -> int | None:
         """See Snapshots.recall."""
-        kept = self.gathered()
+        kept = self.gathered(copier)
         while (at := newest(kept, dist.get_world_size())) is not None:
             error = self._brought(copier, kept, at, buffers)
             first = next((told for told in told_by_all(error) if told), "")
@@ -129,12 +132,14 @@ class Exchange:
         _log.info("rank %d has the state after step %d from %s in slot %d", dist.get_rank(), at.step, what, found.slot)
         return ""
 
-    def _listen(self, memory: Memory, host: str) -> int:
+    def _listen(self, memory: Memory, host: str) -> tuple[str, int]:
+        """Where the keeper really is reached; port 0 where it is not."""
         try:
-            return memory.listen(host, self.secret)
+            port = memory.listen(host, self.secret)
         except PhalanxError as error:
             _log.warning("%s", error.sentence())
-            return 0
+            return "", 0
+        return memory.host, port
 
     def _send(self, memory: Memory, step: int) -> None:
         """In the copying thread."""
@@ -142,6 +147,9 @@ class Exchange:
             memory.replicate(step, self._peer, keeps=True)
 
 
-def _host(nodes: list[str]) -> str:
-    """Of this node, as the others see it."""
-    return LOCAL if len(set(nodes)) == 1 else address_towards(os.environ.get("MASTER_ADDR", "") or LOCAL)
+def _host() -> str:
+    """Of this node, as the others see it: also while there are none, since keepers go on where they first listened."""
+    try:
+        return address_towards(os.environ.get("MASTER_ADDR", "") or LOCAL)
+    except OSError:  # nor does this machine's own name lead anywhere
+        return LOCAL

@@ -74,8 +74,8 @@ class Snapshots:
 
     def fit(self, parts: Sequence[Part]) -> Memory:
         """Takes memory for snapshots of these parts, see `fitted`. A collective of all ranks, first in each generation."""
-        memory = fitted(self.copier, parts, self._buffers)
-        self._buffers, self._is_fitted = memory.buffers, True
+        memory, self._buffers = fitted(self.copier, parts, self._buffers)
+        self._is_fitted = True
         self._exchange.meet(self.copier, self._restored)
         return memory
 
@@ -88,7 +88,7 @@ class Snapshots:
     def gathered(self) -> list[Kept]:
         """All that any keeper of the gang holds, of gangs of other sizes too. A collective of all ranks, after a fault."""
         self.copier.wait()
-        return self._exchange.gathered()
+        return self._exchange.gathered(self.copier)
 
     def read(self, one: Kept) -> Sealed:
         """See `replicas.read`."""

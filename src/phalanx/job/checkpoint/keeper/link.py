@@ -33,12 +33,13 @@ from phalanx.job.checkpoint.keeper.messages import (
     Told,
 )
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
+from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE
 
 PATIENCE_S: Final = 30.0
 """A keeper answers within a second; taking hundreds of gigabytes of memory lasts longer."""
 FETCH_S: Final = 900.0
 """Hundreds of gigabytes over a slow network."""
-_REFUSALS: Final[dict[str, type[UserError]]] = {"checkpoint memory": SetupError, "host": SetupError, "replica": NotFound}
+_REFUSALS: Final[dict[str, type[UserError]]] = {TOO_LITTLE: SetupError, "host": SetupError, "replica": NotFound}
 _POLL_S: Final = 0.005
 _START_AGAIN_S: Final = 0.5
 _LOG_LINES: Final = 3
@@ -65,13 +66,13 @@ class Link:
             raise KeeperGone("the snapshot keeper answers out of turn")
         return answer, self._received.take(answer.buffers + answer.former_buffers)
 
-    def listen(self, host: str, secret: str, port: int = 0) -> int:
-        """The port where other keepers reach this one: `port` where that is free. Raises KeeperGone, or SetupError when it cannot
-        listen there."""
+    def listen(self, host: str, secret: str, port: int = 0) -> tuple[str, int]:
+        """Host and port where other keepers reach this one: `port` where that is free. Raises KeeperGone, or SetupError when it
+        cannot listen there."""
         answer = self._asked(Listen(host=host, secret=secret, port=port))
         if not isinstance(answer, Listening):
             raise KeeperGone("the snapshot keeper answers out of turn")
-        return answer.port
+        return answer.host, answer.port
 
     def stock(self) -> Stock:
         """What the keeper holds. Raises KeeperGone."""
@@ -101,6 +102,8 @@ class Link:
 
     def news(self, wait_s: float = 0.0) -> list[News]:
         """What the keeper said of its own accord; waits up to `wait_s` for the first of it. Raises KeeperGone."""
+        if self._channel.fileno() < 0:
+            raise KeeperGone("the connection to the snapshot keeper was closed")
         if not self._unread and self._is_readable(wait_s):
             self._hear()
         told, self._unread = self._unread, []
@@ -127,7 +130,9 @@ class Link:
             raise KeeperGone(f"the snapshot keeper does not answer ({error})") from error
 
     def has_ended(self) -> bool:
-        """Whether the other side is known to be gone; waits for nothing."""
+        """Whether the other side is known to be gone, or this one was closed; waits for nothing."""
+        if self._channel.fileno() < 0:
+            return True
         if not self._is_readable(0.0):
             return False
         try:

@@ -123,8 +123,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """port: where other keepers reach this one."""
+    """host, port: where other keepers reach this one: not always where it was asked to, since it may have listened before."""
 
+    host: str
     port: int
     kind: Literal["listening"] = "listening"
 
@@ -148,10 +149,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """own: sealed snapshots of this place. held: replicas that count. port: where other keepers reach this one, 0 where nowhere."""
+    """own: sealed snapshots of this place. held: replicas that count. host, port: where other keepers reach this one, port 0
+    where nowhere."""
 
     own: tuple[Item, ...]
     held: tuple[Item, ...]
+    host: str
     port: int
     kind: Literal["stock"] = "stock"
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from phalanx.core import wire
-from phalanx.core.errors import PhalanxError, SetupError, UserError
+from phalanx.core.errors import PhalanxError, SetupError, StoreUnavailable, UserError
 from phalanx.job.checkpoint.keeper import frames
 from phalanx.job.checkpoint.keeper.messages import (
     BUFFERS_MAX,
@@ -46,7 +46,7 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.keeper.recorded import record_unheard
 from phalanx.job.checkpoint.keeper.replicas import Held, fetch, item_of, send
 from phalanx.job.checkpoint.keeper.saves import Saves
-from phalanx.job.checkpoint.keeper.segments import make_segments
+from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE, make_segments
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
@@ -89,6 +89,7 @@ class Keeper:
         self._unheard: deque[News] = deque(maxlen=_UNHEARD_MAX)
         self._saves = Saves(self._post, clock_s)
         self._held: Held | None = None
+        self._sending: list[Segment] = []  # by the sender, or soon
         self._sender = ThreadPoolExecutor(1, "replica")
         self._selector = selectors.DefaultSelector()
 
@@ -253,12 +254,11 @@ class Keeper:
         """A gang of another size has other parts, and nothing of them is sealed yet: until then what is counts."""
         if layout.parts and self._own() and self.segments[0].layout.digest != layout.digest:
             self._drop()
-            self._former, self.segments = [segment for segment, _ in self._own()], []
-            self._saves.segments_are_gone()
-            return
-        self._let_go()
-        if not layout.parts:
+            self._former = [segment for segment, _ in self._own()]
+            self.segments = [segment for segment in self.segments if segment not in self._former]
+        elif not layout.parts:
             self._drop()
+        self._let_go()
 
     def _drop(self) -> None:
         for segment in self._former:
@@ -284,7 +284,7 @@ class Keeper:
                 caller.tell(Refused(field="host", value=asked.host, fix=fix))
                 return
         self._held.secret = asked.secret
-        caller.tell(Listening(port=self._held.port))
+        caller.tell(Listening(host=self._held.host, port=self._held.port))
 
     def _own(self) -> list[tuple[Segment, Seal]]:
         return _sealed(self.segments)
@@ -295,7 +295,8 @@ class Keeper:
     def _say_stock(self, caller: Caller) -> None:
         own = tuple(item_of(self.place.key, seal) for _, seal in self._all_own())
         held = self._held.items() if self._held is not None else ()
-        caller.tell(Stock(own=own, held=held, port=self._held.port if self._held is not None else 0))
+        host, port = (self._held.host, self._held.port) if self._held is not None else ("", 0)
+        caller.tell(Stock(own=own, held=held, host=host, port=port))
 
     def _replicate(self, caller: Caller, asked: Replicate) -> None:
         segment = self.segments[asked.segment] if 0 <= asked.segment < len(self.segments) else None
@@ -303,6 +304,7 @@ class Keeper:
         if segment is None or seal is None:
             caller.tell(NotReplicated(segment=asked.segment, step=0, reason="its snapshot is not there"))
             return
+        self._sending.append(segment)
         self._sender.submit(self._send, segment, seal, asked)
 
     def _send(self, segment: Segment, seal: Seal, asked: Replicate) -> None:
@@ -313,6 +315,8 @@ class Keeper:
             reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
             self._post(NotReplicated(segment=asked.segment, step=seal.step, reason=reason))
             return
+        finally:
+            self._sending.remove(segment)
         self._post(Replicated(segment=asked.segment, step=seal.step, generation=seal.generation))
 
     def _fetch(self, caller: Caller, asked: Fetch) -> None:
@@ -322,17 +326,22 @@ class Keeper:
             fetch((peer.host, peer.port), peer.secret, peer.owner, asked.step, lambda *what: self._place_for(asked, *what))
         except (OSError, PhalanxError) as error:
             reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
-            field = "checkpoint memory" if isinstance(error, SetupError) else "replica"
+            field = TOO_LITTLE if isinstance(error, SetupError) else "replica"
             caller.tell(Refused(field=field, value=f"of {peer.owner} at {peer.host}:{peer.port}", fix=reason))
             return
         self._show(caller)
 
     def _place_for(self, asked: Fetch, layout: Layout, step: int, generation: int) -> Segment:
-        """Where a replica goes: an empty segment, else the oldest."""
+        """Where a replica goes: an empty segment, else the oldest; none that is being saved or sent. Raises StoreUnavailable where
+        all are."""
         if not self._has(layout, asked.buffers):
             self._let_go()
             self.segments = [Segment(one, layout) for one in make_segments(self.place.folder, layout, asked.buffers)]
-        seals = [(segment, segment.seal()) for segment in self.segments]
+        saved = {save.segment for save in self._saves.running}
+        free = [one for at, one in enumerate(self.segments) if at not in saved and one not in self._sending]
+        if not free:
+            raise StoreUnavailable("every segment is being saved or sent")
+        seals = [(segment, segment.seal()) for segment in free]
         return min(seals, key=lambda pair: (-1, -1) if pair[1] is None else (pair[1].step, pair[1].generation))[0]
 
     def _post(self, news: News) -> None:

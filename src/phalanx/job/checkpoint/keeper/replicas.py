@@ -71,7 +71,8 @@ _Given = Annotated[Offer | Sorry, Field(discriminator="kind")]
 
 class Held:
     """What this keeper holds for others, and the socket where it takes and gives it. own: the place's own snapshots, which it gives
-    too: where nobody took a dead rank's place, others make another gang of them. port: where it listens, if that is free."""
+    too: where nobody took a dead rank's place, others make another gang of them. host, port: where it listens, at this port if that
+    is free."""
 
     def __init__(
         self, place: Place, host: str, secret: str, own: Callable[[], list[tuple[Segment, Seal]]] = list, port: int = 0
@@ -88,7 +89,7 @@ class Held:
             self._server = socket.create_server((host, port), backlog=16)
         except OSError:
             self._server = socket.create_server((host, 0), backlog=16)
-        self.port = int(self._server.getsockname()[1])
+        self.host, self.port = str(self._server.getsockname()[0]), int(self._server.getsockname()[1])
         self._callers = threading.Semaphore(_CALLERS_MAX)
         threading.Thread(target=self._serve, name="replicas", daemon=True).start()
 
@@ -129,15 +130,17 @@ class Held:
 
     def _served(self, connection: socket.socket) -> None:
         """A caller that is gone, silent or a stranger costs nobody else anything."""
-        with connection, contextlib.suppress(OSError, PhalanxError):
-            connection.settimeout(TIMEOUT_S)
-            channel = agree(connection, self.secret, called=True)
-            match channel.hear(_Opening):
-                case Offer() as offer:
-                    self._take(channel, offer)
-                case Want() as want:
-                    self._give(channel, want)
-        self._callers.release()
+        try:
+            with connection, contextlib.suppress(OSError, PhalanxError):
+                connection.settimeout(TIMEOUT_S)
+                channel = agree(connection, self.secret, called=True)
+                match channel.hear(_Opening):
+                    case Offer() as offer:
+                        self._take(channel, offer)
+                    case Want() as want:
+                        self._give(channel, want)
+        finally:
+            self._callers.release()
 
     def _take(self, channel: Channel, offer: Offer) -> None:
         try:
@@ -231,15 +234,18 @@ class Held:
 
 
 def send(address: tuple[str, int], secret: str, owner: str, segment: Segment, seal: Seal) -> None:
-    """Gives the keeper at `address` a replica, which then counts on both sides. The segment is not changed meanwhile.
+    """Gives the keeper at `address` a replica, which then counts on both sides.
 
-    Raises OSError when that keeper is gone, Unauthorized when it is of another gang, NotFound when it has no room.
+    Raises OSError when that keeper is gone, Unauthorized when it is of another gang, NotFound when it has no room, StoreUnavailable
+    when the segment was taken meanwhile, as by a successor of its rank, who does not know of this.
     """
     with _called(address, secret) as channel:
         channel.say(_Opening, _offer(owner, seal, segment.layout))
         _heard(channel)
         channel.pour(segment.memory[HEADER_BYTES:])
         _heard(channel)
+        if segment.seal() != seal:
+            raise StoreUnavailable("the snapshot was overwritten while it was sent")
         channel.say(_Answer, Sure())
         _heard(channel)
 

@@ -11,6 +11,8 @@ from phalanx.core.errors import SetupError
 from phalanx.job.checkpoint.host_memory import free_bytes
 from phalanx.job.checkpoint.segment import Layout
 
+TOO_LITTLE: Final = "checkpoint memory"
+"""The field of the SetupError that tells it."""
 _SPARE_BYTES: Final = 256 * 1024 * 1024
 """Left to everybody else on the machine, the ranks' own stacks and file buffers among them."""
 
@@ -62,4 +64,4 @@ def _too_little(needed: int, buffers: int, there: int, why: str = "") -> SetupEr
         f"{buffers} snapshots of this rank's state need {needed} bytes of host memory, and {there} are free{why}; "
         f"give the job more memory, or more ranks so that each has less of the state"
     )
-    return SetupError("checkpoint memory", f"{needed} bytes", fix)
+    return SetupError(TOO_LITTLE, f"{needed} bytes", fix)
