@@ -7,7 +7,7 @@ import pytest
 from phalanx.core import features
 from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.messages import GiveUpNode, StopRanks
+from phalanx.core.messages import GiveUpNode, RankExit, StopRanks
 from phalanx.core.records import ModelSaved, Recovered
 from phalanx.core.spec import Recovery
 from phalanx.operate.control.fences import fences
@@ -275,3 +275,16 @@ def test_a_gang_whose_shim_dies_each_time_uses_up_no_restart_but_waits_longer_an
             agent.run(bench.attempt(job).id)
         bench.tick()
     assert waits == [1_000, 2_000, 4_000]
+
+
+def test_a_gang_whose_nodes_never_met_uses_a_restart_up_and_says_why(bench: Bench) -> None:
+    """Its ranks were ended, so the signal that they ended by says nothing."""
+    job, one, two = gang(bench, shrinks=False, max_restarts=0)
+    for agent, rank, why in ((one, 0, "node 1 never reached 10.0.0.1:20003"), (two, 2, "this node never reached 10.0.0.1:20003")):
+        exits = tuple(RankExit(number, -15, 1, first=False) for number in (rank, rank + 1))
+        agent._now(FIRST, exits=exits)
+        agent._now(FIRST, phase="ended", lost=why)
+    bench.tick(2)
+    (ended,) = [body for body in bench.log(AttemptEnded) if isinstance(body, AttemptEnded)]
+    assert "never reached 10.0.0.1:20003" in ended.detail
+    assert (ended.interrupted, ended.again, bench.state(job)) == (False, False, "finished")

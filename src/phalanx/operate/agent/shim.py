@@ -119,6 +119,7 @@ class Shim:
         self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
         self.starting = True  # not every rank was started yet
         self.interrupted = ""  # why the ranks did not end by themselves
+        self.unmet = ""  # why they could not begin: the gang's nodes never met
         self.fell: int | None = None  # exit code of the rank that ended the others
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
         self.kill_at_ms: int | None = None  # of CLOCK_BOOTTIME, as is the lease
@@ -409,7 +410,12 @@ class Shim:
                 swept |= clean()
             except OSError as error:
                 _say(f"cannot look for what the ranks left: {error}")  # they themselves are dead and collected
-        ended = {"at_ms": _now_ms(), "lost": self.interrupted, "interrupted": bool(self.interrupted), "swept": len(swept)}
+        ended = {
+            "at_ms": _now_ms(),
+            "lost": self.interrupted or self.unmet,
+            "interrupted": bool(self.interrupted),
+            "swept": len(swept),
+        }
         self.unwritten.append(("ended.json", ended, "ended"))
         self._write()
         while self.unwritten:

@@ -258,10 +258,12 @@ def _cause(part: _Part) -> _Cause | None:
     if report.refused:
         return _Cause(report.ended_ms or report.at_ms, report.refused, refused=True)
     failed = [item for item in part.exits if item.code != 0]
-    if failed:
+    if failed and (any(item.first for item in failed) or not report.lost):
         first = min(failed, key=lambda item: (not item.first, item.at_ms, item.rank))
         return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code)
     if report.lost:
+        if failed:  # none of them fell by itself
+            return _Cause(report.ended_ms or report.at_ms, f"stopped on node {part.node}: {report.lost}")
         return _Cause(report.ended_ms or report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
     if report.phase == "ended" and len(part.exits) < len(part.ranks):
         return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")

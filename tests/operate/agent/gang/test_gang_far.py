@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,19 @@ def test_an_address_at_which_this_node_cannot_listen_is_found_before_anything_st
     assert "assign" in cannot_listen("192.0.2.1", free_port())  # of RFC 5737, nobody's
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "in use" in cannot_listen("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_gang_whose_shims_never_meet_ends_and_says_what_to_open(tmp_path: Path, node: int) -> None:
+    port = free_port()
+    order = NodeOrder(tmp_path / "a", node, port, replace(PATIENT, spare_ms=500), ())
+    try:
+        order.start()
+        assert order.end() == [-15]
+    finally:
+        if order.process is not None and order.process.poll() is None:
+            order.process.kill()
+            order.process.wait()
+    assert f"127.0.0.1:{port} in 0.5 s; open TCP port {port}" in order.ended["lost"]
+    assert order.ended["interrupted"] is False
+    assert "does not recover" in order.log(node)

@@ -24,6 +24,9 @@ class Hands(Protocol):
     def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         """`interrupted`: nothing was wrong with it. grace_ms: from SIGTERM to SIGKILL."""
 
+    def unmet(self, why: str) -> None:
+        """The gang's nodes never met, and it will be ended: that is why this node's part ends."""
+
     def goes_without(self, nodes: Sequence[int]) -> None:
         """The gang goes on without these nodes: whoever asks this one is told."""
 

@@ -90,6 +90,12 @@ class Leading:
             if (without := self._coordinator.without()) is not None:
                 self._own.goes_without(without)
 
+    def unmet(self, why: str) -> None:
+        if not self._told:
+            self.note(why)
+            self._own.unmet(why)
+            self.end_gang(why, False, self._order["grace_ms"])
+
     # As `Peers`
 
     def open(self, path: Path) -> None:

@@ -43,6 +43,9 @@ class Heeds(Protocol):
 
     def node_lost(self, node: int, why: str) -> None: ...
 
+    def unmet(self, why: str) -> None:
+        """A node never came: the gang cannot begin."""
+
 
 @dataclass(slots=True)
 class _Node:
@@ -69,10 +72,14 @@ class Nodes:
         self._where = dict(members)
         self._nodes = {node: _Node() for node in set(members.values())}
         self._door = NodeDoor(selector, token, self._hello, self._take, self._cut)
+        self._address = ("", 0)
+        self._meet_until_ms: int | None = None  # None before the door is open, and once a node was missed
 
     def open(self, host: str, port: int) -> None:
         """Raises OSError."""
         self._door.open(host, port)
+        self._address = (host, port)
+        self._meet_until_ms = boottime.now_ms() + self._timeouts.spare_ms
 
     def close(self) -> None:
         self._door.close()
@@ -123,6 +130,7 @@ class Nodes:
 
     def turn(self, now_ms: int) -> None:
         self._door.turn(now_ms)
+        self._miss(now_ms)
         for number, node in self._nodes.items():
             if node.lost or node.done or node.heard_ms is None:
                 continue
@@ -135,7 +143,7 @@ class Nodes:
                 self._door.say(node.stream, node.session.beat())
 
     def next_moment(self) -> int | None:
-        moments = [self._door.next_moment()]
+        moments = [self._door.next_moment(), self._meet_until_ms if self._awaited() else None]
         for node in self._nodes.values():
             if node.lost or node.done or node.heard_ms is None:
                 continue
@@ -143,6 +151,18 @@ class Nodes:
             if node.stream is not None:
                 moments += [node.heard_ms + self._timeouts.silent_ms, node.beat_ms + self._timeouts.beat_ms]
         return min((moment for moment in moments if moment is not None), default=None)
+
+    def _awaited(self) -> list[int]:
+        """Nodes that never dialled in."""
+        return [number for number, node in self._nodes.items() if node.heard_ms is None and not node.lost]
+
+    def _miss(self, now_ms: int) -> None:
+        """Once: nobody is waited for without end before the gang has begun, since devices are held meanwhile."""
+        if self._meet_until_ms is None or now_ms < self._meet_until_ms or not (awaited := self._awaited()):
+            return
+        self._meet_until_ms = None
+        who = f"node {awaited[0]}" if len(awaited) == 1 else f"nodes {', '.join(map(str, awaited))}"
+        self._heeds.unmet(f"{who} never reached {unreached(*self._address, self._timeouts.spare_ms)}")
 
     def _send_all(self, frame: Frame) -> None:
         for node in self._nodes:
@@ -191,7 +211,7 @@ class Nodes:
             _SAYS.get(str(said.head.get("do")), _unknown)(self, number, node, said)
 
     def _peer_said(self, number: int, node: _Node, said: Frame) -> None:
-        peer, head = node.peers.get(said.head.get("peer", -1)), said.head.get("head")
+        peer, head = node.peers.get(_peer_of(said)), said.head.get("head")
         if peer is None or not isinstance(head, dict):
             return  # it was hung up on meanwhile
         try:
@@ -210,7 +230,7 @@ class Nodes:
                 raise ValueError("no connection")
 
     def _peer_left(self, number: int, node: _Node, said: Frame) -> None:
-        peer = node.peers.pop(said.head.get("peer", -1), None)
+        peer = node.peers.pop(_peer_of(said), None)
         if peer is not None:
             self._heeds.left(peer)
 
@@ -238,6 +258,19 @@ class Nodes:
     def _check(self, number: int, member: int) -> None:
         if self._where.get(member) != number:
             raise ValueError(f"process {member} is none of node {number}")
+
+
+def unreached(host: str, port: int, after_ms: int) -> str:
+    """Where two shims of a gang should have met, for how long they have tried, and what to do."""
+    tried = f"the gang's first node at {host}:{port} in {after_ms / 1000:g} s"
+    return f"{tried}; open TCP port {port} of that node to the others, and see that {host} is an address at which they reach it"
+
+
+def _peer_of(said: Frame) -> int:
+    number = said.head.get("peer")
+    if type(number) is not int:
+        raise ValueError("peer is no whole number")
+    return number
 
 
 def _unknown(nodes: Nodes, number: int, node: _Node, said: Frame) -> None:

@@ -153,6 +153,11 @@ class Ranks:
         self._give_up()
         self._shim.ask_stop(grace_ms)
 
+    def unmet(self, why: str) -> None:
+        """As `Hands`."""
+        if not self._shim.is_told():
+            self._shim.unmet = why
+
     def goes_without(self, nodes: Sequence[int]) -> None:
         """As `Hands`."""
         self._shim.unwritten.append(("gang.json", {"without": list(nodes)}, "gang"))

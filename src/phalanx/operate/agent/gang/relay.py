@@ -16,6 +16,7 @@ from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.dialling import Dialling
 from phalanx.operate.agent.gang.doorway import Doorway, Peer
 from phalanx.operate.agent.gang.lead import Hands
+from phalanx.operate.agent.gang.nodes import unreached
 from phalanx.operate.agent.gang.session import Session
 
 REFUSALS_MAX: Final = 40
@@ -32,7 +33,8 @@ class Relay:
         self._hands = hands
         self._session = Session()
         self._grace_ms: int = order["grace_ms"]
-        self._dialling = Dialling(selector, (order["host"], order["port"]), self._up, self._take, self._down)
+        self._address: tuple[str, int] = (order["host"], order["port"])
+        self._dialling = Dialling(selector, self._address, self._up, self._take, self._down)
         self._doorway = Doorway(selector, order["token"], self._heard, self._left)
         self._path = Path(order["socket"])
         self._peers: dict[int, Peer] = {}
@@ -44,12 +46,14 @@ class Relay:
         self._up_ms = 0
         self._greeted = False  # whether this connection's hello was answered
         self._refusals = 0
+        self._meet_until_ms: int | None = None  # None before it has begun
         self._is_out = False
         self._is_done = False
 
     def start(self) -> None:
         """Raises OSError."""
         self._doorway.open(self._path)
+        self._meet_until_ms = boottime.now_ms() + self._timeouts.spare_ms
 
     def stop(self) -> None:
         self._doorway.close()
@@ -86,6 +90,7 @@ class Relay:
         if self._dialling.is_up and now_ms >= self._silent_ms():
             self._dialling.hang_up()
         if self._heard_ms is None:
+            self._miss(now_ms)
             return
         if now_ms >= self._heard_ms + self._timeouts.node_ms:
             self._leave(f"its gang's coordinator was not heard of for {(now_ms - self._heard_ms) / 1000:.1f} s")
@@ -101,19 +106,28 @@ class Relay:
             moments += [self._silent_ms(), self._beat_ms + self._timeouts.beat_ms if self._greeted else None]
         if self._heard_ms is not None:
             moments.append(self._heard_ms + self._timeouts.node_ms)
+        else:
+            moments.append(self._meet_until_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _silent_ms(self) -> int:
         """When this connection counts as broken, if nothing is heard before."""
         return max(self._up_ms, self._heard_ms or 0) + self._timeouts.silent_ms
 
-    def _leave(self, why: str) -> None:
+    def _miss(self, now_ms: int) -> None:
+        """Devices are held meanwhile: the first meeting is not waited for without end."""
+        if self._meet_until_ms is not None and now_ms >= self._meet_until_ms:
+            why = f"this node never reached {unreached(*self._address, self._timeouts.spare_ms)}"
+            self._hands.unmet(why)
+            self._leave(why, interrupted=False)
+
+    def _leave(self, why: str, interrupted: bool = True) -> None:
         """No word of this gang is for us any more. The generation that its ranks are in is over: they commit nothing, and end."""
         self._is_out = True
         self._dialling.close()
         for peer in self._doorway.members():
             self._doorway.say(peer, Frame({"say": "over", "generation": 0, "why": why}))
-        self._hands.end_gang(why, True, self._grace_ms)
+        self._hands.end_gang(why, interrupted, self._grace_ms)
 
     def _up(self) -> None:
         self._greeted, self._up_ms = False, boottime.now_ms()
@@ -174,7 +188,7 @@ class Relay:
                 self._doorway.say(peer, Frame(head, said.parts))
 
     def _hang_up(self, said: Frame) -> None:
-        peer = self._peers.get(said.head.get("peer", -1))
+        peer = self._peers.get(_whole(said, "peer"))
         if peer is not None:
             self._doorway.hang_up(peer)
 

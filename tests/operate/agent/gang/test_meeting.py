@@ -1,0 +1,89 @@
+"""What the coordinator's shim makes of the shims of other nodes at its door: those that never come, and those that say nonsense."""
+
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from phalanx.core.gang_wire import Frame, encode, node_hello
+from phalanx.core.timeouts import Timeouts
+from phalanx.operate.agent import boottime
+from phalanx.operate.agent.gang.nodes import FarPeer, Nodes
+from tests.operate.agent.agent_cell import free_port
+from tests.operate.agent.gang.far_cell import NODE_TOKEN
+
+TIMES = Timeouts(spare_ms=1_000)
+
+
+@dataclass
+class Heard:
+    """Notes what it is told."""
+
+    unmets: list[str] = field(default_factory=list)
+
+    def heard(self, peer: FarPeer, frame: Frame) -> None: ...
+
+    def left(self, peer: FarPeer) -> None: ...
+
+    def died(self, member: int, how: str, replaceable: bool) -> None: ...
+
+    def finished(self, member: int) -> None: ...
+
+    def node_lost(self, node: int, why: str) -> None: ...
+
+    def unmet(self, why: str) -> None:
+        self.unmets.append(why)
+
+
+def test_a_node_that_never_comes_is_missed_once_and_one_that_came_is_not() -> None:
+    with selectors.DefaultSelector() as selector:
+        heard, port = Heard(), free_port()
+        nodes = Nodes(selector, NODE_TOKEN, {1: 1, 2: 2}, TIMES, heard)
+        nodes.open("127.0.0.1", port)
+        began = boottime.now_ms()
+        with socket.create_connection(("127.0.0.1", port)) as shim:
+            shim.sendall(encode(node_hello(NODE_TOKEN, 2, 0)))
+            serve(selector, nodes, until=lambda: (nodes.next_moment() or 0) < began + 1_000)
+            nodes.turn(began + 900)
+            assert not heard.unmets
+            for _ in range(2):
+                nodes.turn(began + 1_200)
+        nodes.close()
+    (why,) = heard.unmets
+    assert why.startswith(f"node 1 never reached the gang's first node at 127.0.0.1:{port} in 1 s; open TCP port {port}")
+
+
+@pytest.mark.parametrize("do", ["said", "left"])
+@pytest.mark.parametrize("peer", [[1], {}, None, "1"])
+def test_a_number_that_is_none_hangs_up_that_connection_and_harms_nobody_else(do: str, peer: object) -> None:
+    with selectors.DefaultSelector() as selector:
+        port = free_port()
+        nodes = Nodes(selector, NODE_TOKEN, {1: 1}, TIMES, Heard())
+        nodes.open("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port)) as shim:
+            nonsense = Frame({"n": 1, "ack": 0, "say": {"do": do, "peer": peer, "head": {}}})
+            shim.sendall(encode(node_hello(NODE_TOKEN, 1, 0)) + encode(nonsense))
+            serve(selector, nodes, until=lambda: is_hung_up(shim))
+        nodes.close()
+
+
+def serve(selector: selectors.BaseSelector, nodes: Nodes, until: Callable[[], bool]) -> None:
+    for _ in range(200):
+        for key, _ in selector.select(0.02):
+            key.data()
+        nodes.turn(boottime.now_ms())
+        if until():
+            return
+    pytest.fail("it did not come to that")
+
+
+def is_hung_up(opened: socket.socket) -> bool:
+    opened.setblocking(False)
+    try:
+        return not opened.recv(65_536)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
