@@ -18,7 +18,7 @@ from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.views import job_view
 from phalanx.operate.control.wanted import commands
 from phalanx.operate.control.world import World
-from tests.operate.control.control_bench import a_spec, shape
+from tests.operate.control.control_bench import LEASE_MS, a_spec, shape
 from tests.operate.control.test_wanted import TERMS, seen
 
 A = NodeId("a")
@@ -44,16 +44,16 @@ def world(spec: JobSpec = SPEC, *more: EventBody, able: bool = True) -> World:
 
 
 def asked(spec: JobSpec = SPEC, fault: Asked = KILL, newest: StepRecord | None = NEWEST, *more: EventBody) -> list[EventBody]:
-    return chaos.planned(world(spec, *more), JOB, fault, (FIRST, newest) if newest else None, "ada")
+    return chaos.planned(world(spec, *more), JOB, fault, (FIRST, newest) if newest else None, "ada", LEASE_MS)
 
 
 def test_the_newest_step_of_an_attempt_before_is_none_of_this_one() -> None:
     """The job started again between the look at its records and the plan."""
     early = replace(KILL, step=NEWEST.step - 10)
-    (planned,) = chaos.planned(world(), JOB, early, (AttemptId(f"{JOB}.0"), NEWEST), "ada")
+    (planned,) = chaos.planned(world(), JOB, early, (AttemptId(f"{JOB}.0"), NEWEST), "ada", LEASE_MS)
     assert isinstance(planned, FaultPlanned) and planned.fault.step == early.step
     with pytest.raises(Conflict):
-        chaos.planned(world(), JOB, early, (FIRST, NEWEST), "ada")
+        chaos.planned(world(), JOB, early, (FIRST, NEWEST), "ada", LEASE_MS)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_what_cannot_be_is_refused(spec: JobSpec, fault: Asked, kind: type[Phala
 
 def test_a_job_that_nobody_knows_or_that_waits_has_no_faults() -> None:
     with pytest.raises(NotFound):
-        chaos.planned(world(), JobId("other-1"), KILL, None, "ada")
+        chaos.planned(world(), JobId("other-1"), KILL, None, "ada", LEASE_MS)
     draft = Draft(World())
     draft.add(JobSubmitted(JOB, SPEC, "", "c", "ada"), 7)
     with pytest.raises(Conflict, match="it is pending"):
-        chaos.planned(draft.world, JOB, KILL, None, "ada")
+        chaos.planned(draft.world, JOB, KILL, None, "ada", LEASE_MS)
 
 
 def test_the_one_that_asked_is_in_the_log_and_numbers_count_up() -> None:
@@ -106,3 +106,17 @@ def test_a_node_is_told_until_it_says_that_it_has_them_and_only_of_what_is_open(
     view = job_view(later, later.jobs[JOB], {}).attempts[0].faults
     assert [one.met for one in view] == ["met by rank 1 at step 45", "met by rank 0 at step 45"]
     assert commands(world(SPEC, first, able=False), seen(running), TERMS) == {}, "an older agent would hang up"
+
+
+def test_an_agent_is_not_kept_away_for_longer_than_the_lease_of_somebody_else_on_its_node() -> None:
+    other, theirs = JobId("other-1"), AttemptId("other-1.1")
+    beside = (
+        NodeUp(replace(shape("a", 4), features=(features.CHAOS,)), "x"),
+        JobSubmitted(other, a_spec(), "", "c", "bob"),
+        AttemptPlaced(other, theirs, Placement((NodeSlice(A, (2, 3)),)), 29_512, 2),
+    )
+    for fault in ("kill-agent", "kill-node"):
+        long, short = (Asked(fault=fault, for_ms=for_ms) for for_ms in (3_600_000, LEASE_MS // 2))
+        with pytest.raises(Conflict, match=r"for.*other-1\.1 has a part on a .* at most"):
+            asked(SPEC, long, None, *beside)
+        assert asked(SPEC, short, None, *beside) and asked(SPEC, long, None), "alone it may be away as long as it likes"

@@ -155,7 +155,7 @@ class Controller:
         Raises NotFound, Conflict when the job does not allow it, does not run or is beyond that step, SpecError, StoreUnavailable.
         """
         self._committed.find_out()
-        self._commit_all(chaos.planned(self.world, job, fault, newest, by))
+        self._commit_all(chaos.planned(self.world, job, fault, newest, by, self._settings.lease_ms))
 
     def drain(self, node: NodeId, reason: str, by: str, now: bool = False) -> None:
         """Places nothing new on the node. `now`: gangs that run there are stopped and start again elsewhere, and no restart is
