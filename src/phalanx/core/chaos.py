@@ -24,6 +24,8 @@ OF_TRAINER: Final[tuple[FaultKind, ...]] = ("slow-rank", "flip-bit")
 FOLDER: Final = "PHALANX_CHAOS"
 """The variable that names the attempt's folder of faults, where its job allows any."""
 PLAN: Final = "plan.json"
+LATE: Final = "late"
+"""In the mark of a fault: whoever met it came too late, and nothing is to befall anybody."""
 EVERY: Final = -1
 """As a rank: each of them."""
 

@@ -3,11 +3,19 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
 
-from phalanx.core.chaos import Asked, Plan, met_name, planned
+from structlog.testing import capture_logs
+
+from phalanx.core.chaos import OF_AGENT, PLAN, Asked, Plan, met_name, planned
 from phalanx.core.ids import AttemptId
-from phalanx.core.messages import PlanFaults, StopRanks
-from phalanx.operate.agent.attempts import AttemptFolder
+from phalanx.core.messages import Launch, PlanFaults, StopRanks
+from phalanx.job.sdk.chaos import Chaos
+from phalanx.operate.agent.attempts import Accepted, AttemptFolder
+from phalanx.operate.agent.faults import NodeFaults
 from phalanx.operate.agent.sockets import agent_socket, socket_folder
 from tests.operate.agent.agent_cell import Cell, alive, until
 
@@ -72,6 +80,48 @@ def test_a_node_dies_with_its_ranks_and_says_so_when_it_is_back(cell: Cell) -> N
     folder = socket_folder(cell.home)
     until(lambda: [path.name for path in folder.iterdir() if path.is_socket()] == [agent_socket(folder).name])
     end(agent_pid(cell))
+
+
+def a_folder(tmp_path: Path) -> AttemptFolder:
+    order = Launch(
+        ATTEMPT, ("x",), "", {}, "", str(tmp_path), 0, 1, 0, 1, (0,), 0.0, "127.0.0.1", 20_002, {}, 1, 1, 0, chaos=True
+    )  # fmt: skip
+    made = AttemptFolder(tmp_path / ATTEMPT, Accepted(order, 3))
+    made.chaos.mkdir(parents=True)
+    return made
+
+
+def test_what_a_rank_came_to_too_late_does_not_befall_the_agent(tmp_path: Path) -> None:
+    folder, acts = a_folder(tmp_path), list[str]()
+
+    def act() -> NoReturn:
+        acts.append("it kills itself")
+        raise SystemExit
+
+    folder.plan_faults((planned(Asked(fault="kill-agent", step=5), 1), planned(Asked(fault="kill-node", step=6), 2)), 2)
+    assert [late for _, late in Chaos(folder.chaos).claimed(0, 9, OF_AGENT)] == [True, True]
+    faults = NodeFaults(tmp_path / "agent.sock", act)
+    faults.planned(folder)
+    faults.look()
+    assert acts == []
+
+
+def test_a_plan_that_is_none_is_as_no_plan_and_told_once(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    (folder.chaos / PLAN).write_text("{}")
+    with capture_logs() as said:
+        assert [folder.read().faults for _ in range(2)] == [0, 0]
+    assert [line["event"] for line in said] == ["plan_of_faults_unreadable"]
+    folder.plan_faults((planned(Asked(fault="kill-rank"), 1),), 1)
+    assert folder.read().faults == 1
+
+
+def test_an_agent_comes_back_though_it_was_started_by_a_bare_name_and_by_init(tmp_path: Path) -> None:
+    program = "import os, signal, sys; from phalanx.operate.agent import faults; print(faults._command()[0], flush=True);"
+    program += "os.kill = lambda pid, number: None; faults._kill_self()"  # as the kernel does for the first process of a namespace
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([Path(sys.executable).name, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert Path(done.stdout.strip()).is_absolute() and done.returncode == 137, done.stderr
 
 
 def end(pid: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core import wire
-from phalanx.core.chaos import EVERY, PLAN, Plan, PlannedFault, met_name
+from phalanx.core.chaos import EVERY, LATE, PLAN, Plan, PlannedFault, met_name
 
 ENDS: Final = "ends_ms"
 
@@ -58,7 +58,7 @@ class Chaos:
         ends_ms = 0 if late else _now_ms() + fault.for_ms
         staged = self._folder / f".met-{fault.number}-{rank}-{os.getpid()}"
         try:
-            staged.write_text(json.dumps({"fault": fault.fault, ENDS: ends_ms}))
+            staged.write_text(json.dumps({"fault": fault.fault, ENDS: ends_ms, LATE: late}))
             os.link(staged, path)
         except OSError:
             return False

@@ -1,6 +1,7 @@
 """One attempt on this node's disk. What is written here is what happened: it survives the agent, the shim and a power cut."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from phalanx.core import wire
 from phalanx.core.chaos import PLAN, Plan, PlannedFault
@@ -25,6 +28,9 @@ from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 FAILURE_GRACE_MS: Final = 5_000
 """From SIGTERM to SIGKILL for the ranks that are left when one falls, and for a shim told to end by a signal."""
 STOPPED_EARLY: Final = -15  # as if SIGTERM had met the rank
+NO_PLAN: Final = Plan((), 0)
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +184,14 @@ class AttemptFolder:
 
     def plan(self) -> Plan:
         """The faults that its ranks may meet."""
+        path = self.chaos / PLAN
         try:
-            found: Plan = wire.loads(Plan, (self.chaos / PLAN).read_bytes())
+            found: Plan = wire.loads(Plan, path.read_bytes())
         except FileNotFoundError:
-            return Plan((), 0)
+            return NO_PLAN
+        except ValueError as error:  # ranks may write there too, and the agent must not end by what they write
+            _note_unreadable(path, str(error))
+            return NO_PLAN
         return found
 
     def plan_faults(self, faults: tuple[PlannedFault, ...], last: int) -> None:
@@ -328,6 +338,12 @@ def _last_line(log: Path, line: bytes) -> None:
         out.seek(max(0, out.tell() - len(line)))
         if out.read() != line:
             out.write(line)
+
+
+@functools.lru_cache(maxsize=256)
+def _note_unreadable(path: Path, error: str) -> None:
+    """Once: it is read at every look."""
+    _log.warning("plan_of_faults_unreadable", path=str(path), error=error)
 
 
 def _read_json(path: Path) -> Any:

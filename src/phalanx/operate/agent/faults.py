@@ -5,6 +5,7 @@ and then becomes the agent by the command line that this one was started with. W
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from phalanx.core.chaos import OF_AGENT, PlannedFault, met_name
+from phalanx.core.chaos import LATE, OF_AGENT, PlannedFault, met_name
 from phalanx.core.ids import AttemptId
 from phalanx.operate.agent.attempts import AttemptFolder
 from phalanx.operate.agent.launch_env import marks
@@ -60,8 +61,17 @@ class NodeFaults:
         """Carries out what a rank has come to. Cheap where nothing is planned."""
         for folder, faults in list(self._open.values()):
             for fault in faults:
-                if (folder.chaos / met_name(fault.number, fault.rank)).exists():
+                mark = folder.chaos / met_name(fault.number, fault.rank)
+                if not mark.exists():
+                    continue
+                if _came_late(mark):
+                    self._pass_by(folder, fault)
+                else:
                     self._befall(folder, fault)
+
+    def _pass_by(self, folder: AttemptFolder, fault: PlannedFault) -> None:
+        left = self._open[folder.attempt][1] if folder.attempt in self._open else ()
+        self._open[folder.attempt] = (folder, tuple(other for other in left if other != fault))
 
     def _befall(self, folder: AttemptFolder, fault: PlannedFault) -> None:
         """Once: the agent after this one finds it done."""
@@ -76,6 +86,15 @@ class NodeFaults:
         if fault.fault == "kill-node":
             _kill_attempt(folder, self._socket)
         self._end()
+
+
+def _came_late(mark: Path) -> bool:
+    """Whether the rank was beyond the fault's step when it heard of it."""
+    try:
+        said = json.loads(mark.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and said.get(LATE) is True
 
 
 def _done(folder: AttemptFolder, fault: PlannedFault) -> Path:
@@ -96,13 +115,18 @@ def _revive_after(wait_s: float) -> None:
     if os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()):  # its unit says whether and when it comes back
         return
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", REVIVE, "revive", str(os.getpid()), str(wait_s), *sys.orig_argv],
+        [sys.executable, "-I", "-S", "-c", REVIVE, "revive", str(os.getpid()), str(wait_s), *_command()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
     child.returncode = 0  # it outlives this agent on purpose, so Popen need not warn of it
 
 
+def _command() -> list[str]:
+    """This process's own, by the path of its interpreter: it may have been started by a bare name."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
 def _kill_self() -> NoReturn:
-    while True:
-        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(128 + signal.SIGKILL)  # the first process of a container cannot kill itself by a signal
