@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from phalanx.operate.agent.gang.events import Dismiss, End, Finished, Go, Here, Leave, NodeBack, Rest, Start
+from phalanx.operate.agent.gang.events import Beat, Dismiss, End, Finished, Go, Here, Leave, NodeBack, Rest, Start, Ticked
 from phalanx.operate.agent.gang.state import SHUT_MS, Gathering, Over, Resting, Training
 from tests.operate.agent.gang.test_gang_state import TIMES, World, ending, trained, trains
 
@@ -194,3 +194,41 @@ def test_the_same_step_that_kills_a_smaller_and_smaller_gang_ends_it() -> None:
         while world.todo and not isinstance(world.state.phase, Training | Over):
             world.one_event(0)
     assert "3 recoveries before it had failed" in ending(world)
+
+
+def resting() -> tuple[World, int]:
+    """Two of three ranks train; the third's process is ready, and they were asked to come out until then."""
+    world = shrunk(3, sizes=(2,), dead=(2,))
+    world.until(Resting)
+    assert isinstance(world.state.phase, Resting)
+    return world, world.state.phase.until_ms
+
+
+def phase(world: World) -> type:
+    return type(world.state.phase)
+
+
+def test_ranks_that_were_asked_out_are_not_told_to_while_one_of_them_moves() -> None:
+    world, until_ms = resting()
+    world.now_ms = until_ms - 1
+    world.hear(Beat(0, 9, 1))
+    world.now_ms += TIMES.hang_ms - 1
+    world.hear(Ticked())
+    assert phase(world) is Resting, "its step takes long, and it moves"
+    world.now_ms += 1
+    world.hear(Ticked())
+    assert phase(world) is Gathering
+
+
+def test_a_rank_at_its_last_upload_is_not_asked_out_once_another_has_finished() -> None:
+    world, _ = resting()
+    world.hear(Finished(0))
+    assert phase(world) is Training
+    world.now_ms += TIMES.hang_ms - 1
+    world.hear(Beat(1, 9, 1))
+    world.now_ms += TIMES.hang_ms - 1
+    world.hear(Ticked())
+    assert phase(world) is Training
+    assert not [action for action in world.done if isinstance(action, Leave) and action.generation == 2]
+    world.hear(Finished(1))
+    assert isinstance(world.done[-1], Dismiss)

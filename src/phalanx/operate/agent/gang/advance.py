@@ -53,7 +53,7 @@ def _of_member(state: State, event: OfMember, now_ms: int) -> Moved:
         case Died(number, how, replaceable):
             return _died(state, number, how, replaceable, now_ms)
         case Finished(number):
-            return _finished(state, number)
+            return _finished(state, number, now_ms)
 
 
 def _without(state: State, event: Event) -> State:
@@ -171,7 +171,10 @@ def _with_fault(phase: Gathering, why: str) -> Gathering:
     return replace(phase, why=f"{phase.why}; {why}", planned=False)
 
 
-def _finished(state: State, number: int) -> Moved:
+def _finished(state: State, number: int, now_ms: int) -> Moved:
+    """A gang whose first rank has finished has no step left after which it could come out to grow."""
     members = {other: member for other, member in state.members.items() if other != number}
     state = replace(state, members=members, finished=True)
+    if isinstance(state.phase, Resting):
+        state = replace(state, phase=Training(now_ms, now_ms))
     return state, (() if state.ranks else (Dismiss(tuple(sorted(members))),))

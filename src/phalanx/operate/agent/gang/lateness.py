@@ -36,7 +36,7 @@ def in_time(state: State, now_ms: int) -> Moved:
             return _look_for_hangs(state, now_ms)
         case Training() as phase:
             return go_on(replace(state, phase=replace(phase, looked_ms=now_ms)), now_ms)
-        case Resting(until_ms, why) if now_ms >= until_ms:
+        case Resting(why=why) as phase if now_ms >= _rested_ms(state, phase):
             return gather(state, why, now_ms, planned=True)
     return state, ()
 
@@ -93,6 +93,11 @@ def _hung_ms(state: State) -> int:
     return max((member.moved_ms for member in state.ranks.values()), default=2**62) + state.rules.timeouts.hang_ms
 
 
+def _rested_ms(state: State, phase: Resting) -> int:
+    """When ranks are told to come out that were asked to: as long as one moves its step is not over."""
+    return max(phase.until_ms, _hung_ms(state)) if state.ranks else phase.until_ms
+
+
 def _is_killing(state: State) -> bool:
     return any(member.killed_ms is not None for member in state.ranks.values())
 
@@ -109,8 +114,10 @@ def _moments(state: State) -> Iterable[int]:
     match state.phase:
         case Gathering(until_ms=until_ms, spares_until_ms=spares_until_ms):
             yield from (moment for moment in (until_ms, spares_until_ms) if moment is not None)
-        case Forming(until_ms=int(until_ms)) | Resting(until_ms=until_ms):
+        case Forming(until_ms=int(until_ms)):
             yield until_ms
+        case Resting() as phase:
+            yield _rested_ms(state, phase)
         case Training(since_ms, looked_ms):
             if state.ranks and not _is_killing(state):
                 yield _hung_ms(state)

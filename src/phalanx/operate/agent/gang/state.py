@@ -111,7 +111,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """The gang trains and will grow: its ranks were asked to come out after a step. until_ms: then they are told to."""
+    """The gang trains and will grow: its ranks were asked to come out after a step. until_ms: then they are told to, unless one of
+    them has moved since."""
 
     until_ms: int
     why: str
