@@ -5,6 +5,7 @@ Without this an older agent would run such a job without what it does not know, 
 
 from typing import Final
 
+from phalanx.core.checkpoints import JOBS_FOLDER
 from phalanx.core.spec import JobSpec
 
 LOCK: Final = "lock"
@@ -25,6 +26,8 @@ CHAOS: Final = "chaos"
 """Plans faults for its ranks."""
 RECOVERY_NODES: Final = "recovery-nodes"
 """Its shims lead, or follow, gangs of several nodes that recover inside."""
+CHECKPOINT_STORE: Final = "checkpoint-store"
+"""Its ranks save where the control plane says, not always in the job's folder."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -37,6 +40,7 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,
         CHAOS: spec.chaos,
+        CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

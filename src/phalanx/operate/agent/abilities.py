@@ -9,6 +9,7 @@ from phalanx.operate.agent.images import find_runtime
 ALWAYS: Final = (
     features.ARTIFACTS,
     features.CHAOS,
+    features.CHECKPOINT_STORE,
     features.LEASE,
     features.RECOVERY,
     features.RECOVERY_NODES,

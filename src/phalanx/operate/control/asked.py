@@ -25,6 +25,7 @@ from phalanx.core.units import utc_day
 from phalanx.operate.control import verdict
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.refused import refuse_elsewhere, refuse_never_fitting
+from phalanx.operate.control.saving_places import with_store_of
 from phalanx.operate.control.world import AttemptRecord, JobRecord, NodeRecord, World
 
 REASON_CHARS_MAX: Final = 500
@@ -185,9 +186,9 @@ def submit(jobs: Sequence[JobId], spec: JobSpec, code: str, by: str) -> list[Eve
 
 def same_job(world: World, job: JobId, spec: JobSpec, code: str, key: str) -> JobId:
     """The job that was submitted with `key` before. Raises Conflict when it is another one than this: by its fields, since the hash
-    that an older version of this program made knows fewer of them."""
+    that an older version of this program made knows fewer of them. Raises SpecError for a place for checkpoints that is none."""
     record = job_of(world, job)
-    if (record.spec, record.code) != (spec, code):
+    if (record.spec, record.code) != (with_store_of(record, spec), code):
         raise Conflict("key", key, f"was used for {job}, another job; use a new key for each job")
     return job
 

@@ -109,9 +109,9 @@ class Controller:
         """
         refused.refuse_unwritable(spec, key)
         self._committed.find_out()
-        spec = with_store(self.world.policy, spec)
         if key and (known := self._store.job_of_key(key)) is not None:
             return asked.same_job(self.world, known, spec, code, key)
+        spec = with_store(self.world.policy, spec)
         refused.refuse_unmeetable(self.world, spec, self._clock.now_ms())
         refused.refuse_never_fitting(self.world, spec, self._clock.now_ms())
         jobs = names.next_jobs(self.world, self._seen, spec.name, spec.array.count if spec.array else 1)

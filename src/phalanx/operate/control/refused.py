@@ -16,6 +16,7 @@ from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.why.explain import never_fits
 from phalanx.decide.scheduler.why.shortage import CPUS, DEVICE_MEMORY, MEMORY, NODES, WITHIN
 from phalanx.decide.scheduler.why.wants import SPOT, WHERE
+from phalanx.operate.control.saving_places import as_kept
 from phalanx.operate.control.snapshots import node_facts, shape
 from phalanx.operate.control.world import World
 
@@ -64,7 +65,9 @@ def _refuse_unnamed(field: str, name: str, known: Collection[str]) -> None:
 
 def policy_doubts(world: World, policy: Policy, now_ms: int) -> list[str]:
     """What may be a mistake, such as rules for nodes that nobody knows yet. Raises SpecError for the first promise that this fleet
-    cannot keep, as the policy itself describes its nodes, and for a region in which an open job may not be."""
+    cannot keep, as the policy itself describes its nodes, for a region in which an open job may not be, and for a place for
+    checkpoints in which no job could save."""
+    as_kept(policy.checkpoint_store, "checkpoint_store")
     nodes = [node for node in node_facts(world, now_ms, policy) if not node.gone]
     for name, value, fix in policy_checks.unkept(policy, nodes):
         raise SpecError(name, value, fix)
@@ -124,6 +127,7 @@ def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
         CPUS: ("resources.cpus", spec.resources.cpus),
         MEMORY: ("resources.memory", spec.resources.memory),
         DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),
+        "checkpoint.store": ("checkpoint.store", spec.checkpoint.store),
         SPOT: (SPOT, spec.placing.spot),
         **{f"{WHERE}{name}": (f"{WHERE}{name}", value) for name, value in spec.placing.where.items()},
     }

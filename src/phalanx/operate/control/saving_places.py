@@ -16,14 +16,27 @@ def with_store(policy: Policy, spec: JobSpec) -> JobSpec:
 
     Raises SpecError for a place that is none.
     """
-    store = spec.checkpoint.store or policy.checkpoint_store
-    if store not in ("", JOBS_FOLDER):
-        try:
-            place = parse_place(store, "checkpoint.store")
-            store = str(place.path) if place.scheme == "file" else place.url
-        except SetupError as error:
-            raise SpecError(error.field, error.value, error.fix) from error
+    store = as_kept(spec.checkpoint.store or policy.checkpoint_store, "checkpoint.store")
     return replace(spec, checkpoint=replace(spec.checkpoint, store=store))
+
+
+def with_store_of(job: JobRecord, spec: JobSpec) -> JobSpec:
+    """The same with the place of a job that may be the one that `spec` asks for: the policy may be another one since.
+
+    Raises SpecError for a place that is none.
+    """
+    return with_store(Policy(checkpoint_store=job.spec.checkpoint.store), spec)
+
+
+def as_kept(store: str, field: str) -> str:
+    """The place as jobs keep it. Raises SpecError naming `field` for one that is none."""
+    if store in ("", JOBS_FOLDER):
+        return store
+    try:
+        place = parse_place(store, field)
+    except SetupError as error:
+        raise SpecError(error.field, error.value, error.fix) from error
+    return str(place.path) if place.scheme == "file" else place.url
 
 
 def checkpoints_at(job: JobRecord, jobs_folder: Path) -> str:

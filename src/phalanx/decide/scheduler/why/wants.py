@@ -26,6 +26,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.RECOVERY: "recovery.in_gang",
         features.SHRINK: "recovery.min_ranks",
         features.RECOVERY_NODES: "recovery.in_gang",
+        features.CHECKPOINT_STORE: "checkpoint.store",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -39,6 +40,7 @@ _MEANS: Final = MappingProxyType(
         features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
         features.SHRINK: "upgrade phalanx on more nodes to one whose shims let gangs shrink",
         features.RECOVERY_NODES: "upgrade phalanx on more nodes to one whose shims recover gangs of several nodes",
+        features.CHECKPOINT_STORE: "upgrade phalanx on more nodes to one whose ranks save elsewhere than in the job's folder",
     }
 )
 """Feature to what gives it to a node."""
