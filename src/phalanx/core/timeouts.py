@@ -28,7 +28,8 @@ class Timeouts:
     moving on, it hangs. form_ms: from a generation's start to all its ranks being ready to train. spare_ms: for a spare to start.
     kill_ms: for a killed process to be gone. collective_ms: of a process group. node_ms: for the shims of
     two nodes to hear of each other again; then the node is lost, before one of its processes can count as one that does not leave
-    its generation or does not end.
+    its generation or does not end. meet_ms: for the shims of all nodes to meet at first, from the start of each; the nodes may have
+    environments to build or images to fetch before, and not all of them at once.
     """
 
     beat_ms: int = 500
@@ -42,6 +43,7 @@ class Timeouts:
     kill_ms: int = 10_000
     collective_ms: int = 2 * HANG_MS
     node_ms: int = 8_000
+    meet_ms: int = 1_800_000
 
     def problems(self) -> list[str]:
         """Where the order is broken; empty when it holds."""

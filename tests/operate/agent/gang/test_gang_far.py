@@ -224,7 +224,7 @@ def test_an_address_at_which_this_node_cannot_listen_is_found_before_anything_st
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_gang_whose_shims_never_meet_ends_and_says_what_to_open(tmp_path: Path, node: int) -> None:
     port = free_port()
-    order = NodeOrder(tmp_path / "a", node, port, replace(PATIENT, spare_ms=500), ())
+    order = NodeOrder(tmp_path / "a", node, port, replace(PATIENT, meet_ms=500), ())
     try:
         order.start()
         assert order.end() == [-15]

@@ -14,7 +14,7 @@ from phalanx.operate.agent.gang.nodes import FarPeer, Nodes
 from tests.operate.agent.agent_cell import free_port
 from tests.operate.agent.gang.far_cell import NODE_TOKEN
 
-TIMES = Timeouts(spare_ms=1_000)
+TIMES = Timeouts(meet_ms=1_000)
 
 
 @dataclass

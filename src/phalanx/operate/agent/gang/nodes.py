@@ -79,7 +79,7 @@ class Nodes:
         """Raises OSError."""
         self._door.open(host, port)
         self._address = (host, port)
-        self._meet_until_ms = boottime.now_ms() + self._timeouts.spare_ms
+        self._meet_until_ms = boottime.now_ms() + self._timeouts.meet_ms
 
     def close(self) -> None:
         self._door.close()
@@ -162,7 +162,7 @@ class Nodes:
             return
         self._meet_until_ms = None
         who = f"node {awaited[0]}" if len(awaited) == 1 else f"nodes {', '.join(map(str, awaited))}"
-        self._heeds.unmet(f"{who} never reached {unreached(*self._address, self._timeouts.spare_ms)}")
+        self._heeds.unmet(f"{who} never reached {unreached(*self._address, self._timeouts.meet_ms)}")
 
     def _send_all(self, frame: Frame) -> None:
         for node in self._nodes:

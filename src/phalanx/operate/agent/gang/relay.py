@@ -53,7 +53,7 @@ class Relay:
     def start(self) -> None:
         """Raises OSError."""
         self._doorway.open(self._path)
-        self._meet_until_ms = boottime.now_ms() + self._timeouts.spare_ms
+        self._meet_until_ms = boottime.now_ms() + self._timeouts.meet_ms
 
     def stop(self) -> None:
         self._doorway.close()
@@ -117,7 +117,7 @@ class Relay:
     def _miss(self, now_ms: int) -> None:
         """Devices are held meanwhile: the first meeting is not waited for without end."""
         if self._meet_until_ms is not None and now_ms >= self._meet_until_ms:
-            why = f"this node never reached {unreached(*self._address, self._timeouts.spare_ms)}"
+            why = f"this node never reached {unreached(*self._address, self._timeouts.meet_ms)}"
             self._hands.unmet(why)
             self._leave(why, interrupted=False)
 
