@@ -1,5 +1,6 @@
 """What the coordinator's shim makes of the shims of other nodes at its door: those that never come, and those that say nonsense."""
 
+import contextlib
 import selectors
 import socket
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from phalanx.core.gang_wire import Frame, encode, node_hello
 from phalanx.core.timeouts import Timeouts
 from phalanx.operate.agent import boottime
+from phalanx.operate.agent.gang import streams
 from phalanx.operate.agent.gang.nodes import FarPeer, Nodes
 from tests.operate.agent.agent_cell import free_port
 from tests.operate.agent.gang.far_cell import NODE_TOKEN
@@ -67,6 +69,29 @@ def test_a_number_that_is_none_hangs_up_that_connection_and_harms_nobody_else(do
             shim.sendall(encode(node_hello(NODE_TOKEN, 1, 0)) + encode(nonsense))
             serve(selector, nodes, until=lambda: is_hung_up(shim))
         nodes.close()
+
+
+def test_all_that_waited_for_a_node_is_said_again_however_much_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "UNSENT_BYTES_MAX", 1024 * 1024)  # of other connections
+    with selectors.DefaultSelector() as selector:
+        port = free_port()
+        nodes = Nodes(selector, NODE_TOKEN, {1: 1}, TIMES, Heard())
+        nodes.open("127.0.0.1", port)
+        for _ in range(200):
+            nodes.kill(1, "x" * 60_000)
+        with socket.create_connection(("127.0.0.1", port)) as shim:
+            shim.sendall(encode(node_hello(NODE_TOKEN, 1, 0)))
+            shim.setblocking(False)
+            got = bytearray()
+            serve(selector, nodes, until=lambda: took(shim, got) > 200 * 60_000)
+        nodes.close()
+
+
+def took(opened: socket.socket, got: bytearray) -> int:
+    with contextlib.suppress(BlockingIOError):
+        while more := opened.recv(1024 * 1024):
+            got += more
+    return len(got)
 
 
 def serve(selector: selectors.BaseSelector, nodes: Nodes, until: Callable[[], bool]) -> None:

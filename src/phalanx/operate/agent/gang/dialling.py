@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.gang_wire import Frame
 from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.node_door import node_decoder
+from phalanx.operate.agent.gang.session import SHIM_UNSENT_BYTES_MAX
 from phalanx.operate.agent.gang.streams import Stream, Streams
 
 AGAIN_MS: Final = 250
@@ -33,7 +34,7 @@ class Dialling:
         self._address = address
         self._up = up
         self._down = down
-        self._streams: Streams[Stream] = Streams(selector, lambda _, frame: take(frame), self._left)
+        self._streams: Streams[Stream] = Streams(selector, lambda _, frame: take(frame), self._left, SHIM_UNSENT_BYTES_MAX)
         self._stream: Stream | None = None
         self._pending: socket.socket | None = None
         self._next_ms = 0  # when to dial again, or to give up one that is not answered

@@ -13,7 +13,7 @@ from typing import Final
 from phalanx.core.gang_wire import BODY_BYTES_MAX, Decoder, Frame
 from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.doorway import is_token
-from phalanx.operate.agent.gang.session import SHIM_HEADER_BYTES_MAX
+from phalanx.operate.agent.gang.session import SHIM_HEADER_BYTES_MAX, SHIM_UNSENT_BYTES_MAX
 from phalanx.operate.agent.gang.streams import Stream, Streams
 
 HELLO_BYTES_MAX: Final = 1024
@@ -45,7 +45,7 @@ class NodeDoor:
         self._token = token
         self._hello = hello
         self._take_more = take
-        self._streams: Streams[NodeStream] = Streams(selector, self._take, left)
+        self._streams: Streams[NodeStream] = Streams(selector, self._take, left, SHIM_UNSENT_BYTES_MAX)
         self._server: socket.socket | None = None
 
     def open(self, host: str, port: int) -> None:

@@ -13,6 +13,9 @@ from phalanx.core.gang_wire import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frame
 UNACKED_BYTES_MAX: Final = 512 * 1024 * 1024
 """Of values of the store that wait for a connection: as much as it holds twice."""
 
+SHIM_UNSENT_BYTES_MAX: Final = 2 * UNACKED_BYTES_MAX
+"""Of one connection. All that is not acknowledged is said again at once: it would never stand, were that too much for it."""
+
 WRAPPING_BYTES: Final = 4 * 1024
 """More than a number, an acknowledgement and the name of a rank's connection add to a head."""
 

@@ -32,7 +32,14 @@ S = TypeVar("S", bound=Stream)
 class Streams(Generic[S]):
     """`take(stream, frame)` is called for each frame, and may raise ValueError for nonsense; `left(stream)` when it is gone."""
 
-    def __init__(self, selector: selectors.BaseSelector, take: Callable[[S, Frame], None], left: Callable[[S], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        take: Callable[[S, Frame], None],
+        left: Callable[[S], None],
+        unsent_bytes_max: int = UNSENT_BYTES_MAX,
+    ) -> None:
+        self._unsent_bytes_max = unsent_bytes_max
         self._selector = selector
         self._take = take
         self._left = left
@@ -97,7 +104,7 @@ class Streams(Generic[S]):
         except OSError:
             self.hang_up(stream)
             return
-        if len(stream.unsent) > UNSENT_BYTES_MAX:
+        if len(stream.unsent) > self._unsent_bytes_max:
             self.hang_up(stream)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
