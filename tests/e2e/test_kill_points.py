@@ -41,6 +41,7 @@ ELSEWHERE: Final = (
     "server commit:node_up",  # at the first connection of a home's node; the next Hello brings it again: tests/operate/control
     "server commit:job_waits",  # a remark, not a fact
     "server commit:node_away",
+    "server file:gang.key",  # made at a home's first start; without it there is another, before any gang has a token of it
     "server file:token",
     "server file:node-token",
     "server file:boot",

@@ -47,6 +47,7 @@ def test_who_is_in_the_gang_is_said_before_the_model_also_where_no_step_was_left
     unused: Any = None
     recipe = recover.Recipe(gang, unused, unused, unused)
     recipe._session = heard  # type: ignore[assignment] # all that is said
+    recipe._watch.snapshots = SimpleNamespace(new_model=lambda: None)  # type: ignore[assignment] # all that is asked of them
     at: Place = place
     recipe._generation(here, at)
     recipe._watch.tell_fault(training)  # type: ignore[arg-type] # once is enough

@@ -51,7 +51,7 @@ def test_each_checkpoint_that_is_saved_late_or_lost_is_a_line(caplog: pytest.Log
         Saved(step=30, path="/jobs/step-30", digest="d30", size_bytes=9),
         SaveFailed(step=36, reason="rank 1: away"),
     )
-    saves = Saves(SimpleNamespace(session=Session(), clock_s=lambda: 0.0), told)  # type: ignore[arg-type]  # all that `tell` uses
+    saves = Saves(SimpleNamespace(session=Session(), rank=SimpleNamespace(rank=0), clock_s=lambda: 0.0), told)  # type: ignore[arg-type]  # all that `tell` uses
     saves.tell()
     assert caplog.messages == [
         "checkpoint of step 30 not saved yet: No space left on device; it is tried again, and training goes on",
@@ -78,7 +78,10 @@ def test_a_store_that_is_away_is_an_event_once_in_a_while_of_one_rank_a_node() -
     told = [_Told() for _ in range(3)]
     ranks = [(0, 0), (1, 1), (2, 0)]  # the third is the first of another node
     runs = [
-        Saves(SimpleNamespace(session=_Heard(rank=rank, local_rank=local), clock_s=lambda: now_s), pipeline)  # type: ignore[arg-type]
+        Saves(
+            SimpleNamespace(session=_Heard(rank=rank, local_rank=local), rank=SimpleNamespace(rank=rank), clock_s=lambda: now_s),
+            pipeline,
+        )  # type: ignore[arg-type]
         for (rank, local), pipeline in zip(ranks, told, strict=True)
     ]
 
