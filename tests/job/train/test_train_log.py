@@ -1,7 +1,9 @@
 """What a person who reads the log of a training job sees."""
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,16 +74,17 @@ class _Heard(Session):
 HEARD: list[tuple[int, int, bool]] = []
 
 
+def _training(rank: int, local: int, clock_s: Callable[[], float]) -> Any:
+    return SimpleNamespace(session=_Heard(rank=rank, local_rank=local), rank=SimpleNamespace(rank=rank), clock_s=clock_s)
+
+
 def test_a_store_that_is_away_is_an_event_once_in_a_while_of_one_rank_a_node() -> None:
     HEARD.clear()
     now_s = 0.0
     told = [_Told() for _ in range(3)]
     ranks = [(0, 0), (1, 1), (2, 0)]  # the third is the first of another node
     runs = [
-        Saves(
-            SimpleNamespace(session=_Heard(rank=rank, local_rank=local), rank=SimpleNamespace(rank=rank), clock_s=lambda: now_s),
-            pipeline,
-        )  # type: ignore[arg-type]
+        Saves(_training(rank, local, lambda: now_s), pipeline)  # type: ignore[arg-type]  # all that `tell` uses
         for (rank, local), pipeline in zip(ranks, told, strict=True)
     ]
 
