@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -277,12 +277,10 @@ class Gang(Ranks):
         return len(list(self.folder.glob("spare-*.log")))
 
     def spare_pid(self) -> int:
-        ranks, mark = set(self.pids().values()), f"PHALANX_MARK={self.folder}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                words = (entry / "environ").read_bytes().split(b"\0")
-                if mark in words and not any(word.startswith(b"RANK=") for word in words) and int(entry.name) not in ranks:
-                    return int(entry.name)
+        ranks = set(self.pids().values())
+        for pid, words in marked(self.folder).items():
+            if pid not in ranks and not any(word.startswith(b"RANK=") for word in words):
+                return pid
         raise SystemExit(f"no spare of {self.folder} was found")
 
     def steps_lost(self) -> list[int]:
@@ -310,11 +308,7 @@ def gang(
         if steps < 1_000_000:
             found.wait(lambda: process.poll() is not None)
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(15)
-        process.kill()
-        process.wait()
+        end([process], 15)
         shutil.rmtree(folder / "job" / "checkpoints", ignore_errors=True)
 
 
@@ -376,12 +370,7 @@ def torchrun(options: argparse.Namespace) -> list[float]:
     (folder / "artifacts").mkdir(parents=True)
     count = PEER_KILLS_QUICK if options.quick else PEER_KILLS
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", f"--max-restarts={count + 1}", __file__]
-    env = environment(options, folder, 1_000_000) | {
-        "PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY),
-        "PHALANX_ATTEMPT": "",
-        "PHALANX_KEEPERS": "",
-    }
-    env["PEER_PORT"] = str(free_ports())
+    env = peer_environment(options, folder) | {"PEER_PORT": str(free_ports())}
     with (folder / "torchrun.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
     found, seconds = Ranks(folder), []
@@ -394,11 +383,8 @@ def torchrun(options: argparse.Namespace) -> list[float]:
     except SystemExit as error:
         print(f"torchrun did not come back: {error}")
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
+        end([process], 30)
+        sweep(folder)
     return seconds
 
 
@@ -407,8 +393,7 @@ def elastic(options: argparse.Namespace) -> float | str:
     checkpoint. The one that is killed is the one without the rendezvous, which nobody survives."""
     folder = Path(options.folder) / "elastic"
     (folder / "artifacts").mkdir(parents=True)
-    env = environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
-    env["PEER_PORT"] = str(free_ports())
+    env = peer_environment(options, folder) | {"PEER_PORT": str(free_ports())}
     endpoint = f"127.0.0.1:{free_ports()}"
     words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
     words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", __file__, "--peer", str(folder)]
@@ -428,13 +413,43 @@ def elastic(options: argparse.Namespace) -> float | str:
         print(f"torchrun's elastic mode did not come back: {error}")
         return f"did not come back in {DEADLINE_S:g} s"
     finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(30)
-            agent.kill()
-            agent.wait()
+        end(agents, 30)
+        sweep(folder)
+
+
+def peer_environment(options: argparse.Namespace, folder: Path) -> dict[str, str]:
+    """Of a peer's ranks: the same trainer with checkpoints, of no attempt of ours."""
+    return environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
+
+
+def end(processes: Sequence["subprocess.Popen[bytes]"], grace_s: float) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        process.kill()
+        process.wait()
+
+
+def sweep(folder: Path) -> None:
+    """Ends what has that folder's mark and nobody to end it: keepers of killed ranks, workers of a killed torchrun."""
+    while found := marked(folder):
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def marked(folder: Path) -> dict[int, list[bytes]]:
+    """Processes with that folder's mark, and their environments."""
+    found, mark = {}, f"PHALANX_MARK={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "environ").read_bytes().split(b"\0")
+            if mark in words:
+                found[int(process.name)] = words
+    return found
 
 
 def child_of(pid: int) -> int:
@@ -470,12 +485,7 @@ def in_process(options: argparse.Namespace) -> str | float:
         return "not measured: nvidia_resiliency_ext is not installed"
     folder = Path(options.folder) / "nvrx"
     (folder / "artifacts").mkdir(parents=True)
-    env = environment(options, folder, 1_000_000) | {
-        "PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY),
-        "PHALANX_ATTEMPT": "",
-        "PHALANX_KEEPERS": "",
-    }
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+    env = peer_environment(options, folder) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
     ranks = []
     for rank in range(RANKS):
         with (folder / f"rank-{rank}.log").open("wb") as log:
@@ -493,6 +503,7 @@ def in_process(options: argparse.Namespace) -> str | float:
         for process in ranks:
             process.kill()
             process.wait()
+        sweep(folder)
 
 
 def in_process_main(folder: Path) -> None:

@@ -168,29 +168,8 @@ def torchrun(options: argparse.Namespace) -> tuple[str, float]:
         found.wait(lambda: found.first_end_after(at_ms) is not None)
         return said, ((found.first_end_after(at_ms) or 0) - at_ms) / 1000 + watched_s
     finally:
-        for process in filter(None, (first, second)):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-            process.wait()
-        wait(lambda: not swept(folder))
-
-
-def swept(folder: Path) -> list[int]:
-    """What it left, workers of a torchrun that had to be killed and keepers of killed workers, is killed: who that was."""
-    found = [int(process.name) for process in Path("/proc").glob("[0-9]*") if carries(process, folder)]
-    for pid in found:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    return found
-
-
-def carries(process: Path, folder: Path) -> bool:
-    try:
-        return f"PHALANX_MARK={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+        recovery.end([process for process in (first, second) if process is not None], 30)
+        recovery.sweep(folder)
 
 
 def orphans(found: Any, workers: list[int]) -> tuple[str, float]:
@@ -217,13 +196,7 @@ def alive(pid: int) -> bool:
 
 def start(options: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={recovery.RANKS}", str(recovery.__file__)]
-    env = recovery.environment(options, folder, 1_000_000)
-    env |= {
-        "PHALANX_CHECKPOINT_EVERY": str(recovery.PEER_EVERY),
-        "PHALANX_ATTEMPT": "",
-        "PHALANX_KEEPERS": "",
-        "PEER_PORT": str(recovery.free_ports()),
-    }
+    env = recovery.peer_environment(options, folder) | {"PEER_PORT": str(recovery.free_ports())}
     with (folder / "torchrun.log").open("ab") as log:
         return subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
 

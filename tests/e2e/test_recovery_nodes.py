@@ -112,31 +112,6 @@ def test_a_node_that_loses_its_part_interrupts_a_gang_that_needs_all_ranks(
     assert digest(platform, done.model) == digest(platform, undisturbed.model)
 
 
-def test_a_dead_node_interrupts_it_too_and_the_ledger_stays_whole(fleet: Fleet, prepared: Path) -> None:
-    """Agent and shim are gone; nothing says so but silence."""
-    platform = fleet.platform
-    job = platform.submit(tiny(prepared, **TWO_NODES, max_restarts=0, hyperparameters=LONG))
-    view = platform.at_step(job, 25).attempts[-1]
-    before, home = pids(view), fleet.home_of(view, 1)
-    agent = json.loads((home / "run" / "agent.json").read_text())["pid"]
-    os.kill(agent, signal.SIGKILL)
-    kill_shim(home, f"{job}.1")
-    until(lambda: not alive(before[0]))  # in seconds: the coordinator does not wait for the control plane
-
-    def given_up() -> JobView | None:
-        with platform.client() as client:
-            view = client.job(job)
-        return view if view.attempts[0].ended_ms else None
-
-    first = until(given_up).attempts[0]
-    assert " was lost: its lease ended" in first.detail
-    with platform.client() as client:
-        ledger = client.ledger(job=job)
-        assert client.job(job).state != "finished", "no restart is used up, of which it had none"
-    assert sum(ledger.categories.values()) == ledger.capacity
-    platform.run("cancel", job)
-
-
 @pytest.mark.parametrize("replicas", [1, 0])
 def test_a_gang_that_may_shrink_goes_on_without_a_dead_node_in_the_same_process(
     fleet: Fleet, prepared: Path, undisturbed: JobView, replicas: int
@@ -166,3 +141,28 @@ def test_a_gang_that_may_shrink_goes_on_without_a_dead_node_in_the_same_process(
     with platform.client() as client:
         ledger = client.ledger(job=job)
     assert sum(ledger.categories.values()) == ledger.capacity
+
+
+def test_a_dead_node_interrupts_it_too_and_the_ledger_stays_whole(fleet: Fleet, prepared: Path) -> None:
+    """Agent and shim are gone; nothing says so but silence. The last test here: that node stays dead."""
+    platform = fleet.platform
+    job = platform.submit(tiny(prepared, **TWO_NODES, max_restarts=0, hyperparameters=LONG))
+    view = platform.at_step(job, 25).attempts[-1]
+    before, home = pids(view), fleet.home_of(view, 1)
+    agent = json.loads((home / "run" / "agent.json").read_text())["pid"]
+    os.kill(agent, signal.SIGKILL)
+    kill_shim(home, f"{job}.1")
+    until(lambda: not alive(before[0]))  # in seconds: the coordinator does not wait for the control plane
+
+    def given_up() -> JobView | None:
+        with platform.client() as client:
+            view = client.job(job)
+        return view if view.attempts[0].ended_ms else None
+
+    first = until(given_up).attempts[0]
+    assert " was lost: its lease ended" in first.detail
+    with platform.client() as client:
+        ledger = client.ledger(job=job)
+        assert client.job(job).state != "finished", "no restart is used up, of which it had none"
+    assert sum(ledger.categories.values()) == ledger.capacity
+    platform.run("cancel", job)
