@@ -326,13 +326,8 @@ def start_shim(folder: Path, env: Mapping[str, str], spares: int, sizes: tuple[i
         ranks.append(
             {"rank": rank, "argv": argv, "log": str(folder / f"rank-{rank}.log"), "env": {**env, **own, **place.env(rank)}}
         )
-    order = {
-        "ranks": ranks,
-        "cwd": str(folder),
-        "socket": str(folder / "s"),
-        "marks": [f"PHALANX_MARK={folder}"],
-        "grace_ms": 2_000,
-    }
+    paths = {"cwd": str(folder), "socket": str(folder / "s")}
+    order = {"ranks": ranks, "marks": [f"PHALANX_MARK={folder}"], "grace_ms": 2_000, **paths}
     (folder / "shim.json").write_text(json.dumps(order | {"gang": place.order()}))
     with (folder / "shim.log").open("wb") as log:
         return subprocess.Popen(shim.command(folder), stdin=subprocess.DEVNULL, stderr=log)
@@ -500,9 +495,7 @@ def in_process(options: argparse.Namespace) -> str | float:
         print(f"nvidia_resiliency_ext did not come back: {error}")
         return "did not come back"
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        end(ranks, 0)
         sweep(folder)
 
 
