@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from live_platform import BIN, DEADLINE_S, Platform
 
+from tests.storage.seaweed import Seaweed
+
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
@@ -15,6 +17,17 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     platform.up()
     yield platform
     platform.run("down", "--force")
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A real S3 server, which the tests of one file may stop and start."""
+    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -17,16 +17,6 @@ from tests.storage.seaweed import BUCKET, SECRET, Seaweed
 EVERY = 20
 
 
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
 def home(tmp_path: Path, seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     """A platform whose ranks find the S3 server's address and keys in their environment."""

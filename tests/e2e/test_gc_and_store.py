@@ -11,16 +11,6 @@ from live_platform import BIN, DEADLINE_S, Platform, until
 from tests.storage.seaweed import KEY, SECRET, Seaweed
 
 
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
 def home(tmp_path: Path, seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     """A home that is not up; the S3 server's address and keys are in the environment."""

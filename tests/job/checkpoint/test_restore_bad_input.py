@@ -1,8 +1,6 @@
 """What may be wrong when a checkpoint is loaded, on a disk and in a real S3 server: each is one clear error or a recovery."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import MANIFEST, folder_name
-from phalanx.job.checkpoint.object_folder import _store_of
 from phalanx.job.checkpoint.restore import _choose, load_state, patiently
 from phalanx.job.checkpoint.shard_file import Damaged
 from phalanx.job.checkpoint.whole import open_checkpoint
@@ -83,18 +80,6 @@ def test_nothing_committed_is_a_fresh_start(root: Folder) -> None:
     assert _choose(root, ORIGIN, None, ()) is None
     (root / folder_name(3)).write("part-00000-x.json", b"{}")
     assert _choose(root, ORIGIN, None, ()) is None and manifest.committed(root) == []
-
-
-@pytest.fixture
-def meddler(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meddler]:
-    port = urlsplit(s3.endpoint).port
-    assert port
-    proxy = Meddler(port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setenv("PHALANX_CHECKPOINT_REQUEST_S", "1")
-    _store_of.cache_clear()
-    yield proxy
-    proxy.close()
 
 
 def test_a_store_that_goes_away_in_the_middle_of_a_restore_is_waited_for(meddler: Meddler, s3: Seaweed) -> None:

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -100,19 +99,6 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time_and_the_older_one_i
     assert all(memory.has_room() for memory in gang.memories)
     s3_of_ours.start()
     assert steps_that_verify(gang.root) == [1]  # type: ignore[arg-type]  # a Folder
-
-
-@pytest.fixture
-def meddler(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meddler]:
-    """Between everybody here and the store."""
-    port = urlsplit(s3.endpoint).port
-    assert port
-    proxy = Meddler(port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setenv("PHALANX_CHECKPOINT_REQUEST_S", "1")
-    _store_of.cache_clear()
-    yield proxy
-    proxy.close()
 
 
 def nothing(_: bytes) -> bytes:

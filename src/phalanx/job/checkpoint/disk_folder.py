@@ -136,13 +136,13 @@ class DiskFolder:
 
     def swap(self, name: str, data: bytes, version: str | None) -> bool:
         """Where nothing is, the kernel lets only one of several make a link."""
+        if version is not None:
+            self.write(name, data)
+            return True
         with self._beside(name) as (descriptor, beside):
             _write_all(descriptor, memoryview(data), 0)
             os.fsync(descriptor)
-            if version is None:
-                return _linked(beside, self.path / name)
-            os.replace(beside, self.path / name)  # noqa: PTH105 (a plain string)
-        return True
+            return _linked(beside, self.path / name)
 
     @contextlib.contextmanager
     def _beside(self, name: str) -> Iterator[tuple[int, str]]:

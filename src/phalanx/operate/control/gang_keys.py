@@ -1,4 +1,5 @@
-"""The key of which tokens of gangs are made: shims of an attempt's nodes show each other theirs, and nobody stores it.
+"""The key of which tokens of gangs are made: shims of an attempt's nodes show each other theirs. No record or event has one; a node
+keeps that of an attempt it runs among the attempt's own files, which only its user may read.
 
 It lies in the home's `gang.key`. Without it (deleted, or of a backup that lacks it) a new one is made: gangs that run are not
 concerned, and one that was half told to start begins again.
