@@ -549,14 +549,13 @@ def show(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values) or "none"
 
 
-def conditions() -> dict[str, Any]:
+def conditions(card: str = "none") -> dict[str, Any]:
     """What the numbers depend on."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    versions = {name: version(name) for name in ("phalanx", "torch")}
     return {
-        "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": "none",
-        "load": os.getloadavg()[0], "versions": {"python": platform.python_version(), **versions},
+        "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": card,
+        "load": os.getloadavg()[0], "versions": {"python": platform.python_version(), "torch": version("torch")},
         "ranks": RANKS, "seed": MODEL["seed"],
     }  # fmt: skip
 

@@ -12,8 +12,6 @@ same trainer from its newest checkpoint on the disk, which has to hold one (86 G
 
 import argparse
 import json
-import os
-import platform
 import signal
 import sys
 import tempfile
@@ -104,13 +102,7 @@ def main() -> int:
     if not card:
         claims = []
         print("no two GPUs here: the demo's model was trained on the CPU, and nothing is claimed")
-    about = {"cores": len(os.sched_getaffinity(0)), "card": card or "none", "load": os.getloadavg()[0], "layers": options.layers}
-    around = {
-        **about,
-        "cpu": platform.processor(),
-        "versions": {"python": platform.python_version()},
-        "seed": recovery.MODEL["seed"],
-    }
+    around = {**recovery.conditions(card or "none"), "layers": options.layers}
     print(json.dumps({"benchmark": "recovery_gpu", "conditions": around, "claims": claims}))
     return 0 if all(one["holds"] for one in claims) else 1
 
