@@ -1,17 +1,20 @@
 """Snapshots outlive the rank that made them, are whole or absent, and nothing of them is left behind."""
 
+import fcntl
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from phalanx.core.errors import Bug, NotFound, SetupError, UserError
-from phalanx.job.checkpoint.keeper import segments
+from phalanx.job.checkpoint.keeper import link, segments
 from phalanx.job.checkpoint.keeper.link import _connected
 from phalanx.job.checkpoint.keeper.messages import Persist, Written
 from phalanx.job.checkpoint.keeper.place import Place
@@ -43,6 +46,20 @@ def test_a_snapshot_outlives_the_SIGKILL_of_its_rank(place: Place) -> None:
     _check(after, 1)
     after.close()
     ends(keeper)
+
+
+def test_memory_that_is_taken_slowly_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepers of a node take it one after the other, tens of gigabytes each: longer than one may be silent else."""
+    first = Memory.attach(place, PARTS[:1])
+    monkeypatch.setattr(link, "PATIENCE_S", 0.2)
+    turn = os.open(place.folder, os.O_RDONLY)
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    threading.Timer(1.0, os.close, (turn,)).start()
+    began_s = time.monotonic()
+    then = Memory.attach(place, PARTS)
+    assert time.monotonic() - began_s > 0.2 and then.layout.parts == tuple(PARTS)
+    first.leave()
+    then.close()
 
 
 def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_older_one_whole(place: Place) -> None:

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from phalanx.core import wire
 from phalanx.core.errors import Bug
+from phalanx.job.checkpoint.pages import map_now
 from phalanx.job.checkpoint.shard_file import Part
 
 HEADER_BYTES: Final = 64 * 1024
@@ -65,11 +66,12 @@ class Segment:
     def __init__(self, descriptor: int, layout: Layout, populate: bool = False, read_only: bool = False) -> None:
         if os.fstat(descriptor).st_size != layout.size_bytes:
             raise Bug(f"a segment of {os.fstat(descriptor).st_size} bytes for a layout of {layout.size_bytes}")
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         self.descriptor = descriptor
         self.layout = layout
         access = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
-        self.memory = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=flags, prot=access))
+        self.memory = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=mmap.MAP_SHARED, prot=access))
+        if populate:
+            map_now(self.memory)
 
     def seal(self) -> Seal | None:
         """None when nothing whole is in it."""

@@ -36,9 +36,11 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE
 
 PATIENCE_S: Final = 30.0
-"""A keeper answers within a second; taking hundreds of gigabytes of memory lasts longer."""
+"""A keeper answers within a second."""
 FETCH_S: Final = 900.0
 """Hundreds of gigabytes over a slow network."""
+TAKING_S: Final = 900.0
+"""Hundreds of gigabytes of memory, which the keepers of a node take one after the other, each clearing some gigabytes a second."""
 _REFUSALS: Final[dict[str, type[UserError]]] = {TOO_LITTLE: SetupError, "host": SetupError, "replica": NotFound}
 _POLL_S: Final = 0.005
 _START_AGAIN_S: Final = 0.5
@@ -82,7 +84,7 @@ class Link:
         return answer
 
     def _asked(self, message: Request, descriptors: Sequence[int] = ()) -> Holding | Listening | Stock:
-        self._channel.settimeout(FETCH_S if isinstance(message, Fetch) else PATIENCE_S)
+        self._channel.settimeout(_patience_s(message))
         self.say(message, descriptors)
         answer = self._next()
         if isinstance(answer, Refused):
@@ -144,6 +146,16 @@ class Link:
         poll = select.poll()  # select() takes no descriptor beyond 1,023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(wait_s * 1000))
+
+
+def _patience_s(message: Request) -> float:
+    match message:
+        case Fetch():
+            return FETCH_S + TAKING_S
+        case Make():
+            return TAKING_S
+        case _:
+            return PATIENCE_S
 
 
 def reach(place: Place, idle_s: float = IDLE_S) -> tuple[Link, Holding, list[int]]:

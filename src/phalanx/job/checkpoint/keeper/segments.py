@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,9 @@ def make_segments(folder: Path, layout: Layout, buffers: int, free: Callable[[],
         if needed + _SPARE_BYTES > there:
             raise _too_little(needed, buffers, there)
         try:
-            for index in range(buffers):
-                made.append(_segment(f"phalanx-snapshot-{index}", layout.size_bytes))  # noqa: PERF401 (an error closes those made so far)
+            made.extend(_descriptor(f"phalanx-snapshot-{index}") for index in range(buffers))
+            with ThreadPoolExecutor(buffers) as pool:  # the kernel clears pages on one core a segment
+                list(pool.map(lambda descriptor: _take(descriptor, layout.size_bytes), made))
         except OSError as error:
             for descriptor in made:
                 os.close(descriptor)
@@ -38,15 +40,13 @@ def make_segments(folder: Path, layout: Layout, buffers: int, free: Callable[[],
     return made
 
 
-def _segment(name: str, size_bytes: int) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)  # taken now: a snapshot under way must not be what runs the node out of it
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _descriptor(name: str) -> int:
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _take(descriptor: int, size_bytes: int) -> None:
+    os.posix_fallocate(descriptor, 0, size_bytes)  # taken now: a snapshot under way must not be what runs the node out of it
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 @contextlib.contextmanager
