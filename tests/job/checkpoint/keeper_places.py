@@ -43,8 +43,8 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+def eventually(holds: Callable[[], object], limit_s: float = 20) -> None:
+    until = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.01)

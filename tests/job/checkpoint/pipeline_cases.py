@@ -280,7 +280,7 @@ def case_a_keeper_that_was_killed_is_replaced_at_the_next_save(root: Path, rank:
     with pipeline_of(run, root) as pipeline:
         assert pipeline.save(1, {"samples": 1})
         pipeline._copier.wait()
-        os.kill(pipeline._memory.keeper_pid, signal.SIGKILL)
+        os.kill(_memory(pipeline).keeper_pid, signal.SIGKILL)
         dist.barrier()
         run.steps(2, 2)
         assert pipeline.save(2, {"samples": 2})
@@ -375,8 +375,13 @@ def _bytes(live: LiveState) -> dict[str, bytes]:
     return {part.key: tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part, tensor in live.parts()}
 
 
+def _memory(pipeline: Pipeline) -> Memory:
+    assert pipeline._memory is not None
+    return pipeline._memory
+
+
 def _limit(pipeline: Pipeline, num_bytes: int) -> None:
-    resource.prlimit(pipeline._memory.keeper_pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+    resource.prlimit(_memory(pipeline).keeper_pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
 
 def main(folder: Path) -> None:

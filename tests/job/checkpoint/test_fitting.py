@@ -23,8 +23,13 @@ class Copier:
         self.place = Place(folder=folder, slot=0)
         self.asked: list[int] = []
 
-    def fit(self, parts: object, buffers: int) -> Any:
+    def begin_fit(self, parts: object, buffers: int) -> None:
         self.asked.append(buffers)
+
+    def has_fit(self, wait_s: float) -> bool:
+        return True
+
+    def end_fit(self) -> Any:
         return self
 
 
@@ -32,8 +37,8 @@ def test_ranks_that_want_or_have_other_numbers_agree_on_the_least(tmp_path: Path
     """What a survivor goes on with and what a new process wants; a keeper's memory that stays, and another's that is new."""
     copier = Copier(tmp_path)
     copier.buffers = 3  # type: ignore[attr-defined]  # it is there already
-    monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine, (*mine[:-1], 2)])
-    assert fitting.fitted(copier, PARTS, 3) == (copier, 2)  # type: ignore[arg-type,comparison-overlap]  # stands for one
+    monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine, (*mine[:-1], 2) if isinstance(mine, tuple) else mine])
+    assert fitting.Fitting(copier, PARTS, 3).finish() == (copier, 2)  # type: ignore[arg-type,comparison-overlap]  # stands for one
     assert copier.asked == [2]
 
 
@@ -48,5 +53,5 @@ def test_it_asks_at_once_for_what_all_ranks_of_the_node_have_room_for(
     copier.buffers = wanted  # type: ignore[attr-defined]  # as of the memory that it gets
     monkeypatch.setattr(fitting, "free_bytes", lambda: free)
     monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine] * ranks)
-    assert fitting.fitted(copier, PARTS, 3)[1] == wanted  # type: ignore[arg-type]  # stands for one
+    assert fitting.Fitting(copier, PARTS, 3).finish()[1] == wanted  # type: ignore[arg-type]  # stands for one
     assert copier.asked == [wanted]

@@ -31,7 +31,8 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copier]:
     monkeypatch.setattr(exchange, "told_by_all", lambda mine: [mine])
     monkeypatch.setattr(exchange, "address_towards", lambda host: OUTSIDE)
     copier = Copier(place_at(tmp_path / "left"), torch.device("cpu"))
-    copier.fit(PARTS, 2)
+    copier.begin_fit(PARTS, 2)
+    copier.end_fit()
     yield copier
     copier.close()
     end_keepers(tmp_path / "gone")

@@ -2,7 +2,10 @@
 loss is bit for bit that of a run that nothing disturbed."""
 
 import asyncio
+import fcntl
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from phalanx.job.data.prepare import prepare
 from tests.job.checkpoint.gang_launch import end_gang, start_gang
+from tests.job.checkpoint.keeper_places import eventually
 from tests.job.train.recovery_gang import TIMES, TRAINER, ShimGang, start
 
 STEPS, EVERY = 40, 15
@@ -97,6 +101,30 @@ def test_without_a_spare_the_survivor_goes_on_alone_with_the_same_samples_and_th
     assert gang.losses(1) == whole.losses(), "two microbatches are added up alike, wherever they were computed"
     assert digest(gang) == digest(whole)
     assert not gang.records(1, "resumed") + gang.records(0, "resumed"), "its state came from memory"
+
+
+def test_a_survivor_makes_steps_while_its_memory_is_still_being_taken(tmp_path: Path, data: Path) -> None:
+    """Tens of gigabytes last as long as this test has the keepers wait for their turn."""
+    steps = 400
+    env = environment(tmp_path, data, steps=steps)
+    gang = start(tmp_path / "a", env, spares=0, times=replace(TIMES, grow_ms=0), sizes=(1,))
+
+    def made() -> int:
+        return max(gang.losses(1), default=0)
+
+    eventually(lambda: made() >= 10, 90)
+    turn = os.open(tmp_path / "a" / "keepers", os.O_RDONLY)
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    os.kill(gang.pids()[0], signal.SIGKILL)
+    eventually(lambda: gang.records(1, "recovered"), 60)
+    reached = made()
+    eventually(lambda: made() >= reached + 20, 60)
+    assert not gang.records(0, "recovered"), "nobody comes out of a generation whose newest step is kept nowhere"
+    os.close(turn)
+    assert gang.end() == [0, 0], gang.log()
+    shrunk, grown = gang.records(1, "recovered") + gang.records(0, "recovered")
+    assert shrunk["steps_lost"] <= 1 and (grown["planned"], grown["steps_lost"]) == (True, 0)
+    assert gang.losses(1) == plain(tmp_path / "whole", data, steps).losses()
 
 
 def test_of_three_that_live_two_go_on_and_one_waits_in_its_place_until_the_end(tmp_path: Path, data: Path) -> None:

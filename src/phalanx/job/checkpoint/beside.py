@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 _log: Final = logging.getLogger(__name__)
+T = TypeVar("T")
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(to, from), both flat bytes of one length."""
 AT_ONCE: Final = 32
@@ -43,6 +44,10 @@ class Beside:
         ready.record(torch.cuda.current_stream(self._device))
         self._under_way = self._thread.submit(self._enqueue, self._stream, ready, copies, first, then)
 
+    def run(self, work: Callable[[], T]) -> "Future[T]":
+        """Something else in the thread, for which `finish` does not wait; nothing is copied meanwhile."""
+        return self._thread.submit(self._with_device, work)
+
     def before_change(self) -> float:
         """Called before the state is changed; seconds that the calling thread waited. Raises what `then` raised."""
         return self.finish()
@@ -58,6 +63,11 @@ class Beside:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+
+    def _with_device(self, work: Callable[[], T]) -> T:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        return work()
 
     def _enqueue(
         self,

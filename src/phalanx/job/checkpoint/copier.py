@@ -4,9 +4,14 @@ Whoever changes the state waits for the copy first. Lives as long as its process
 of a gang to the next.
 """
 
+import contextlib
 import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from typing import Final
 
 import torch
@@ -42,6 +47,7 @@ class Copier:
         self._locks = PageLocks(device)
         self._locked: set[int] = set()  # segments
         self._beside = Beside(device)
+        self._coming: Future[Memory] | None = None
         self._riding: Persist | None = None
         self._told: deque[News] = deque()
         self.replicated = -1  # newest step of which another keeper has a replica that counts; set by whoever sends them
@@ -49,28 +55,57 @@ class Copier:
         self._num_sealed = 0  # in this memory
 
     def find(self) -> Memory | None:
-        """The place's snapshots of whatever parts, its own or those of a former life; None when there are none."""
-        if self.memory is None:
+        """The place's snapshots of whatever parts, its own or those of a former life; None when there are none, and while memory
+        is being taken."""
+        if self.memory is None and self._coming is None:
             try:
                 self._use(Memory.attach(self.place, idle_s=self._idle_s, populate=False))
             except NotFound:
                 return None
         return self.memory
 
-    def fit(self, parts: Sequence[Part], buffers: int) -> Memory:
-        """Has memory for so many snapshots of these parts; those that are there are kept when they are of the same parts.
+    def begin_fit(self, parts: Sequence[Part], buffers: int) -> None:
+        """Takes memory for so many snapshots of these parts, in the copying thread; what is there is kept when it is of the same
+        parts. Until `end_fit` there is none.
 
-        Memory that is made is page-locked now; what a former life of this place has sealed only when it is used, beside the next
-        steps, since a gang that recovers waits for this rank. Raises SetupError when there is too little, and as Memory.attach.
+        Memory that is made is page-locked then; what a former life of this place has sealed only when it is used, beside the next
+        steps, since a gang that recovers waits for this rank.
         """
-        memory = self.memory
-        if memory is None or list(memory.layout.parts) != list(parts):
-            self.leave()
-            memory = Memory.attach(self.place, parts, buffers, self._idle_s, populate=self._device.type == "cpu")
-            self._use(memory)
-            if not memory.sealed():
-                for index in range(memory.buffers):
-                    self._lock(index)
+        self.rest()
+        former = self.memory
+        if former is not None and list(former.layout.parts) == list(parts):
+            return
+        self.memory, self._targets = None, []
+        self._coming = self._beside.run(lambda: self._made(former, parts, buffers))
+
+    def has_fit(self, wait_s: float = 0.0) -> bool:
+        """Whether `end_fit` would wait for nothing, after at most so long."""
+        return self._coming is None or not wait_for([self._coming], min(wait_s, threading.TIMEOUT_MAX)).not_done
+
+    def end_fit(self) -> Memory:
+        """Raises SetupError when there is too little, and as Memory.attach."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            self._use(coming.result())
+        assert self.memory is not None
+        return self.memory
+
+    def rest(self) -> None:
+        """Until nothing is done beside training. What of memory could not be taken there is none."""
+        if self._coming is not None:
+            with contextlib.suppress(PhalanxError):
+                self.end_fit()
+        self.wait()
+
+    def _made(self, former: Memory | None, parts: Sequence[Part], buffers: int) -> Memory:
+        """In the copying thread."""
+        self._unlock()
+        if former is not None:
+            former.leave()
+        memory = Memory.attach(self.place, parts, buffers, self._idle_s, populate=self._device.type == "cpu")
+        if not memory.sealed():
+            for index in range(memory.buffers):
+                self._lock(memory, index)
         return memory
 
     def stored(self, step: int) -> dict[str, torch.Tensor]:
@@ -78,10 +113,12 @@ class Copier:
         memory = self.find()
         if memory is None:
             raise NotFound("snapshot", step, "this place holds none")
-        index = memory.index_of(step)
-        self._lock(index)
         keys = [part.key for part in memory.layout.parts if part.num_bytes]
-        return dict(zip(keys, self._targets[index], strict=True))
+        return dict(zip(keys, self._targets[memory.index_of(step)], strict=True))
+
+    def is_locked(self, step: int) -> bool:
+        """Whether a GPU reads what is stored of `step` by itself."""
+        return self.memory is not None and self.memory.index_of(step) in self._locked
 
     def give_back(self) -> None:
         """The memory, to everybody: the keeper holds none any more."""
@@ -107,7 +144,7 @@ class Copier:
         self._riding = None
         sources = [tensor.contiguous().reshape(-1).view(torch.uint8) for part, tensor in held if part.num_bytes]
         copies = list(zip(self._targets[draft.segment], sources, strict=True))
-        first = None if draft.segment in self._locked else lambda: self._lock(draft.segment)
+        first = None if draft.segment in self._locked else lambda: self._lock(memory, draft.segment)
         self._beside.start(copies, lambda: self._sealed(memory, draft, note, riding), first)
         return True
 
@@ -121,6 +158,8 @@ class Copier:
 
     def hear(self, wait_s: float = 0.0) -> None:
         """What the keeper says, for whoever asks for `news`; waits for the first of it."""
+        if self.memory is None:
+            time.sleep(wait_s)
         for one in self.memory.news(wait_s) if self.memory is not None else []:
             match one:
                 case Replicated(step=step):
@@ -166,20 +205,23 @@ class Copier:
             self.memory = None
 
     def _let_go(self) -> None:
-        self.wait()
+        self.rest()
+        self._unlock()
+        self._targets = []
+
+    def _unlock(self) -> None:
         self._locks.release()
         self._locked.clear()
-        self._targets = []
 
     def _use(self, memory: Memory) -> None:
         self.memory, self._num_sealed = memory, 0
         self._targets = [[torch.frombuffer(one, dtype=torch.uint8) for one in views] for views in memory.views()]
 
-    def _lock(self, index: int) -> None:
-        """Also from the copying thread, when nobody else looks."""
-        if index not in self._locked and self.memory is not None:
+    def _lock(self, memory: Memory, index: int) -> None:
+        """In the copying thread."""
+        if index not in self._locked:
             self._locked.add(index)
-            whole = self.memory.whole_segments()[index]
+            whole = memory.whole_segments()[index]
             if self._device.type != "cpu":
                 map_now(whole)
             self._locks.lock(torch.frombuffer(whole, dtype=torch.uint8))

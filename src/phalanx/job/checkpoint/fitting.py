@@ -1,6 +1,7 @@
 """Memory for every rank's snapshots, or for none's: as many as the rank with the least has room for."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -17,30 +18,57 @@ from phalanx.job.checkpoint.together import told_by_all
 _log: Final = logging.getLogger(__name__)
 
 
-def fitted(copier: Copier, parts: Sequence[Part], most: int) -> tuple[Memory, int]:
-    """This rank's memory for `most` snapshots, or for as many fewer as there is room for everywhere; and how many the rank with the
-    fewest has, which all agree on: memory that was there already may be for more. A collective of all ranks.
+class Fitting:
+    """This rank's memory for `most` snapshots, or for as many fewer as there is room for everywhere, while it is being taken. A
+    collective of all ranks, as is every method."""
 
-    Raises SetupError, on every rank, where there is none for BUFFERS_MIN.
-    """
-    for buffers in range(_likely(copier, parts, most), BUFFERS_MIN - 1, -1):
+    def __init__(self, copier: Copier, parts: Sequence[Part], most: int) -> None:
+        self._copier = copier
+        self._parts = parts
+        self._most = most
+        self._buffers = _likely(copier, parts, most)
+        copier.begin_fit(parts, self._buffers)
+
+    def finish(self) -> tuple[Memory, int]:
+        """See `ready`; waits for it."""
+        while True:
+            if (found := self.ready(math.inf)) is not None:
+                return found
+
+    def ready(self, wait_s: float = 0.0) -> tuple[Memory, int] | None:
+        """The memory, and how many snapshots the rank with the fewest has room for, which all agree on: memory that was there
+        already may be for more. None while some rank's is still being taken, for which it waits so long.
+
+        Raises SetupError, on every rank, where there is none for BUFFERS_MIN.
+        """
+        if not all(told_by_all(self._copier.has_fit(wait_s))):
+            return None
         memory, error = None, None
         try:
-            memory = copier.fit(parts, buffers)
+            memory = self._copier.end_fit()
         except PhalanxError as refused:
             error = refused
         told = told_by_all((error, memory.buffers if memory is not None else 0))
         first = next((refused for refused, _ in told if refused is not None), None)
         if memory is not None and first is None:
-            if buffers < most:
-                _log.warning("host memory for %d snapshots of this rank's state instead of %d; see docs/recovery.md", buffers, most)
+            self._tell()
             return memory, min(there for _, there in told)
-        if buffers == BUFFERS_MIN or not isinstance(first, SetupError):
-            copier.close()
-            raise first or SetupError("snapshots", str(copier.place.folder), "cannot be had")
-        copier.give_back()
+        self._try_fewer(first)
+        return None
+
+    def _try_fewer(self, why: PhalanxError | None) -> None:
+        if self._buffers == BUFFERS_MIN or not isinstance(why, SetupError):
+            self._copier.close()
+            raise why or SetupError("snapshots", str(self._copier.place.folder), "cannot be had")
+        self._copier.give_back()
         told_by_all(None)  # what others of this node had is free again
-    raise ValueError(f"{most} snapshots")
+        self._buffers -= 1
+        self._copier.begin_fit(self._parts, self._buffers)
+
+    def _tell(self) -> None:
+        if self._buffers < self._most:
+            words = "host memory for %d snapshots of this rank's state instead of %d; see docs/recovery.md"
+            _log.warning(words, self._buffers, self._most)
 
 
 def _likely(copier: Copier, parts: Sequence[Part], most: int) -> int:

@@ -26,6 +26,7 @@ from phalanx.job.checkpoint.owners import DTYPES, specs_of
 from phalanx.job.checkpoint.rng import rng_name
 from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.staged import copy_in, flat
 from phalanx.job.checkpoint.whole import TensorSpec
 
 Pieces = Mapping[str, Mapping[tuple[int, ...], tuple[Part, memoryview]]]
@@ -85,15 +86,20 @@ def _fill(pieces: Pieces, state: Mapping[str, torch.Tensor], filled: dict[str, d
     here: dict[str, Any] = {name: state[name] for name in pieces if not name.startswith(RNG)}
     metadata = Metadata(state_dict_metadata={name: _metadata(pieces[name]) for name in here})
     planner.set_up_planner(here, metadata, is_coordinator=True)
+    whole: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for item in planner.finish_plan(planner.create_local_plan()).items:
         part, data = pieces[item.storage_index.fqn][tuple(item.storage_index.offset or ())]
         box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
         target, at = planner.resolve_tensor(item).detach(), tuple(item.dest_offsets)
         if at not in filled[part.name]:
-            if target.numel():
-                target.copy_(_tensor(part, data)[box])
+            source = _tensor(part, data)[box]
+            if target.is_contiguous() and source.is_contiguous():
+                whole.setdefault(target.device, []).append((flat(target), flat(source)))
+            else:
+                target.copy_(source)
             filled[part.name][at] = math.prod(item.lengths)
-        planner.commit_tensor(item, target)
+    for device, copies in whole.items():
+        copy_in(copies, device)
 
 
 def _metadata(pieces: Mapping[tuple[int, ...], tuple[Part, memoryview]]) -> TensorStorageMetadata:

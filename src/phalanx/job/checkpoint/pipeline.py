@@ -17,7 +17,7 @@ import torch.distributed as dist
 from phalanx.core.errors import CheckpointError, SetupError
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
 from phalanx.job.checkpoint.copier import Copier
-from phalanx.job.checkpoint.fitting import fitted
+from phalanx.job.checkpoint.fitting import Fitting
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
@@ -62,8 +62,12 @@ class EveryStep(Protocol):
     @property
     def buffers_needed(self) -> int: ...
 
-    def fit(self, parts: Sequence[Part]) -> Memory:
-        """See `fitted`."""
+    def fit(self, parts: Sequence[Part]) -> None:
+        """Takes memory for snapshots of these parts, or begins to."""
+
+    def has_memory(self) -> bool:
+        """Whether that was taken by now, on every rank. A collective of all ranks. Raises SetupError, on every rank, when one has
+        too little."""
 
     def settle(self) -> float:
         """Waits until the newest snapshot is whole; for how many seconds."""
@@ -110,10 +114,10 @@ class Pipeline:
         self._copier = every_step.copier if every_step is not None else Copier(place, identity.device, idle_s)
         parts = [part for part, _ in self._parts()]
         if every_step is not None:
-            self._memory = every_step.fit(parts)
+            every_step.fit(parts)
         else:
-            self._memory, _ = fitted(self._copier, parts, buffers)
-            self._memory.forget_after(-1)  # of a former life of this place
+            memory, _ = Fitting(self._copier, parts, buffers).finish()
+            memory.forget_after(-1)  # of a former life of this place
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Whether to call `save`: also when an earlier one was put off."""
@@ -133,7 +137,7 @@ class Pipeline:
         self.stalled_s += self._copier.wait()
         self._hear(0.0)
         if must:
-            self._wait_together(lambda: not self._has_room())
+            self._wait_together(lambda: not self._has_room(), self._has_memory)
         elif not self._put_off:
             self._wait_for_room(ROOM_WAIT_S)
         agreed = self._all_have_room()
@@ -172,7 +176,7 @@ class Pipeline:
         Raises CheckpointError once a newer attempt or generation holds the checkpoints.
         """
         self._copier.wait()
-        self._wait_together(lambda: bool(self._memory.saving))
+        self._wait_together(lambda: self._memory is not None and bool(self._memory.saving))
         ended = {outcome.step: outcome for outcome in self._outcomes if not isinstance(outcome, Delayed)}
         return decided_by_rank_zero(lambda: self._last(ended))
 
@@ -201,6 +205,7 @@ class Pipeline:
         if self._every_step is None:
             return None
         own = {part.key for part, _ in (*self._live.parts(), *rng_parts(self._rank, self.identity.device))}
+        assert self._memory is not None
         return tuple(number for number, part in enumerate(self._memory.layout.parts) if part.key in own)
 
     def _begin(self, step: int, extra: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
@@ -222,13 +227,24 @@ class Pipeline:
 
     def _has_room(self) -> bool:
         """Snapshots of every step go on whatever becomes of the one that is written."""
+        if self._memory is None:
+            return False
         return self._memory.has_room() if self._every_step is None else self._memory.can_save(self._every_step.buffers_needed)
 
-    def _wait_together(self, is_missing: Callable[[], bool]) -> None:
+    @property
+    def _memory(self) -> Memory | None:
+        """None while it is being taken."""
+        return self._copier.memory
+
+    def _has_memory(self) -> bool:
+        return self._every_step is None or self._every_step.has_memory()
+
+    def _wait_together(self, is_missing: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> None:
         """Until nothing is missing on any rank, or for as long as a store that is away is tried. A collective of all ranks: one
         that waited in a collective for another would count as one that hangs, and its time there would be over first."""
         until_s = self._clock_s() + self._patience_s + _MARGIN_S
         while True:
+            progress()
             self._hear(0.0)
             if not self._any(is_missing() and self._clock_s() < until_s):
                 return
@@ -250,7 +266,8 @@ class Pipeline:
     def _repair(self) -> None:
         """A keeper that cannot be started now may be at the next save."""
         try:
-            self._memory.repair()
+            if self._memory is not None:
+                self._memory.repair()
         except SetupError as error:
             self._outcomes.append(Delayed(step=self._newest, reason=reason_of(error)))
 

@@ -132,9 +132,9 @@ class Recipe:
             self._watch.snapshots = Snapshots(snapshot_place(self._session), replicas=self._session.replicas)
         try:
             training, start, state = self._set_up(self._session, rank, place)
+            if state is not None:
+                state.stays_elsewhere()
             with saving(training, self._watch.snapshots) as saves:
-                if state is not None:
-                    state.keep_again(training.model, training.optimizer)
                 self._gang.settled()
                 trained = run(training, start, saves)
             self._watch.tell_fault(training)

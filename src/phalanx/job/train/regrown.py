@@ -48,12 +48,10 @@ class State:
             _log.warning("the state after step %d cannot be had from memory: %s", self.step, error)
         return not any(told_by_all(error))  # and nobody takes its memory anew while another still reads there
 
-    def keep_again(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """In this gang's own places, before anything can happen to it. A collective of all ranks; nothing where it is there."""
+    def stays_elsewhere(self) -> None:
+        """Where it lies in other places than this gang's own it stays there, and nobody need wait for memory before training."""
         if self.other:
-            self._snapshots.take(model, optimizer, self._rank, self.step, self.note)
-            self._snapshots.settle()
-            told_by_all(None)
+            self._snapshots.fits_beside()
 
     def _cut_anew(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         rank, snapshots = self._rank, self._snapshots

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from phalanx.core.errors import CheckpointError, NotFound
 from phalanx.job.checkpoint.copier import Copier, Held
-from phalanx.job.checkpoint.fitting import fitted
+from phalanx.job.checkpoint.fitting import Fitting
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.memory import Memory
@@ -28,6 +28,7 @@ from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE, Kept, read
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
 from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.shard_file import Part
+from phalanx.job.checkpoint.staged import copy_in, flat
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.train.device import Rank, synchronise
 from phalanx.job.train.exchange import Exchange
@@ -37,6 +38,8 @@ Note = Mapping[str, str | int | float | bool]
 """What else belongs to a state: numbers of the run, such as where it stands in its data."""
 BUFFERS: Final = 3
 """The newest whole one, one that is being copied, and one that is being written to durable storage."""
+FIRST_WAIT_S: Final = 0.5
+"""For memory that is taken beside training, after the first step: so long small states last, of which every step is kept then."""
 REPLICA_BUFFERS: Final = 5
 """Besides one that is on its way to another place, and the last one of which every rank has a replica there."""
 
@@ -52,6 +55,9 @@ class Snapshots:
         self._exchange = Exchange(place, replicas)
         self._buffers = buffers or (REPLICA_BUFFERS if replicas else BUFFERS)
         self._is_fitted = False
+        self._fits_beside = False
+        self._fitting: Fitting | None = None
+        self._waits = True
         self._is_told = False
         self._restored: int | None = None
         self._idle_s = idle_s
@@ -72,22 +78,39 @@ class Snapshots:
         """As `EveryStep`."""
         return 2 if self._buffers > 2 else 1
 
-    def fit(self, parts: Sequence[Part]) -> Memory:
-        """Takes memory for snapshots of these parts, see `fitted`. A collective of all ranks, first in each generation."""
-        memory, self._buffers = fitted(self.copier, parts, self._buffers)
-        self._is_fitted = True
-        self._exchange.meet(self.copier, self._restored)
-        return memory
+    def fit(self, parts: Sequence[Part]) -> None:
+        """Takes memory for snapshots of these parts, see `Fitting`; beside training where `fits_beside` was called. A collective of
+        all ranks, first in each generation."""
+        if not self._fits_beside:
+            self._is_fitted = True
+            self._have(Fitting(self.copier, parts, self._buffers).finish())
+
+    def fits_beside(self) -> None:
+        """What this generation goes on from stays in memory that others hold, so that nobody needs to wait for its own: it is taken
+        once a step was made, which a driver that locks pages would hold up, and until it is there no step is kept."""
+        self._fits_beside = True
+
+    def has_memory(self, wait_s: float = 0.0) -> bool:
+        """Whether that was taken by now, on every rank. A collective of all ranks. Raises SetupError, on every rank, when one has
+        too little."""
+        if self._fitting is not None:
+            self._have(self._fitting.ready(wait_s))
+        return self._is_fitted and self._fitting is None
+
+    def _have(self, fitted: tuple[Memory, int] | None) -> None:
+        if fitted is not None:
+            self._fitting, self._buffers = None, fitted[1]
+            self._exchange.meet(self.copier, self._restored)
 
     def recall(self) -> int | None:
         """Finds the newest step whose state the whole gang has in memory, wherever that is, and sees to it that this place has its
         part: its own, or a replica that is fetched. None when there is no such step. A collective of all ranks, after a fault."""
-        self.copier.wait()
+        self.copier.rest()
         return self._exchange.recall(self.copier, self._buffers)
 
     def gathered(self) -> list[Kept]:
         """All that any keeper of the gang holds, of gangs of other sizes too. A collective of all ranks, after a fault."""
-        self.copier.wait()
+        self.copier.rest()
         return self._exchange.gathered(self.copier)
 
     def read(self, one: Kept) -> Sealed:
@@ -122,7 +145,11 @@ class Snapshots:
         held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
         self.copier.wait()
         if not self._is_fitted:
-            self.fit([part for part, _ in held])
+            self._is_fitted = True
+            self._fitting = Fitting(self.copier, [part for part, _ in held], self._buffers)
+        if not self.has_memory(FIRST_WAIT_S if self._waits else 0.0):
+            self._waits = False
+            return False
         self._settled = False
         if self._buffers == 2 and not self._all_have_room():
             if not self._is_told:
@@ -157,7 +184,7 @@ class Snapshots:
         missing = {part.key for part, _ in (*wanted, *generators)} ^ set(held)
         if memory is None or missing:
             raise CheckpointError(f"snapshot of step {step}", sorted(missing)[:3], "is of another model; restart the job")
-        _fill([*wanted, *generators], held)
+        _fill([*wanted, *generators], held, is_locked=self.copier.is_locked(step))
         synchronise(rank.device)
         if not is_in_place(state, model, optimizer):
             set_training_state(model, optimizer, state)
@@ -179,6 +206,7 @@ class Snapshots:
         if self._hook is not None:
             self._hook.remove()
         self._live, self._hook, self._settled, self._is_fitted, self._restored = None, None, True, False, None
+        self._fitting, self._fits_beside, self._waits = None, False, True  # what is being taken the next generation ends
 
     def close(self) -> None:
         """The rank needs no successor any more: its memory is let go of."""
@@ -209,7 +237,13 @@ class Snapshots:
 
 
 @torch.no_grad()
-def _fill(wanted: Held, held: Mapping[str, torch.Tensor]) -> None:
+def _fill(wanted: Held, held: Mapping[str, torch.Tensor], is_locked: bool) -> None:
     """Straight from where the snapshot lies: what is page-locked a GPU reads by itself."""
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     for part, tensor in wanted:
-        tensor.copy_(held[part.key].view(tensor.dtype).view(tensor.shape), non_blocking=True)
+        if is_locked or tensor.device.type == "cpu" or not tensor.is_contiguous():
+            tensor.copy_(held[part.key].view(tensor.dtype).view(tensor.shape), non_blocking=True)
+        else:
+            staged.append((flat(tensor), held[part.key]))
+    if staged:
+        copy_in(staged, staged[0][0].device)
