@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.core.errors import SetupError
 from phalanx.job.checkpoint import fitting
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.segment import layout_of
@@ -22,6 +23,7 @@ class Copier:
     def __init__(self, folder: Path) -> None:
         self.place = Place(folder=folder, slot=0)
         self.asked: list[int] = []
+        self.given_back = 0
 
     def begin_fit(self, parts: object, buffers: int) -> None:
         self.asked.append(buffers)
@@ -32,6 +34,9 @@ class Copier:
     def end_fit(self) -> Any:
         return self
 
+    def give_back(self) -> None:
+        self.given_back += 1
+
 
 def test_ranks_that_want_or_have_other_numbers_agree_on_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a survivor goes on with and what a new process wants; a keeper's memory that stays, and another's that is new."""
@@ -40,6 +45,29 @@ def test_ranks_that_want_or_have_other_numbers_agree_on_the_least(tmp_path: Path
     monkeypatch.setattr(fitting, "told_by_all", lambda mine: [mine, (*mine[:-1], 2) if isinstance(mine, tuple) else mine])
     assert fitting.Fitting(copier, PARTS, 3).finish() == (copier, 2)  # type: ignore[arg-type,comparison-overlap]  # stands for one
     assert copier.asked == [2]
+
+
+def test_nobody_has_memory_before_all_have_and_all_try_with_fewer_when_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier, others = Copier(tmp_path), {"are ready": False, "refused": True}
+
+    def told(mine: object) -> list[object]:
+        if isinstance(mine, bool):
+            return [mine, others["are ready"]]
+        if others["refused"] and isinstance(mine, tuple) and len(mine) == 2:
+            return [mine, (SetupError("checkpoint memory", "3", "give it more"), 0)]
+        return [mine, mine]
+
+    monkeypatch.setattr(fitting, "told_by_all", told)
+    copier.buffers = 3  # type: ignore[attr-defined]  # as of the memory that it gets
+    taken = fitting.Fitting(copier, PARTS, 3)  # type: ignore[arg-type]  # stands for one
+    assert taken.ready() is None
+    others["are ready"] = True
+    assert taken.ready() is None, "another was refused"
+    assert (copier.asked, copier.given_back) == ([3, 2], 1)
+    others["refused"] = False
+    assert taken.ready() == (copier, 3)  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize(

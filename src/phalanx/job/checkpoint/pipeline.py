@@ -66,8 +66,8 @@ class EveryStep(Protocol):
         """Takes memory for snapshots of these parts, or begins to."""
 
     def has_memory(self) -> bool:
-        """Whether that was taken by now, on every rank. A collective of all ranks. Raises SetupError, on every rank, when one has
-        too little."""
+        """Whether that was taken by now, on every rank. A collective of all ranks. Raises StoreUnavailable, on every rank, when one
+        has too little."""
 
     def settle(self) -> float:
         """Waits until the newest snapshot is whole; for how many seconds."""

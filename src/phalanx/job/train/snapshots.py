@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from phalanx.core.errors import CheckpointError, NotFound
+from phalanx.core.errors import CheckpointError, NotFound, SetupError, StoreUnavailable
 from phalanx.job.checkpoint.copier import Copier, Held
 from phalanx.job.checkpoint.fitting import Fitting
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
@@ -83,7 +83,7 @@ class Snapshots:
         all ranks, first in each generation."""
         if not self._fits_beside:
             self._is_fitted = True
-            self._have(Fitting(self.copier, parts, self._buffers).finish())
+            self._have(self._begun(parts).finish())
 
     def fits_beside(self) -> None:
         """What this generation goes on from stays in memory that others hold, so that nobody needs to wait for its own: it is taken
@@ -91,11 +91,19 @@ class Snapshots:
         self._fits_beside = True
 
     def has_memory(self, wait_s: float = 0.0) -> bool:
-        """Whether that was taken by now, on every rank. A collective of all ranks. Raises SetupError, on every rank, when one has
-        too little."""
-        if self._fitting is not None:
-            self._have(self._fitting.ready(wait_s))
+        """Whether that was taken by now, on every rank. A collective of all ranks.
+
+        Raises StoreUnavailable, on every rank, when one has too little: with all its ranks the job had room, and may have it again.
+        """
+        try:
+            if self._fitting is not None:
+                self._have(self._fitting.ready(wait_s))
+        except SetupError as error:
+            raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {dist.get_world_size()} ranks") from error
         return self._is_fitted and self._fitting is None
+
+    def _begun(self, parts: Sequence[Part]) -> Fitting:
+        return Fitting(self.copier, parts, self._buffers)
 
     def _have(self, fitted: tuple[Memory, int] | None) -> None:
         if fitted is not None:
@@ -140,13 +148,14 @@ class Snapshots:
         """Begins to copy the state after `step`, at least 1. A collective of all ranks. False when there was no room for it: then
         the one before it stays.
 
-        Raises SetupError, on every rank, when one has too little memory.
+        Raises SetupError, on every rank, when one has too little memory; see `has_memory` too.
         """
         held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
         self.copier.wait()
-        if not self._is_fitted:
-            self._is_fitted = True
-            self._fitting = Fitting(self.copier, [part for part, _ in held], self._buffers)
+        if not self._is_fitted and self._fits_beside:
+            self._is_fitted, self._fitting = True, self._begun([part for part, _ in held])
+        elif not self._is_fitted:
+            self.fit([part for part, _ in held])
         if not self.has_memory(FIRST_WAIT_S if self._waits else 0.0):
             self._waits = False
             return False
