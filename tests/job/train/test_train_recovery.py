@@ -103,6 +103,15 @@ def test_without_a_spare_the_survivor_goes_on_alone_with_the_same_samples_and_th
     assert not gang.records(1, "resumed") + gang.records(0, "resumed"), "its state came from memory"
 
 
+def test_who_is_left_alone_with_the_last_step_saves_the_model(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:
+    env = environment(tmp_path, data, f"sigkill rank=0 step={STEPS - 1}")
+    gang = start(tmp_path / "a", env, spares=0, sizes=(1,))
+    assert gang.end() == [0, 0], gang.log()
+    assert [one["absent"] for one in gang.records(1, "recovered")] == [[0]]
+    assert gang.losses(1) == undisturbed.losses(1)
+    assert gang.records(1, "model")[0]["weights_digest"] == digest(undisturbed)
+
+
 def test_a_survivor_makes_steps_while_its_memory_is_still_being_taken(tmp_path: Path, data: Path) -> None:
     """Tens of gigabytes last as long as this test has the keepers wait for their turn."""
     steps = 400

@@ -57,6 +57,7 @@ class Snapshots:
         self._is_fitted = False
         self._fits_beside = False
         self._fitting: Fitting | None = None
+        self._parts: Sequence[Part] = ()
         self._waits = True
         self._is_told = False
         self._restored: int | None = None
@@ -81,9 +82,9 @@ class Snapshots:
     def fit(self, parts: Sequence[Part]) -> None:
         """Takes memory for snapshots of these parts, see `Fitting`; beside training where `fits_beside` was called. A collective of
         all ranks, first in each generation."""
+        self._parts = parts
         if not self._fits_beside:
-            self._is_fitted = True
-            self._have(self._begun(parts).finish())
+            self._have(self._begun().finish())
 
     def fits_beside(self) -> None:
         """What this generation goes on from stays in memory that others hold, so that nobody needs to wait for its own: it is taken
@@ -95,19 +96,21 @@ class Snapshots:
 
         Raises StoreUnavailable, on every rank, when one has too little: with all its ranks the job had room, and may have it again.
         """
-        try:
-            if self._fitting is not None:
-                self._have(self._fitting.ready(wait_s))
-        except SetupError as error:
-            raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {dist.get_world_size()} ranks") from error
-        return self._is_fitted and self._fitting is None
+        if not self._is_fitted:
+            fitting = self._fitting if self._fitting is not None else self._begun()
+            try:
+                self._have(fitting.ready(wait_s))
+            except SetupError as error:
+                raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {dist.get_world_size()} ranks") from error
+        return self._is_fitted
 
-    def _begun(self, parts: Sequence[Part]) -> Fitting:
-        return Fitting(self.copier, parts, self._buffers)
+    def _begun(self) -> Fitting:
+        self._fitting = Fitting(self.copier, self._parts, self._buffers)
+        return self._fitting
 
     def _have(self, fitted: tuple[Memory, int] | None) -> None:
         if fitted is not None:
-            self._fitting, self._buffers = None, fitted[1]
+            self._is_fitted, self._fitting, self._buffers = True, None, fitted[1]
             self._exchange.meet(self.copier, self._restored)
 
     def recall(self) -> int | None:
@@ -152,9 +155,7 @@ class Snapshots:
         """
         held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
         self.copier.wait()
-        if not self._is_fitted and self._fits_beside:
-            self._is_fitted, self._fitting = True, self._begun([part for part, _ in held])
-        elif not self._is_fitted:
+        if not self._is_fitted and not self._fits_beside:
             self.fit([part for part, _ in held])
         if not self.has_memory(FIRST_WAIT_S if self._waits else 0.0):
             self._waits = False
