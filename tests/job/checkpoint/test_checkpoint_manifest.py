@@ -1,6 +1,7 @@
 """Manifest and indexes alone, with shards of one rank: what they refuse, and what retention removes. Without torch."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from blake3 import blake3
 from phalanx.core import wire
 from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import CheckpointError, StoreUnavailable
-from phalanx.job.checkpoint import commit, manifest, shard_file
+from phalanx.job.checkpoint import commit, disk_folder, manifest, shard_file
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, announce, announce_failure, commit_when_whole
 from phalanx.job.checkpoint.fence import Holder, hold
 from phalanx.job.checkpoint.manifest import MANIFEST, Origin, OtherFormat
@@ -394,6 +395,36 @@ def test_a_fence_that_a_disk_would_not_read_is_not_overwritten(tmp_path: Path, m
         hold(tmp_path, Holder(attempt="lm-1.2"))
     monkeypatch.undo()
     assert '"lm-1.3"' in (tmp_path / FENCE).read_text()
+
+
+def test_who_was_stopped_with_the_fence_s_lock_is_told_of_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(tmp_path, Holder(attempt="lm-1.1"))
+    monkeypatch.setattr(disk_folder, "LOCK_S", 0.2)
+    with (tmp_path / FENCE).open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(StoreUnavailable, match="holds its lock"):
+            hold(tmp_path, Holder(attempt="lm-1.2"))
+    hold(tmp_path, Holder(attempt="lm-1.2"))  # the lock went with who had it
+    assert '"lm-1.2"' in (tmp_path / FENCE).read_text()
+    assert [path.name for path in tmp_path.iterdir()] == [FENCE]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO])
+def test_a_file_system_without_locks_will_do_and_a_broken_one_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    hold(tmp_path, Holder(attempt="lm-1.1"))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    if code == errno.ENOLCK:
+        hold(tmp_path, Holder(attempt="lm-1.2"))
+    else:
+        with pytest.raises(StoreUnavailable, match="Input/output"):
+            hold(tmp_path, Holder(attempt="lm-1.2"))
 
 
 def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from phalanx.core import wire
+from phalanx.core.checkpoints import FENCE
 from phalanx.core.errors import CheckpointError, NotFound, SetupError, StoreUnavailable
 from phalanx.job.checkpoint import manifest, shard_file
 from phalanx.job.checkpoint.commit import Saved, SaveFailed, announce_failure, commit_when_whole, discard
@@ -131,6 +133,36 @@ def test_of_two_that_take_the_right_to_write_at_once_the_newer_has_it(root: Fold
     hold(root, replace(holders[-1], generation=9))  # whoever asks next and is newer gets it
     with pytest.raises(CheckpointError, match="generation 9"):
         hold(root, holders[-1])
+
+
+def test_a_claim_that_was_stopped_half_way_never_sets_the_fence_back(root: Folder) -> None:
+    """As the thread of an older generation, which looked at the fence before the newer took it and writes after that."""
+    first, slow, newest = (Holder(attempt="lm-1.1", generation=number) for number in (1, 2, 3))
+    hold(root, first)
+    has_looked, may_go_on, told = Event(), Event(), list[BaseException]()
+    swap = type(root).swap
+
+    def stopped(folder: Any, name: str, data: bytes, version: str | None) -> bool:
+        if b'"generation":2' in data and not has_looked.is_set():
+            has_looked.set()
+            assert may_go_on.wait(60)
+        return bool(swap(folder, name, data, version))
+
+    def claim() -> None:
+        try:
+            hold(root, slow)
+        except CheckpointError as error:
+            told.append(error)
+
+    with patch.object(type(root), "swap", stopped):
+        thread = Thread(target=claim)
+        thread.start()
+        assert has_looked.wait(60)
+        hold(root, newest)
+        may_go_on.set()
+        thread.join()
+    assert wire.loads(Holder, root.read(FENCE, MIB)) == newest
+    assert len(told) == 1 and "generation 3" in str(told[0])
 
 
 def test_a_rank_that_gave_up_is_named_and_nothing_of_the_save_is_left(root: Folder) -> None:

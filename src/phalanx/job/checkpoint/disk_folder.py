@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from phalanx.core.errors import StoreUnavailable
 from phalanx.job.checkpoint.folder import Refused, Unreadable
 from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_atomic
 
@@ -22,6 +25,12 @@ _READ_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 1024
 """Linux takes no more at once (limits.h)."""
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+_NOT_PLAIN: Final = "not plain"
+"""The version of what is no file at all."""
+LOCK_S: Final = 5.0
+"""A swap holds its lock while it reads a small file and renames another: who has it for longer was stopped there."""
+_LOCK_POLL_S: Final = 0.01
 
 
 class DiskFile:
@@ -132,17 +141,33 @@ class DiskFolder:
         return hashes
 
     def version(self, name: str) -> str | None:
-        return "" if os.path.lexists(self.path / name) else None
+        """The BLAKE3 of what is in it. Raises StoreUnavailable where the disk does not say."""
+        path = self.path / name
+        try:
+            if path.is_file() and not path.is_symlink():
+                return blake3(path.read_bytes()).hexdigest()
+        except FileNotFoundError:  # just now
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"{path} cannot be read ({error.strerror})") from error
+        return _NOT_PLAIN if os.path.lexists(path) else None
 
     def swap(self, name: str, data: bytes, version: str | None) -> bool:
-        """Where nothing is, the kernel lets only one of several make a link."""
-        if version is not None:
+        """Where nothing is, the kernel lets only one of several make a link. Whoever takes the place of a file has that file's
+        lock, which goes with its holder: who was stopped before that finds another version."""
+        if version == _NOT_PLAIN:
             self.write(name, data)
             return True
         with self._beside(name) as (descriptor, beside):
             _write_all(descriptor, memoryview(data), 0)
             os.fsync(descriptor)
-            return _linked(beside, self.path / name)
+            if version is None:
+                return _linked(beside, self.path / name)
+            with _locked(self.path / name) as is_there:
+                if not is_there or self.version(name) != version:
+                    return False
+                os.replace(beside, self.path / name)  # noqa: PTH105 (a plain string)
+                return True
 
     @contextlib.contextmanager
     def _beside(self, name: str) -> Iterator[tuple[int, str]]:
@@ -177,6 +202,53 @@ class DiskFolder:
     def remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the file that was locked has this name still; False where there is none. Raises OSError, and StoreUnavailable where
+    somebody else does not let go of it. A file system without locks is trusted."""
+    try:
+        descriptor = _opened_to_lock(path)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        _lock(descriptor, path)
+        yield _is_named(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _opened_to_lock(path: Path) -> int:
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_RDWR | flags)  # NFS locks for writing only what is open for it
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise StoreUnavailable(f"{path}: somebody who was stopped holds its lock; end that process, or try again") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return
+        time.sleep(_LOCK_POLL_S)
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _linked(beside: str, path: Path) -> bool:

@@ -85,8 +85,8 @@ class Folder(Protocol):
         """Of the file as it is now, for `swap`; None where there is none."""
 
     def swap(self, name: str, data: bytes, version: str | None) -> bool:
-        """As `write`, in place of that version alone, and of none where it is None; False when it is another by now. A disk keeps
-        the promise for None only."""
+        """As `write`, in place of that version alone, and of none where it is None; False when it is another by now. A disk whose
+        file system has no locks looks just before."""
 
     def remove(self, name: str) -> None:
         """Also of a file that is not there."""
