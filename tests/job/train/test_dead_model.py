@@ -86,12 +86,19 @@ def test_a_model_whose_state_could_not_be_had_is_gone_before_there_is_another(
         dead.append(weakref.ref(Circle()))
 
     def set_up(*_: object) -> tuple[None, Start]:
-        assert dead[0]() is None
+        assert len(dead) == 2 and all(model() is None for model in dead)
         return None, Start(step=3, val_loss_first=None, checkpoint="")
 
     monkeypatch.setattr(recipe, "_fault", lambda *_: None)
     monkeypatch.setattr(recipe, "_from_memory", from_memory)
-    monkeypatch.setattr(recover, "newest_state", lambda *_: SimpleNamespace(step=9))
+    states = [SimpleNamespace(at="newest", step=9), SimpleNamespace(at="older", step=8), None]
+    asked: list[object] = []
+
+    def newest_state(_: Snapshots, __: Rank, without: list[object]) -> Any:
+        asked.append(list(without))
+        return states[len(asked) - 1]
+
+    monkeypatch.setattr(recover, "newest_state", newest_state)
     monkeypatch.setattr(recover, "set_up", set_up)
     gc.disable()
     try:
@@ -99,6 +106,7 @@ def test_a_model_whose_state_could_not_be_had_is_gone_before_there_is_another(
     finally:
         gc.enable()
     assert (start.step, state) == (3, None)
+    assert asked == [[], ["newest"], ["newest", "older"]], "an older state in memory goes before a checkpoint"
 
 
 def test_a_gang_that_goes_on_from_memory_does_not_wait_for_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,11 +77,11 @@ def test_where_there_is_no_room_for_as_many_fewer_are_fetched(
     peer = Peer(host=OUTSIDE, port=other.listen(OUTSIDE, SECRET), secret=SECRET, owner=other.place.key)
     fetch, asked = Memory.fetch, []
 
-    def with_room_for_two(place: Any, peer: Any, step: Any, buffers: int, idle_s: float) -> Memory:
+    def with_room_for_two(place: Any, peer: Any, step: Any, buffers: int, idle_s: float, generation: Any) -> Memory:
         asked.append(buffers)
         if buffers > 2:
             raise SetupError(TOO_LITTLE, buffers, "there is room for 2")
-        return fetch(place, peer, step, buffers, idle_s)
+        return fetch(place, peer, step, buffers, idle_s, generation)
 
     monkeypatch.setattr(Memory, "fetch", with_room_for_two)
     copier.bring(peer, 7, 5)

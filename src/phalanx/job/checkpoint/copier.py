@@ -50,7 +50,9 @@ class Copier:
         self._coming: Future[Memory] | None = None
         self._riding: Persist | None = None
         self._told: deque[News] = deque()
-        self.replicated = -1  # newest step of which another keeper has a replica that counts; set by whoever sends them
+        self.replicated: tuple[int, int] | None = None  # (generation, step) that another keeper last had whole
+        self.refused = -1  # the step that one last did not take
+        self.keeps_former = False  # whoever has replicas made drops what is of other parts
         self._complained = False
         self._num_sealed = 0  # in this memory
 
@@ -162,9 +164,10 @@ class Copier:
             time.sleep(wait_s)
         for one in self.memory.news(wait_s) if self.memory is not None else []:
             match one:
-                case Replicated(step=step):
-                    self.replicated, self._complained = step, False
+                case Replicated(step=step, generation=generation):
+                    self.replicated, self._complained = (generation, step), False
                 case NotReplicated(step=step, reason=reason):
+                    self.refused = step
                     if not self._complained:
                         _log.warning("the state after step %d has no replica: %s; newer ones are tried", step, reason)
                     self._complained = True
@@ -176,13 +179,13 @@ class Copier:
         self.hear(wait_s if not self._told else 0.0)
         return [self._told.popleft() for _ in range(len(self._told))]
 
-    def bring(self, peer: Peer, step: int, buffers: int) -> None:
-        """Has the snapshot of `step` fetched from another keeper into memory of this place, for `buffers` or for as many fewer as
-        there is room for. Raises NotFound, SetupError."""
+    def bring(self, peer: Peer, step: int, buffers: int, generation: int | None = None) -> None:
+        """Has the snapshot of `step` and `generation` fetched from another keeper into memory of this place, for `buffers` or for
+        as many fewer as there is room for. Raises NotFound, SetupError."""
         self.leave()
         while True:
             try:
-                self._use(Memory.fetch(self.place, peer, step, buffers, self._idle_s))
+                self._use(Memory.fetch(self.place, peer, step, buffers, self._idle_s, generation))
                 return
             except SetupError as error:
                 if error.field != TOO_LITTLE or buffers <= BUFFERS_MIN:
@@ -231,7 +234,7 @@ class Copier:
         draft.seal(note)
         try:
             self._num_sealed += 1
-            if self._num_sealed == _DROP_AT:
+            if self._num_sealed == _DROP_AT and not self.keeps_former:
                 memory.drop_former()
             if riding is not None:
                 memory.persist(draft.step, riding)

@@ -6,6 +6,7 @@ sealed, and as long as its seal is: `begin` breaks one before anything is overwr
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ from phalanx.job.checkpoint.keeper.messages import (
     Bye,
     Committed,
     Drop,
-    Expect,
     Fetch,
+    Forget,
     GivenUp,
     Holding,
     Make,
@@ -78,8 +79,8 @@ class Memory:
         self._segments = segments
         self._layout = segments[0].layout
         self._idle_s = idle_s
-        self._replicating: dict[int, bool] = {}  # segments that are on their way to another keeper; whether they are kept then
-        self._kept: dict[int, int] = {}  # segments whose replica counts, and which are kept -> their step
+        self._replicating: dict[int, tuple[str, bool]] = {}  # segments on their way to another keeper; whether they are kept then
+        self._kept: set[int] = set()  # segments that the gang may have to go back to
         self._listening: tuple[str, str, int] | None = None
         self._left = False
         self._lock = threading.RLock()
@@ -115,15 +116,23 @@ class Memory:
         return cls(place, link, holding, _mapped(holding, descriptors, populate), idle_s)
 
     @classmethod
-    def fetch(cls, place: Place, peer: Peer, step: int | None = None, buffers: int = BUFFERS, idle_s: float = IDLE_S) -> "Memory":
-        """Has the place's keeper get a replica back: the newest that counts, or that of `step`.
+    def fetch(
+        cls,
+        place: Place,
+        peer: Peer,
+        step: int | None = None,
+        buffers: int = BUFFERS,
+        idle_s: float = IDLE_S,
+        generation: int | None = None,
+    ) -> "Memory":
+        """Has the place's keeper get a replica back: the newest that counts, or that of `step` and `generation`.
 
         Raises NotFound when the peer has none or cannot be reached, and as `attach`.
         """
         link, _, descriptors = reach(place, idle_s)
         _close(descriptors)
         try:
-            holding, descriptors = link.ask(Fetch(peer=peer, step=step, buffers=buffers))
+            holding, descriptors = link.ask(Fetch(peer=peer, step=step, buffers=buffers, generation=generation))
         except Exception:
             link.close()
             raise
@@ -162,10 +171,12 @@ class Memory:
         """Whether a replica is on its way."""
         return bool(self._replicating)
 
-    def keep_only(self, step: int) -> None:
-        """Of the snapshots that are kept since another keeper has a replica of them, those before `step` are free again."""
+    def keep_only(self, version: tuple[int, int] | None) -> None:
+        """Of all snapshots that of (generation, step) is kept until the next call, besides what is on its way to another keeper;
+        the others are free again."""
         with self._lock:
-            self._kept = {index: kept for index, kept in self._kept.items() if kept >= step}
+            seals = [segment.seal() for segment in self._segments]
+            self._kept = {at for at, seal in enumerate(seals) if seal is not None and (seal.generation, seal.step) == version}
 
     def views(self) -> list[list[memoryview]]:
         """Of each segment, where the bytes of each part that has any go, in the order of the parts."""
@@ -227,28 +238,35 @@ class Memory:
         """Where the keeper really listens: it may have done so before it was asked. '' before `listen`."""
         return self._listening[0] if self._listening is not None else ""
 
-    def expect(self, owners: Sequence[str], after: int | None = None) -> None:
-        """See keeper.messages.Expect."""
-        with self._lock, contextlib.suppress(KeeperGone):
-            self._link.say(Expect(owners=tuple(owners), after=after))
+    @property
+    def port(self) -> int:
+        """As `host`; 0 where it does not listen."""
+        return self._listening[2] if self._listening is not None else 0
 
-    def drop_former(self) -> None:
-        """What was sealed of other parts, before these were attached, is not needed any more."""
+    def forget_replicas(self, after: int) -> None:
+        """See keeper.messages.Forget."""
         with self._lock, contextlib.suppress(KeeperGone):
-            self._link.say(Drop())
+            self._link.say(Forget(after=after))
 
-    def replicate(self, step: int, peer: Peer, keeps: bool = False) -> None:
+    def drop_former(self, owners: Sequence[str] | None = None) -> None:
+        """What was sealed of other parts, before these were attached, is not needed any more. owners: see keeper.messages.Drop."""
+        with self._lock, contextlib.suppress(KeeperGone):
+            self._link.say(Drop(owners=tuple(owners) if owners is not None else None))
+
+    def replicate(self, step: int, peer: Peer, keeps: bool = False, besides: tuple[int, int] | None = None) -> None:
         """Has the keeper give the snapshot of `step` to another; it counts once `news` says so. keeps: once it counts it is not
-        overwritten here either, before `keep_only`: a gang goes back to one step, of which each rank has its own.
+        overwritten here either, before `keep_only`: a gang goes back to one step, of which each rank has its own. besides: see
+        keeper.messages.Replicate.
 
         Raises NotFound.
         """
         with self._lock:
             index = self._segments.index(self._find(step)[1])
             self.repair()
-            self._replicating[index] = keeps
+            sending = secrets.token_hex(8)
+            self._replicating[index] = sending, keeps
             with contextlib.suppress(KeeperGone):  # then `repair` forgets it: there will be a newer one
-                self._link.say(Replicate(segment=index, peer=peer))
+                self._link.say(Replicate(segment=index, peer=peer, sending=sending, besides=besides))
 
     def news(self, wait_s: float = 0.0) -> list[News]:
         """What has become of saves since the last time; waits up to `wait_s` for the first of it."""
@@ -257,9 +275,7 @@ class Memory:
                 told = self._link.news(wait_s)
             except KeeperGone:
                 return []  # `repair` begins its saves again
-            for one in told:
-                self._note(one)
-            return told
+            return [one for one in told if self._note(one)]
 
     @property
     def saving(self) -> tuple[Persist, ...]:
@@ -282,7 +298,7 @@ class Memory:
             for save in self._saves.values():
                 self._link.say(save)
             if self._listening is not None:
-                host, secret, port = self._listening
+                (host, secret, port), self._listening = self._listening, None  # where it cannot, nobody shall count on it
                 self._listening = (host, secret, self._link.listen(host, secret, port)[1])
             return True
 
@@ -323,17 +339,25 @@ class Memory:
         with self._lock:
             return {*self._replicating, *self._kept} | {save.segment for save in self._saves.values() if save.segment is not None}
 
-    def _note(self, news: News) -> None:
+    def _note(self, news: News) -> bool:
+        """False for what was sent before, or by the process before this: nobody here waits for it."""
         match news:
+            case Replicated() | NotReplicated():
+                return self._note_replica(news)
             case Written(key=key) if (save := self._saves.get(key.save)) is not None and save.content is not None:
                 self._saves[key.save] = replace(save, segment=None)  # what is left of it is the commit
             case Written(key=key) | Committed(key=key) | GivenUp(key=key):
                 self._saves.pop(key.save, None)
-            case Replicated(segment=index, step=step):
-                if self._replicating.pop(index, False):
-                    self._kept[index] = step
-            case NotReplicated(segment=index):
-                self._replicating.pop(index, None)
+        return True
+
+    def _note_replica(self, news: Replicated | NotReplicated) -> bool:
+        sending, keeps = self._replicating.get(news.segment, ("", False))
+        if sending != news.sending:
+            return False
+        del self._replicating[news.segment]
+        if keeps and isinstance(news, Replicated):
+            self._kept.add(news.segment)
+        return True
 
     def _whole(self) -> list[tuple[Seal, Segment]]:
         return [(seal, segment) for segment in self._segments if (seal := segment.seal()) is not None]

@@ -59,6 +59,10 @@ class Moment:
     world_size: int
 
 
+def moment_of(one: Kept) -> Moment:
+    return Moment(one.generation, one.step, one.world_size)
+
+
 def of_node(place: Place, host: str = "") -> list[Kept]:
     """All that keepers of this place's node hold, those of slots without a process too. host: where other nodes reach this one."""
     found: list[Kept] = []
@@ -90,15 +94,41 @@ def newest(kept: Iterable[Kept], world_size: int | None = None) -> Moment | None
     """The newest state of which every rank's snapshot is there, of a gang of `world_size` where that is given."""
     ranks: dict[Moment, set[int]] = {}
     for one in kept:
-        ranks.setdefault(_moment(one), set()).add(one.rank)
+        ranks.setdefault(moment_of(one), set()).add(one.rank)
     whole = [at for at, those in ranks.items() if those == set(range(at.world_size)) and world_size in (None, at.world_size)]
     return max(whole, default=None)
+
+
+def safest(kept: Sequence[Kept], at: Moment) -> Moment:
+    """Of the states up to `at`, of gangs of that size, of which each place has its own part: one that most ranks have a replica of,
+    of those the newest. What a gang that goes on from `at` would go back to if a place were lost before it has newer replicas."""
+    own: dict[Moment, set[int]] = {at: set(range(at.world_size))}
+    held: dict[Moment, set[int]] = {}
+    for one in kept:
+        (held if one.is_replica else own).setdefault(moment_of(one), set()).add(one.rank)
+    past = [when for when in own if when <= at and when.step <= at.step and when.world_size == at.world_size]
+    whole = [when for when in past if len(own[when]) == at.world_size]
+    return max(whole, key=lambda when: (len(held.get(when, ())), when))
+
+
+def lacking(kept: Sequence[Kept]) -> str:
+    """Why no state is whole, in words."""
+    newest_made = max(map(moment_of, kept), default=None)
+    if newest_made is None:
+        return "no keeper holds any"
+    generation, size = newest_made.generation, newest_made.world_size
+    there = {one.rank for one in kept if (one.generation, one.world_size) == (generation, size)}
+    if lost := sorted(set(range(size)) - there):
+        return (
+            f"nothing of generation {generation} is left of rank {', '.join(map(str, lost))}, neither its own memory nor a replica"
+        )
+    return f"of no step of generation {generation} all {size} ranks have their part"
 
 
 def find(kept: Iterable[Kept], at: Moment, rank: int, near: Place | None = None) -> Kept | None:
     """That rank's part of the state: its place's own memory, else a replica; what is on the node of `near` first. None when nobody
     has it."""
-    fits = [one for one in kept if _moment(one) == at and one.rank == rank]
+    fits = [one for one in kept if moment_of(one) == at and one.rank == rank]
 
     def far(one: Kept) -> tuple[bool, bool, bool]:
         mine = near is not None and one.holder == near.key
@@ -131,7 +161,7 @@ def read(one: Kept, secret: str, attempt: str) -> Sealed:
         return made[0]
 
     try:
-        fetch((one.host, one.port), secret, one.owner, one.step, room)
+        fetch((one.host, one.port), secret, one.owner, one.step, room, one.generation)
     except (OSError, PhalanxError) as error:
         for segment in made:
             os.close(segment.descriptor)
@@ -139,17 +169,19 @@ def read(one: Kept, secret: str, attempt: str) -> Sealed:
     return Sealed(made)
 
 
-def holder_of(rank: int, nodes: Sequence[str]) -> int | None:
+def holder_of(rank: int, nodes: Sequence[str], skip: int = 0) -> int | None:
     """The rank whose keeper holds the replicas of this one: of equal place on the next node, so that they spread evenly; on one
-    node the next rank. None when it is alone. nodes: of each rank."""
+    node the next rank. None when it is alone. nodes: of each rank. skip: how many of those that come into question failed it."""
     if len(nodes) < 2:
         return None
     order = list(dict.fromkeys(nodes))
     if len(order) == 1:
-        return (rank + 1) % len(nodes)
+        return (rank + 1 + skip % (len(nodes) - 1)) % len(nodes)
     ranks_of = {node: [at for at, other in enumerate(nodes) if other == node] for node in order}
-    there = ranks_of[order[(order.index(nodes[rank]) + 1) % len(order)]]
-    return there[ranks_of[nodes[rank]].index(rank) % len(there)]
+    mine, at = order.index(nodes[rank]), ranks_of[nodes[rank]].index(rank)
+    others = [ranks_of[order[(mine + far) % len(order)]] for far in range(1, len(order))]
+    by_place = [there[(at + more) % len(there)] for more in range(len(nodes)) for there in others if more < len(there)]
+    return by_place[skip % len(by_place)]
 
 
 def node_of(place: Place) -> str:
@@ -165,10 +197,6 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostbyname(socket.gethostname())
-
-
-def _moment(one: Kept) -> Moment:
-    return Moment(one.generation, one.step, one.world_size)
 
 
 def _kept(item: Item, place: Place, host: str, port: int) -> Kept | None:

@@ -11,6 +11,7 @@ from typing import Final, cast
 from phalanx.core.errors import CheckpointError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.keeper.place import Place as KeeperPlace
+from phalanx.job.checkpoint.replicas import Moment
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.data.open import TokenData
 from phalanx.job.sdk.gang import Gang, Place
@@ -149,14 +150,25 @@ class Recipe:
         assert snapshots is not None
         snapshots.new_model()
         fault = self._fault(rank, place)
-        state = newest_state(snapshots, rank) if place.generation > 1 else None
-        begun = self._from_memory(session, rank, state) if state is not None else None
-        if begun is None:
-            gc.collect()  # of a model whose state could not be had: there is no room for two
-            begun, state = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch), None
-        training, start = begun
+        begun = self._newest(session, rank, snapshots) if place.generation > 1 else None
+        if begun is not None:
+            training, start, state = begun
+        else:
+            training, start = set_up(session, self._recipe, self._data, rank, time.monotonic, _unix_ms, self._watch)
+            state = None
         self._watch.begins(fault, start.step)
         return training, start, state
+
+    def _newest(self, session: Session, rank: Rank, snapshots: Snapshots) -> tuple[Training, Start, State | None] | None:
+        """From the newest state that can be had from memory; None where there is none. A collective of all ranks."""
+        lost: list[Moment] = []
+        while (state := newest_state(snapshots, rank, lost)) is not None:
+            if (begun := self._from_memory(session, rank, state)) is not None:
+                return *begun, state
+            lost.append(state.at)
+            snapshots.new_model()
+            gc.collect()  # of a model whose state could not be had: there is no room for two
+        return None
 
     def _from_memory(self, session: Session, rank: Rank, state: State) -> tuple[Training, Start] | None:
         """None where memory does not give what it promised."""

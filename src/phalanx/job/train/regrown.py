@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from phalanx.core.errors import NotFound, PhalanxError
 from phalanx.job.checkpoint.from_memory import load
-from phalanx.job.checkpoint.replicas import Kept, find, newest, node_of
+from phalanx.job.checkpoint.replicas import Kept, Moment, find, lacking, moment_of, newest, node_of
 from phalanx.job.checkpoint.rng import set_rng
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.checkpoint.together import told_by_all
@@ -28,11 +28,15 @@ class State:
     """From `newest_state`. note: what else belongs to it. other: by rank of the gang that made it, where its part lies; empty where
     each rank's place has just what it needs."""
 
-    step: int
+    at: Moment
     note: Note
     other: Sequence[Kept]
     _snapshots: Snapshots
     _rank: Rank
+
+    @property
+    def step(self) -> int:
+        return self.at.step
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Puts it into a new model and optimizer; later snapshots are of a history that did not happen. False, on every rank, where
@@ -57,24 +61,30 @@ class State:
         rank, snapshots = self._rank, self._snapshots
         sources = [functools.partial(snapshots.read, one) for one in self.other]
         state = training_state(model, optimizer)
-        generators = load(sources, self.step, self.other[0].generation, state, rank.rank)
+        generators = load(sources, self.step, self.at.generation, state, rank.rank)
         set_training_state(model, optimizer, state)
         own = generators if len(sources) == rank.world_size else {}
         set_rng(own, f"memory {self.step} of {len(sources)}", rank.rank, rank.world_size, rank.device)
         snapshots.forget_after(self.step)
 
 
-def newest_state(snapshots: Snapshots, rank: Rank) -> State | None:
-    """Of all places that the gang ever had; None when none is whole. A collective of all ranks."""
-    kept = snapshots.gathered()
-    at = newest(kept)
-    if at is None:
-        return None
-    if at.world_size == rank.world_size and snapshots.recall() == at.step:
-        return State(at.step, snapshots.note(at.step), (), snapshots, rank)
-    other = [one for one in (find(kept, at, other, snapshots.place) for other in range(at.world_size)) if one is not None]
-    note = _note(snapshots, other)
-    return State(at.step, note, other, snapshots, rank) if note is not None else None
+def newest_state(snapshots: Snapshots, rank: Rank, without: Collection[Moment] = ()) -> State | None:
+    """Of all places that the gang ever had; None when none is whole, and rank 0's log says why. without: those that turned out not
+    to be had. A collective of all ranks."""
+    everything = snapshots.gathered()
+    kept = [one for one in everything if moment_of(one) not in without]
+    while (at := newest(kept)) is not None:
+        where = snapshots.recall(kept, at) if at.world_size == rank.world_size else "elsewhere"
+        if where == "here":
+            return State(at, snapshots.note(at.step), (), snapshots, rank)
+        other = [one for one in (find(kept, at, other, snapshots.place) for other in range(at.world_size)) if one is not None]
+        if where == "elsewhere" and (note := _note(snapshots, other)) is not None:
+            return State(at, note, other, snapshots, rank)
+        kept = [one for one in kept if moment_of(one) != at]
+    if rank.rank == 0 and rank.generation > 1:
+        why = lacking(everything) if not without else "what was whole could not be had"
+        _log.warning("no state of the whole gang is in memory (%s): the newest complete checkpoint counts", why)
+    return None
 
 
 def _note(snapshots: Snapshots, kept: Sequence[Kept]) -> Note | None:

@@ -24,14 +24,14 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.owners import held_parts
-from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE, Kept, read
+from phalanx.job.checkpoint.replicas import RANK, WORLD_SIZE, Kept, Moment, read
 from phalanx.job.checkpoint.rng import rng_parts, set_rng
 from phalanx.job.checkpoint.sealed import Sealed
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.staged import copy_in, flat
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.train.device import Rank, synchronise
-from phalanx.job.train.exchange import Exchange
+from phalanx.job.train.exchange import Exchange, Recalled
 
 _log: Final = logging.getLogger(__name__)
 Note = Mapping[str, str | int | float | bool]
@@ -113,11 +113,11 @@ class Snapshots:
             self._is_fitted, self._fitting, self._buffers = True, None, fitted[1]
             self._exchange.meet(self.copier, self._restored)
 
-    def recall(self) -> int | None:
-        """Finds the newest step whose state the whole gang has in memory, wherever that is, and sees to it that this place has its
-        part: its own, or a replica that is fetched. None when there is no such step. A collective of all ranks, after a fault."""
+    def recall(self, kept: list[Kept], at: Moment) -> Recalled:
+        """Sees to it that each place of a gang of that size has its part of the state `at`, of which `kept` has all: its own, or a
+        replica that is fetched. A collective of all ranks, after a fault."""
         self.copier.rest()
-        return self._exchange.recall(self.copier, self._buffers)
+        return self._exchange.recall(self.copier, kept, at, self._buffers)
 
     def gathered(self) -> list[Kept]:
         """All that any keeper of the gang holds, of gangs of other sizes too. A collective of all ranks, after a fault."""
@@ -166,7 +166,7 @@ class Snapshots:
                 _log.warning("no snapshot of step %d: there is memory for two, and one is being saved", step)
             self._is_told = True
             return False
-        self._exchange.agree(self.copier, step, self.saves_wait)
+        self._exchange.agree(self.copier, step, rank.generation, self.saves_wait)
         whose = {RANK: rank.rank, WORLD_SIZE: rank.world_size}
         return self.copier.take(step, rank.generation, held, json.dumps({**note, **whose}))
 

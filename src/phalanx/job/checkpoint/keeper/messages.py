@@ -34,8 +34,10 @@ class Make:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """What was sealed of other parts, before the last `Make`, is not needed any more."""
+    """What was sealed of other parts, before the last `Make`, is not needed any more. owners: where given, nor are replicas of
+    anybody else, and those of other parts than the newest that counts."""
 
+    owners: tuple[str, ...] | None = None
     kind: Literal["drop"] = "drop"
 
 
@@ -94,30 +96,34 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicate:
-    """Give a sealed segment to another keeper; until `Replicated` or `NotReplicated` nobody may change it."""
+    """Give a sealed segment to another keeper; until `Replicated` or `NotReplicated` nobody may change it. besides: (generation,
+    step) of the older replica that the other keeper must not let go of for it. sending: by which its news is known from those of
+    another time, or of another process in this place."""
 
     segment: int
     peer: Peer
+    sending: str = ""
+    besides: tuple[int, int] | None = None
     kind: Literal["replicate"] = "replicate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expect:
-    """From now on replicas are held for these owners: those of others go once the first newer one of these counts. after: later
-    steps are of a history that did not happen."""
+class Forget:
+    """Replicas of steps after this one are of a history that did not happen."""
 
-    owners: tuple[str, ...]
-    after: int | None = None
-    kind: Literal["expect"] = "expect"
+    after: int
+    kind: Literal["forget"] = "forget"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Get the newest counted replica, or that of `step`, back from another keeper, and hold it in one of `buffers` segments."""
+    """Get the newest counted replica, or that of `step`, back from another keeper, and hold it in one of `buffers` segments.
+    generation: that made it, where it matters."""
 
     peer: Peer
     step: int | None
     buffers: int
+    generation: int | None = None
     kind: Literal["fetch"] = "fetch"
 
 
@@ -235,6 +241,7 @@ class Replicated:
     segment: int
     step: int
     generation: int
+    sending: str = ""
     kind: Literal["replicated"] = "replicated"
 
 
@@ -245,13 +252,14 @@ class NotReplicated:
     segment: int
     step: int
     reason: str
+    sending: str = ""
     kind: Literal["not replicated"] = "not replicated"
 
 
 News = Written | Committed | Troubled | GivenUp | Replicated | NotReplicated
 """What a keeper says of its own accord."""
 
-Request = Hello | Make | Drop | Adopt | Persist | Listen | Expect | Replicate | Fetch | Look | Bye
+Request = Hello | Make | Drop | Adopt | Persist | Listen | Forget | Replicate | Fetch | Look | Bye
 Answer = Holding | Listening | Stock | Refused
 Asked = Annotated[Request, Field(discriminator="kind")]
 Told = Annotated[Answer | News, Field(discriminator="kind")]

@@ -22,8 +22,8 @@ from phalanx.job.checkpoint.keeper.messages import (
     Asked,
     Bye,
     Drop,
-    Expect,
     Fetch,
+    Forget,
     GivenUp,
     Hello,
     Holding,
@@ -178,19 +178,19 @@ class Keeper:
                 self._say_stock(caller)
             case _ if not caller.known:
                 raise ValueError("no Hello")
-            case Listen() | Expect() | Replicate() | Fetch():
+            case Listen() | Forget() | Replicate() | Fetch():
                 self._exchange(caller, asked)
             case _:
                 self._serve(caller, asked)
 
-    def _exchange(self, caller: Caller, asked: Listen | Expect | Replicate | Fetch) -> None:
+    def _exchange(self, caller: Caller, asked: Listen | Forget | Replicate | Fetch) -> None:
         """With other keepers."""
         match asked:
             case Listen():
                 self._listen_for_replicas(caller, asked)
-            case Expect(owners=owners, after=after):
+            case Forget(after=after):
                 if self._held is not None:
-                    self._held.expect(owners, after)
+                    self._held.forget(after)
             case Replicate():
                 self._replicate(caller, asked)
             case Fetch():
@@ -207,8 +207,10 @@ class Keeper:
                 self._show(caller)
             case Persist():
                 self._persist(caller, asked)
-            case Drop():
+            case Drop(owners=owners):
                 self._drop()
+                if owners is not None and self._held is not None:
+                    self._held.drop_others(owners)
             case Bye():
                 self._dismissed = True
                 self._hang_up(caller)
@@ -302,7 +304,8 @@ class Keeper:
         segment = self.segments[asked.segment] if 0 <= asked.segment < len(self.segments) else None
         seal = segment.seal() if segment is not None else None
         if segment is None or seal is None:
-            caller.tell(NotReplicated(segment=asked.segment, step=0, reason="its snapshot is not there"))
+            reason = "its snapshot is not there"
+            caller.tell(NotReplicated(segment=asked.segment, step=0, reason=reason, sending=asked.sending))
             return
         self._sending.append(segment)
         self._sender.submit(self._send, segment, seal, asked)
@@ -310,20 +313,24 @@ class Keeper:
     def _send(self, segment: Segment, seal: Seal, asked: Replicate) -> None:
         peer = asked.peer
         try:
-            send((peer.host, peer.port), peer.secret, peer.owner, segment, seal)
+            send((peer.host, peer.port), peer.secret, peer.owner, segment, seal, asked.besides)
         except (OSError, PhalanxError) as error:
             reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
-            self._post(NotReplicated(segment=asked.segment, step=seal.step, reason=reason))
+            self._post(NotReplicated(segment=asked.segment, step=seal.step, reason=reason, sending=asked.sending))
             return
         finally:
             self._sending.remove(segment)
-        self._post(Replicated(segment=asked.segment, step=seal.step, generation=seal.generation))
+        told = Replicated(segment=asked.segment, step=seal.step, generation=seal.generation, sending=asked.sending)
+        self._post(told)
 
     def _fetch(self, caller: Caller, asked: Fetch) -> None:
-        """Nobody else is served meanwhile: whoever asks has nothing here yet."""
-        peer = asked.peer
+        """Nobody else is served meanwhile: whoever asks has nothing here yet. One that dies is not fetched for any longer: another
+        process is to take its place."""
+        peer, room = asked.peer, functools.partial(self._place_for, asked)
         try:
-            fetch((peer.host, peer.port), peer.secret, peer.owner, asked.step, lambda *what: self._place_for(asked, *what))
+            fetch(
+                (peer.host, peer.port), peer.secret, peer.owner, asked.step, room, asked.generation, caller.channel
+            )  # fmt: skip
         except (OSError, PhalanxError) as error:
             reason = error.sentence() if isinstance(error, PhalanxError) else str(error)
             field = TOO_LITTLE if isinstance(error, SetupError) else "replica"

@@ -1,11 +1,13 @@
 """Replicas of snapshots in another keeper's memory: sent, held, counted once both sides have said so, and given back.
 
-Of each owner two are held, so that the older one is whole while the newer comes. What is counted is what the owner's keeper knows
-to be held here and has said so; a replica that only one side is sure of is none (ADR 20).
+Of each owner two are held, so that the older one is whole while the newer comes: the one that its gang would go back to, which the
+owner names. What is counted is what the owner's keeper knows to be held here and has said so; a replica that only one side is sure
+of is none (ADR 20).
 """
 
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from phalanx.core.errors import NotFound, PhalanxError, StoreUnavailable
+from phalanx.core.errors import NotFound, PhalanxError, SetupError, StoreUnavailable
 from phalanx.job.checkpoint.keeper.channel import Channel, agree
 from phalanx.job.checkpoint.keeper.messages import Item
 from phalanx.job.checkpoint.keeper.place import Place
@@ -22,6 +24,7 @@ from phalanx.job.checkpoint.keeper.segments import make_segments
 from phalanx.job.checkpoint.segment import HEADER_BYTES, Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
+CONNECT_S: Final = 10.0
 TIMEOUT_S: Final = 30.0
 _HELD_OF_EACH: Final = 2
 _CALLERS_MAX: Final = 64
@@ -29,23 +32,25 @@ _CALLERS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The bytes of this snapshot follow. owner: Place.key of the place that it is of."""
+    """The bytes of this snapshot follow. owner: Place.key of the place that it is of. besides: see Replicate."""
 
     owner: str
     step: int
     generation: int
     note: str
     parts: tuple[Part, ...]
+    besides: tuple[int, int] | None = None
     kind: Literal["offer"] = "offer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """Give the newest counted replica of this owner, or its own snapshot where this is the owner's keeper; of `step` where that is
-    not None."""
+    """Give the newest counted replica of this owner, or its own snapshot where this is the owner's keeper; of `step` and
+    `generation` where those are not None."""
 
     owner: str
     step: int | None
+    generation: int | None = None
     kind: Literal["want"] = "want"
 
 
@@ -84,7 +89,6 @@ class Held:
         self._segments: dict[str, list[Segment]] = {}
         self._counted: set[tuple[str, int, int]] = set()  # (owner, step, generation)
         self._in_use: list[Segment] = []  # being filled or given
-        self._expected: tuple[str, ...] | None = None  # others go with the next that counts
         try:
             self._server = socket.create_server((host, port), backlog=16)
         except OSError:
@@ -112,12 +116,17 @@ class Held:
             ]
         return tuple(item_of(owner, seal) for owner, seal in sealed)
 
-    def expect(self, owners: Sequence[str], after: int | None) -> None:
-        """See the message."""
+    def forget(self, after: int) -> None:
+        """Replicas of later steps count no more."""
         with self._lock:
-            self._expected = tuple(owners)
-            if after is not None:
-                self._counted = {one for one in self._counted if one[1] <= after}
+            self._counted = {one for one in self._counted if one[1] <= after}
+
+    def drop_others(self, owners: Sequence[str]) -> None:
+        """Of owners that somebody else holds replicas for by now, and of other parts than an owner's newest has."""
+        with self._lock:
+            for owner, held in list(self._segments.items()):
+                newest = max(held, key=lambda one: self._worth(owner, one.seal())) if owner in owners else None
+                self._drop(owner, [one for one in held if newest is None or one.layout.digest != newest.layout.digest])
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -144,7 +153,7 @@ class Held:
 
     def _take(self, channel: Channel, offer: Offer) -> None:
         try:
-            segment = self._room(offer.owner, layout_of(offer.parts))
+            segment = self._room(offer)
         except PhalanxError as error:
             channel.say(_Answer, Sorry(reason=error.sentence()))
             return
@@ -156,18 +165,18 @@ class Held:
         channel.hear(_Answer)  # the owner's keeper knows
         with self._lock:
             self._counted.add((offer.owner, offer.step, offer.generation))
-            if self._expected is not None and offer.owner in self._expected:
-                self._drop_others(self._expected)
-                self._expected = None
         channel.say(_Answer, Sure())
 
-    def _drop_others(self, owners: Sequence[str]) -> None:
-        """Of owners that somebody else holds replicas for by now."""
-        for owner in [one for one in self._segments if one not in owners]:
-            if not any(segment in self._in_use for segment in self._segments[owner]):
-                for segment in self._segments.pop(owner):
-                    os.close(segment.descriptor)
-                self._counted = {one for one in self._counted if one[0] != owner}
+    def _drop(self, owner: str, segments: Sequence[Segment]) -> None:
+        """What is in use stays."""
+        for segment in segments:
+            if segment not in self._in_use:
+                if (seal := segment.seal()) is not None:
+                    self._counted.discard((owner, seal.step, seal.generation))
+                self._segments[owner].remove(segment)
+                os.close(segment.descriptor)
+        if not self._segments[owner]:
+            del self._segments[owner]
 
     @contextlib.contextmanager
     def _used(self, segment: Segment) -> Iterator[None]:
@@ -178,29 +187,44 @@ class Held:
             with self._lock:
                 self._in_use.remove(segment)
 
-    def _room(self, owner: str, layout: Layout) -> Segment:
+    def _room(self, offer: Offer) -> Segment:
         """Where the next replica of this owner goes, in use from now on: an empty or uncounted one, else the older.
 
         Raises SetupError where there is too little memory, StoreUnavailable when all are in use.
         """
         with self._lock:
-            held = self._segments.get(owner, [])
-            if not held or held[0].layout.digest != layout.digest:
-                made = [Segment(one, layout) for one in make_segments(self._place.folder, layout, _HELD_OF_EACH)]
-                for segment in held:
-                    os.close(segment.descriptor)
-                self._counted = {one for one in self._counted if one[0] != owner}
-                held = self._segments[owner] = made
-            free = [one for one in held if one not in self._in_use]
+            held = self._segments_for(offer.owner, layout_of(offer.parts))
+            free = [one for one in held if one not in self._in_use and not self._is_kept(offer, one.seal())]
             if not free:
-                raise StoreUnavailable(f"the replicas of {owner} are in use")
-            segment = min(free, key=lambda one: self._worth(owner, one.seal()))
+                raise StoreUnavailable(f"the replicas of {offer.owner} are in use")
+            segment = min(free, key=lambda one: self._worth(offer.owner, one.seal()))
             self._in_use.append(segment)
             seal = segment.seal()
             if seal is not None:
-                self._counted.discard((owner, seal.step, seal.generation))
+                self._counted.discard((offer.owner, seal.step, seal.generation))
             segment.break_seal()
             return segment
+
+    def _segments_for(self, owner: str, layout: Layout) -> list[Segment]:
+        """Of these parts. A gang of another size has others: what counts of those stays until `drop_others`, or until there is no
+        room for both."""
+        held = self._segments.setdefault(owner, [])
+        if not (fits := [one for one in held if one.layout.digest == layout.digest]):
+            self._drop(owner, [one for one in held if self._worth(owner, one.seal()) < (0, 0)])
+            try:
+                descriptors = make_segments(self._place.folder, layout, _HELD_OF_EACH)
+            except SetupError:
+                if owner not in self._segments:
+                    raise
+                self._drop(owner, list(held))
+                descriptors = make_segments(self._place.folder, layout, _HELD_OF_EACH)
+            fits = [Segment(one, layout) for one in descriptors]
+            self._segments.setdefault(owner, []).extend(fits)
+        return fits
+
+    def _is_kept(self, offer: Offer, seal: Seal | None) -> bool:
+        """Whether it is the one that must stay."""
+        return seal is not None and (seal.generation, seal.step) == offer.besides
 
     def _worth(self, owner: str, seal: Seal | None) -> tuple[int, int]:
         if seal is None or (owner, seal.step, seal.generation) not in self._counted:
@@ -226,6 +250,7 @@ class Held:
             held = [pair for pair in held if (want.owner, pair[1].step, pair[1].generation) in self._counted]
             if want.owner == self._place.key:
                 held = self._own()
+            held = [pair for pair in held if want.generation in (None, pair[1].generation)]
             fits = [(segment, seal) for segment, seal in held if want.step in (None, seal.step)]
             newest = max(fits, key=lambda pair: (pair[1].generation, pair[1].step), default=None)
             if newest is not None:
@@ -233,14 +258,16 @@ class Held:
             return newest
 
 
-def send(address: tuple[str, int], secret: str, owner: str, segment: Segment, seal: Seal) -> None:
-    """Gives the keeper at `address` a replica, which then counts on both sides.
+def send(
+    address: tuple[str, int], secret: str, owner: str, segment: Segment, seal: Seal, besides: tuple[int, int] | None = None
+) -> None:
+    """Gives the keeper at `address` a replica, which then counts on both sides. besides: see Replicate.
 
     Raises OSError when that keeper is gone, Unauthorized when it is of another gang, NotFound when it has no room, StoreUnavailable
     when the segment was taken meanwhile, as by a successor of its rank, who does not know of this.
     """
     with _called(address, secret) as channel:
-        channel.say(_Opening, _offer(owner, seal, segment.layout))
+        channel.say(_Opening, _offer(owner, seal, segment.layout, besides))
         _heard(channel)
         channel.pour(segment.memory[HEADER_BYTES:])
         _heard(channel)
@@ -250,13 +277,22 @@ def send(address: tuple[str, int], secret: str, owner: str, segment: Segment, se
         _heard(channel)
 
 
-def fetch(address: tuple[str, int], secret: str, owner: str, step: int | None, room: Callable[[Layout, int, int], Segment]) -> Seal:
-    """Gets a replica back. room: given its layout, step and generation, where it goes; sealed here once it is whole.
+def fetch(
+    address: tuple[str, int],
+    secret: str,
+    owner: str,
+    step: int | None,
+    room: Callable[[Layout, int, int], Segment],
+    generation: int | None = None,
+    asker: socket.socket | None = None,
+) -> Seal:
+    """Gets a replica back. room: given its layout, step and generation, where it goes; sealed here once it is whole. asker: once
+    that hangs up nobody waits for it, and it is given up.
 
     Raises NotFound when that keeper has none, OSError and Unauthorized as `send`.
     """
-    with _called(address, secret) as channel:
-        channel.say(_Opening, Want(owner=owner, step=step))
+    with _called(address, secret, asker) as channel:
+        channel.say(_Opening, Want(owner=owner, step=step, generation=generation))
         given = channel.hear(_Given)
         if isinstance(given, Sorry):
             raise NotFound("replica", owner, given.reason)
@@ -270,9 +306,37 @@ def fetch(address: tuple[str, int], secret: str, owner: str, step: int | None, r
 
 
 @contextlib.contextmanager
-def _called(address: tuple[str, int], secret: str) -> Iterator[Channel]:
-    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+def _called(address: tuple[str, int], secret: str, asker: socket.socket | None = None) -> Iterator[Channel]:
+    with socket.create_connection(address, timeout=CONNECT_S) as connection, _given_up(connection, asker):
+        connection.settimeout(TIMEOUT_S)
         yield agree(connection, secret, called=False)
+
+
+@contextlib.contextmanager
+def _given_up(connection: socket.socket, asker: socket.socket | None) -> Iterator[None]:
+    """Shuts the connection down where the asker hangs up."""
+    if asker is None:
+        yield
+        return
+    over, ring = socket.socketpair()
+    poll = select.poll()
+    poll.register(over, select.POLLIN)
+    poll.register(asker, select.POLLRDHUP)
+
+    def watch() -> None:
+        if asker.fileno() in dict(poll.poll()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=watch, name="asker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ring.send(b"!")
+        thread.join()
+        over.close()
+        ring.close()
 
 
 def _heard(channel: Channel) -> None:
@@ -285,5 +349,7 @@ def item_of(owner: str, seal: Seal) -> Item:
     return Item(owner=owner, step=seal.step, generation=seal.generation, note=seal.note)
 
 
-def _offer(owner: str, seal: Seal, layout: Layout) -> Offer:
-    return Offer(owner=owner, step=seal.step, generation=seal.generation, note=seal.note, parts=layout.parts)
+def _offer(owner: str, seal: Seal, layout: Layout, besides: tuple[int, int] | None = None) -> Offer:
+    return Offer(
+        owner=owner, step=seal.step, generation=seal.generation, note=seal.note, parts=layout.parts, besides=besides
+    )  # fmt: skip
