@@ -206,6 +206,19 @@ def test_a_place_that_is_lost_with_its_memory_comes_back_from_a_replica(tmp_path
     assert digest(gang) == digest(undisturbed)
 
 
+def test_a_smaller_gang_without_replicas_yet_goes_back_to_what_the_larger_one_had(tmp_path: Path, data: Path) -> None:
+    """Of each place of the larger one something is left: its own memory, of other parts than it has now, or its replica."""
+    env = environment(tmp_path, data) | {"PHALANX_REPLICAS": "1"}
+    program, times = ("-m", "tests.job.train.twice_bereft_trainer"), replace(TIMES, grow_ms=3_600_000)
+    gang = start(tmp_path / "a", env, program=program, world_size=4, spares=0, sizes=(1, 2), times=times)
+    assert gang.end() == [0, 0, 0, 0], gang.log()
+    first, second = gang.records(0, "recovered")
+    assert (first["absent"], second["absent"]) == ([2, 3], [1, 3])
+    assert second["step"] == first["step"], gang.log()
+    assert not gang.records(0, "resumed"), "nobody read a checkpoint"
+    assert sorted(gang.losses()) == list(range(1, STEPS + 1))
+
+
 def test_without_replicas_the_same_loss_goes_back_to_the_last_checkpoint(tmp_path: Path, data: Path, undisturbed: ShimGang) -> None:
     env = environment(tmp_path, data)
     gang = start(tmp_path / "a", env, program=("-m", "tests.job.train.bereft_trainer"))
