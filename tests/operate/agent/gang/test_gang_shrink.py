@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from phalanx.operate.agent.gang.events import Beat, Dismiss, End, Finished, Go, Here, Leave, NodeBack, Rest, Start, Ticked
+from phalanx.operate.agent.gang.events import Beat, Dismiss, End, Finished, Go, Here, Leave, Rest, Start, Ticked
 from phalanx.operate.agent.gang.state import SHUT_MS, Gathering, Over, Resting, Training
 from tests.operate.agent.gang.test_gang_state import TIMES, World, ending, trained, trains
 
@@ -109,18 +109,17 @@ def test_too_few_for_any_size_wait_for_a_process_as_ever() -> None:
     assert goes(world) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
 
 
-def test_a_lost_node_leaves_its_places_empty_until_it_is_back() -> None:
+def test_a_lost_node_leaves_its_places_empty_for_good() -> None:
     world = trained(4, 1, nodes=(0, 0, 1, 1), sizes=(1, 2))
     world.lose(1)
     world.settle([])
     assert goes(world)[-1] == (0, 1)
     assert trains(world)
-    before = len(starts(world))
-    world.hear(NodeBack(1))
-    assert [action.node for action in world.done if isinstance(action, Start)][before:] == [1, 1]
+    before = len(world.done)
+    world.die(0)
     world.settle([])
-    assert goes(world)[-1] == (0, 1, 2, 3)
-    assert world.state.failures == 0
+    assert len(goes(world)[-1]) == 2, "whoever falls later is replaced where it fell"
+    assert {action.node for action in world.done[before:] if isinstance(action, Start)} == {0}
 
 
 def test_the_lost_node_ends_a_gang_that_has_too_few_places_left() -> None:

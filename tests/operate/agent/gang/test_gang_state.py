@@ -19,7 +19,6 @@ from phalanx.operate.agent.gang.events import (
     Here,
     Kill,
     Leave,
-    NodeBack,
     NodeLost,
     OfMember,
     Rest,
@@ -186,7 +185,7 @@ def ending(world: World) -> str:
 
 
 choices = st.lists(st.integers(0, 9), min_size=1, max_size=30)
-KINDS = ["die", "stop", "spare", "exit", "node", "back"]
+KINDS = ["die", "stop", "spare", "exit", "node"]
 faults = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 6)), max_size=8)
 
 
@@ -200,9 +199,8 @@ def test_every_fault_ends_in_a_new_generation_or_the_end_of_the_gang(
     for kind, which, after in planned:
         for turn in range(after):
             world.one_event(order[turn % len(order)])
-        if kind in ("node", "back"):
-            node = 1 + which % 2
-            world.lose(node) if kind == "node" else world.hear(NodeBack(node))
+        if kind == "node":
+            world.lose(1 + which % 2)
             continue
         pool = [number for number, member in world.state.members.items() if (member.slot is None) == (kind == "spare")]
         if not pool or isinstance(world.state.phase, Over):

@@ -7,7 +7,6 @@ number of events:
                                                     and anything that cannot be mended leads to Over
 """
 
-from collections.abc import Set
 from dataclasses import replace
 
 from phalanx.operate.agent.gang.events import (
@@ -17,7 +16,6 @@ from phalanx.operate.agent.gang.events import (
     Event,
     Finished,
     Here,
-    NodeBack,
     NodeLost,
     OfMember,
     Settled,
@@ -37,8 +35,6 @@ def advance(state: State, event: Event, now_ms: int) -> Moved:
             return in_time(state, now_ms)
         case NodeLost(node, why):
             return _node_lost(state, node, f"node {node} {why}", now_ms)
-        case NodeBack(node):
-            return go_on(_fresh_slots(replace(state, gone=state.gone - {node}), {node}), now_ms)
     return _of_member(state, event, now_ms) if event.member in state.members else (state, ())
 
 
@@ -78,12 +74,6 @@ def _node_lost(state: State, node: int, why: str, now_ms: int) -> Moved:
     if any(member.rank is not None for member in there):
         return reopen(state, why, now_ms, of_node=True)
     return go_on(state, now_ms)
-
-
-def _fresh_slots(state: State, nodes: Set[int]) -> State:
-    """What fell there before is no sign of what will."""
-    slots = tuple(Slot() if state.rules.node_of(number) in nodes else slot for number, slot in enumerate(state.slots))
-    return replace(state, slots=slots)
 
 
 def _came(state: State, number: int, after: int, now_ms: int) -> Moved:

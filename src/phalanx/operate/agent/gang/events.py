@@ -55,19 +55,12 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBack:
-    """On a node that was lost processes can be started again; nothing of the gang lives there."""
-
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed."""
 
 
 OfMember = Here | Settled | Beat | Died | Finished
-Event = OfMember | NodeLost | NodeBack | Ticked
+Event = OfMember | NodeLost | Ticked
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class State:
     """generation: of the last one that was started, 0 before. finished: members that have done all there is to do. failures:
     generations that failed one after another. spares_after_ms: no process is started before, since too many died. best_step: the
     furthest that any member had come when the last generation ended. proven: all ranks of the present one have come further.
-    gone: nodes that were lost, and with them every process there; nothing is started on them until they are back."""
+    gone: nodes that were lost, and with them every process there; the gang has let go of them and starts nothing there again."""
 
     rules: Rules
     phase: Phase
