@@ -114,7 +114,8 @@ class AttemptEnded:
     before `not_before_ms` (Unix time) where that is not 0: attempts that end soon after their start follow later and later.
 
     interrupted: it was stopped with the platform, which counts against no limit. ended_ms: Unix time at which its last rank was
-    gone where that was before this event, as when nobody was there to hear of it; 0 is the event's own time.
+    gone where that was before this event, as when nobody was there to hear of it; 0 is the event's own time. fruitless: a gang that
+    recovers inside fell apart, though none of its nodes was lost, and had not come further than an attempt before it.
     """
 
     job: JobId
@@ -126,6 +127,7 @@ class AttemptEnded:
     not_before_ms: int = 0
     interrupted: bool = False
     ended_ms: int = 0
+    fruitless: bool = False
     kind: Literal["attempt_ended"] = field(default="attempt_ended", kw_only=True)
 
 

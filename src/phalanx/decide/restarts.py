@@ -8,6 +8,9 @@ STEADY_MS: Final = 10_000
 FIRST_MS: Final = 1_000
 LONGEST_MS: Final = 60_000
 
+FRUITLESS_MAX: Final = (LONGEST_MS // FIRST_MS).bit_length()
+"""Interruptions without progress one after another that use up no restart: as many as there are waits before the longest one."""
+
 
 def delay_ms(held_ms: int, progressed: bool, quick_before: int) -> int:
     """Wait after an attempt that held its devices for `held_ms`: none when it lasted or committed a checkpoint, else 1 s, twice

@@ -8,8 +8,9 @@ from phalanx.core import features
 from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import GiveUpNode, RankExit, StopRanks
-from phalanx.core.records import ModelSaved, Recovered
+from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered
 from phalanx.core.spec import Recovery
+from phalanx.decide.restarts import FRUITLESS_MAX
 from phalanx.operate.control.fences import fences
 from phalanx.operate.control.leases import LOSS_MARGIN_MS
 from phalanx.operate.control.observed import ready
@@ -275,6 +276,87 @@ def test_a_gang_whose_shim_dies_each_time_uses_up_no_restart_but_waits_longer_an
             agent.run(bench.attempt(job).id)
         bench.tick()
     assert waits == [1_000, 2_000, 4_000]
+
+
+@pytest.mark.parametrize("lives_ms", [500, 20_000])
+@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("how", ["shim", "cut off"])
+def test_a_gang_that_falls_apart_for_ever_comes_to_an_end(bench: Bench, how: str, restarts: int, lives_ms: int) -> None:
+    """However long each attempt lives, and though the control plane is another one each time."""
+    job, _, _ = gang(bench, shrinks=False, max_restarts=restarts)
+    for _ in range(FRUITLESS_MAX):
+        ended = fall_apart(bench, job, how, lives_ms)
+        assert (ended.again, ended.interrupted, ended.fruitless) == (True, True, True)
+        start_again(bench, job)
+    for _ in range(restarts):
+        ended = fall_apart(bench, job, how, lives_ms)
+        assert (ended.again, ended.interrupted) == (True, False)
+        start_again(bench, job)
+    ended = fall_apart(bench, job, how, lives_ms)
+    assert (ended.again, bench.state(job)) == (False, "finished")
+    assert f"{FRUITLESS_MAX + restarts} interruptions before it" in ended.detail
+    bench.control.retry(job, "ada")
+    assert bench.job(job).fruitless == 0
+
+
+def test_progress_between_two_interruptions_makes_the_earlier_ones_count_no_more(bench: Bench) -> None:
+    job, _, _ = gang(bench, shrinks=False, max_restarts=0)
+    for attempt in range(2 * FRUITLESS_MAX):
+        bench.control.facts(A, bench.attempt(job).id, 0, 10, [saved(step=attempt)])
+        assert fall_apart(bench, job, "shim").again
+        start_again(bench, job)
+    assert bench.job(job).fruitless == 0
+    for _ in range(FRUITLESS_MAX):
+        bench.control.facts(A, bench.attempt(job).id, 0, 10, [saved(step=3)])  # a step that was reached long ago
+        assert fall_apart(bench, job, "shim").again
+        start_again(bench, job)
+    assert not fall_apart(bench, job, "shim").again
+
+
+def test_lost_nodes_are_no_interruptions_of_that_kind(bench: Bench) -> None:
+    job, _, two = gang(bench, shrinks=False, max_restarts=0)
+    two.cut = True
+    bench.pass_time(LOSS_MS + 1, "a")
+    bench.tick(2)
+    (ended,) = bench.log(AttemptEnded)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.fruitless, bench.job(job).fruitless) == (False, 0)
+
+
+def saved(step: int) -> CheckpointCommitted:
+    return CheckpointCommitted(rank=0, step=step, path="/c", digest=str(step), size_bytes=1, at_ms=5)
+
+
+def fall_apart(bench: Bench, job: JobId, how: str, lives_ms: int = 500) -> AttemptEnded:
+    """The attempt ends with the shim of node b, or since the two nodes do not hear of each other."""
+    attempt, one, two = bench.attempt(job).id, bench.agents["a"], bench.agents["b"]
+    bench.pass_time(lives_ms, "a", "b")
+    if how == "shim":
+        two._now(attempt, phase="stopping", lost="the shim died without exit records; its ranks were killed")
+        bench.tick()
+        two._now(attempt, phase="ended")
+    else:
+        two.leave(attempt, "its gang's coordinator was not heard of for 8.0 s")
+        one.leave(attempt, "node 1 was not heard of for 8.0 s")
+    bench.tick(3)
+    ended = bench.log(AttemptEnded)[-1]
+    assert isinstance(ended, AttemptEnded)
+    assert ended.attempt == attempt
+    return ended
+
+
+def start_again(bench: Bench, job: JobId) -> None:
+    """Another control plane waits as long as it was decided, and starts the next attempt."""
+    both = bench.agents["a"], bench.agents["b"]
+    bench.restart()
+    for agent in both:
+        agent.hello()
+    bench.restarted(90)
+    for agent in both:
+        agent.hello()
+        agent.run(bench.attempt(job).id)
+    bench.tick()
+    assert bench.state(job) == "running"
 
 
 def test_a_gang_whose_nodes_never_met_uses_a_restart_up_and_says_why(bench: Bench) -> None:

@@ -57,6 +57,7 @@ from phalanx.operate.control.world import (
     CHECKPOINTS_KEPT,
     EVICTIONS_KEPT,
     FINDINGS_KEPT,
+    NOTHING_SAVED,
     RECOVERIES_KEPT,
     AttemptRecord,
     FaultRecord,
@@ -155,7 +156,8 @@ def _moved(job: JobRecord, move: JobMove, at_ms: int) -> JobRecord:
 def _retried(job: JobRecord, at_ms: int) -> JobRecord:
     """Open again, with every restart before it: what it used up counts no more."""
     job = _moved(job, RetryAsked(), at_ms)
-    return replace(job, stop=None, finished_ms=None, quick_ends=0, interruptions=job.state.attempt, since_ms=at_ms, repair=False)
+    job = replace(job, quick_ends=0, interruptions=job.state.attempt, saved_step=NOTHING_SAVED, fruitless=0)
+    return replace(job, stop=None, finished_ms=None, since_ms=at_ms, repair=False)
 
 
 def _collected(job: JobRecord, at_ms: int) -> JobRecord:
@@ -225,7 +227,7 @@ def _evicted(world: World, body: JobEvicted, at_ms: int) -> tuple[Record, ...]:
 def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
     job = _moved(world.jobs[body.job], GangEnded(body.ok, body.again, body.detail, body.not_before_ms), at_ms)
     quick_ends = job.quick_ends + 1 if body.not_before_ms else 0
-    job = replace(job, quick_ends=quick_ends, interruptions=job.interruptions + body.interrupted)
+    job = _further(replace(job, quick_ends=quick_ends, interruptions=job.interruptions + body.interrupted), world, body)
     match job.state:
         case Pending() | Finished(outcome="succeeded"):
             job = replace(job, stop=None)
@@ -236,6 +238,14 @@ def _ended(world: World, body: AttemptEnded, at_ms: int) -> tuple[Record, ...]:
     job = replace(job, since_ms=since_ms, repair=body.again and bool(attempt.missed), served_ms=served_ms)
     ended = replace(attempt, running_ms=running_ms, ended_ms=ended_ms, ok=body.ok, detail=body.detail, exits=body.exits)
     return job, ended, usage.after(world, job.spec.queue, ended)
+
+
+def _further(job: JobRecord, world: World, body: AttemptEnded) -> JobRecord:
+    """What was fruitless counts until some attempt has come further than any before it."""
+    saved_step = world.attempts[body.attempt].saved_step
+    if saved_step > job.saved_step:
+        return replace(job, saved_step=saved_step, fruitless=0)
+    return replace(job, fruitless=job.fruitless + body.fruitless)
 
 
 def _released(world: World, body: PartReleased, at_ms: int) -> tuple[Record, ...]:

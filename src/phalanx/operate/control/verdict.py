@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import Exit
@@ -15,6 +15,9 @@ from phalanx.operate.control.world import AttemptRecord, JobRecord
 
 WITH_PLATFORM: Final = "they were stopped with the platform"
 """What a shim says of ranks that it ended since it was itself told to end."""
+
+WITH_LEASE: Final = "its node's lease ended"
+"""What it says of those that must not outlive a lease."""
 
 Reports = Sequence[AttemptReport | None]
 """What each node of a gang says of it, in node rank order."""
@@ -74,12 +77,15 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
     cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
     stop = _stop(job, cause)
     moved_on = stop in ("pause", "drain", "preempt", "down")
+    apart = stop is None and _fell_apart(attempt, reports, cause)
+    fruitless = apart and attempt.saved_step <= job.saved_step
+    cause = _charged(job, cause) if fruitless else cause
     exits = tuple(sorted((item for part in _parts(attempt, reports) for item in part.exits), key=lambda item: item.rank))
     interrupted = moved_on or (cause is not None and cause.interrupted)
     again = _again(job, attempt, cause) if stop is None else stop in ("drain", "preempt", "down")
     ended_ms = _ended_ms(attempt, reports, at_ms)
     held_ms = ended_ms - attempt.placed_ms
-    put_off = again and (not interrupted or (not moved_on and _shim_died(attempt, reports)))
+    put_off = again and (not interrupted or apart)
     delay_ms = restarts.delay_ms(held_ms, bool(attempt.checkpoints), job.quick_ends) if put_off else 0
     return AttemptEnded(
         job.id,
@@ -91,12 +97,24 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
         not_before_ms=at_ms + delay_ms if delay_ms else 0,
         interrupted=interrupted,
         ended_ms=ended_ms if ended_ms != at_ms else 0,
+        fruitless=fruitless,
     )
 
 
-def _shim_died(attempt: AttemptRecord, reports: Reports) -> bool:
-    """Of a gang that recovers inside: it uses up no restart, as where the node was lost, but may die again at once and for ever."""
-    return bool(attempt.gang_port) and any(part.is_orphaned and not part.left for part in _parts(attempt, reports))
+def _fell_apart(attempt: AttemptRecord, reports: Reports, cause: "_Cause | None") -> bool:
+    """Whether a gang that recovers inside was interrupted though no node was lost: a shim died, or shims did not reach each other.
+    It uses up no restart, as where one was, but may come again at once and for ever."""
+    if not attempt.gang_port or attempt.missed or cause is None or not cause.interrupted:
+        return False
+    return any(part.is_orphaned or part.is_cut_off for part in _parts(attempt, reports) if not part.left)
+
+
+def _charged(job: JobRecord, cause: "_Cause | None") -> "_Cause | None":
+    """Of an interruption without progress: after so many others it uses up a restart, so that a job comes to an end."""
+    if cause is None or job.fruitless < restarts.FRUITLESS_MAX:
+        return cause
+    text = f"{cause.text}; a restart is used up, as {job.fruitless} interruptions before it brought no progress either"
+    return replace(cause, text=text, interrupted=False)
 
 
 def _ended_ms(attempt: AttemptRecord, reports: Reports, at_ms: int) -> int:
@@ -186,6 +204,11 @@ class _Part:
     def is_orphaned(self) -> bool:
         """Whether its shim died, though its node lives and nobody stopped it."""
         return not self.lost and self.report is not None and bool(self.report.lost) and not self.report.interrupted
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its shim ended it since it did not reach another one of the gang."""
+        return self.report is not None and self.report.interrupted and self.report.lost not in ("", WITH_PLATFORM, WITH_LEASE)
 
     @property
     def is_over(self) -> bool:

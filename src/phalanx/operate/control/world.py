@@ -33,6 +33,9 @@ RECOVERIES_KEPT: Final = 50
 FINDINGS_KEPT: Final = 20
 """In an attempt's record, likewise."""
 
+NOTHING_SAVED: Final = -1
+"""As a step."""
+
 EVICTIONS_KEPT: Final = EVICTIONS_MAX
 """In a job's record, likewise: as many in a day as a policy may allow."""
 
@@ -102,6 +105,11 @@ class AttemptRecord:
         return frozenset(self.lost) - frozenset(self.released)
 
     @property
+    def saved_step(self) -> int:
+        """Of its furthest checkpoint; NOTHING_SAVED without one."""
+        return max((one.step for one in self.checkpoints), default=NOTHING_SAVED)
+
+    @property
     def first_rank(self) -> int:
         """The lowest one that has a part in the newest generation, which speaks for the gang."""
         return next((rank for rank in range(self.placement.world_size) if rank not in self.absent), 0)
@@ -129,7 +137,8 @@ class JobRecord:
     is ended to start again in another size, what it starts again on.
     since_ms: when it last began to wait; what it borrowed since did not end that. repair: its last attempt lost a node.
     evicted_ms: the newest EVICTIONS_KEPT times at which it was ended for others. served_ms: device-milliseconds of its attempts
-    that have ended. array: id of the first job of the array it is of, and its number there.
+    that have ended. array: id of the first job of the array it is of, and its number there. saved_step: the furthest of which an
+    attempt that has ended committed a checkpoint. fruitless: interruptions since then for which no node can be blamed.
     """
 
     id: JobId
@@ -156,6 +165,8 @@ class JobRecord:
     served_ms: int = 0
     array: str = ""
     array_index: int = 0
+    saved_step: int = NOTHING_SAVED
+    fruitless: int = 0
 
     @property
     def attempt(self) -> AttemptId | None:
