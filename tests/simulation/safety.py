@@ -25,7 +25,7 @@ from phalanx.core.events import (
 )
 from phalanx.core.features import needed
 from phalanx.core.ids import AttemptId, JobId, NodeId, split_attempt
-from phalanx.core.messages import Forget, GiveUpNode, StartRanks, StopRanks
+from phalanx.core.messages import Forget, GangStarted, GiveUpNode, StartRanks, StopRanks
 from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Finished, Running, Starting, Stopping
@@ -143,7 +143,7 @@ class Watch(Watcher):
         self._obeyed.pop(machine.node, None)
 
     def obeyed(self, machine: Machine, command: object) -> None:
-        assert isinstance(command, StartRanks | StopRanks | Forget | GiveUpNode)
+        assert isinstance(command, StartRanks | StopRanks | Forget | GiveUpNode | GangStarted)
         self.note(f"agent {machine.node}", f"obeys epoch {command.epoch}: {command.kind}", _attempt_of(command))
         before = self._obeyed.get(machine.node, 0)
         _hold("epochs_only_grow", command.epoch >= before, f"{machine.node} obeys {command.epoch} after {before}")
@@ -443,7 +443,7 @@ def _hold(name: str, holds: bool, what: str) -> None:
         raise Violated(name, what)
 
 
-def _attempt_of(command: StartRanks | StopRanks | Forget | GiveUpNode) -> AttemptId:
+def _attempt_of(command: StartRanks | StopRanks | Forget | GiveUpNode | GangStarted) -> AttemptId:
     return command.launch.attempt if isinstance(command, StartRanks) else command.attempt
 
 

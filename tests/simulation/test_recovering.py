@@ -1,5 +1,6 @@
 """Gangs of several nodes that recover inside, in a simulated cluster: in one of a hundred seeds only does one lose a node."""
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from phalanx.core.events import AttemptEnded, AttemptRunning, PartLost, PartReleased
 from phalanx.core.ids import JobId
 from phalanx.core.spec import Recovery
+from phalanx.decide.restarts import FRUITLESS_MAX
 from phalanx.operate.sim.cluster import Node
+from phalanx.operate.sim.gangs import Part
 from tests.simulation.safety import ZOMBIE
 from tests.simulation.test_pinned import Stage
 
@@ -69,3 +72,25 @@ def test_a_gang_that_cannot_go_on_starts_again_whole(it: Stage, which: str) -> N
     ended = [one for one in it.events(AttemptEnded) if isinstance(one, AttemptEnded)]
     assert [one.ok for one in ended] == ([False, True] if which == "other" else [False])
     assert it.events(PartReleased) == []
+
+
+def test_a_gang_whose_nodes_never_reach_each_other_is_given_up(it: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall: the control plane hears of both nodes all the time. Each attempt is over soon after both run."""
+    monkeypatch.setattr(Part, "_reaches", lambda part, other: False)
+    job = it.submit("gang", devices=1, num_nodes=2, run_ms=90_000, recovery=Recovery(in_gang=True, min_ranks=1))
+    for count in range(FRUITLESS_MAX + 2):
+        it.until(functools.partial(over, it, count + 1))
+    it.until(lambda: it.is_over(job))
+    ended = [one for one in it.events(AttemptEnded) if isinstance(one, AttemptEnded)]
+    assert [(one.again, one.interrupted) for one in ended] == [(True, True)] * (1 + FRUITLESS_MAX) + [(False, False)]
+    assert [one.fruitless for one in ended] == [False] + [True] * (1 + FRUITLESS_MAX), "simulated ranks save step 1 each time"
+    for one in ended:
+        record = it.watch.world.attempts[one.attempt]
+        assert record.ended_ms is not None
+        assert record.running_ms is not None
+        assert record.ended_ms - record.running_ms < 60_000
+        assert "did not come to the gang: node 1 never reached" in one.detail
+
+
+def over(it: Stage, count: int) -> bool:
+    return len(it.events(AttemptEnded)) >= count

@@ -49,7 +49,8 @@ class AttemptReport:
     was gone, which may be long before it is reported; 0 where that is not known, or not so yet. devices: of this node, on which
     its ranks live or lived. refused: why its ranks were never started, where the next attempt would meet the same: somebody has
     to change something first. faults: number of the last planned fault that is on this node's disk. without: said by the first node
-    of a gang that recovers inside: nodes, by their rank in the gang, without which it goes on.
+    of a gang that recovers inside: nodes, by their rank in the gang, without which it goes on. awaits: likewise, those whose shims
+    have not reached its coordinator yet.
     """
 
     attempt: AttemptId
@@ -65,6 +66,7 @@ class AttemptReport:
     refused: str = ""
     faults: int = 0
     without: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,16 @@ class GiveUpNode:
 
 
 @dataclass(frozen=True, slots=True)
+class GangStarted:
+    """To the first node of a gang that recovers inside, whose report names nodes that its coordinator awaits: the shims of all
+    nodes run. Those that do not reach it within `Timeouts.meet_ms` from when it first hears this end the gang."""
+
+    attempt: AttemptId
+    epoch: int
+    kind: Literal["gang_started"] = field(default="gang_started", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkAck:
     """The control plane durably has all bytes before `offset`."""
 
@@ -278,8 +290,8 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
-Command = StartRanks | StopRanks | Forget | GiveUpNode | PlanFaults
+Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults
 ToAgent = Annotated[
-    Welcome | Granted | StartRanks | StopRanks | Forget | GiveUpNode | PlanFaults | ChunkAck | ArtifactAck,
+    Welcome | Granted | StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | ChunkAck | ArtifactAck,
     Field(discriminator="kind"),
 ]

@@ -26,10 +26,11 @@ class Timeouts:
     come out of a generation that is over. shrink_ms: from a fault on, a spare that is starting is waited for where the gang could
     go on without it. grow_ms: a generation trains at least so long before the gang grows. hang_ms: without a rank's main thread
     moving on, it hangs. form_ms: from a generation's start to all its ranks being ready to train. spare_ms: for a spare to start.
-    kill_ms: for a killed process to be gone. collective_ms: of a process group. node_ms: for the shims of
-    two nodes to hear of each other again; then the node is lost, before one of its processes can count as one that does not leave
-    its generation or does not end. meet_ms: for the shims of all nodes to meet at first, from the start of each; the nodes may have
-    environments to build or images to fetch before, and not all of them at once.
+    kill_ms: for a killed process to be gone. collective_ms: of a process group. node_ms: for the shims of two nodes to hear of each
+    other again; then the node is lost, before one of its processes can count as one that does not leave its generation or does not
+    end. meet_ms: for the shims of all nodes to reach the coordinator's at first, from when it hears that each of them runs; before,
+    nodes may have environments to build or images to fetch, for however long. Longer than a node that is known may be silent, and
+    over before ranks would be judged.
     """
 
     beat_ms: int = 500
@@ -43,7 +44,7 @@ class Timeouts:
     kill_ms: int = 10_000
     collective_ms: int = 2 * HANG_MS
     node_ms: int = 8_000
-    meet_ms: int = 1_800_000
+    meet_ms: int = 30_000
 
     def problems(self) -> list[str]:
         """Where the order is broken; empty when it holds."""
@@ -52,6 +53,8 @@ class Timeouts:
         pairs += [
             ("hang_ms", "collective_ms"),
             ("silent_ms", "node_ms"),
+            ("node_ms", "meet_ms"),
+            ("meet_ms", "form_ms"),
             ("node_ms", "gather_ms"),
             ("node_ms", "kill_ms"),
             ("shrink_ms", "gather_ms"),

@@ -7,7 +7,7 @@ import pytest
 from phalanx.core import features
 from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.messages import GiveUpNode, RankExit, StopRanks
+from phalanx.core.messages import GangStarted, GiveUpNode, StopRanks
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered
 from phalanx.core.spec import Recovery
 from phalanx.decide.restarts import FRUITLESS_MAX
@@ -359,14 +359,34 @@ def start_again(bench: Bench, job: JobId) -> None:
     assert bench.state(job) == "running"
 
 
-def test_a_gang_whose_nodes_never_met_uses_a_restart_up_and_says_why(bench: Bench) -> None:
-    """Its ranks were ended, so the signal that they ended by says nothing."""
-    job, one, two = gang(bench, shrinks=False, max_restarts=0)
-    for agent, rank, why in ((one, 0, "node 1 never reached 10.0.0.1:20003"), (two, 2, "this node never reached 10.0.0.1:20003")):
-        exits = tuple(RankExit(number, -15, 1, first=False) for number in (rank, rank + 1))
-        agent._now(FIRST, exits=exits)
-        agent._now(FIRST, phase="ended", lost=why)
+def test_only_once_every_node_runs_the_coordinator_is_told_that_none_may_be_long_in_coming(bench: Bench) -> None:
+    one, two = (bench.add(node, features=ABLE) for node in "ab")
+    job = bench.submit(replace(a_spec(num_nodes=2, kind="train", max_restarts=0), recovery=Recovery(in_gang=True)))
+    bench.tick()
+    one.run(FIRST)
+    one._now(FIRST, awaits=(1,))
+    bench.pass_time(3_600_000, "a", "b")
+    assert (bench.state(job), told(one, GangStarted), told(one, StopRanks)) == ("starting", [], []), "b builds its environment"
+    two.run(FIRST)
+    bench.restart()
+    for agent in (one, two):
+        agent.hello()
+    bench.tick()
+    assert set(told(one, GangStarted)) == {GangStarted(FIRST, bench.control.epoch)}
+    assert told(two, GangStarted) == []
+    one.leave(FIRST, "node 1 never reached the gang's first node at 10.0.0.1:20003 in 30 s; open TCP port 20003")
     bench.tick(2)
-    (ended,) = [body for body in bench.log(AttemptEnded) if isinstance(body, AttemptEnded)]
-    assert "never reached 10.0.0.1:20003" in ended.detail
-    assert (ended.interrupted, ended.again, bench.state(job)) == (False, False, "finished")
+    (ended,) = bench.log(AttemptEnded)
+    assert isinstance(ended, AttemptEnded)
+    assert ended.detail.startswith("node b did not come to the gang: node 1 never reached the gang's first node at 10.0.0.1:20003")
+    assert (ended.interrupted, ended.again, ended.fruitless, bench.state(job)) == (True, True, True, "starting")
+
+
+def test_nobody_is_told_once_all_have_come(bench: Bench) -> None:
+    _, one, _ = gang(bench, shrinks=False)
+    one._now(FIRST, awaits=(1,))
+    bench.tick()
+    count = len(told(one, GangStarted))
+    one._now(FIRST, awaits=())
+    bench.pass_time(60_000, "a", "b")
+    assert count == len(told(one, GangStarted)) == 1

@@ -26,6 +26,7 @@ from phalanx.core.messages import (
     ChunkAck,
     Command,
     Forget,
+    GangStarted,
     GiveUpNode,
     Granted,
     Hello,
@@ -247,7 +248,7 @@ class Agent:
                 self._connection.wake()
             case ArtifactAck():
                 self._artifacts.answered(message)
-            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults():
                 if message not in self._commands:  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
@@ -283,6 +284,9 @@ class Agent:
             case GiveUpNode(attempt=attempt, node_rank=node):
                 if (run := self._runs.get(attempt)) is not None:
                     run.give_up_node(node)
+            case GangStarted(attempt=attempt):
+                if (run := self._runs.get(attempt)) is not None:
+                    run.gang_started()
             case PlanFaults(attempt=attempt):
                 await self._plan_faults(command, self._runs.get(attempt))
 

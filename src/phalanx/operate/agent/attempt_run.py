@@ -111,6 +111,11 @@ class AttemptRun:
         if self._control is not None:
             self._control.write(json.dumps({"lose_node": node}).encode() + b"\n")
 
+    def gang_started(self) -> None:
+        """Tells the gang's coordinator, if this node has it, that all nodes of the gang run. It comes again while it awaits one."""
+        if self._control is not None:
+            self._control.write(json.dumps({"gang_started": True}).encode() + b"\n")
+
     def lease_renewed(self) -> None:
         self._renewed.set()
         self._tell_lease()

@@ -75,6 +75,7 @@ class Seen:
     refused: str = ""
     faults: int = 0
     without: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
 
     def phase(self, drained: bool) -> Phase:
         """`drained`: everything the ranks wrote is with the control plane."""
@@ -130,6 +131,7 @@ class AttemptFolder:
         stop = _read_json(self.path / "stop.json")
         ended = _read_json(self.path / "ended.json")
         ranks = _read_json(self.path / "ranks.json") or []
+        gang = self._gang()
         return Seen(
             ranks=tuple(RankProcess(entry["rank"], entry["pid"]) for entry in ranks),
             exits=tuple(self._exits()),
@@ -141,7 +143,8 @@ class AttemptFolder:
             orphaned=ended is None and self._is_orphaned(),
             refused=ended.get("refused", "") if ended else "",
             faults=self.plan().last if self.accepted.launch.chaos else 0,
-            without=self._without(),
+            without=tuple(gang.get("without", ())),
+            awaits=tuple(gang.get("awaits", ())),
         )
 
     def report(self, seen: Seen, drained: bool, at_ms: int) -> AttemptReport:
@@ -160,13 +163,13 @@ class AttemptFolder:
             refused=seen.refused,
             faults=seen.faults,
             without=seen.without,
+            awaits=seen.awaits,
         )
 
-    def _without(self) -> tuple[int, ...]:
-        """Nodes without which the gang that this node leads goes on."""
-        if self.accepted.launch.recovery is None:
-            return ()
-        return tuple((_read_json(self.path / "gang.json") or {"without": ()})["without"])
+    def _gang(self) -> dict[str, list[int]]:
+        """What the coordinator says of the gang that this node leads: nodes without which it goes on, and those that it awaits."""
+        known: dict[str, list[int]] | None = _read_json(self.path / "gang.json") if self.accepted.launch.recovery else None
+        return known or {}
 
     def shim_process(self) -> ShimProcess | None:
         found = _read_json(self.path / "shim-pid.json")

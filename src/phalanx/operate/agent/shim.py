@@ -119,7 +119,6 @@ class Shim:
         self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
         self.starting = True  # not every rank was started yet
         self.interrupted = ""  # why the ranks did not end by themselves
-        self.unmet = ""  # why they could not begin: the gang's nodes never met
         self.fell: int | None = None  # exit code of the rank that ended the others
         self.stop_grace_ms: int | None = None  # asked for, not yet carried out
         self.kill_at_ms: int | None = None  # of CLOCK_BOOTTIME, as is the lease
@@ -237,6 +236,8 @@ class Shim:
                 self.ask_stop(grace_ms)
             case {"lose_node": int(node)} if self.gang:
                 self.gang.lose(node)
+            case {"gang_started": True} if self.gang:
+                self.gang.all_started()
             case {"lease_ends_ms": int(ends_ms)}:
                 self._end_with_lease()  # it may be over, and only not seen yet
                 self.lease = self.lease and self.lease | {"ends_ms": ends_ms}
@@ -412,7 +413,7 @@ class Shim:
                 _say(f"cannot look for what the ranks left: {error}")  # they themselves are dead and collected
         ended = {
             "at_ms": _now_ms(),
-            "lost": self.interrupted or self.unmet,
+            "lost": self.interrupted,
             "interrupted": bool(self.interrupted),
             "swept": len(swept),
         }

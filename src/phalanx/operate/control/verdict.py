@@ -36,6 +36,12 @@ def goes_without(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
     return frozenset((*said, *known)) - {0}
 
 
+def awaited(attempt: AttemptRecord, reports: Reports) -> list[NodeId]:
+    """Nodes whose shims have not reached the coordinator of a gang that recovers inside, as its first node says."""
+    said = reports[0].awaits if attempt.gang_port and reports[0] is not None else ()
+    return [part.node for number, part in enumerate(attempt.placement.slices) if number and number in said]
+
+
 def gone(attempt: AttemptRecord, reports: Reports) -> frozenset[int]:
     """Other nodes than the first of a gang that recovers inside, that are lost or have lost their part, whatever the first says."""
     parts = enumerate(_parts(attempt, reports)) if attempt.gang_port else ()
@@ -183,8 +189,9 @@ def _evicted(job: JobRecord, attempt: AttemptRecord) -> str:
 class _Part:
     """One node's part of a gang and what it says of it; only what concerns the ranks it has. `lost`: why it counts as gone.
 
-    left: the gang goes on without it. led: the first node's shim, which lives, will say what a loss of this part means: that the
-    gang goes on without it, or ends. released: the gang holds nothing there any more.
+    awaits: of the first, nodes that its coordinator waited for. left: the gang goes on without it. led: the first node's shim,
+    which lives, will say what a loss of this part means: that the gang goes on without it, or ends. released: the gang holds
+    nothing there any more.
     """
 
     node: NodeId
@@ -194,6 +201,7 @@ class _Part:
     left: bool = False
     led: bool = False
     released: bool = False
+    awaits: tuple[NodeId, ...] = ()
 
     @property
     def is_gone(self) -> bool:
@@ -233,9 +241,8 @@ def _parts(attempt: AttemptRecord, reports: Reports) -> list[_Part]:
     parts, first, without, leads = [], 0, goes_without(attempt, reports), _leads(attempt, reports)
     for number, (piece, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
         ranks, lost = range(first, first + len(piece.devices)), attempt.lost.get(piece.node, "")
-        parts.append(
-            _Part(piece.node, ranks, report, lost, number in without, leads and number > 0, piece.node in attempt.released)
-        )
+        led, released, awaits = leads and number > 0, piece.node in attempt.released, () if number else awaited(attempt, reports)
+        parts.append(_Part(piece.node, ranks, report, lost, number in without, led, released, tuple(awaits)))
         first += len(piece.devices)
     return parts
 
@@ -274,10 +281,7 @@ def _cause(part: _Part) -> _Cause | None:
         return None
     if report.interrupted:
         at_ms = report.ended_ms or report.at_ms
-        other = report.lost not in ("", WITH_PLATFORM)
-        return _Cause(
-            at_ms, f"stopped on node {part.node}: {report.lost}" if other else "stopped with the platform", interrupted=True
-        )
+        return _Cause(at_ms, _interrupted(part, report.lost), interrupted=True)
     if report.refused:
         return _Cause(report.ended_ms or report.at_ms, report.refused, refused=True)
     failed = [item for item in part.exits if item.code != 0]
@@ -300,6 +304,15 @@ def _fell_by_itself(part: _Part) -> bool:
         return False
     unstarted = report.phase == "ended" and len(part.exits) < len(part.ranks)
     return bool(report.refused) or any(item.first for item in part.exits) or unstarted
+
+
+def _interrupted(part: _Part, why: str) -> str:
+    if why in ("", WITH_PLATFORM):
+        return "stopped with the platform"
+    if part.awaits and part.is_cut_off:
+        more = f" and {len(part.awaits) - 1} more" if len(part.awaits) > 1 else ""
+        return f"node {part.awaits[0]}{more} did not come to the gang: {why}"
+    return f"stopped on node {part.node}: {why}"
 
 
 def _lost(node: NodeId, why: str) -> str:

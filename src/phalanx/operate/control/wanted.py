@@ -16,6 +16,7 @@ from phalanx.core.messages import (
     Command,
     Forget,
     GangRecovery,
+    GangStarted,
     GiveUpNode,
     Launch,
     PlanFaults,
@@ -25,12 +26,12 @@ from phalanx.core.messages import (
 from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.spec_recovery import gang_sizes
-from phalanx.core.states import Starting, Stopping
+from phalanx.core.states import Running, Starting, Stopping
 from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.saving_places import checkpoints_at
 from phalanx.operate.control.taken import Taken
-from phalanx.operate.control.verdict import broken, goes_without, gone
+from phalanx.operate.control.verdict import awaited, broken, goes_without, gone
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
 
 DATA_VARIABLE: Final = "PHALANX_DATA"
@@ -81,6 +82,8 @@ def _for_gang(
     if not ending and first in seen.greeted:
         for node_rank in sorted(gone(attempt, reports) - without):
             yield first, GiveUpNode(attempt.id, terms.epoch, node_rank)
+        if isinstance(job.state, Running) and awaited(attempt, reports):
+            yield first, GangStarted(attempt.id, terms.epoch)
     for node_rank, (part, report) in enumerate(zip(attempt.placement.slices, reports, strict=True)):
         if part.node not in seen.greeted or part.node in attempt.released or (report is not None and report.phase == "ended"):
             continue

@@ -13,6 +13,7 @@ from phalanx.core.messages import (
     ChunkAck,
     Command,
     Forget,
+    GangStarted,
     GiveUpNode,
     Granted,
     Hello,
@@ -167,7 +168,7 @@ class SimAgent:
                     acked = self._runs[attempt].acked
                     acked[rank] = max(acked.get(rank, 0), offset)
                 self._look()
-            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults():
                 self.obey(message)
 
     def _take_welcome(self, line: Line, welcome: Welcome) -> None:
@@ -219,6 +220,9 @@ class SimAgent:
             case GiveUpNode(attempt=attempt, node_rank=node_rank):
                 if (shim := self._machine.shims.get(attempt)) is not None:
                     shim.give_up(node_rank)
+            case GangStarted(attempt=attempt):
+                if (shim := self._machine.shims.get(attempt)) is not None:
+                    shim.gang_started()
             case PlanFaults():
                 pass  # the simulation's faults are its own
 
@@ -365,6 +369,7 @@ class SimAgent:
             ended.at_ms if ended else 0,
             promise.launch.devices if self._machine.tells_devices else (),
             without=promise.without,
+            awaits=promise.awaits,
         )
 
     def _phase(self, run: _Run) -> Phase:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from phalanx.operate.sim.shim import SimShim
 
 NODE_MS: Final = Timeouts().node_ms
+MEET_MS: Final = Timeouts().meet_ms
 LOOK_MS: Final = 1_000
 
 Gangs = dict[AttemptId, dict[int, "Part"]]
@@ -35,6 +36,9 @@ class Part:
         self._parts = gangs.setdefault(launch.attempt, {})
         self._parts[self._rank] = self
         self._heard_ms: dict[int, int] = {}
+        self._meet_until_ms: int | None = None
+        if self._rank == 0:
+            self._tell()
         self._look()
 
     def give_up(self, node_rank: int) -> None:
@@ -47,9 +51,14 @@ class Part:
         self.without.add(node_rank)
         left = sum(count for rank, count in enumerate(self._recovery.ranks) if rank not in self.without)
         if self._met and any(size <= left for size in self._recovery.sizes):
-            self.shim.goes_without(tuple(sorted(self.without)))
+            self._tell()
         else:
             self.shim.interrupt(f"node {node_rank} was lost")
+
+    def all_started(self) -> None:
+        """Nodes that have not come yet have MEET_MS from the first time on that this is heard."""
+        if self._rank == 0 and self._awaits and self._meet_until_ms is None:
+            self._meet_until_ms = self.shim.now_ms + MEET_MS
 
     def told(self, grace_ms: int) -> None:
         """The first node's ranks are being ended, and with them all that it reaches."""
@@ -69,6 +78,15 @@ class Part:
         """Whether the gang formed, without which nobody can be done without."""
         return len(self._heard_ms) == len(self._recovery.ranks) - 1
 
+    @property
+    def _awaits(self) -> tuple[int, ...]:
+        """Nodes that never came."""
+        known = self._heard_ms.keys() | self._lost_ones
+        return tuple(rank for rank in range(1, len(self._recovery.ranks)) if rank not in known)
+
+    def _tell(self) -> None:
+        self.shim.gang_stands(tuple(sorted(self.without)), self._awaits)
+
     def _reaches(self, other: "Part") -> bool:
         return other is not self and not other.shim.dead and self.shim.on_network and other.shim.on_network
 
@@ -82,9 +100,13 @@ class Part:
             if self._rank in other.without and self._reaches(other):
                 self.shim.interrupt("this node is out of its gang")
             elif self._reaches(other):
-                self._heard_ms[rank] = now_ms
+                is_first, self._heard_ms[rank] = rank not in self._heard_ms, now_ms
+                if is_first and self._rank == 0:
+                    self._tell()
             elif now_ms - self._heard_ms.get(rank, now_ms) >= NODE_MS:
                 self._lost(rank)
+        if self._meet_until_ms is not None and now_ms >= self._meet_until_ms and self._awaits:
+            self.shim.interrupt(f"node {self._awaits[0]} never reached the gang's first node")
         self.shim.end_if_over()
         self.shim.after(LOOK_MS, self._look)
 

@@ -31,10 +31,11 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class GangStands:
     """gang.json."""
 
-    nodes: tuple[int, ...]
+    without: tuple[int, ...]
+    awaits: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Promise:
     ended: Ended | None = None
     records: dict[int, bytearray] = field(default_factory=dict)
     without: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> range:

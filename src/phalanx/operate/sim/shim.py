@@ -9,7 +9,7 @@ from phalanx.core.messages import Launch, RankExit, RankProcess
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankRecord
 from phalanx.operate.sim.faults import DiskFull
 from phalanx.operate.sim.gangs import Part
-from phalanx.operate.sim.machine import Ended, Machine, Program, Promise, Without
+from phalanx.operate.sim.machine import Ended, GangStands, Machine, Program, Promise
 
 FAILURE_GRACE_MS: Final = 5_000
 """As `operate.agent.attempts.FAILURE_GRACE_MS`."""
@@ -20,7 +20,7 @@ LEAVING_MS_MAX: Final = 3_000
 RETRY_MS: Final = 500
 LEASE_ENDED: Final = "its node's lease ended"
 
-Fact = RankExit | tuple[RankProcess, ...] | Ended | Without
+Fact = RankExit | tuple[RankProcess, ...] | Ended | GangStands
 
 
 class SimShim:
@@ -70,14 +70,19 @@ class SimShim:
             self._lost = why
             self.stop(FAILURE_GRACE_MS)
 
-    def goes_without(self, nodes: tuple[int, ...]) -> None:
-        self._unwritten.append(Without(nodes))
+    def gang_stands(self, without: tuple[int, ...], awaits: tuple[int, ...]) -> None:
+        self._unwritten.append(GangStands(without, awaits))
         self._write()
 
     def give_up(self, node_rank: int) -> None:
         """The control plane says that node of the gang is lost."""
         if self._part is not None and not self._dead:
             self._part.give_up(node_rank)
+
+    def gang_started(self) -> None:
+        """The control plane says that the shims of all nodes run."""
+        if self._part is not None and not self._dead:
+            self._part.all_started()
 
     # Its life
 
@@ -186,8 +191,8 @@ class SimShim:
             case Ended():
                 self._promise.ended = fact
                 self._machine.shims.pop(self._attempt, None)
-            case Without(nodes):
-                self._promise.without = nodes
+            case GangStands(without, awaits):
+                self._promise.without, self._promise.awaits = without, awaits
             case tuple():
                 self._promise.ranks = fact
 

@@ -44,11 +44,8 @@ class RememberingHands:
     def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         self.ended = why
 
-    def unmet(self, why: str) -> None:
-        """One node has nobody to meet."""
-
-    def goes_without(self, nodes: Sequence[int]) -> None:
-        self.without = list(nodes)
+    def gang_stands(self, without: Sequence[int], awaits: Sequence[int]) -> None:
+        self.without = list(without)
 
     def note(self, line: str) -> None:
         self.notes.append(line)

@@ -1,11 +1,14 @@
 """Two real shims, one a node: ranks of both are replaced where they fell, a wire that is cut for a moment costs nothing, and a node
 that is gone is out of the gang."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import struct
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +91,7 @@ def test_a_gang_that_may_shrink_goes_on_without_a_lost_node_in_the_same_processe
         assert [number for number, _ in first.generations(0)] == [1, 2]
         assert first.pids() == before
         assert "generation 2 as rank 0 of 1," in first.log(0)
-        assert json.loads((first.folder / "gang.json").read_bytes()) == {"without": [1]}
+        assert gang_file(first) == {"without": [1], "awaits": []}
         assert (first.ended["lost"], first.ended["interrupted"]) == ("", False)
         if how != "shim":
             assert second.end() == [-15], "what was cut off ends by itself"
@@ -221,17 +224,51 @@ def test_an_address_at_which_this_node_cannot_listen_is_found_before_anything_st
         assert "in use" in cannot_listen("127.0.0.1", taken.getsockname()[1])
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_gang_whose_shims_never_meet_ends_and_says_what_to_open(tmp_path: Path, node: int) -> None:
+def test_a_gang_whose_shims_do_not_meet_though_all_run_is_interrupted_and_says_what_to_open(tmp_path: Path) -> None:
     port = free_port()
-    order = NodeOrder(tmp_path / "a", node, port, replace(PATIENT, meet_ms=500), ())
-    try:
+    order = NodeOrder(tmp_path / "a", 0, port, replace(PATIENT, meet_ms=500), ())
+    with ended(order):
         order.start()
-        assert order.end() == [-15]
+        until(lambda: gang_file(order) == {"without": [], "awaits": [1]})
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(str(order.folder / "s"))
+            agent.sendall(b'{"gang_started": true}\n' * 2)
+            assert order.end() == [-15]
+    assert f"node 1 never reached the gang's first node at 127.0.0.1:{port} in 0.5 s; open TCP port {port}" in order.ended["lost"]
+    assert order.ended["interrupted"] is True
+    assert "does not recover" in order.log(0)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_node_that_takes_long_to_prepare_ends_no_gang(tmp_path: Path, late: int) -> None:
+    """Its shim starts long after the other one's: later than nodes that all run may take to meet."""
+    times, port = replace(PATIENT, meet_ms=600), free_port()
+    orders = [NodeOrder(tmp_path / "ab"[node], node, port, times, (), LAST="1") for node in (0, 1)]
+    early, other = orders[1 - late], orders[late]
+    with ended(early), ended(other):
+        early.start()
+        began = time.monotonic()
+        until(early.pids)
+        until(lambda: time.monotonic() > began + 1.5)
+        assert early.process is not None
+        assert early.process.poll() is None
+        other.start()
+        assert [order.end() for order in orders] == [[0], [0]], early.said() + other.said()
+    assert gang_file(orders[0]) == {"without": [], "awaits": []}
+
+
+def gang_file(order: NodeOrder) -> dict[str, list[int]] | None:
+    path = order.folder / "gang.json"
+    known: dict[str, list[int]] | None = json.loads(path.read_bytes()) if path.exists() else None
+    return known
+
+
+@contextlib.contextmanager
+def ended(order: NodeOrder) -> Iterator[None]:
+    """Whatever becomes of the test."""
+    try:
+        yield
     finally:
         if order.process is not None and order.process.poll() is None:
             order.process.kill()
             order.process.wait()
-    assert f"127.0.0.1:{port} in 0.5 s; open TCP port {port}" in order.ended["lost"]
-    assert order.ended["interrupted"] is False
-    assert "does not recover" in order.log(node)

@@ -24,6 +24,7 @@ class Heard:
     """Notes what it is told."""
 
     unmets: list[str] = field(default_factory=list)
+    who_came: list[int] = field(default_factory=list)
 
     def heard(self, peer: FarPeer, frame: Frame) -> None: ...
 
@@ -35,19 +36,29 @@ class Heard:
 
     def node_lost(self, node: int, why: str) -> None: ...
 
+    def came(self, node: int) -> None:
+        self.who_came.append(node)
+
+    def note(self, line: str) -> None: ...
+
     def unmet(self, why: str) -> None:
         self.unmets.append(why)
 
 
-def test_a_node_that_never_comes_is_missed_once_and_one_that_came_is_not() -> None:
+def test_a_node_that_does_not_come_once_all_run_is_missed_once_and_one_that_came_is_not() -> None:
     with selectors.DefaultSelector() as selector:
         heard, port = Heard(), free_port()
         nodes = Nodes(selector, NODE_TOKEN, {1: 1, 2: 2}, TIMES, heard)
         nodes.open("127.0.0.1", port)
         began = boottime.now_ms()
+        nodes.turn(began + 86_400_000)
+        assert not heard.unmets, "it may have an environment to build, or an image to fetch"
         with socket.create_connection(("127.0.0.1", port)) as shim:
             shim.sendall(encode(node_hello(NODE_TOKEN, 2, 0)))
-            serve(selector, nodes, until=lambda: (nodes.next_moment() or 0) < began + 1_000)
+            serve(selector, nodes, until=lambda: bool(heard.who_came))
+            assert (heard.who_came, nodes.awaited()) == ([2], [1])
+            nodes.all_started(began)
+            nodes.all_started(began + 800)  # it is said again and again
             nodes.turn(began + 900)
             assert not heard.unmets
             for _ in range(2):

@@ -24,11 +24,8 @@ class Hands(Protocol):
     def end_gang(self, why: str, interrupted: bool, grace_ms: int) -> None:
         """`interrupted`: nothing was wrong with it. grace_ms: from SIGTERM to SIGKILL."""
 
-    def unmet(self, why: str) -> None:
-        """The gang's nodes never met, and it will be ended: that is why this node's part ends."""
-
-    def goes_without(self, nodes: Sequence[int]) -> None:
-        """The gang goes on without these nodes: whoever asks this one is told."""
+    def gang_stands(self, without: Sequence[int], awaits: Sequence[int]) -> None:
+        """The gang goes on without the ones, and the shims of the others have yet to come: whoever asks this node is told."""
 
     def note(self, line: str) -> None: ...
 
@@ -64,6 +61,9 @@ class Lead(Protocol):
 
     def lose(self, node: int) -> None:
         """That node is given up by the control plane."""
+
+    def all_started(self) -> None:
+        """The control plane says that the shims of all nodes run."""
 
     def alone(self) -> None:
         """No process of this node is left."""

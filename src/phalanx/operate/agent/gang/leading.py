@@ -51,6 +51,10 @@ class Leading:
     def lose(self, node: int) -> None:
         self._nodes.lose(node, "was given up by the control plane")
 
+    def all_started(self) -> None:
+        if not self._told:
+            self._nodes.all_started(boottime.now_ms())
+
     def alone(self) -> None:
         """No process of this node is left."""
 
@@ -87,14 +91,19 @@ class Leading:
         self.note(f"node {node} {why}")
         if not self._told:
             self._coordinator.node_lost(node, why, boottime.now_ms())
-            if (without := self._coordinator.without()) is not None:
-                self._own.goes_without(without)
+            self._tell()
+
+    def came(self, node: int) -> None:
+        self._tell()
 
     def unmet(self, why: str) -> None:
         if not self._told:
             self.note(why)
-            self._own.unmet(why)
-            self.end_gang(why, False, self._order["grace_ms"])
+            self.end_gang(why, True, self._order["grace_ms"])
+
+    def _tell(self) -> None:
+        if (without := self._coordinator.without()) is not None:
+            self._own.gang_stands(without, self._nodes.awaited())
 
     # As `Peers`
 
@@ -102,6 +111,7 @@ class Leading:
         self._doorway.open(path)
         if not self._is_alone:
             self._nodes.open(self._order["host"], self._order["port"])
+            self._tell()
 
     def close(self) -> None:
         self._doorway.close()
@@ -145,8 +155,8 @@ class Leading:
         self._nodes.end(why, interrupted, grace_ms)
         self._own.end_gang(why, interrupted, grace_ms)
 
-    def goes_without(self, nodes: Sequence[int]) -> None:
-        self._own.goes_without(nodes)
+    def gang_stands(self, without: Sequence[int], awaits: Sequence[int]) -> None:
+        self._own.gang_stands(without, awaits)
 
     def note(self, line: str) -> None:
         self._own.note(line)

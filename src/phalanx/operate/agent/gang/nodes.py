@@ -19,6 +19,10 @@ PEERS_MAX: Final = 4096
 """Connections of one node's processes."""
 
 
+NAMED_MAX: Final = 8
+"""Nodes in a sentence."""
+
+
 @dataclass(slots=True, eq=False)
 class FarPeer:
     """A connection of a process to its own node's shim, which passes it on under that number."""
@@ -43,8 +47,13 @@ class Heeds(Protocol):
 
     def node_lost(self, node: int, why: str) -> None: ...
 
+    def came(self, node: int) -> None:
+        """For the first time."""
+
     def unmet(self, why: str) -> None:
         """A node never came: the gang cannot begin."""
+
+    def note(self, line: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -73,13 +82,18 @@ class Nodes:
         self._nodes = {node: _Node() for node in set(members.values())}
         self._door = NodeDoor(selector, token, self._hello, self._take, self._cut)
         self._address = ("", 0)
-        self._meet_until_ms: int | None = None  # None before the door is open, and once a node was missed
+        self._meet_until_ms: int | None = None  # None before all nodes run, and once one was missed
 
     def open(self, host: str, port: int) -> None:
         """Raises OSError."""
         self._door.open(host, port)
         self._address = (host, port)
-        self._meet_until_ms = boottime.now_ms() + self._timeouts.meet_ms
+
+    def all_started(self, now_ms: int) -> None:
+        """The shims of all nodes run: those that have not come yet have `meet_ms` from the first time that this is heard."""
+        if self._meet_until_ms is None and (awaited := self.awaited()):
+            self._meet_until_ms = now_ms + self._timeouts.meet_ms
+            self._heeds.note(f"every node runs now: {_named(awaited)} may take {self._timeouts.meet_ms / 1000:g} s to come here")
 
     def close(self) -> None:
         self._door.close()
@@ -143,7 +157,7 @@ class Nodes:
                 self._door.say(node.stream, node.session.beat())
 
     def next_moment(self) -> int | None:
-        moments = [self._door.next_moment(), self._meet_until_ms if self._awaited() else None]
+        moments = [self._door.next_moment(), self._meet_until_ms if self.awaited() else None]
         for node in self._nodes.values():
             if node.lost or node.done or node.heard_ms is None:
                 continue
@@ -152,17 +166,16 @@ class Nodes:
                 moments += [node.heard_ms + self._timeouts.silent_ms, node.beat_ms + self._timeouts.beat_ms]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def _awaited(self) -> list[int]:
+    def awaited(self) -> list[int]:
         """Nodes that never dialled in."""
         return [number for number, node in self._nodes.items() if node.heard_ms is None and not node.lost]
 
     def _miss(self, now_ms: int) -> None:
         """Once: nobody is waited for without end before the gang has begun, since devices are held meanwhile."""
-        if self._meet_until_ms is None or now_ms < self._meet_until_ms or not (awaited := self._awaited()):
+        if self._meet_until_ms is None or now_ms < self._meet_until_ms or not (awaited := self.awaited()):
             return
         self._meet_until_ms = None
-        who = f"node {awaited[0]}" if len(awaited) == 1 else f"nodes {', '.join(map(str, awaited))}"
-        self._heeds.unmet(f"{who} never reached {unreached(*self._address, self._timeouts.meet_ms)}")
+        self._heeds.unmet(f"{_named(awaited)} never reached {_unreached(*self._address, self._timeouts.meet_ms)}")
 
     def _send_all(self, frame: Frame) -> None:
         for node in self._nodes:
@@ -190,10 +203,12 @@ class Nodes:
         old, node.stream = node.stream, stream
         if old is not None:
             self._door.hang_up(old)
-        node.heard_ms = boottime.now_ms()
+        is_first, node.heard_ms = node.heard_ms is None, boottime.now_ms()
         self._door.say(stream, Frame({"got": node.session.got}))
         for frame in missed:
             self._door.say(stream, frame)
+        if is_first:
+            self._heeds.came(number)
 
     def _cut(self, stream: NodeStream) -> None:
         for node in self._nodes.values():
@@ -260,7 +275,12 @@ class Nodes:
             raise ValueError(f"process {member} is none of node {number}")
 
 
-def unreached(host: str, port: int, after_ms: int) -> str:
+def _named(nodes: Sequence[int]) -> str:
+    more = f" and {len(nodes) - NAMED_MAX} more" if len(nodes) > NAMED_MAX else ""
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes[:NAMED_MAX]))}{more}"
+
+
+def _unreached(host: str, port: int, after_ms: int) -> str:
     """Where two shims of a gang should have met, for how long they have tried, and what to do."""
     tried = f"the gang's first node at {host}:{port} in {after_ms / 1000:g} s"
     return f"{tried}; open TCP port {port} of that node to the others, and see that {host} is an address at which they reach it"

@@ -27,6 +27,8 @@ OF_RANK: Final = ("RANK", "LOCAL_RANK", "ROLE_RANK", "PHALANX_RECORDS")
 NOT_OF_SPARES: Final = (*OF_RANK, "PHALANX_FAULT")
 """A planned fault is of the processes that the attempt began with."""
 
+GANG_FILE: Final = "gang.json"
+
 POLITE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Somebody wants the job to end; no accident."""
 
@@ -61,6 +63,10 @@ class Ranks:
     def lose(self, node: int) -> None:
         """The control plane gives that node up."""
         self._lead.lose(node)
+
+    def all_started(self) -> None:
+        """The control plane says that the shims of all nodes run."""
+        self._lead.all_started()
 
     def next_moment(self) -> int | None:
         return self._lead.next_moment()
@@ -153,14 +159,10 @@ class Ranks:
         self._give_up()
         self._shim.ask_stop(grace_ms)
 
-    def unmet(self, why: str) -> None:
-        """As `Hands`."""
-        if not self._shim.is_told():
-            self._shim.unmet = why
-
-    def goes_without(self, nodes: Sequence[int]) -> None:
-        """As `Hands`."""
-        self._shim.unwritten.append(("gang.json", {"without": list(nodes)}, "gang"))
+    def gang_stands(self, without: Sequence[int], awaits: Sequence[int]) -> None:
+        """As `Hands`. What is not written yet of an older state need not be any more."""
+        self._shim.unwritten[:] = [one for one in self._shim.unwritten if one[0] != GANG_FILE]
+        self._shim.unwritten.append((GANG_FILE, {"without": list(without), "awaits": list(awaits)}, "gang"))
 
     def note(self, line: str) -> None:
         """As `Hands`."""

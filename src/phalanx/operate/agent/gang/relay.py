@@ -16,7 +16,6 @@ from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.dialling import Dialling
 from phalanx.operate.agent.gang.doorway import Doorway, Peer
 from phalanx.operate.agent.gang.lead import Hands
-from phalanx.operate.agent.gang.nodes import unreached
 from phalanx.operate.agent.gang.session import Session
 
 REFUSALS_MAX: Final = 40
@@ -46,14 +45,12 @@ class Relay:
         self._up_ms = 0
         self._greeted = False  # whether this connection's hello was answered
         self._refusals = 0
-        self._meet_until_ms: int | None = None  # None before it has begun
         self._is_out = False
         self._is_done = False
 
     def start(self) -> None:
         """Raises OSError."""
         self._doorway.open(self._path)
-        self._meet_until_ms = boottime.now_ms() + self._timeouts.meet_ms
 
     def stop(self) -> None:
         self._doorway.close()
@@ -70,6 +67,9 @@ class Relay:
 
     def lose(self, node: int) -> None:
         """The coordinator's shim is the one to know."""
+
+    def all_started(self) -> None:
+        """Likewise; until the coordinator was first reached it is dialled without end, as its node may take long to start it."""
 
     def alone(self) -> None:
         if not self._is_done:
@@ -90,7 +90,6 @@ class Relay:
         if self._dialling.is_up and now_ms >= self._silent_ms():
             self._dialling.hang_up()
         if self._heard_ms is None:
-            self._miss(now_ms)
             return
         if now_ms >= self._heard_ms + self._timeouts.node_ms:
             self._leave(f"its gang's coordinator was not heard of for {(now_ms - self._heard_ms) / 1000:.1f} s")
@@ -106,28 +105,19 @@ class Relay:
             moments += [self._silent_ms(), self._beat_ms + self._timeouts.beat_ms if self._greeted else None]
         if self._heard_ms is not None:
             moments.append(self._heard_ms + self._timeouts.node_ms)
-        else:
-            moments.append(self._meet_until_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _silent_ms(self) -> int:
         """When this connection counts as broken, if nothing is heard before."""
         return max(self._up_ms, self._heard_ms or 0) + self._timeouts.silent_ms
 
-    def _miss(self, now_ms: int) -> None:
-        """Devices are held meanwhile: the first meeting is not waited for without end."""
-        if self._meet_until_ms is not None and now_ms >= self._meet_until_ms:
-            why = f"this node never reached {unreached(*self._address, self._timeouts.meet_ms)}"
-            self._hands.unmet(why)
-            self._leave(why, interrupted=False)
-
-    def _leave(self, why: str, interrupted: bool = True) -> None:
+    def _leave(self, why: str) -> None:
         """No word of this gang is for us any more. The generation that its ranks are in is over: they commit nothing, and end."""
         self._is_out = True
         self._dialling.close()
         for peer in self._doorway.members():
             self._doorway.say(peer, Frame({"say": "over", "generation": 0, "why": why}))
-        self._hands.end_gang(why, interrupted, self._grace_ms)
+        self._hands.end_gang(why, True, self._grace_ms)
 
     def _up(self) -> None:
         self._greeted, self._up_ms = False, boottime.now_ms()
