@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.operate.agent import boottime, own_pids
-from phalanx.operate.agent.durable import fsync_folder, write_durable
+from phalanx.operate.agent.durable import fsync_folder
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
 from phalanx.operate.agent.sweeping import end_namespace, finish_saves, kill_orphans, sweep
+from phalanx.operate.agent.writing import Writer, Writing
 
 if TYPE_CHECKING:
     from phalanx.operate.agent.gang.ranks import Ranks
@@ -109,14 +110,13 @@ def _now_ms() -> int:
 class Shim:
     """One attempt's ranks. `run` returns when all are gone and everything is written."""
 
-    def __init__(self, folder: Path, order: dict[str, Any], init: int | None = None) -> None:
+    def __init__(self, folder: Path, order: dict[str, Any], init: int | None = None, writer: Writer | None = None) -> None:
         self.folder = folder
         self.order = order
         self.init = init  # of the ranks' PID namespace
         self.secrets: dict[str, bytes] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
         self.started: list[subprocess.Popen[bytes]] = []
-        self.unwritten: list[tuple[str, object, str]] = []  # (file, fact, what to announce), oldest first
         self.starting = True  # not every rank was started yet
         self.interrupted = ""  # why the ranks did not end by themselves
         self.fell: int | None = None  # exit code of the rank that ended the others
@@ -129,6 +129,7 @@ class Shim:
         self.hung_up: list[socket.socket] = []  # in this turn, so that an event waiting for it is not served
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.alarm, selectors.EVENT_READ, self.alarm.quiet)
+        self.writing = Writing(folder, self.selector, self._announce, writer)
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren come to us instead of init
@@ -138,7 +139,7 @@ class Shim:
 
             self.gang = Ranks(self)
         self._start()
-        while self.alive or self.unwritten or (self.gang and self.gang.busy()):
+        while self.alive or self.writing.is_open or (self.gang and self.gang.busy()):
             self._turn()
         self._end()
 
@@ -275,19 +276,20 @@ class Shim:
             if self.gang:
                 self.gang.started(index, child.pid)
         self.starting = False
-        self.unwritten.insert(0, ("ranks.json", self._processes(), "ranks"))
+        self.writing.first("ranks.json", self._processes(), "ranks")
         self._write()
 
     def note_ranks(self) -> None:
         """A rank has another process than before."""
-        self.unwritten.append(("ranks.json", self._processes(), "ranks"))
+        self.writing.newest("ranks.json", self._processes(), "ranks")
 
     def _processes(self) -> list[dict[str, int]]:
         ranks = sorted((rank, pid) for pid, rank in self.alive.items())
         return [{"rank": rank, "pid": pid} for rank, pid in ranks]
 
     def say(self, line: str) -> None:
-        _say(line)
+        """To shim.log."""
+        self.writing.line(line)
 
     def spawn(self, entry: dict[str, Any]) -> subprocess.Popen[bytes]:
         """Starts a process of the attempt. Raises OSError, ValueError, IndexError, SubprocessError."""
@@ -307,8 +309,7 @@ class Shim:
             os.close(log)
 
     def _cannot_start(self, entry: dict[str, Any], why: str, code: int = CANNOT_START) -> None:
-        with contextlib.suppress(OSError), Path(entry["log"]).open("a", errors="backslashreplace") as log:
-            log.write(f"phalanx: {why}\n")
+        self.writing.line(f"phalanx: {why}", entry["log"])
         self.exited(entry["rank"], code)
 
     def _turn(self) -> None:
@@ -342,7 +343,7 @@ class Shim:
             return 0.0  # asked for before this turn
         if self._is_time_to_kill():
             return KILL_AGAIN_S
-        return RETRY_S if self.unwritten else None
+        return RETRY_S if self.writing.waits else None
 
     def _reap(self) -> None:
         """Collects the dead. Those found in one pass died too close to tell apart: one ended by a signal counts as the first."""
@@ -357,25 +358,16 @@ class Shim:
         """That rank has come to its end in this attempt."""
         first = code != 0 and not self.is_told()  # else it did not fall, it was ended
         record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
-        self.unwritten.append((f"exits/rank-{rank}.json", record, "exit"))
+        self.writing.fact(f"exits/rank-{rank}.json", record, "exit")
         if first:
             self.fell = code
             self.ask_stop(self.order["grace_ms"])
 
     def _write(self) -> None:
-        """Facts in their order, as far as the disk takes them: what is left waits for the next turn. Where a lease has ended they
-        wait for the last rank's end: a disk that hangs, such as one that is away like everybody else, must not hold it up."""
-        if self.alive and self.interrupted == LEASE_ENDED:
-            return
-        while self.unwritten:
-            file, fact, what = self.unwritten[0]
-            try:
-                write_durable(self.folder / file, fact)
-            except OSError as error:
-                _say(f"cannot write {file} yet: {error}")
-                return
-            self.unwritten.pop(0)
-            self._announce(what)
+        """As far as the disk takes it. Where a lease has ended facts wait for the last rank's end: a disk that hangs, such as one
+        that is away like everybody else, must not hold it up."""
+        if not (self.alive and self.interrupted == LEASE_ENDED):
+            self.writing.turn()
 
     def ask_stop(self, grace_ms: int) -> None:
         """Carried out in this turn; the shortest grace asked for holds."""
@@ -404,6 +396,7 @@ class Shim:
     def _end(self) -> None:
         """An end that the disk does not take yet is no end: every rank has an exit record, so they must not count as lost."""
         swept: set[int] = set()
+        self.writing.dismiss_writer()  # first: it is a child, and not of the ranks
         if self.gang:
             self.gang.close()
         for clean in self._cleanings():
@@ -417,9 +410,9 @@ class Shim:
             "interrupted": bool(self.interrupted),
             "swept": len(swept),
         }
-        self.unwritten.append(("ended.json", ended, "ended"))
+        self.writing.fact("ended.json", ended, "ended")
         self._write()
-        while self.unwritten:
+        while self.writing.is_open:
             self._turn()
         with contextlib.suppress(OSError):
             Path(self.order["socket"]).unlink(missing_ok=True)
@@ -452,9 +445,10 @@ def spare() -> None:
 
 def _serve(folder: Path) -> None:
     order = json.loads((folder / "shim.json").read_text())
-    # First of all: what is open or handled here would be so in the init too.
+    # First of all: what is open or handled here would be so in the writer, and in the init, too.
+    writer = Writer() if order.get("gang") else None
     init = own_pids.enter() if order.get("own_pids", True) else None
-    made = Shim(folder, order, init)
+    made = Shim(folder, order, init, writer)
     made.hear_signals()
     if not made.hear_secrets():
         _say("the agent ended before all secrets had come; the next one starts another shim")

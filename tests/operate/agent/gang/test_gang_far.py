@@ -18,6 +18,7 @@ from phalanx.core.gang_wire import Frame, encode, node_hello
 from phalanx.operate.agent.ports import cannot_listen
 from tests.operate.agent.agent_cell import DEADLINE_S, alive, free_port, until
 from tests.operate.agent.gang.far_cell import HASTY, NODE_TOKEN, PATIENT, SOON, NodeOrder, Wire, two_nodes
+from tests.operate.agent.gang.slow_disk import stalled
 
 
 def in_generation(order: NodeOrder, rank: int, generation: int) -> int | None:
@@ -255,6 +256,26 @@ def test_a_node_that_takes_long_to_prepare_ends_no_gang(tmp_path: Path, late: in
         other.start()
         assert [order.end() for order in orders] == [[0], [0]], early.said() + other.said()
     assert gang_file(orders[0]) == {"without": [], "awaits": []}
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_disk_that_stalls_for_longer_than_a_node_may_be_silent_costs_nobody_its_place(tmp_path: Path, slow: int) -> None:
+    """The shim has to write who is the slow node's rank now, while the gang goes on: the two must hear of each other meanwhile."""
+    with two_nodes(tmp_path, HASTY, LAST="3") as (first, second, wire):
+        orders = first, second
+        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+        before = orders[slow].pids()
+        with stalled(orders[slow], "ranks.json"):
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda: in_generation(orders[slow], slow, 2))
+            began, carried = time.monotonic(), wire.carried
+            until(lambda: time.monotonic() > began + 2 * HASTY.node_ms / 1000)
+            assert orders[slow].pids() == before, "the disk has not taken it yet"
+            assert wire.carried > carried
+        until(lambda: orders[slow].pids() != before)
+        until(lambda: in_generation(orders[1 - slow], 1 - slow, 2))
+        os.kill(orders[1 - slow].pids()[0], signal.SIGKILL)
+        assert [order.end() for order in orders] == [[0], [0]], first.said() + second.said()
 
 
 def gang_file(order: NodeOrder) -> dict[str, list[int]] | None:

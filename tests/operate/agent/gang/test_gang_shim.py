@@ -1,5 +1,6 @@
 """The real shim with a gang that recovers: survivors keep their processes, spares take places, and every end is as of any gang."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,10 @@ import pytest
 
 from phalanx.core.timeouts import Timeouts, as_dict
 from phalanx.operate.agent.launch_env import GangPlace
+from phalanx.operate.agent.processes import children
+from phalanx.operate.agent.writing import NAME
 from tests.operate.agent.agent_cell import alive, until
+from tests.operate.agent.gang.slow_disk import stalled
 from tests.operate.agent.test_shim import Order
 
 PROGRAM = str(Path(__file__).with_name("gang_program.py"))
@@ -97,8 +101,13 @@ def test_an_exit_code_of_its_own_ends_the_gang_as_ever(tmp_path: Path, started: 
     assert [exited["first"] for exited in order.exits()] == [True, False]
 
 
-def test_without_a_fault_it_is_a_gang_like_any_other_and_its_spares_end_with_it(tmp_path: Path, started: list[GangOrder]) -> None:
+@pytest.mark.parametrize("own_pids", [True, False])
+def test_without_a_fault_it_is_a_gang_like_any_other_and_its_spares_end_with_it(
+    tmp_path: Path, started: list[GangOrder], own_pids: bool
+) -> None:
     order = GangOrder(tmp_path / "a", LAST="1", spares=2)
+    path = order.folder / "shim.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"own_pids": own_pids}))
     started.append(order)
     order.start()
     assert order.end() == [0, 0], order.said()
@@ -143,7 +152,7 @@ def test_the_shims_death_takes_ranks_and_spares_along(tmp_path: Path, started: l
     started.append(order)
     order.start()
     until(lambda: list(order.folder.glob("spare-*.log")))
-    pids = order.pids()
+    pids = [*order.pids(), writer_of(order)]
     assert order.process is not None
     order.process.send_signal(signal.SIGKILL)
     order.process.wait()
@@ -157,3 +166,49 @@ def _carries(environ: Path, mark: str) -> bool:
         return f"MARK={mark}".encode() in environ.read_bytes().split(b"\0") and int(environ.parent.name) != os.getpid()
     except OSError:
         return False
+
+
+def test_nothing_is_announced_before_the_disk_has_it_though_the_gang_goes_on(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a")
+    started.append(order)
+    order.start()
+    until(lambda: order.generations(0) and order.generations(1))
+    before = order.pids()
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(str(order.folder / "s"))
+        agent.setblocking(False)
+        said = bytearray()
+        until(lambda: b"agents" in heard(agent, said))
+        with stalled(order, "ranks.json"):
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda: len(order.generations(0)) == len(order.generations(1)) == 2)
+            assert order.pids() == before
+            assert b"ranks" not in heard(agent, said)
+        until(lambda: b"ranks" in heard(agent, said))
+        assert order.pids() != before
+    assert order.end() == [0, 0], order.said()
+
+
+def test_a_writer_that_is_killed_is_done_without(tmp_path: Path, started: list[GangOrder]) -> None:
+    """It may have begun to write: then that is written again."""
+    order = GangOrder(tmp_path / "a", FAULT="sigkill")
+    started.append(order)
+    order.start()
+    before = order.pids()
+    os.kill(writer_of(order), signal.SIGKILL)
+    assert order.end() == [0, 0], order.said()
+    assert order.pids() != before
+    assert "generation 2 starts" in order.said()
+
+
+def writer_of(order: GangOrder) -> int:
+    """The process that writes for the shim."""
+    assert order.process is not None
+    shim = order.process.pid
+    return until(lambda: next((pid for pid in children(shim) if Path(f"/proc/{pid}/comm").read_bytes().strip() == NAME), None))
+
+
+def heard(agent: socket.socket, said: bytearray) -> bytearray:
+    with contextlib.suppress(BlockingIOError):
+        said += agent.recv(65_536)
+    return said

@@ -27,8 +27,6 @@ OF_RANK: Final = ("RANK", "LOCAL_RANK", "ROLE_RANK", "PHALANX_RECORDS")
 NOT_OF_SPARES: Final = (*OF_RANK, "PHALANX_FAULT")
 """A planned fault is of the processes that the attempt began with."""
 
-GANG_FILE: Final = "gang.json"
-
 POLITE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Somebody wants the job to end; no accident."""
 
@@ -160,9 +158,8 @@ class Ranks:
         self._shim.ask_stop(grace_ms)
 
     def gang_stands(self, without: Sequence[int], awaits: Sequence[int]) -> None:
-        """As `Hands`. What is not written yet of an older state need not be any more."""
-        self._shim.unwritten[:] = [one for one in self._shim.unwritten if one[0] != GANG_FILE]
-        self._shim.unwritten.append((GANG_FILE, {"without": list(without), "awaits": list(awaits)}, "gang"))
+        """As `Hands`."""
+        self._shim.writing.newest("gang.json", {"without": list(without), "awaits": list(awaits)}, "gang")
 
     def note(self, line: str) -> None:
         """As `Hands`."""
@@ -172,9 +169,7 @@ class Ranks:
         return next(entry for entry in self._entries if entry["rank"] == rank)
 
     def _write_to_log(self, rank: int, line: str) -> None:
-        path = self._entry(rank)["log"]
-        with contextlib.suppress(OSError), open(path, "a") as log:  # noqa: PTH123 - its path may be of any bytes
-            log.write(f"phalanx: {line}\n")
+        self._shim.writing.line(f"phalanx: {line}", self._entry(rank)["log"])
 
     def _lost(self, member: int, code: int) -> None:
         how = _how(code) if member not in self._why_killed else f"was killed: {self._why_killed.pop(member)}"
