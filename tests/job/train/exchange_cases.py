@@ -110,7 +110,7 @@ class Place:
             if state.restore(self.run.model, self.run.optimizer):
                 self.at = state.step
                 assert same(copied(self.run), self.states[self.at]), "bit for bit"
-                state.keep_again(self.run.model, self.run.optimizer)
+                state.stays_elsewhere()
                 return state
             lost.append(state.at)
         return None
@@ -299,7 +299,8 @@ def case_a_state_that_lies_beside_memory_of_other_parts_is_found_there(root: Pat
     place.step(3)
     if rank.rank == 3:
         place.snapshots.copier.leave()
-        place.snapshots.copier.fit(PARTS, 2)
+        place.snapshots.copier.begin_fit(PARTS, 2)
+        place.snapshots.copier.end_fit()
     dist.barrier()
     back = place.recover()
     assert back is not None and back.step == 3
