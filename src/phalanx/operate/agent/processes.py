@@ -2,6 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Final
+
+_FLAGS: Final = 9 - 3
+_EXIT_CODE: Final = 52 - 3
+"""Fields of proc(5), counted from the third on; the second, the name, may hold anything."""
+_PF_EXITING: Final = 0x4  # include/linux/sched.h
+_SIGNAL: Final = 0x7F
+"""Of an exit code as waitpid gives it."""
 
 
 def start_ticks(pid: int) -> int | None:
@@ -16,6 +24,18 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before may hold anything
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def fatal_signal(pid: int) -> int | None:
+    """The signal by which the kernel is ending that process; None where it is not, or where it has ended. Whoever had tens of
+    gigabytes of locked memory is seen here seconds before it can be collected, and runs nothing of its program any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    is_exiting = int(fields[_FLAGS]) & _PF_EXITING and fields[0] not in (b"Z", b"X")
+    return int(fields[_EXIT_CODE]) & _SIGNAL or None if is_exiting else None
 
 
 def boot_id() -> str:

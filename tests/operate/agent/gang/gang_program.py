@@ -1,8 +1,10 @@
 """A rank without torch: takes its places, keeps moving, meets one planned fault, and leaves after generation LAST.
 
-Started by test_gang_shim; FAULT is `sigkill`, `sigstop`, `exit` or `hang`, of rank FAULT_RANK (0) in generation 1.
+Started by test_gang_shim; FAULT is `sigkill`, `sigstop`, `exit` or `hang`, of rank FAULT_RANK (0) in generation 1,
+which has HEAVY_BYTES of memory mapped.
 """
 
+import mmap
 import os
 import signal
 import sys
@@ -27,6 +29,11 @@ while True:
         while int(gang.store().ask({"do": "add", "keys": ["out"], "amount": 0}).head["is"]) < place.world_size:
             time.sleep(0.01)
         sys.exit(0)
+    if place.rank == fault_rank and place.generation == 1 and "HEAVY_BYTES" in os.environ:
+        size = int(os.environ["HEAVY_BYTES"])  # which the kernel has to take apart when this process ends
+        heavy = os.memfd_create("heavy")
+        os.posix_fallocate(heavy, 0, size)
+        mapped = mmap.mmap(heavy, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     while not gang.is_over(0.02):
         step += 1
         gang.moved(step, 0)

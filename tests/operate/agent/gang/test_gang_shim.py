@@ -25,6 +25,10 @@ PROGRAM = str(Path(__file__).with_name("gang_program.py"))
 FAST = Timeouts(beat_ms=50, silent_ms=400, gather_ms=3_000, hang_ms=1_500, form_ms=20_000)
 
 
+HEAVY_BYTES = 2 << 30
+HEAVY_TRIES = 4
+
+
 def slow_to_replace(folder: Path) -> str:
     """The program, whose spares are never ready."""
     path = folder / "slow.py"
@@ -91,6 +95,28 @@ def test_survivors_keep_their_processes_and_another_takes_the_place(
     why = {"sigkill": "rank 0 was killed by SIGKILL", "sigstop": "it hung", "hang": "it hung"}[fault]
     assert why in order.log(1)
     assert not (order.folder / "gang").exists()
+
+
+def test_survivors_do_not_wait_for_the_end_of_a_large_process_and_whoever_takes_its_place_does(
+    tmp_path: Path, started: list[GangOrder]
+) -> None:
+    """The kernel needs seconds for what has tens of gigabytes; a moment for these. It is looked at while that lasts."""
+    overlaps = False
+    for attempt in range(HEAVY_TRIES):
+        order = GangOrder(tmp_path / str(attempt), FAULT="sigkill", HEAVY_BYTES=str(HEAVY_BYTES))
+        started.append(order)
+        order.start()
+        heavy = Path(f"/proc/{order.pids()[0]}")
+        while len(order.generations(0)) < 2:
+            is_over, is_there = "generation 1 is over" in order.said(), heavy.exists()
+            overlaps |= is_over and is_there
+            assert order.process is not None and order.process.poll() is None, order.said()
+        assert not heavy.exists(), "its device may not have room for two"
+        assert order.end() == [0, 0], order.said()
+        assert "rank 0 was killed by SIGKILL" in order.log(1)
+        if overlaps:
+            return
+    pytest.fail("the generation was over only once the process was gone")
 
 
 def test_an_exit_code_of_its_own_ends_the_gang_as_ever(tmp_path: Path, started: list[GangOrder]) -> None:

@@ -34,6 +34,7 @@ class Doorway:
         self._streams: Streams[Peer] = Streams(selector, self._take, left)
         self._server: socket.socket | None = None
         self._path: Path | None = None
+        self._on_hold: dict[int, list[tuple[Peer, Frame]]] = {}
 
     def open(self, path: Path) -> None:
         """Raises OSError."""
@@ -60,7 +61,18 @@ class Doorway:
         return [peer for peer in self._streams.all if peer.channel == "member"]
 
     def say(self, peer: Peer, frame: Frame) -> None:
-        self._streams.say(peer, frame)
+        if peer.member in self._on_hold:
+            self._on_hold[peer.member].append((peer, frame))
+        else:
+            self._streams.say(peer, frame)
+
+    def hold(self, member: int) -> None:
+        """What is said to that member from now on it hears after `release`."""
+        self._on_hold.setdefault(member, [])
+
+    def release(self, member: int) -> None:
+        for peer, frame in self._on_hold.pop(member, []):
+            self._streams.say(peer, frame)
 
     def hang_up(self, peer: Peer) -> None:
         self._streams.hang_up(peer)

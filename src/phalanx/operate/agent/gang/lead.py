@@ -56,6 +56,11 @@ class Lead(Protocol):
 
     def finished(self, member: int) -> None: ...
 
+    def hold(self, member: int) -> None:
+        """That process of this node hears nothing before `release`."""
+
+    def release(self, member: int) -> None: ...
+
     def told(self, grace_ms: int) -> None:
         """This node's ranks are being ended, in so long at most."""
 

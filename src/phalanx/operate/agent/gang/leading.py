@@ -43,6 +43,12 @@ class Leading:
     def stop(self) -> None:
         self._coordinator.close()
 
+    def hold(self, member: int) -> None:
+        self._doorway.hold(member)
+
+    def release(self, member: int) -> None:
+        self._doorway.release(member)
+
     def told(self, grace_ms: int) -> None:
         if not self._told:
             self._told = True

@@ -17,6 +17,7 @@ from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.lead import Lead
 from phalanx.operate.agent.gang.leading import HERE, Leading
 from phalanx.operate.agent.gang.relay import Relay
+from phalanx.operate.agent.processes import fatal_signal
 
 if TYPE_CHECKING:
     from phalanx.operate.agent.shim import Shim
@@ -31,6 +32,10 @@ POLITE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Somebody wants the job to end; no accident."""
 
 
+LOOK_MS: Final = 100
+"""Between two looks at whether the kernel is ending a rank."""
+
+
 class Ranks:
     """Belongs to one shim and its thread."""
 
@@ -43,6 +48,8 @@ class Ranks:
         self._spares: dict[int, int] = {}  # pid -> member
         self._held: dict[int, int] = {}  # rank -> exit code of the process that it lost and that will be replaced
         self._why_killed: dict[int, str] = {}
+        self._falling: dict[int, int] = {}  # pid -> rank: the kernel is ending it, and it was told of
+        self._heirs: dict[int, int] = {}  # rank -> member that takes its place once nobody falls there any more
         lead = Leading if order["node"] == HERE else Relay
         self._lead: Lead = lead(shim.selector, order, timeouts.from_dict(order["timeouts"]), self)
         self._lead.start()
@@ -53,7 +60,7 @@ class Ranks:
 
     def busy(self) -> bool:
         """Whether somebody is left to wait for though no rank has a process."""
-        return bool(self._spares or self._held) or self._lead.busy()
+        return bool(self._spares or self._held or self._falling) or self._lead.busy()
 
     def close(self) -> None:
         self._lead.stop()
@@ -67,13 +74,17 @@ class Ranks:
         self._lead.all_started()
 
     def next_moment(self) -> int | None:
-        return self._lead.next_moment()
+        moment, looks = self._lead.next_moment(), bool(self._shim.alive) and not self._shim.is_told()
+        look_ms = boottime.now_ms() + LOOK_MS
+        return min(look_ms, moment or look_ms) if looks else moment
 
     def turn(self) -> None:
         """After each of the shim's waits. An attempt that was told to end has no more generations."""
         if (grace_ms := self._shim.grace_left_ms()) is not None:
             self._give_up()
             self._lead.told(grace_ms)
+        else:
+            self._look()
         self._lead.turn(boottime.now_ms())
         if not self._shim.alive and not self._held:
             self.signal_spares(signal.SIGKILL)  # nobody is left whom they could replace
@@ -87,6 +98,9 @@ class Ranks:
 
     def took(self, pid: int, code: int) -> bool:
         """Whether that death is the gang's own affair; else it is an exit as in any attempt."""
+        if pid in self._falling:
+            self._fell(self._falling.pop(pid))
+            return True
         member = next((number for number, other in self._pids.items() if other == pid), None)
         if member is None:
             return False
@@ -103,6 +117,21 @@ class Ranks:
         self._held[self._shim.alive.pop(pid)] = code  # before: its place may be taken, or given up, at once
         self._lost(member, code)
         return True
+
+    def _look(self) -> None:
+        """Ranks that are being ended are told of before they can be collected: survivors come out meanwhile, and a gang that can go
+        on without the place does not wait for it."""
+        for member, pid in list(self._pids.items()):
+            if pid in self._shim.alive and (number := fatal_signal(pid)) is not None:
+                del self._pids[member]
+                self._falling[pid] = rank = self._shim.alive.pop(pid)
+                self._held[rank] = -number
+                self._lost(member, -number)
+
+    def _fell(self, rank: int) -> None:
+        """Its device and its place in the keepers' memory are free."""
+        if rank not in self._falling.values() and rank in self._heirs:
+            self._lead.release(self._heirs.pop(rank))
 
     def start_spare(self, member: int, node: int) -> bool:
         """As `Hands`."""
@@ -133,6 +162,9 @@ class Ranks:
         pid, rank = self._pids[member], entry["rank"]
         self._spares.pop(pid, None)
         self._held.pop(rank, None)
+        if rank in self._falling.values():
+            self._heirs[rank] = member
+            self._lead.hold(member)
         self._shim.alive[pid] = rank
         self._shim.note_ranks()
         return {"env": {name: entry["env"][name] for name in OF_RANK if name in entry["env"]}, "log": entry["log"], "pid": pid}

@@ -62,6 +62,12 @@ class Relay:
     def finished(self, member: int) -> None:
         self._send(Frame({"do": "finished", "member": member}))
 
+    def hold(self, member: int) -> None:
+        self._doorway.hold(member)
+
+    def release(self, member: int) -> None:
+        self._doorway.release(member)
+
     def told(self, grace_ms: int) -> None:
         """This node's ranks are being ended; their ends are said as any."""
 
