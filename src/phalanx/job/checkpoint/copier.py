@@ -19,10 +19,10 @@ import torch
 from phalanx.core.errors import Bug, NotFound, PhalanxError, SetupError
 from phalanx.job.checkpoint.beside import Beside, PageLocks
 from phalanx.job.checkpoint.commit import reason_of
-from phalanx.job.checkpoint.keeper.messages import News, NotReplicated, Peer, Persist, Replicated
+from phalanx.job.checkpoint.keeper.messages import BUFFERS_MIN, News, NotReplicated, Peer, Persist, Replicated
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE
-from phalanx.job.checkpoint.memory import BUFFERS_MIN, Draft, Memory
+from phalanx.job.checkpoint.memory import Draft, Memory
 from phalanx.job.checkpoint.pages import map_now
 from phalanx.job.checkpoint.shard_file import Part
 
@@ -123,9 +123,10 @@ class Copier:
         return self.memory is not None and self.memory.index_of(step) in self._locked
 
     def give_back(self) -> None:
-        """The memory, to everybody: the keeper holds none any more."""
+        """The memory, to everybody: the keeper holds none any more, but for what was sealed of other parts before."""
         self.leave()
-        Memory.attach(self.place, (), 2, self._idle_s).leave()
+        with contextlib.suppress(PhalanxError):  # then there is no keeper that holds any
+            Memory.attach(self.place, (), BUFFERS_MIN, self._idle_s).leave()
 
     def ride(self, save: Persist) -> None:
         """The next snapshot shall be written to durable storage."""

@@ -9,7 +9,9 @@ from typing import Final
 from phalanx.core.errors import PhalanxError, SetupError
 from phalanx.job.checkpoint.copier import Copier
 from phalanx.job.checkpoint.host_memory import free_bytes
-from phalanx.job.checkpoint.memory import BUFFERS_MIN, Memory
+from phalanx.job.checkpoint.keeper.messages import BUFFERS_MIN
+from phalanx.job.checkpoint.keeper.segments import SPARE_BYTES, TOO_LITTLE
+from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.replicas import node_of
 from phalanx.job.checkpoint.segment import layout_of
 from phalanx.job.checkpoint.shard_file import Part
@@ -26,6 +28,7 @@ class Fitting:
         self._copier = copier
         self._parts = parts
         self._most = most
+        copier.rest()  # what was being taken for a generation before this
         self._buffers = _likely(copier, parts, most)
         copier.begin_fit(parts, self._buffers)
 
@@ -57,10 +60,9 @@ class Fitting:
         return None
 
     def _try_fewer(self, why: PhalanxError | None) -> None:
-        if self._buffers == BUFFERS_MIN or not isinstance(why, SetupError):
-            self._copier.close()
-            raise why or SetupError("snapshots", str(self._copier.place.folder), "cannot be had")
         self._copier.give_back()
+        if self._buffers == BUFFERS_MIN or not (isinstance(why, SetupError) and why.field == TOO_LITTLE):
+            raise why or SetupError("snapshots", str(self._copier.place.folder), "cannot be had")
         told_by_all(None)  # what others of this node had is free again
         self._buffers -= 1
         self._copier.begin_fit(self._parts, self._buffers)
@@ -80,5 +82,5 @@ def _likely(copier: Copier, parts: Sequence[Part], most: int) -> int:
     needed: Counter[str] = Counter()
     for where, size_bytes, _, _ in told:
         needed[where] += size_bytes
-    room = [free // needed[where] for where, _, free, _ in told if needed[where]]
+    room = [(free - SPARE_BYTES) // needed[where] for where, _, free, _ in told if needed[where]]
     return max(BUFFERS_MIN, min([*(wanted for _, _, _, wanted in told), *room]))

@@ -36,8 +36,6 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
-BUFFERS_MIN: Final = 2
-"""The newest whole one, and one that is being copied."""
 BUFFERS: Final = 3
 """The newest whole one, one that is being copied, and one that is being written to durable storage."""
 

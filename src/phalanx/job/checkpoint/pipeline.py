@@ -18,6 +18,7 @@ from phalanx.core.errors import CheckpointError, SetupError
 from phalanx.job.checkpoint.commit import Content, Saved, SaveFailed, reason_of
 from phalanx.job.checkpoint.copier import Copier
 from phalanx.job.checkpoint.fitting import Fitting
+from phalanx.job.checkpoint.keeper.link import TAKING_S
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, News, Persist, Troubled
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
@@ -137,7 +138,8 @@ class Pipeline:
         self.stalled_s += self._copier.wait()
         self._hear(0.0)
         if must:
-            self._wait_together(lambda: not self._has_room(), self._has_memory)
+            taking_s = TAKING_S if self._memory is None else 0.0
+            self._wait_together(lambda: not self._has_room(), self._has_memory, taking_s)
         elif not self._put_off:
             self._wait_for_room(ROOM_WAIT_S)
         agreed = self._all_have_room()
@@ -239,10 +241,12 @@ class Pipeline:
     def _has_memory(self) -> bool:
         return self._every_step is None or self._every_step.has_memory()
 
-    def _wait_together(self, is_missing: Callable[[], bool], progress: Callable[[], object] = lambda: None) -> None:
-        """Until nothing is missing on any rank, or for as long as a store that is away is tried. A collective of all ranks: one
-        that waited in a collective for another would count as one that hangs, and its time there would be over first."""
-        until_s = self._clock_s() + self._patience_s + _MARGIN_S
+    def _wait_together(
+        self, is_missing: Callable[[], bool], progress: Callable[[], object] = lambda: None, longer_s: float = 0.0
+    ) -> None:
+        """Until nothing is missing on any rank, or for as long as a store that is away is tried and `longer_s`. A collective of all
+        ranks: one that waited in a collective for another would count as one that hangs, and its time there would be over first."""
+        until_s = self._clock_s() + self._patience_s + _MARGIN_S + longer_s
         while True:
             progress()
             self._hear(0.0)

@@ -140,6 +140,7 @@ class Exchange:
 
     def gathered(self, copier: Copier) -> list[Kept]:
         """All that any keeper of the gang holds. A collective of all ranks."""
+        self._base = None
         if copier.memory is not None:
             with contextlib.suppress(PhalanxError):  # then this place has nothing
                 copier.memory.repair()

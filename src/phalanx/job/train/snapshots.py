@@ -9,6 +9,7 @@ the others': so whoever has made step n + 1 knows that all have n whole, and at 
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
@@ -56,6 +57,7 @@ class Snapshots:
         self._buffers = buffers or (REPLICA_BUFFERS if replicas else BUFFERS)
         self._is_fitted = False
         self._fits_beside = False
+        self._is_after_fault = False
         self._fitting: Fitting | None = None
         self._parts: Sequence[Part] = ()
         self._waits = True
@@ -81,10 +83,14 @@ class Snapshots:
 
     def fit(self, parts: Sequence[Part]) -> None:
         """Takes memory for snapshots of these parts, see `Fitting`; beside training where `fits_beside` was called. A collective of
-        all ranks, first in each generation."""
+        all ranks, first in each generation.
+
+        Raises, on every rank, when one has too little, SetupError before a first step; after a fault StoreUnavailable: the job had
+        room for all its ranks, and may have it again.
+        """
         self._parts = parts
         if not self._fits_beside:
-            self._have(self._begun().finish())
+            self._have(self._begun(), math.inf)
 
     def fits_beside(self) -> None:
         """What this generation goes on from stays in memory that others hold, so that nobody needs to wait for its own: it is taken
@@ -92,25 +98,24 @@ class Snapshots:
         self._fits_beside = True
 
     def has_memory(self, wait_s: float = 0.0) -> bool:
-        """Whether that was taken by now, on every rank. A collective of all ranks.
-
-        Raises StoreUnavailable, on every rank, when one has too little: with all its ranks the job had room, and may have it again.
-        """
+        """Whether that was taken by now, on every rank. A collective of all ranks. Raises as `fit`."""
         if not self._is_fitted:
-            fitting = self._fitting if self._fitting is not None else self._begun()
-            try:
-                self._have(fitting.ready(wait_s))
-            except SetupError as error:
-                raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {dist.get_world_size()} ranks") from error
+            self._have(self._fitting if self._fitting is not None else self._begun(), wait_s)
         return self._is_fitted
 
     def _begun(self) -> Fitting:
         self._fitting = Fitting(self.copier, self._parts, self._buffers)
         return self._fitting
 
-    def _have(self, fitted: tuple[Memory, int] | None) -> None:
-        if fitted is not None:
-            self._is_fitted, self._fitting, self._buffers = True, None, fitted[1]
+    def _have(self, fitting: Fitting, wait_s: float) -> None:
+        try:
+            found = fitting.finish() if wait_s == math.inf else fitting.ready(wait_s)
+        except SetupError as error:
+            if not self._is_after_fault:
+                raise
+            raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {dist.get_world_size()} ranks") from error
+        if found is not None:
+            self._is_fitted, self._fitting, self._buffers = True, None, found[1]
             self._exchange.meet(self.copier, self._restored)
 
     def recall(self, kept: list[Kept], at: Moment) -> Recalled:
@@ -121,6 +126,7 @@ class Snapshots:
 
     def gathered(self) -> list[Kept]:
         """All that any keeper of the gang holds, of gangs of other sizes too. A collective of all ranks, after a fault."""
+        self._is_after_fault = True
         self.copier.rest()
         return self._exchange.gathered(self.copier)
 
@@ -151,7 +157,7 @@ class Snapshots:
         """Begins to copy the state after `step`, at least 1. A collective of all ranks. False when there was no room for it: then
         the one before it stays.
 
-        Raises SetupError, on every rank, when one has too little memory; see `has_memory` too.
+        Raises as `fit`.
         """
         held: Held = [*self.live(model, optimizer).held(), *rng_parts(rank.rank, rank.device)]
         self.copier.wait()

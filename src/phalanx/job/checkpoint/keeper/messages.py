@@ -9,6 +9,8 @@ from phalanx.job.checkpoint.commit import Content, Saved
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.shard_file import Part, SaveKey
 
+BUFFERS_MIN: Final = 2
+"""The newest whole one, and one that is being copied."""
 BUFFERS_MAX: Final = 8
 
 

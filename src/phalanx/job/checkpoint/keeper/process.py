@@ -17,6 +17,7 @@ from phalanx.core.errors import PhalanxError, SetupError, StoreUnavailable, User
 from phalanx.job.checkpoint.keeper import frames
 from phalanx.job.checkpoint.keeper.messages import (
     BUFFERS_MAX,
+    BUFFERS_MIN,
     Adopt,
     Answer,
     Asked,
@@ -46,7 +47,7 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.keeper.recorded import record_unheard
 from phalanx.job.checkpoint.keeper.replicas import Held, fetch, item_of, send
 from phalanx.job.checkpoint.keeper.saves import Saves
-from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE, make_segments
+from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE, Unwanted, make_segments
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
 from phalanx.job.checkpoint.shard_file import Part
 
@@ -91,6 +92,9 @@ class Keeper:
         self._held: Held | None = None
         self._sending: list[Segment] = []  # by the sender, or soon
         self._sender = ThreadPoolExecutor(1, "replica")
+        self._making = 0
+        self._maker = ThreadPoolExecutor(1, "memory")
+        self._inbox: deque[Callable[[], None]] = deque()  # from its thread
         self._selector = selectors.DefaultSelector()
 
     def dismiss(self) -> None:
@@ -128,12 +132,12 @@ class Keeper:
             self.place.folder.rmdir()
 
     def _is_over(self) -> bool:
-        if self._saves.running or (self._callers and not self._saves.is_hurried):
+        if self._making or self._saves.running or (self._callers and not self._saves.is_hurried):
             return False
         return self._dismissed or self._left_s() <= 0
 
     def _patience_s(self) -> float | None:
-        return None if self._callers or self._saves.running else max(0.0, self._left_s())
+        return None if self._callers or self._saves.running or self._making else max(0.0, self._left_s())
 
     def _left_s(self) -> float:
         return self._patience_alone_s - (self._clock_s() - self._alone_since_s)
@@ -232,25 +236,42 @@ class Keeper:
             caller.tell(self._unheard.popleft())
 
     def _make(self, caller: Caller, layout: Layout, buffers: int) -> None:
-        if not 2 <= buffers <= BUFFERS_MAX:
+        if not BUFFERS_MIN <= buffers <= BUFFERS_MAX:
             raise ValueError(f"{buffers} buffers")
-        if not self._has(layout, buffers):
-            self._put_by(layout)
-            try:
-                descriptors = self._made(layout, buffers)
-            except UserError as error:
-                caller.tell(Refused(field=error.field, value=str(error.value), fix=error.fix))
-                return
-            self.segments = [Segment(descriptor, layout) for descriptor in descriptors]
-        self._show(caller)
+        if self._has(layout, buffers):
+            self._show(caller)
+            return
+        self._put_by(layout)
+        self._making += 1
+        self._maker.submit(self._take, caller, layout, buffers)
 
-    def _made(self, layout: Layout, buffers: int) -> list[int]:
-        """What is put by makes way where there is not enough for both. Raises SetupError."""
-        if self._former:
-            with contextlib.suppress(SetupError):
-                return make_segments(self.place.folder, layout, buffers)
-            self._drop()
-        return make_segments(self.place.folder, layout, buffers)
+    def _take(self, caller: Caller, layout: Layout, buffers: int) -> None:
+        """In a thread: it lasts as long as it takes to clear tens of gigabytes, in the turn of this node's keepers, and others ask
+        meanwhile what is put by. Given up once the caller is gone."""
+        made: list[int] | UserError = []
+        with contextlib.suppress(Unwanted):
+            try:
+                made = make_segments(self.place.folder, layout, buffers, is_wanted=lambda: caller in self._callers)
+            except UserError as error:
+                made = error
+        self._inbox.append(functools.partial(self._took, caller, layout, buffers, made))
+        self._call()
+
+    def _took(self, caller: Caller, layout: Layout, buffers: int, made: list[int] | UserError) -> None:
+        self._making -= 1
+        if isinstance(made, UserError):
+            if self._former and buffers == BUFFERS_MIN and caller in self._callers:
+                self._drop()  # it makes way where there is not enough for both
+                self._make(caller, layout, buffers)
+            else:
+                caller.tell(Refused(field=made.field, value=str(made.value), fix=made.fix))
+        elif caller in self._callers:
+            self.segments = [Segment(descriptor, layout) for descriptor in made]
+            self._show(caller)
+        else:
+            for descriptor in made:
+                os.close(descriptor)
+        self._alone_since_s = self._clock_s()
 
     def _put_by(self, layout: Layout) -> None:
         """A gang of another size has other parts, and nothing of them is sealed yet: until then what is counts."""
@@ -258,8 +279,6 @@ class Keeper:
             self._drop()
             self._former = [segment for segment, _ in self._own()]
             self.segments = [segment for segment in self.segments if segment not in self._former]
-        elif not layout.parts:
-            self._drop()
         self._let_go()
 
     def _drop(self) -> None:
@@ -354,12 +373,17 @@ class Keeper:
     def _post(self, news: News) -> None:
         """From any thread."""
         self._news.append(news)
+        self._call()
+
+    def _call(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it rings already
             self._ring.send(b"!")
 
     def _spread_news(self) -> None:
         """To everybody there; else to whoever comes first."""
         self._heard.recv(4096)
+        while self._inbox:
+            self._inbox.popleft()()
         while self._news:
             news = self._news.popleft()
             known = [caller for caller in self._callers if caller.known]
