@@ -47,3 +47,8 @@ def test_what_cannot_be_names_its_field(asked: dict[str, Any], field: str) -> No
     with pytest.raises(SpecError) as refused:
         planned(Asked(**asked), 1)
     assert refused.value.field == field and refused.value.fix
+
+
+def test_a_duration_is_said_as_it_is_written() -> None:
+    with pytest.raises(SpecError, match="for: '3s': kill-rank has none"):
+        planned(Asked(fault="kill-rank", for_ms=3_000), 1)

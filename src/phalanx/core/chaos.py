@@ -147,7 +147,7 @@ def _refuse_out_of_bounds(asked: Asked) -> None:
     )
     for name, value, least, most, fix in bounds:
         if value is not None and not least <= value <= most:
-            raise SpecError(name, value, fix)
+            raise SpecError(name, _said(name, value), fix)
 
 
 def _refuse_misplaced(asked: Asked) -> None:
@@ -158,7 +158,14 @@ def _refuse_misplaced(asked: Asked) -> None:
         ("flip", asked.flip, ("flip-bit",)),
     )
     if asked.fault == "flip-bit" and asked.for_ms is not None and asked.flip != "gradient":
-        raise SpecError("for", asked.for_ms, "a bit of the weights is flipped once; leave it out, or write flip: gradient")
+        raise SpecError(
+            "for", _said("for", asked.for_ms), "a bit of the weights is flipped once; leave it out, or write flip: gradient"
+        )
     for name, value, kinds in places:
         if value is not None and asked.fault not in kinds:
-            raise SpecError(name, value, f"{asked.fault} has none; leave it out, or ask for {' or '.join(kinds)}")
+            raise SpecError(name, _said(name, value), f"{asked.fault} has none; leave it out, or ask for {' or '.join(kinds)}")
+
+
+def _said(name: str, value: str | int) -> str | int:
+    """Durations are written with a unit."""
+    return f"{value / 1000:g}s" if name == "for" and isinstance(value, int) else value

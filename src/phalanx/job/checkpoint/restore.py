@@ -162,10 +162,10 @@ def _before(place: Folder, origin: Origin, skipped: tuple[str, ...]) -> Found:
 
 def _check_origin(folder: Folder, read: Manifest, origin: Origin) -> None:
     pairs = (
-        ("config", read.origin.config, origin.config, "the run's hyperparameters"),
-        ("data", read.origin.data, origin.data, "the run's data"),
+        ("config", read.origin.config, origin.config, "other hyperparameters: those of this run have"),
+        ("data", read.origin.data, origin.data, "other data: that of this run has"),
     )
-    for name, was, now, whose in pairs:
+    for name, was, now, what in pairs:
         if was != now:
-            fix = f"was made with {was}, {whose} is {now}; use what it was made with, or another job folder"
+            fix = f"the checkpoint was made with {what} the hash {now}; use what it was made with, or another job folder"
             raise CheckpointError(f"{name} of checkpoint {folder.name}", was, fix)

@@ -183,7 +183,7 @@ class Recipe:
         first = float.fromhex(str(note["val_loss_first"]))
         training.guard.restore(note)
         _check_cursor(note, state_numbers(training, step, first), step)
-        _log.info("rank %d goes on after step %d from memory", rank.rank, step)
+        _log.info("rank %d goes on after step %d from memory", rank.slot, step)
         return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]), from_memory=True)
 
     def _fault(self, rank: Rank, place: Place) -> Fault | None:
