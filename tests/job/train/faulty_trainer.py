@@ -20,9 +20,11 @@ from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama
+from phalanx.job.sdk.session import Session
 from phalanx.job.train import __main__ as trainer
 from phalanx.job.train import setup
 from phalanx.job.train.batches import train_batches
+from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
 
 DEADLY_STEP = 7
@@ -120,6 +122,20 @@ def disk_full_at_the_end() -> None:
     patch.object(trainer, "finish", limited).start()
 
 
+def without_a_folder() -> None:
+    """A file takes the place of the checkpoints, after they were claimed."""
+    claim = setup.claim
+
+    def claim_and_lose(session: Session, rank: Rank) -> None:
+        claim(session, rank)
+        if rank.rank == 0:
+            folder = Path(session.job_dir) / "checkpoints"
+            folder.rename(folder.with_name("aside"))
+            folder.write_text("a file where a folder is needed")
+
+    patch.object(setup, "claim", claim_and_lose).start()
+
+
 def little_memory() -> None:
     """Rank 1's node has next to no memory left."""
     if os.environ["RANK"] == "1":
@@ -137,6 +153,7 @@ if __name__ == "__main__":
         killed_between_fetch_and_update,
         disk_full_at_the_end,
         little_memory,
+        without_a_folder,
         poisoned_rows,
         unreadable_rows,
         changed_by_loading,

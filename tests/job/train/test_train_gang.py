@@ -301,8 +301,8 @@ def test_an_attempt_that_was_replaced_commits_nothing_more_not_even_before_the_n
 
 
 def test_failed_saves_cost_nothing_until_the_last(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file where a folder is needed")
-    alone = attempt(tmp_path, data, 1, world_size=1, env={"PHALANX_CHECKPOINT_PATIENCE_S": "0"})
+    program = (*FAULTY, "without_a_folder")
+    alone = attempt(tmp_path, data, 1, world_size=1, env={"PHALANX_CHECKPOINT_PATIENCE_S": "0"}, program=program)
     assert alone.codes == [3], alone.log()
     assert list(alone.losses()) == list(range(1, 17))
     for step in (4, 8, 12):
@@ -311,10 +311,17 @@ def test_failed_saves_cost_nothing_until_the_last(tmp_path: Path, data: Path) ->
     assert not alone.of_kind("model") and not alone.of_kind("checkpoint")
 
 
+def test_a_place_that_can_never_hold_checkpoints_is_refused_before_a_step(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder is needed")
+    refused = attempt(tmp_path, data, 1)
+    assert refused.codes == [2, 2], refused.log()
+    assert "has a file where a folder is needed; move it away, or choose another place" in refused.log()
+    assert not refused.losses() and "Traceback" not in refused.log()
+
+
 def test_a_store_that_is_away_for_a_while_costs_no_step_and_no_checkpoint(tmp_path: Path, data: Path) -> None:
     away = tmp_path / "checkpoints"
-    away.write_text("a file where a folder is needed")
-    ranks = start_attempt(tmp_path, data, 1)
+    ranks = start_attempt(tmp_path, data, 1, program=(*FAULTY, "without_a_folder"))
     until = time.monotonic() + 60
     while "not saved yet" not in logs(tmp_path / "attempt-1"):
         assert time.monotonic() < until, logs(tmp_path / "attempt-1")

@@ -165,7 +165,10 @@ def origin_of(recipe: LlamaRecipe, data: TokenData, rank: Rank) -> Origin:
 
 
 def claim(session: Session, rank: Rank) -> None:
-    """From here on older attempts and generations of the job commit no more. A collective of all ranks."""
+    """From here on older attempts and generations of the job commit no more. A collective of all ranks.
+
+    Raises SetupError where checkpoints can never be written: nobody trains for hours to hear that.
+    """
     holder = Holder(attempt=session.attempt, generation=rank.generation)
     decided_by_rank_zero(lambda: _claim(checkpoints_of(session), holder))
 
@@ -180,7 +183,7 @@ def claim_beside(session: Session, rank: Rank) -> None:
     def work() -> None:
         try:
             _claim(checkpoints_of(session), holder)
-        except (CheckpointError, OSError) as error:  # the next save says it to every rank
+        except (CheckpointError, SetupError, OSError) as error:  # the next save says it to every rank
             _log.warning("the job's checkpoints could not be claimed: %s", error)
 
     threading.Thread(target=work, name="claim", daemon=True).start()
@@ -211,10 +214,10 @@ def keep_of(session: Session) -> Keep:
 
 
 def _claim(root: Folder, holder: Holder) -> None:
-    """A place that cannot be written fails the saves, not the start."""
+    """A place that cannot be written now fails the saves, not the start. Raises SetupError for one that somebody has to change."""
     try:
         check_fence(root, holder)
-    except (SetupError, StoreUnavailable) as error:
+    except StoreUnavailable as error:
         _log.warning("the job's checkpoints could not be claimed: %s", error)
 
 
