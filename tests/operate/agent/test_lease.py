@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import features
+from phalanx.core.interruptions import WITH_LEASE
 from phalanx.core.messages import StopRanks
 from phalanx.operate.agent import boottime, shim
 from phalanx.operate.agent.lease import ASKED_MAX, GRACE_MS, HELLO, Lease
@@ -24,7 +25,6 @@ from tests.operate.agent.agent_cell import Cell, alive, until
 from tests.operate.agent.test_shim import POLITE, STUBBORN, Order, script
 
 WAIT = "import signal; print('up', flush=True); signal.pause()"
-LEASE_ENDED = "its node's lease ended"
 DYING_MS = 5_000
 """More than a killed process was ever seen to need."""
 
@@ -139,7 +139,7 @@ def test_when_the_lease_is_over_ranks_are_told_and_the_end_says_why_with_no_agen
     until(lambda: "up" in order.log(0) and "up" in order.log(1))
     soon(order)
     assert order.end() == [0, 0]
-    assert (order.ended["lost"], order.ended["interrupted"]) == (LEASE_ENDED, True)
+    assert (order.ended["lost"], order.ended["interrupted"]) == (WITH_LEASE, True)
 
 
 def test_ranks_that_do_not_listen_are_killed_within_the_grace(tmp_path: Path, started: list[Order]) -> None:
@@ -149,7 +149,7 @@ def test_ranks_that_do_not_listen_are_killed_within_the_grace(tmp_path: Path, st
     assert order.end() == [-9]
     assert 300 <= boottime.now_ms() - ends_ms < 300 + DYING_MS
     assert order.log() == "up\nTERM\n"
-    assert order.ended["lost"] == LEASE_ENDED
+    assert order.ended["lost"] == WITH_LEASE
 
 
 def test_a_renewed_lease_holds_and_one_that_is_renewed_no_more_ends(tmp_path: Path, started: list[Order]) -> None:
@@ -161,7 +161,7 @@ def test_a_renewed_lease_holds_and_one_that_is_renewed_no_more_ends(tmp_path: Pa
     assert order.process is not None
     assert order.process.poll() is None
     assert order.end() == [-15]
-    assert order.ended["lost"] == LEASE_ENDED
+    assert order.ended["lost"] == WITH_LEASE
 
 
 def test_a_shim_that_slept_through_the_grace_kills_at_once_and_hears_no_renewal_that_came_too_late(
@@ -183,7 +183,7 @@ def test_a_shim_that_slept_through_the_grace_kills_at_once_and_hears_no_renewal_
         order.process.send_signal(signal.SIGCONT)
         assert order.end() == [-9]
     assert boottime.now_ms() - woken_ms < GRACE_MS, "at once"
-    assert order.ended["lost"] == LEASE_ENDED
+    assert order.ended["lost"] == WITH_LEASE
 
 
 def test_the_end_of_a_lease_does_not_wait_for_a_disk_that_takes_nothing(tmp_path: Path, started: list[Order]) -> None:
@@ -203,7 +203,7 @@ def test_the_end_of_a_lease_does_not_wait_for_a_disk_that_takes_nothing(tmp_path
     way.rmdir()
     way.parent.rmdir()
     assert order.end() == [-9]
-    assert order.ended["lost"] == LEASE_ENDED
+    assert order.ended["lost"] == WITH_LEASE
 
 
 def test_nor_for_one_that_hangs(tmp_path: Path, started: list[Order]) -> None:
@@ -225,7 +225,7 @@ def test_a_lease_that_is_over_before_the_ranks_are_started_starts_none(tmp_path:
     order = ordered(tmp_path / "a", started, WAIT, (-1, 5000), ranks=2)
     assert order.end() == [-15, -15]
     assert order.log(1) == "phalanx: not started, since its node's lease ended\n"
-    assert (order.ended["lost"], order.ended["interrupted"]) == (LEASE_ENDED, True)
+    assert (order.ended["lost"], order.ended["interrupted"]) == (WITH_LEASE, True)
 
 
 def test_a_job_that_was_stopped_before_is_not_interrupted_but_has_no_longer_than_the_lease(
@@ -256,7 +256,7 @@ def test_the_time_that_a_machine_sleeps_counts(tmp_path: Path) -> None:
     (order.folder / "shim.json").write_text(json.dumps(said | {"lease": {"ends_ms": boottime.now_ms() + 60_000, "grace_ms": 5000}}))
     slept = ["unshare", "--time", "--boottime", "100", "--fork", *shim.command(order.folder)]
     assert subprocess.run(slept, timeout=20).returncode == 0
-    assert json.loads((order.folder / "ended.json").read_bytes())["lost"] == LEASE_ENDED
+    assert json.loads((order.folder / "ended.json").read_bytes())["lost"] == WITH_LEASE
 
 
 def up(cell: Cell, on_partition: str) -> int:
@@ -289,14 +289,14 @@ def test_stop_ends_the_ranks_of_a_node_that_is_cut_off_also_when_its_agent_is_de
     else:
         cell.far.up()
     report = cell.far.phase("demo-1.1", "ended")
-    assert (report.lost, report.interrupted) == (LEASE_ENDED, True)
+    assert (report.lost, report.interrupted) == (WITH_LEASE, True)
     assert [(exited.code, exited.first) for exited in report.exits] == [(-15, False)]
 
 
 def test_a_control_plane_that_is_connected_and_does_not_grant_ends_them_too(cell: Cell) -> None:
     pid = up(cell, "stop")
     cell.far.granting = False
-    assert cell.far.phase("demo-1.1", "ended").lost == LEASE_ENDED
+    assert cell.far.phase("demo-1.1", "ended").lost == WITH_LEASE
     assert not alive(pid)
 
 
@@ -308,7 +308,7 @@ def test_grants_that_are_on_their_way_for_longer_than_a_lease_are_worth_nothing(
     before = cell.far.renewals()
     until(lambda: cell.far.renewals() > before + 1)
     cell.far.lease_ms, cell.far.grants_late_s = short_ms, 1.5 * short_ms / 1000
-    assert cell.far.phase("demo-1.1", "ended").lost == LEASE_ENDED
+    assert cell.far.phase("demo-1.1", "ended").lost == WITH_LEASE
 
 
 def test_keep_lets_ranks_live_on_beyond_their_lease(cell: Cell) -> None:

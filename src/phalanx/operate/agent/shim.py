@@ -30,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from phalanx.core.interruptions import WITH_LEASE, WITH_PLATFORM
 from phalanx.operate.agent import boottime, own_pids
 from phalanx.operate.agent.durable import fsync_folder
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
@@ -44,9 +45,7 @@ CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
 LINE_BYTES_MAX: Final = 4096
 RETRY_S: Final = 0.5
 KILL_AGAIN_S: Final = 0.05
-PLATFORM_STOPPED: Final = "they were stopped with the platform"
-LEASE_ENDED: Final = "its node's lease ended"
-_WHY_NOT_STARTED: Final = {PLATFORM_STOPPED: "the platform was stopped", LEASE_ENDED: LEASE_ENDED}
+_WHY_NOT_STARTED: Final = {WITH_PLATFORM: "the platform was stopped", WITH_LEASE: WITH_LEASE}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -168,7 +167,7 @@ class Shim:
         return True
 
     def _end_with_platform(self) -> None:
-        self.interrupt(PLATFORM_STOPPED)
+        self.interrupt(WITH_PLATFORM)
         self.ask_stop(self.order["grace_ms"])
 
     def _end_with_lease(self) -> None:
@@ -176,7 +175,7 @@ class Shim:
         if self.lease is None or boottime.now_ms() < self.lease["ends_ms"]:
             return
         kill_at_ms, self.lease = self.lease["ends_ms"] + self.lease["grace_ms"], None
-        self.interrupt(LEASE_ENDED)
+        self.interrupt(WITH_LEASE)
         self.ask_stop(max(0, kill_at_ms - boottime.now_ms()))
 
     def interrupt(self, why: str) -> None:
@@ -366,7 +365,7 @@ class Shim:
     def _write(self) -> None:
         """As far as the disk takes it. Where a lease has ended facts wait for the last rank's end: a disk that hangs, such as one
         that is away like everybody else, must not hold it up."""
-        if not (self.alive and self.interrupted == LEASE_ENDED):
+        if not (self.alive and self.interrupted == WITH_LEASE):
             self.writing.turn()
 
     def ask_stop(self, grace_ms: int) -> None:
@@ -419,7 +418,7 @@ class Shim:
 
     def _cleanings(self) -> list[Callable[[], set[int]]]:
         saves = functools.partial(finish_saves, self.folder / "keepers", self.order["marks"], dead_children)
-        first = [saves] if self.interrupted != LEASE_ENDED else []  # nothing may outlive a lease
+        first = [saves] if self.interrupted != WITH_LEASE else []  # nothing may outlive a lease
         if self.init is not None:
             return [*first, functools.partial(end_namespace, self.init)]
         return [*first, functools.partial(sweep, self.order["marks"], dead_children), kill_orphans]

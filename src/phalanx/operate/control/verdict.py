@@ -3,21 +3,15 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from phalanx.core.errors import Exit
 from phalanx.core.events import AttemptEnded
 from phalanx.core.ids import NodeId
+from phalanx.core.interruptions import WITH_LEASE, WITH_PLATFORM
 from phalanx.core.messages import AttemptReport, RankExit, RankProcess
 from phalanx.core.states import StopCause, Stopping
 from phalanx.decide import restarts
 from phalanx.operate.control.world import AttemptRecord, JobRecord
-
-WITH_PLATFORM: Final = "they were stopped with the platform"
-"""What a shim says of ranks that it ended since it was itself told to end."""
-
-WITH_LEASE: Final = "its node's lease ended"
-"""What it says of those that must not outlive a lease."""
 
 Reports = Sequence[AttemptReport | None]
 """What each node of a gang says of it, in node rank order."""

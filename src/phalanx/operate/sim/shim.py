@@ -5,6 +5,7 @@ from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId
+from phalanx.core.interruptions import WITH_LEASE
 from phalanx.core.messages import Launch, RankExit, RankProcess
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankRecord
 from phalanx.operate.sim.faults import DiskFull
@@ -18,7 +19,6 @@ LEAVING_MS_MAX: Final = 3_000
 """A rank that heeds SIGTERM may have a last checkpoint to write."""
 
 RETRY_MS: Final = 500
-LEASE_ENDED: Final = "its node's lease ended"
 
 Fact = RankExit | tuple[RankProcess, ...] | Ended | GangStands
 
@@ -211,7 +211,7 @@ class SimShim:
             self._machine.timeline.after(left_ms, self._watch_lease)
         elif not self._told:
             self._machine.witness.note(self._machine.node, "shim: the lease is over", self._attempt)
-            self._lost = LEASE_ENDED
+            self._lost = WITH_LEASE
             self.stop(FAILURE_GRACE_MS)
 
     # What ranks say
