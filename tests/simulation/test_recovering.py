@@ -71,6 +71,7 @@ def test_a_gang_that_cannot_go_on_starts_again_whole(it: Stage, which: str) -> N
     it.until(lambda: it.is_over(job))
     ended = [one for one in it.events(AttemptEnded) if isinstance(one, AttemptEnded)]
     assert [one.ok for one in ended] == ([False, True] if which == "other" else [False])
+    assert "its node was started again" in ended[0].detail
     assert it.events(PartReleased) == []
 
 

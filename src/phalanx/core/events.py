@@ -115,7 +115,7 @@ class AttemptEnded:
 
     interrupted: it was stopped with the platform, which counts against no limit. ended_ms: Unix time at which its last rank was
     gone where that was before this event, as when nobody was there to hear of it; 0 is the event's own time. fruitless: a gang that
-    recovers inside fell apart, though none of its nodes was lost, and had not come further than an attempt before it.
+    recovers inside fell apart, though no node was lost or took its part along, and had not come further than an attempt before it.
     """
 
     job: JobId

@@ -7,3 +7,6 @@ WITH_PLATFORM: Final = "they were stopped with the platform"
 
 WITH_LEASE: Final = "its node's lease ended"
 """They must not outlive it."""
+
+WITH_BOOT: Final = "its node was started again"
+"""Said by the agent: the shim was of an earlier boot."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import StopRanks
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.sweeping import sweep
@@ -154,6 +155,18 @@ def test_a_shim_that_died_while_no_agent_was_there_is_cleaned_up_by_the_next(cel
     assert [report.phase for report in cell.far.hellos()[1].attempts] != ["running"], "nothing runs there any more"
     assert cell.far.phase("demo-1.1", "ended").lost
     assert not any(alive(pid) for pid in pids)
+
+
+def test_what_ran_before_the_machine_was_started_again_ended_with_its_boot(cell: Cell) -> None:
+    cell.far.start(cell.launch(WAIT))
+    ranks_up(cell)
+    cell.agent.end(signal.SIGKILL)
+    os.kill(cell.shim_pid(), signal.SIGKILL)
+    claim = cell.folder() / "shim-pid.json"
+    claim.write_text(json.dumps(json.loads(claim.read_bytes()) | {"boot": "an earlier one"}))
+    cell.agent.start()
+    report = cell.far.phase("demo-1.1", "ended")
+    assert (report.lost, report.interrupted) == (WITH_BOOT, False)
 
 
 def test_a_second_shim_of_an_attempt_leaves_at_once(cell: Cell) -> None:

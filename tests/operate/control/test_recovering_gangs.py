@@ -7,6 +7,7 @@ import pytest
 from phalanx.core import features
 from phalanx.core.events import AttemptEnded, PartLost, PartReleased
 from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.interruptions import WITH_BOOT, WITH_LEASE, WITH_PLATFORM
 from phalanx.core.messages import GangStarted, GiveUpNode, StopRanks
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered
 from phalanx.core.spec import Recovery
@@ -321,6 +322,49 @@ def test_lost_nodes_are_no_interruptions_of_that_kind(bench: Bench) -> None:
     (ended,) = bench.log(AttemptEnded)
     assert isinstance(ended, AttemptEnded)
     assert (ended.fruitless, bench.job(job).fruitless) == (False, 0)
+
+
+def test_a_node_that_takes_its_part_along_however_often_uses_up_no_restart(bench: Bench) -> None:
+    """What the first node's shim says then is the consequence, and the attempt's end names the cause."""
+    job, _, _ = gang(bench, shrinks=False, max_restarts=0)
+    causes = {
+        WITH_PLATFORM: "node b ended with its platform",
+        WITH_LEASE: "stopped on node b: its node's lease ended",
+        WITH_BOOT: "node b lost its ranks: its node was started again",
+    }
+    for why, detail in causes.items():
+        for _ in range(FRUITLESS_MAX + 1):
+            ended = taken_along(bench, job, why)
+            assert (ended.again, ended.interrupted, ended.fruitless, ended.detail) == (True, True, False, detail)
+            start_again(bench, job)
+    assert bench.job(job).fruitless == 0
+
+
+def test_a_gang_whose_nodes_all_end_with_the_platform_says_so(bench: Bench) -> None:
+    _, one, two = gang(bench, shrinks=False, max_restarts=0)
+    for agent in (one, two):
+        agent.leave(FIRST, WITH_PLATFORM)
+    bench.tick(3)
+    (ended,) = bench.log(AttemptEnded)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.again, ended.fruitless, ended.detail) == (True, False, "stopped with the platform")
+
+
+def taken_along(bench: Bench, job: JobId, why: str) -> AttemptEnded:
+    """Node b's part ends with something of that node, and the first node's since it did."""
+    attempt, one, two = bench.attempt(job).id, bench.agents["a"], bench.agents["b"]
+    one.leave(attempt, "node 1 has ended its ranks")
+    bench.clock.sleep(500)
+    if why == WITH_BOOT:
+        two._now(attempt, phase="stopping", lost=why)
+        two._now(attempt, phase="ended")
+    else:
+        two.leave(attempt, why)
+    bench.tick(3)
+    ended = bench.log(AttemptEnded)[-1]
+    assert isinstance(ended, AttemptEnded)
+    assert ended.attempt == attempt
+    return ended
 
 
 def saved(step: int) -> CheckpointCommitted:

@@ -18,12 +18,14 @@ import structlog
 from phalanx.core.devices import NodeShape
 from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, WorldError
 from phalanx.core.ids import AttemptId
+from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import Launch
 from phalanx.operate.agent import boottime, code, shim
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import cannot_listen, is_taken
+from phalanx.operate.agent.processes import boot_id
 from phalanx.operate.agent.sockets import remove_shim_sockets
 from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
@@ -302,7 +304,8 @@ class AttemptRun:
                 async with asyncio.timeout(SWEEP_S_MAX):
                     await _gone(process.init)  # the last of its namespace
         _log.warning("shim_died", attempt=self.folder.attempt, pid=process.pid, swept=len(swept))
-        why = f"the shim (pid {process.pid}) died without exit records; its ranks were killed"
+        killed = f"the shim (pid {process.pid}) died without exit records; its ranks were killed"
+        why = killed if process.boot == boot_id() else WITH_BOOT
         await self._end(self.folder.lose, why, self._node.now_ms())
 
     async def _fail(self, why: str, exit_code: int, refused: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from phalanx.core.errors import Exit
 from phalanx.core.events import AttemptEnded
 from phalanx.core.ids import NodeId
-from phalanx.core.interruptions import WITH_LEASE, WITH_PLATFORM
+from phalanx.core.interruptions import WITH_BOOT, WITH_LEASE, WITH_PLATFORM
 from phalanx.core.messages import AttemptReport, RankExit, RankProcess
 from phalanx.core.states import StopCause, Stopping
 from phalanx.decide import restarts
@@ -73,8 +73,7 @@ def is_done(job: JobRecord, attempt: AttemptRecord, reports: Reports) -> bool:
 
 def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int) -> AttemptEnded:
     """How the attempt ended, and whether and when another follows."""
-    causes = _causes(attempt, reports)
-    cause = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
+    cause = _first(_causes(attempt, reports))
     stop = _stop(job, cause)
     moved_on = stop in ("pause", "drain", "preempt", "down")
     apart = stop is None and _fell_apart(attempt, reports, cause)
@@ -102,11 +101,12 @@ def verdict(job: JobRecord, attempt: AttemptRecord, reports: Reports, at_ms: int
 
 
 def _fell_apart(attempt: AttemptRecord, reports: Reports, cause: "_Cause | None") -> bool:
-    """Whether a gang that recovers inside was interrupted though no node was lost: a shim died, or shims did not reach each other.
-    It uses up no restart, as where one was, but may come again at once and for ever."""
+    """Whether a gang that recovers inside was interrupted though no node was lost or took its part along: a shim died, or shims
+    did not reach each other. It uses up no restart, as where one was, but may come again at once and for ever."""
     if not attempt.gang_port or attempt.missed or cause is None or not cause.interrupted:
         return False
-    return any(part.is_orphaned or part.is_cut_off for part in _parts(attempt, reports) if not part.left)
+    parts = [part for part in _parts(attempt, reports) if not part.left]
+    return any(part.is_orphaned or part.is_cut_off for part in parts) and not any(part.is_taken_along for part in parts)
 
 
 def _charged(job: JobRecord, cause: "_Cause | None") -> "_Cause | None":
@@ -210,7 +210,18 @@ class _Part:
     @property
     def is_cut_off(self) -> bool:
         """Whether its shim ended it since it did not reach another one of the gang."""
-        return self.report is not None and self.report.interrupted and self.report.lost not in ("", WITH_PLATFORM, WITH_LEASE)
+        return self.report is not None and self.report.interrupted and not self.is_taken_along
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped with its node's platform."""
+        return self.report is not None and self.report.interrupted and self.report.lost in ("", WITH_PLATFORM)
+
+    @property
+    def is_taken_along(self) -> bool:
+        """Whether it ended with something of its node: the platform, the lease, the boot. It is no consequence of another part's
+        end."""
+        return self.is_stopped or (self.report is not None and self.report.lost in (WITH_LEASE, WITH_BOOT))
 
     @property
     def is_over(self) -> bool:
@@ -251,31 +262,45 @@ def _leads(attempt: AttemptRecord, reports: Reports) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Cause:
     """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed. When a part was
-    `interrupted`, that is the cause: what the rest of the gang did then is its consequence. `refused`: as in the report."""
+    `interrupted`, that is the cause: what the rest of the gang did then is its consequence. `refused`: as in the report.
+    `with_node`: it came with the node's loss, or with something else of it, so it is nobody's consequence."""
 
     at_ms: int
     text: str
     code: int | None = None
     interrupted: bool = False
     refused: bool = False
+    with_node: bool = False
+
+
+def _first(causes: list[_Cause]) -> _Cause | None:
+    """Why the gang ended; of one that was interrupted, what came with a node rather than what its other nodes made of that."""
+    first = min(causes, key=lambda one: (not one.interrupted, one.at_ms, one.text), default=None)
+    if first is None or not first.interrupted:
+        return first
+    origin = min(causes, key=lambda one: (not one.with_node, not one.interrupted, one.at_ms, one.text))
+    return replace(origin, interrupted=True) if origin.with_node else first
 
 
 def _causes(attempt: AttemptRecord, reports: Reports) -> list[_Cause]:
-    """One for each node whose part failed; the earliest is why the gang ended."""
-    return [cause for part in _parts(attempt, reports) if (cause := _cause(part)) is not None]
+    """One for each node whose part failed."""
+    parts = _parts(attempt, reports)
+    all_stopped = all(part.is_stopped for part in parts)
+    return [cause for part in parts if (cause := _cause(part, all_stopped)) is not None]
 
 
-def _cause(part: _Part) -> _Cause | None:
+def _cause(part: _Part, all_stopped: bool) -> _Cause | None:
     report = part.report
     if part.left or (part.led and not _fell_by_itself(part)):
         return None
     if part.lost:
-        return _Cause(0, _lost(part.node, part.lost), interrupted=True)
+        return _Cause(0, _lost(part.node, part.lost), interrupted=True, with_node=True)
     if report is None:
         return None
     if report.interrupted:
         at_ms = report.ended_ms or report.at_ms
-        return _Cause(at_ms, _interrupted(part, report.lost), interrupted=True)
+        text = "stopped with the platform" if all_stopped else _interrupted(part, report.lost)
+        return _Cause(at_ms, text, interrupted=True, with_node=part.is_taken_along)
     if report.refused:
         return _Cause(report.ended_ms or report.at_ms, report.refused, refused=True)
     failed = [item for item in part.exits if item.code != 0]
@@ -285,7 +310,8 @@ def _cause(part: _Part) -> _Cause | None:
     if report.lost:
         if failed:  # none of them fell by itself
             return _Cause(report.ended_ms or report.at_ms, f"stopped on node {part.node}: {report.lost}")
-        return _Cause(report.ended_ms or report.at_ms, f"node {part.node} lost its ranks: {report.lost}")
+        text = f"node {part.node} lost its ranks: {report.lost}"
+        return _Cause(report.ended_ms or report.at_ms, text, with_node=part.is_taken_along)
     if report.phase == "ended" and len(part.exits) < len(part.ranks):
         return _Cause(report.at_ms, f"node {part.node} ended it before every rank had started")
     return None
@@ -301,8 +327,8 @@ def _fell_by_itself(part: _Part) -> bool:
 
 
 def _interrupted(part: _Part, why: str) -> str:
-    if why in ("", WITH_PLATFORM):
-        return "stopped with the platform"
+    if part.is_stopped:
+        return f"node {part.node} ended with its platform"
     if part.awaits and part.is_cut_off:
         more = f" and {len(part.awaits) - 1} more" if len(part.awaits) > 1 else ""
         return f"node {part.awaits[0]}{more} did not come to the gang: {why}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import AttemptId
+from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import (
     PROTOCOL,
     AttemptReport,
@@ -306,7 +307,8 @@ class SimAgent:
 
     def _lose(self, run: _Run) -> None:
         """Ends an attempt whose shim died before it could say how."""
-        why = "the shim died without exit records; its ranks were killed"
+        killed = "the shim died without exit records; its ranks were killed"
+        why = killed if run.promise.shim_boot == self._machine.boot else WITH_BOOT
         self._end(run, run.promise.exits, Ended(self._machine.clock.now_ms(), why))
 
     def _end(self, run: _Run, exits: dict[int, RankExit], ended: Ended) -> None:
