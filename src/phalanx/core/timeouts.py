@@ -29,8 +29,9 @@ class Timeouts:
     kill_ms: for a killed process to be gone. collective_ms: of a process group. node_ms: for the shims of two nodes to hear of each
     other again; then the node is lost, before one of its processes can count as one that does not leave its generation or does not
     end. meet_ms: for the shims of all nodes to reach the coordinator's at first, from when it hears that each of them runs; before,
-    nodes may have environments to build or images to fetch, for however long. Longer than a node that is known may be silent, and
-    over before ranks would be judged.
+    nodes may have environments to build or images to fetch. Longer than a node that is known may be silent, and over before ranks
+    would be judged. unmet_ms: for them to meet at all, from each one's own start: nobody says that all run where the control plane
+    is away, or older than that word.
     """
 
     beat_ms: int = 500
@@ -45,6 +46,7 @@ class Timeouts:
     collective_ms: int = 2 * HANG_MS
     node_ms: int = 8_000
     meet_ms: int = 30_000
+    unmet_ms: int = 1_800_000
 
     def problems(self) -> list[str]:
         """Where the order is broken; empty when it holds."""
@@ -55,6 +57,7 @@ class Timeouts:
             ("silent_ms", "node_ms"),
             ("node_ms", "meet_ms"),
             ("meet_ms", "form_ms"),
+            ("meet_ms", "unmet_ms"),
             ("node_ms", "gather_ms"),
             ("node_ms", "kill_ms"),
             ("shrink_ms", "gather_ms"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NODE_MS: Final = Timeouts().node_ms
 MEET_MS: Final = Timeouts().meet_ms
+UNMET_MS: Final = Timeouts().unmet_ms
 LOOK_MS: Final = 1_000
 
 Gangs = dict[AttemptId, dict[int, "Part"]]
@@ -36,7 +37,8 @@ class Part:
         self._parts = gangs.setdefault(launch.attempt, {})
         self._parts[self._rank] = self
         self._heard_ms: dict[int, int] = {}
-        self._meet_until_ms: int | None = None
+        self._all_run = False
+        self._meet_until_ms = shim.now_ms + UNMET_MS
         if self._rank == 0:
             self._tell()
         self._look()
@@ -57,8 +59,8 @@ class Part:
 
     def all_started(self) -> None:
         """Nodes that have not come yet have MEET_MS from the first time on that this is heard."""
-        if self._rank == 0 and self._awaits and self._meet_until_ms is None:
-            self._meet_until_ms = self.shim.now_ms + MEET_MS
+        if self._rank == 0 and self._awaits and not self._all_run:
+            self._all_run, self._meet_until_ms = True, self.shim.now_ms + MEET_MS
 
     def told(self, grace_ms: int) -> None:
         """The first node's ranks are being ended, and with them all that it reaches."""
@@ -105,8 +107,10 @@ class Part:
                     self._tell()
             elif now_ms - self._heard_ms.get(rank, now_ms) >= NODE_MS:
                 self._lost(rank)
-        if self._meet_until_ms is not None and now_ms >= self._meet_until_ms and self._awaits:
+        if now_ms >= self._meet_until_ms and self._rank == 0 and self._awaits:
             self.shim.interrupt(f"node {self._awaits[0]} never reached the gang's first node")
+        elif now_ms >= self._meet_until_ms and self._rank != 0 and 0 not in self._heard_ms:
+            self.shim.interrupt("it never reached the gang's first node")
         self.shim.end_if_over()
         self.shim.after(LOOK_MS, self._look)
 

@@ -240,6 +240,18 @@ def test_a_gang_whose_shims_do_not_meet_though_all_run_is_interrupted_and_says_w
     assert "does not recover" in order.log(0)
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_shim_that_meets_nobody_does_not_wait_for_ever_though_nobody_says_that_all_run(tmp_path: Path, node: int) -> None:
+    port = free_port()
+    order = NodeOrder(tmp_path / "a", node, port, replace(PATIENT, meet_ms=500, unmet_ms=700), ())
+    with ended(order):
+        order.start()
+        assert order.end() == [-15]
+    assert f"never reached the gang's first node at 127.0.0.1:{port} in 0.7 s" in order.ended["lost"]
+    assert f"open TCP port {port} of that node" in order.ended["lost"]
+    assert order.ended["interrupted"] is True
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_node_that_takes_long_to_prepare_ends_no_gang(tmp_path: Path, late: int) -> None:
     """Its shim starts long after the other one's: later than nodes that all run may take to meet."""

@@ -374,6 +374,7 @@ def test_the_order_of_timeouts_holds_for_every_hang_timeout_and_is_told_where_it
     assert any("silent_ms" in problem for problem in Timeouts(silent_ms=100, beat_ms=200).problems())
     for meet_ms in (8_000, 600_000):
         assert any("meet_ms" in problem for problem in Timeouts(meet_ms=meet_ms).problems())
+    assert any("unmet_ms" in problem for problem in Timeouts(unmet_ms=30_000).problems())
     assert any("collective_ms" in problem for problem in Timeouts(collective_ms=1_000).problems())
     with pytest.raises(ValueError, match="5s to 24h"):
         timeouts(4_999)

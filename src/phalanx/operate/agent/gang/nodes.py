@@ -82,17 +82,21 @@ class Nodes:
         self._nodes = {node: _Node() for node in set(members.values())}
         self._door = NodeDoor(selector, token, self._hello, self._take, self._cut)
         self._address = ("", 0)
-        self._meet_until_ms: int | None = None  # None before all nodes run, and once one was missed
+        self._meet_ms = timeouts.unmet_ms  # until then, as long as nobody says that all run
+        self._meet_until_ms: int | None = None  # None before `open`, and once one was missed
+        self._all_run = False
 
     def open(self, host: str, port: int) -> None:
         """Raises OSError."""
         self._door.open(host, port)
         self._address = (host, port)
+        self._meet_until_ms = boottime.now_ms() + self._meet_ms
 
     def all_started(self, now_ms: int) -> None:
         """The shims of all nodes run: those that have not come yet have `meet_ms` from the first time that this is heard."""
-        if self._meet_until_ms is None and (awaited := self.awaited()):
-            self._meet_until_ms = now_ms + self._timeouts.meet_ms
+        if not self._all_run and (awaited := self.awaited()):
+            self._all_run, self._meet_ms = True, self._timeouts.meet_ms
+            self._meet_until_ms = now_ms + self._meet_ms
             self._heeds.note(f"every node runs now: {_named(awaited)} may take {self._timeouts.meet_ms / 1000:g} s to come here")
 
     def close(self) -> None:
@@ -171,11 +175,12 @@ class Nodes:
         return [number for number, node in self._nodes.items() if node.heard_ms is None and not node.lost]
 
     def _miss(self, now_ms: int) -> None:
-        """Once: nobody is waited for without end before the gang has begun, since devices are held meanwhile."""
+        """Once. Nobody is waited for without end before the gang has begun, as devices are held meanwhile: for `meet_ms` once all
+        are known to run, else for `unmet_ms` from this shim's start, in which a node may prepare."""
         if self._meet_until_ms is None or now_ms < self._meet_until_ms or not (awaited := self.awaited()):
             return
         self._meet_until_ms = None
-        self._heeds.unmet(f"{_named(awaited)} never reached {_unreached(*self._address, self._timeouts.meet_ms)}")
+        self._heeds.unmet(f"{_named(awaited)} never reached {unreached(*self._address, self._meet_ms)}")
 
     def _send_all(self, frame: Frame) -> None:
         for node in self._nodes:
@@ -280,7 +285,7 @@ def _named(nodes: Sequence[int]) -> str:
     return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes[:NAMED_MAX]))}{more}"
 
 
-def _unreached(host: str, port: int, after_ms: int) -> str:
+def unreached(host: str, port: int, after_ms: int) -> str:
     """Where two shims of a gang should have met, for how long they have tried, and what to do."""
     tried = f"the gang's first node at {host}:{port} in {after_ms / 1000:g} s"
     return f"{tried}; open TCP port {port} of that node to the others, and see that {host} is an address at which they reach it"

@@ -16,6 +16,7 @@ from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang.dialling import Dialling
 from phalanx.operate.agent.gang.doorway import Doorway, Peer
 from phalanx.operate.agent.gang.lead import Hands
+from phalanx.operate.agent.gang.nodes import unreached
 from phalanx.operate.agent.gang.session import Session
 
 REFUSALS_MAX: Final = 40
@@ -41,6 +42,7 @@ class Relay:
         self._next_number = 0
         self._places: dict[int, dict[str, Any]] = {}  # of members that will hear of it with their next `go`
         self._heard_ms: int | None = None  # None until the coordinator was first reached
+        self._meet_until_ms = boottime.now_ms() + timeouts.unmet_ms
         self._beat_ms = 0
         self._up_ms = 0
         self._greeted = False  # whether this connection's hello was answered
@@ -75,7 +77,7 @@ class Relay:
         """The coordinator's shim is the one to know."""
 
     def all_started(self) -> None:
-        """Likewise; until the coordinator was first reached it is dialled without end, as its node may take long to start it."""
+        """Likewise; until it was first reached it is dialled for `unmet_ms`, as its node may take long to start it."""
 
     def alone(self) -> None:
         if not self._is_done:
@@ -96,6 +98,8 @@ class Relay:
         if self._dialling.is_up and now_ms >= self._silent_ms():
             self._dialling.hang_up()
         if self._heard_ms is None:
+            if now_ms >= self._meet_until_ms:
+                self._leave(f"it never reached {unreached(*self._address, self._timeouts.unmet_ms)}")
             return
         if now_ms >= self._heard_ms + self._timeouts.node_ms:
             self._leave(f"its gang's coordinator was not heard of for {(now_ms - self._heard_ms) / 1000:.1f} s")
@@ -109,8 +113,7 @@ class Relay:
         moments = [self._dialling.next_moment()]
         if self._dialling.is_up:
             moments += [self._silent_ms(), self._beat_ms + self._timeouts.beat_ms if self._greeted else None]
-        if self._heard_ms is not None:
-            moments.append(self._heard_ms + self._timeouts.node_ms)
+        moments.append(self._meet_until_ms if self._heard_ms is None else self._heard_ms + self._timeouts.node_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _silent_ms(self) -> int:
