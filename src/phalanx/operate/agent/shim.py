@@ -115,6 +115,7 @@ class Shim:
         self.init = init  # of the ranks' PID namespace
         self.secrets: dict[str, bytes] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
+        self.processes: dict[int, int] = {}  # rank -> pid, the last that it had
         self.started: list[subprocess.Popen[bytes]] = []
         self.starting = True  # not every rank was started yet
         self.interrupted = ""  # why the ranks did not end by themselves
@@ -283,8 +284,9 @@ class Shim:
         self.writing.newest("ranks.json", self._processes(), "ranks")
 
     def _processes(self) -> list[dict[str, int]]:
-        ranks = sorted((rank, pid) for pid, rank in self.alive.items())
-        return [{"rank": rank, "pid": pid} for rank, pid in ranks]
+        """Also of ranks that have ended: what is written once may be the first that anybody reads."""
+        self.processes |= {rank: pid for pid, rank in self.alive.items()}
+        return [{"rank": rank, "pid": pid} for rank, pid in sorted(self.processes.items())]
 
     def say(self, line: str) -> None:
         """To shim.log."""

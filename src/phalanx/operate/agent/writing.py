@@ -23,6 +23,9 @@ NAME: Final = b"phalanx-writer"
 RETRY_MS: Final = 500
 READ_BYTES: Final = 65_536
 
+LINES_MAX: Final = 1_000
+"""That wait for the disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -36,10 +39,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One more line of a log; of the shim's own where path is ''. Lost where the disk does not take it."""
+    """One more line of a log; of the shim's own where path is ''. Lost where the disk does not take it. lost: how many others it
+    stands for."""
 
     path: str
     text: str
+    lost: int = 0
 
 
 class Writer:
@@ -115,9 +120,10 @@ class Writing:
         self._left.insert(0, self._fact(file, fact, what))
 
     def newest(self, file: str, fact: object, what: str) -> None:
-        """What is not written yet of an older state need not be any more."""
+        """In the place of an older state that is not written yet: put off behind all else it might never be."""
         fresh = self._fact(file, fact, what)
-        self._left = [*(one for one in self._left if not (isinstance(one, Fact) and one.file == file)), fresh]
+        place = next((at for at, one in enumerate(self._left) if isinstance(one, Fact) and one.file == file), len(self._left))
+        self._left[place : place + 1] = [fresh]
 
     def line(self, text: str, path: str = "") -> None:
         one = Line(path, text)
@@ -125,6 +131,7 @@ class Writing:
             _write(one)
         else:
             self._left.append(one)
+            self._bound_lines()
 
     def turn(self) -> None:
         """As far as the disk takes it: what is left waits for a later turn."""
@@ -148,6 +155,16 @@ class Writing:
 
     def _fact(self, file: str, fact: object, what: str) -> Fact:
         return Fact(str(self._folder), file, fact, what)
+
+    def _bound_lines(self) -> None:
+        """A disk may hang for as long as the gang goes on."""
+        lines = [one for one in self._left if isinstance(one, Line)]
+        if len(lines) <= LINES_MAX:
+            return
+        oldest, second = lines[:2]
+        lost = sum(one.lost or 1 for one in (oldest, second))
+        note = Line("", f"{lost} lines of logs are lost: the disk did not take them", lost)
+        self._left = [note if one is second else one for one in self._left if one is not oldest]
 
     def _begin(self) -> None:
         if self._writer is not None and self._left and self._begun is None and boottime.now_ms() >= self._not_before_ms:
