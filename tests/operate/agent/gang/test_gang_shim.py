@@ -216,7 +216,7 @@ def test_nothing_is_announced_before_the_disk_has_it_though_the_gang_goes_on(tmp
 
 
 def test_a_writer_that_is_killed_is_done_without(tmp_path: Path, started: list[GangOrder]) -> None:
-    """It may have begun to write: then that is written again."""
+    """While it has nothing to write."""
     order = GangOrder(tmp_path / "a", FAULT="sigkill")
     started.append(order)
     order.start()
@@ -225,6 +225,30 @@ def test_a_writer_that_is_killed_is_done_without(tmp_path: Path, started: list[G
     assert order.end() == [0, 0], order.said()
     assert order.pids() != before
     assert "generation 2 starts" in order.said()
+
+
+def test_what_a_writer_was_writing_when_it_was_killed_is_written_again(tmp_path: Path, started: list[GangOrder]) -> None:
+    order = GangOrder(tmp_path / "a")
+    started.append(order)
+    order.start()
+    until(lambda: order.generations(0) and order.generations(1))
+    before, writer = order.pids(), writer_of(order)
+    with stalled(order, "ranks.json"):
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(order.generations(0)) == len(order.generations(1)) == 2)
+        until(lambda: waits_for_the_disk(writer))
+        os.kill(writer, signal.SIGKILL)
+        until(lambda: not alive(writer))
+        assert order.pids() == before
+    until(lambda: order.pids() != before)
+    assert order.pids()[1:] == before[1:]
+    assert order.end() == [0, 0], order.said()
+    assert "generation 2 starts" in order.said()
+
+
+def waits_for_the_disk(writer: int) -> bool:
+    """It does so where it opens what is stalled."""
+    return Path(f"/proc/{writer}/wchan").read_text() == "wait_for_partner"
 
 
 def writer_of(order: GangOrder) -> int:
