@@ -86,6 +86,13 @@ def test_smaller_jobs_may_pass_larger_ones() -> None:
     assert passing < 2 * HOUR < 8 * HOUR < in_line
 
 
+def test_a_job_that_has_gone_since_it_was_decided_is_none_of_the_line() -> None:
+    running = tuple(gang(f"r-{index}", (index,), NOW, expected_ms=(index + 1) * HOUR) for index in range(8))
+    big, small = facts("big", 8, expected_ms=50 * HOUR), facts("small", 1, expected_ms=HOUR)
+    in_line, _ = likely_waits(snapshot(running, small), waits(big, small))[0][JobId("small")]
+    assert in_line == likely_waits(snapshot(running, small), waits(small))[0][JobId("small")][0]
+
+
 def test_who_waits_for_its_queue_waits_for_its_queues_gangs() -> None:
     others = gang("r-1", (0, 1, 2, 3), NOW - HOUR, expected_ms=90 * HOUR)
     own = replace(gang("r-2", (4,), NOW, expected_ms=HOUR), facts=facts("r-2", 1, expected_ms=HOUR, queue="small"))

@@ -136,7 +136,8 @@ def _lines(
     """When those start that wait for no devices; who waits for those of each pool; and what of them their queues may still have."""
     likely, lines, left = dict[JobId, tuple[float, float]](), dict[Pool, list[Wait]](), dict[Pool, float]()
     kinds = _kinds(snapshot)
-    for wait in (decision for decision in plan.decisions if isinstance(decision, Wait)):
+    # A plan may be of a moment ago: who has gone since waits for nothing.
+    for wait in (one for one in plan.decisions if isinstance(one, Wait) and one.job in jobs):
         match wait.reason:
             case MakingRoom():
                 likely[wait.job] = (_MAKING_ROOM_MS, _MAKING_ROOM_MS)
