@@ -15,6 +15,7 @@ import pytest
 
 from phalanx.client import Client, connect
 from phalanx.core.views import JobView
+from phalanx.operate.agent.processes import start_ticks
 
 T = TypeVar("T")
 BIN = Path(sys.executable).parent / "phalanx"
@@ -96,8 +97,4 @@ def until(probe: Callable[[], T | None]) -> T:
 
 
 def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    return start_ticks(pid) is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from phalanx.job.checkpoint.keeper.link import _connected
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
+from phalanx.operate.agent.processes import start_ticks
 from tests.job.checkpoint.snapshot_parts import PARTS, filled
 
 ATTEMPT = "lm-1.1"
@@ -33,14 +34,8 @@ def snapshot(memory: Memory, step: int, generation: int = 0) -> None:
 
 
 def ends(pid: int) -> None:
-    eventually(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    """Waits until all of its threads have: its connections are closed then."""
+    eventually(lambda: start_ticks(pid) is None)
 
 
 def eventually(holds: Callable[[], object], limit_s: float = 20) -> None:

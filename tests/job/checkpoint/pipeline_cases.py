@@ -35,7 +35,7 @@ from phalanx.job.checkpoint.whole import verify
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.snapshots import Snapshots
 from tests.job.checkpoint.checkpoint_cases import ORIGIN, Run, _local
-from tests.job.checkpoint.keeper_places import eventually, is_zombie
+from tests.job.checkpoint.keeper_places import ends
 
 ATTEMPT = "lm-1.1"
 
@@ -266,7 +266,7 @@ def case_a_keeper_that_was_killed_is_replaced_at_the_next_snapshot(root: Path, r
             snapshots.settle()
             if step == 1:
                 os.kill(killed, signal.SIGKILL)
-                eventually(lambda: is_zombie(killed) or not Path(f"/proc/{killed}").exists())
+                ends(killed)
         assert memory.keeper_pid != killed
         other = Sealed.at(snapshots.copier.place)
         assert other.steps() == (2, 1), "what a successor would find"

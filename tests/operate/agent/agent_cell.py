@@ -38,6 +38,7 @@ from phalanx.core.messages import (
     ToAgent,
     Welcome,
 )
+from phalanx.operate.agent.processes import start_ticks
 from tests.operate.goldens import protocol_1
 
 T = TypeVar("T")
@@ -63,10 +64,7 @@ def free_port() -> int:
 
 def alive(pid: int) -> bool:
     """Running, not merely a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return start_ticks(pid) is not None
 
 
 def outside(pid: int, rank: int) -> int:

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+_STATE: Final = 3 - 3
 _FLAGS: Final = 9 - 3
+_START: Final = 22 - 3
 _EXIT_CODE: Final = 52 - 3
 """Fields of proc(5), counted from the third on; the second, the name, may hold anything."""
 _PF_EXITING: Final = 0x4  # include/linux/sched.h
@@ -13,29 +15,37 @@ _SIGNAL: Final = 0x7F
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; with the pid and the boot it names one process. None when gone,
-    be it that nobody has collected it yet.
+    """When the process began, in clock ticks since boot; with the pid and the boot it names one process. None when gone, be it
+    that nobody has collected it yet: then its files are closed and its memory is given back.
 
     Raises OSError when that cannot be known, as with no file descriptor left: a process is not gone for that.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = _stat(pid)
+        return None if _has_ended(pid, fields) else int(fields[_START])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before may hold anything
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def fatal_signal(pid: int) -> int | None:
     """The signal by which the kernel is ending that process; None where it is not, or where it has ended. Whoever had tens of
     gigabytes of locked memory is seen here seconds before it can be collected, and runs nothing of its program any more."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = _stat(pid)
+        is_exiting = int(fields[_FLAGS]) & _PF_EXITING and not _has_ended(pid, fields)
     except OSError:
         return None
-    fields = stat.rpartition(b")")[2].split()
-    is_exiting = int(fields[_FLAGS]) & _PF_EXITING and fields[0] not in (b"Z", b"X")
     return int(fields[_EXIT_CODE]) & _SIGNAL or None if is_exiting else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """From field 3 of proc(5) on; the name before may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _has_ended(pid: int, fields: list[bytes]) -> bool:
+    """The state is the first thread's alone: others may still be in a write, or give back the memory of all of them."""
+    return fields[_STATE] in (b"Z", b"X") and sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) <= 1
 
 
 def boot_id() -> str:
