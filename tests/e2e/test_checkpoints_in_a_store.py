@@ -62,7 +62,11 @@ def test_a_store_that_goes_away_stops_no_step_and_a_killed_gang_resumes_from_it(
     back = once(lambda view: view.checkpoints[-1].step > finding.step)
     pid = back.attempts[-1].ranks[0].pid
     assert pid is not None
+    seaweed.stop()
     os.kill(pid, signal.SIGKILL)
+    waits = once(lambda view: view.findings[-1].kind == "read").findings[-1]
+    assert "training waits" in waits.sentence and waits.attempt == f"{job}.2" and SECRET not in waits.sentence
+    seaweed.start()
     after = once(lambda view: len(view.attempts) > 1 and view.attempts[1].resumed_step is not None)
     assert after.restarts == 1 and "rank 0" in after.attempts[0].detail
     resumed = after.attempts[1].resumed_step

@@ -171,4 +171,24 @@ class SaveTrouble:
         return f"rank {self.rank} cannot write the checkpoint of step {self.step} yet: {self.reason}; training goes on"
 
 
-Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTrouble:
+    """A start that waits for the job's checkpoints, since a store is away: nothing is trained meanwhile. step: 0, as none is known.
+
+    wait_s: for how long it asks again, seconds. reason: one line.
+    """
+
+    rank: int
+    wait_s: int
+    reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)]
+    at_ms: int
+    step: int = 0
+    kind: Literal["read"] = field(default="read")
+
+    def sentence(self) -> str:
+        """'rank 0 cannot read the job's checkpoints yet: s3://... ; it asks again for 600 s, and training waits'."""
+        waits = f"it asks again for {self.wait_s} s, and training waits"
+        return f"rank {self.rank} cannot read the job's checkpoints yet: {self.reason}; {waits}"
+
+
+Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble | ReadTrouble, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ from phalanx.core.errors import CheckpointError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import MANIFEST, folder_name
-from phalanx.job.checkpoint.restore import _choose, load_state, patiently
+from phalanx.job.checkpoint.restore import Patience, _choose, load_state, patiently
 from phalanx.job.checkpoint.shard_file import Damaged
 from phalanx.job.checkpoint.whole import open_checkpoint
 from tests.job.checkpoint.small_saves import LENGTH, RANKS, content, save
@@ -100,7 +100,9 @@ def test_a_store_that_goes_away_in_the_middle_of_a_restore_is_waited_for(meddler
     def back(_: float) -> None:
         meddler.got = leave
 
-    patiently(lambda: load_state(checkpoint, state), 600, back)
+    said: list[str] = []
+    patiently(lambda: load_state(checkpoint, state), Patience(600, said.append), back)
+    assert len(said) == 1 and "s3://" in said[0]
     assert bool((state["w"] == 5).all())
 
 

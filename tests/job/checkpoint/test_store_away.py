@@ -15,7 +15,7 @@ from phalanx.job.checkpoint.folder import folder_at
 from phalanx.job.checkpoint.keeper.messages import Committed, GivenUp, Troubled, Written
 from phalanx.job.checkpoint.manifest import Origin, committed, folder_name
 from phalanx.job.checkpoint.object_folder import ObjectFolder, _store_of
-from phalanx.job.checkpoint.restore import _choose, patiently
+from phalanx.job.checkpoint.restore import AT_ONCE, Patience, _choose, patiently
 from phalanx.job.checkpoint.shard_file import SaveKey
 from phalanx.storage.objects import open_store
 from tests.job.checkpoint.keeper_places import end_keepers, ends
@@ -163,7 +163,7 @@ def test_a_restore_waits_for_a_store_and_then_says_that_it_is_away(meddler: Medd
     origin, root = Origin(config="", data="", world_size=2, layout={"dp": 2}), folder_at(s3.url())
     save(root, 1)
     meddler.sent = nothing
-    tries = 0
+    tries, said = 0, list[str]()
 
     def pause(_: float) -> None:
         nonlocal tries
@@ -171,11 +171,11 @@ def test_a_restore_waits_for_a_store_and_then_says_that_it_is_away(meddler: Medd
         if tries == 2:
             meddler.sent = leave
 
-    found = patiently(lambda: _choose(root, origin, None, ()), 600, pause)
-    assert found is not None and found.manifest.step == 1 and tries == 2 and found.skipped == ()
+    found = patiently(lambda: _choose(root, origin, None, ()), Patience(600, said.append), pause)
+    assert found is not None and found.manifest.step == 1 and tries == 2 and found.skipped == () and len(said) == 1
     meddler.sent = nothing
     with pytest.raises(StoreUnavailable, match="s3://"):  # not damage, and not a fresh start
-        patiently(lambda: _choose(root, origin, None, ()), 0)
+        patiently(lambda: _choose(root, origin, None, ()), AT_ONCE)
 
 
 def test_what_comes_damaged_over_the_network_is_named_and_not_used(meddler: Meddler, s3: Seaweed) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import wire
-from phalanx.core.health import BadSample, Corruption, LossSpike
+from phalanx.core.health import BadSample, Corruption, LossSpike, ReadTrouble
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, StepRecord
 from phalanx.record.telemetry.records import decode
 
@@ -41,6 +41,11 @@ def test_measurements_and_facts_come_apart() -> None:
     assert decoded.measurements == (metric, STEP)
     assert decoded.facts == (resumed, saved)
     assert (decoded.consumed, decoded.num_bad, decoded.problems) == (len(data), 0, ())
+
+
+def test_a_start_that_waits_for_its_checkpoints_is_a_fact_before_any_step() -> None:
+    waits = ReadTrouble(rank=0, wait_s=600, reason="s3://bkt: the store does not answer; try again", at_ms=1)
+    assert decode(line(waits), rank=0).facts == (waits,)
 
 
 SPIKE = LossSpike(

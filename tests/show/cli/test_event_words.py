@@ -34,7 +34,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import BadSample, Corruption, LossSpike, SaveTrouble, Straggler
+from phalanx.core.health import BadSample, Corruption, LossSpike, ReadTrouble, SaveTrouble, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -178,6 +178,11 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
             "rank 1 cannot write the checkpoint of step 400 yet: s3://bkt: the store does not answer; try again; training goes on",
         ),
         (
+            ReadTrouble(rank=0, wait_s=600, reason="s3://bkt: the store does not answer; try again", at_ms=1),
+            "rank 0 cannot read the job's checkpoints yet: s3://bkt: the store does not answer; try again; it asks again for "
+            "600 s, and training waits",
+        ),
+        (
             dataclasses.replace(TROUBLE, lost=True, reason="rank 1: No space left on device"),
             "the checkpoint of step 400 was given up: rank 1: No space left on device; older ones stay, and training goes on",
         ),
@@ -209,6 +214,7 @@ def test_the_facts_above_are_all_there_are() -> None:
         LossSpike,
         Corruption,
         SaveTrouble,
+        ReadTrouble,
         FaultMet,
     }
 

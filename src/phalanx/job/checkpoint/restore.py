@@ -44,14 +44,25 @@ class Found:
         return folder_at(self.path).name
 
 
-def find(root: Where, origin: Origin, patience_s: float = 0.0) -> Found | None:
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """seconds: for how long a store that is away is asked again. said: told why, once an act, when it has to be."""
+
+    seconds: float
+    said: Callable[[str], None]
+
+
+AT_ONCE: Final = Patience(0.0, lambda _: None)
+
+
+def find(root: Where, origin: Origin, patience: Patience = AT_ONCE) -> Found | None:
     """The newest checkpoint under `root` whose indexes and sizes are whole, the same on every rank; None when none was ever
-    committed. Its tensors are verified when they are read, by `load`. patience_s: for how long a store that is away is asked again.
+    committed. Its tensors are verified when they are read, by `load`. patience: with a store that is away.
 
     Raises CheckpointError when that one belongs to another run, when one is of another version, or when all are damaged: work that
     was paid for is never dropped silently. Raises StoreUnavailable when the store stays away, SetupError when it refuses.
     """
-    return decided_by_rank_zero(lambda: patiently(lambda: _choose(root, origin, None, ()), patience_s))
+    return decided_by_rank_zero(lambda: patiently(lambda: _choose(root, origin, None, ()), patience))
 
 
 def load(
@@ -60,22 +71,22 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-    patience_s: float = 0.0,
+    patience: Patience = AT_ONCE,
 ) -> Found:
     """Puts a checkpoint's weights, moments and random generators in place; a collective of all ranks. What was loaded: `found`, or
     the one before it when a rank meets damage in it, and so on.
 
     Raises CheckpointError when names, shapes or dtypes differ in the least, or when all are damaged; StoreUnavailable when a store
-    stays away, asked again for `patience_s`.
+    stays away for longer than `patience`.
     """
     state = training_state(model, optimizer)
     while True:
-        loaded = _loaded(found, state, device, patience_s)
+        loaded = _loaded(found, state, device, patience)
         if loaded is None:
             set_training_state(model, optimizer, state)
             return found
         place, skipped = folder_at(found.path), (*found.skipped, loaded)
-        found = decided_by_rank_zero(lambda at=place, but=skipped: patiently(lambda: _before(at, origin, but), patience_s))  # type: ignore[misc]  # bound
+        found = decided_by_rank_zero(lambda at=place, but=skipped: patiently(lambda: _before(at, origin, but), patience))  # type: ignore[misc]  # bound
 
 
 def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
@@ -88,9 +99,9 @@ def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
 
 
-def patiently(act: Callable[[], T], patience_s: float, pause: Callable[[float], None] = time.sleep) -> T:
+def patiently(act: Callable[[], T], patience: Patience, pause: Callable[[float], None] = time.sleep) -> T:
     """What `act` answers, asked again while a store is away. Raises StoreUnavailable when it stays away that long."""
-    told, until_s = False, time.monotonic() + patience_s
+    told, until_s = False, time.monotonic() + patience.seconds
     for pause_s in backoff_s():
         try:
             return act()
@@ -98,17 +109,15 @@ def patiently(act: Callable[[], T], patience_s: float, pause: Callable[[float], 
             if time.monotonic() >= until_s:
                 raise
             if not told:
-                _log.warning("a checkpoint cannot be read yet: %s; it is tried again for %g s", reason_of(error), patience_s)
+                patience.said(reason_of(error))
             told = True
         pause(pause_s)
     raise Bug("pauses end")
 
 
-def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device, patience_s: float) -> str | None:
+def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device, patience: Patience) -> str | None:
     """None when every rank has its part; else where the damage is that the first of the ranks met."""
-    told = [
-        one for one in told_by_all(_told(lambda: patiently(lambda: _fill(found, state, device), patience_s))) if one is not None
-    ]
+    told = [one for one in told_by_all(_told(lambda: patiently(lambda: _fill(found, state, device), patience))) if one is not None]
     for one in told:
         if not isinstance(one, Damaged):
             raise one

@@ -15,7 +15,7 @@ from phalanx.core.chaos import FOLDER, KINDS, OF_TRAINER, FaultMet, PlannedFault
 from phalanx.core.chaos import FaultKind as PlannedKind
 from phalanx.core.checkpoints import CHECKPOINTS
 from phalanx.core.errors import StoreUnavailable, UserError
-from phalanx.core.health import REASON_CHARS_MAX, Corruption, LossSpike, SaveTrouble
+from phalanx.core.health import REASON_CHARS_MAX, Corruption, LossSpike, ReadTrouble, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -136,6 +136,11 @@ class Session:
     def trouble(self, *, step: int, reason: str, lost: bool) -> None:
         """Says that the checkpoint of `step` could not be written yet, or is `lost`."""
         self._say(SaveTrouble(rank=self.rank, step=step, lost=lost, reason=reason[:REASON_CHARS_MAX], at_ms=self.unix_ms()))
+
+    def waits_for_checkpoints(self, *, reason: str, wait_s: float) -> None:
+        """Says that the job's checkpoints cannot be read yet, and for how long they are asked for."""
+        reason = reason[:REASON_CHARS_MAX]
+        self._say(ReadTrouble(rank=self.rank, wait_s=round(wait_s), reason=reason, at_ms=self.unix_ms()))
 
     def resumed(self, *, step: int, checkpoint: str, skipped: tuple[str, ...] = ()) -> None:
         """Says that this attempt goes on after `step`; `skipped` names damaged newer checkpoints."""

@@ -17,7 +17,7 @@ from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
-from phalanx.job.checkpoint.restore import Found, find, load
+from phalanx.job.checkpoint.restore import Found, Patience, find, load
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.state import training_state
@@ -100,7 +100,7 @@ def set_up(
     """
     check_all_agree(session, recipe, data.manifest_hash)
     claim(session, rank)
-    found = find(checkpoints_of(session), origin_of(recipe, data, rank), session.checkpoint_patience_s)
+    found = find(checkpoints_of(session), origin_of(recipe, data, rank), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
     training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch, fresh=found is None)
@@ -213,6 +213,19 @@ def keep_of(session: Session) -> Keep:
     )  # fmt: skip
 
 
+def patience_of(session: Session) -> Patience:
+    """With the place of the job's checkpoints. The first rank of each node says as an event of the job that it waits, and all in
+    their logs."""
+    wait_s = session.checkpoint_patience_s
+
+    def said(reason: str) -> None:
+        _log.warning("the job's checkpoints cannot be read yet: %s; asked again for %g s", reason, wait_s)
+        if session.local_rank == 0:
+            session.waits_for_checkpoints(reason=reason, wait_s=wait_s)
+
+    return Patience(wait_s, said)
+
+
 def _claim(root: Folder, holder: Holder) -> None:
     """A place that cannot be written now fails the saves, not the start. Raises SetupError for one that somebody has to change."""
     try:
@@ -244,8 +257,8 @@ def digest_numbers(training: Training, step: int) -> dict[str, str]:
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
-    patience_s = training.session.checkpoint_patience_s
-    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience_s)
+    patience = patience_of(training.session)
+    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
     step, extra = found.manifest.step, found.manifest.extra
     try:
         first = float.fromhex(str(extra["val_loss_first"]))

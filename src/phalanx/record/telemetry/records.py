@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from phalanx.core import wire
 from phalanx.core.checkpoints import is_store_url
+from phalanx.core.health import ReadTrouble
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankFact, RankRecord, Recovered, Resumed, StepRecord
 
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -24,6 +25,9 @@ _RANKS_MAX: Final = 8192
 
 _PID_MAX: Final = 2**22
 """Linux gives no larger one."""
+
+_FROM_ZERO: Final = Metric | Resumed | Recovered | ReadTrouble
+"""A held-out loss, and a start from nothing, are at step 0."""
 
 _NAME_CHARS_MAX: Final = 200
 _PATH_CHARS_MAX: Final = 4096
@@ -106,7 +110,7 @@ def _out_of_range(record: RankRecord) -> str:
     for name, value in _values(record):
         if isinstance(value, int) and not -INTEGER_MAX <= value <= INTEGER_MAX:
             return f"{name}: beyond 2**53"
-    least = 0 if isinstance(record, Metric | Resumed | Recovered) else 1  # a held-out loss, or a start from nothing, is at step 0
+    least = 0 if isinstance(record, _FROM_ZERO) else 1
     if record.step < least:
         return f"step {record.step}: the first is {least}"
     if isinstance(record, Recovered):
