@@ -317,12 +317,12 @@ def test_a_snapshot_that_is_taken_while_it_is_sent_is_no_replica(local: Local, m
 
 def test_what_is_fetched_goes_where_nothing_is_saved_or_sent(local: Local) -> None:
     keeper, seal = Keeper(place_at(local.folder)), local.fill(1)
-    keeper.segments = [local.segment, local.new()]
+    keeper._memory.segments = [local.segment, local.new()]
     asked = Fetch(peer=Peer(host=HOST, port=1, secret=SECRET, owner="r0"), step=None, buffers=2)
-    keeper.segments[1].write_seal(Seal(2))
+    keeper._memory.segments[1].write_seal(Seal(2))
     assert keeper._place_for(asked, local.layout, 3, 1).seal() == seal
     keeper._sending = [local.segment]
-    assert keeper._place_for(asked, local.layout, 3, 1) is keeper.segments[1]
+    assert keeper._place_for(asked, local.layout, 3, 1) is keeper._memory.segments[1]
     key = SaveKey(step=2, save="s")
     keeper._saves._running["s"] = Persist(
         root="", key=key, rank=0, segment=1, content=None, keep=Keep(), patience_s=0,

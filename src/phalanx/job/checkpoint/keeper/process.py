@@ -5,22 +5,19 @@ import functools
 import os
 import selectors
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from phalanx.core import wire
-from phalanx.core.errors import PhalanxError, SetupError, StoreUnavailable, UserError
-from phalanx.job.checkpoint.keeper import frames
+from phalanx.core.errors import PhalanxError, SetupError, UserError
+from phalanx.job.checkpoint.keeper.callers import Caller, Callers
+from phalanx.job.checkpoint.keeper.holdings import Holdings, parts_of
 from phalanx.job.checkpoint.keeper.messages import (
     BUFFERS_MAX,
     BUFFERS_MIN,
     Adopt,
-    Answer,
-    Asked,
     Bye,
     Drop,
     Fetch,
@@ -40,7 +37,6 @@ from phalanx.job.checkpoint.keeper.messages import (
     Replicated,
     Request,
     Stock,
-    Told,
 )
 from phalanx.job.checkpoint.keeper.only import lock_name
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
@@ -49,26 +45,9 @@ from phalanx.job.checkpoint.keeper.replicas import Held, fetch, item_of, send
 from phalanx.job.checkpoint.keeper.saves import Saves
 from phalanx.job.checkpoint.keeper.segments import TOO_LITTLE, Unwanted, make_segments
 from phalanx.job.checkpoint.segment import Layout, Seal, Segment, layout_of
-from phalanx.job.checkpoint.shard_file import Part
 
 _UNHEARD_MAX: Final = 64
 NEW_S: Final = 30.0
-_SEND_S: Final = 5.0
-
-
-class Caller:
-    """One connection."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.received = frames.Received()
-        self.greeted = False  # it said Hello, of the right attempt
-        self.known = False  # it said Hello, of the right attempt, and not only to read
-
-    def tell(self, message: Answer | News, descriptors: list[int] | None = None) -> None:
-        """A rank that is gone, or does not read, is not waited for."""
-        with contextlib.suppress(OSError):
-            frames.send(self.channel, wire.dumps(Told, message).encode(), descriptors or [])
 
 
 class Keeper:
@@ -76,19 +55,17 @@ class Keeper:
 
     def __init__(self, place: Place, idle_s: float = IDLE_S, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.place = place
-        self.segments: list[Segment] = []
-        self._former: list[Segment] = []  # of other parts, sealed
         self._idle_s = idle_s
         self._clock_s = clock_s
         self._alone_since_s = clock_s()
         self._patience_alone_s = min(idle_s, NEW_S)  # whoever started it may have died since
         self._dismissed = False
-        self._callers: list[Caller] = []
         self._heard, self._ring = socket.socketpair()
         self._ring.setblocking(False)
         self._news: deque[News] = deque()  # from the saves' threads
         self._unheard: deque[News] = deque(maxlen=_UNHEARD_MAX)
         self._saves = Saves(self._post, clock_s)
+        self._memory = Holdings(self._saves.segments_are_gone)
         self._held: Held | None = None
         self._sending: list[Segment] = []  # by the sender, or soon
         self._sender = ThreadPoolExecutor(1, "replica")
@@ -96,6 +73,7 @@ class Keeper:
         self._maker = ThreadPoolExecutor(1, "memory")
         self._inbox: deque[Callable[[], None]] = deque()  # from its thread
         self._selector = selectors.DefaultSelector()
+        self._callers = Callers(self._selector, self._obey, self._is_alone)
 
     def dismiss(self) -> None:
         """The attempt ends: writes what it is writing, soon or not at all, and ends. May be called from a signal's handler."""
@@ -107,22 +85,12 @@ class Keeper:
     def run(self) -> None:
         """Returns when idle. Only for whoever has the place's lock."""
         folder = os.open(self.place.folder, os.O_RDONLY | os.O_DIRECTORY)
-        self._listen(folder)
+        self._callers.listen(folder, self.place.socket_name)
         self._selector.register(self._heard, selectors.EVENT_READ, self._spread_news)
         while not self._is_over():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
         self._leave(folder)
-
-    def _listen(self, folder: int) -> None:
-        """By way of the folder's descriptor: a path may be longer than a socket's address."""
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.place.socket_name, dir_fd=folder)  # of a keeper that was killed
-        server.bind(f"/proc/self/fd/{folder}/{self.place.socket_name}")
-        server.listen(8)
-        server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ, functools.partial(self._accept, server))
 
     def _leave(self, folder: int) -> None:
         for name in (self.place.socket_name, self.place.log_name, lock_name(self.place.slot)):
@@ -132,45 +100,18 @@ class Keeper:
             self.place.folder.rmdir()
 
     def _is_over(self) -> bool:
-        if self._making or self._saves.running or (self._callers and not self._saves.is_hurried):
+        if self._making or self._saves.running or (self._callers.there and not self._saves.is_hurried):
             return False
         return self._dismissed or self._left_s() <= 0
 
     def _patience_s(self) -> float | None:
-        return None if self._callers or self._saves.running or self._making else max(0.0, self._left_s())
+        return None if self._callers.there or self._saves.running or self._making else max(0.0, self._left_s())
 
     def _left_s(self) -> float:
         return self._patience_alone_s - (self._clock_s() - self._alone_since_s)
 
-    def _accept(self, server: socket.socket) -> None:
-        try:
-            channel = server.accept()[0]
-        except OSError:
-            return
-        channel.settimeout(_SEND_S)
-        caller = Caller(channel)
-        if _peer_uid(channel) != os.getuid():
-            channel.close()
-            return
-        self._callers.append(caller)
-        self._selector.register(channel, selectors.EVENT_READ, functools.partial(self._hear, caller))
-
-    def _hear(self, caller: Caller) -> None:
-        try:
-            if not caller.received.read(caller.channel):
-                raise ConnectionError
-            for frame in caller.received.frames():
-                self._obey(caller, wire.loads(Asked, frame))
-        except (OSError, ValueError):  # ValueError: what is no message of ours
-            self._hang_up(caller)
-
-    def _hang_up(self, caller: Caller) -> None:
-        if caller not in self._callers:
-            return
-        self._selector.unregister(caller.channel)
-        self._callers.remove(caller)
-        caller.received.close()
-        caller.channel.close()
+    def _is_alone(self) -> None:
+        """For how long, if nobody comes."""
         self._alone_since_s = self._clock_s()
 
     def _obey(self, caller: Caller, asked: Request) -> None:
@@ -206,18 +147,17 @@ class Keeper:
             case Make(parts=parts, buffers=buffers):
                 self._make(caller, layout_of(parts), buffers)
             case Adopt(parts=parts, buffers=buffers):
-                layout = layout_of(parts)
-                self.segments = [Segment(descriptor, layout) for descriptor in caller.received.take(buffers)]
+                self._memory.take(caller.received.take(buffers), layout_of(parts))
                 self._show(caller)
             case Persist():
                 self._persist(caller, asked)
             case Drop(owners=owners):
-                self._drop()
+                self._memory.drop_former()
                 if owners is not None and self._held is not None:
                     self._held.drop_others(owners)
             case Bye():
                 self._dismissed = True
-                self._hang_up(caller)
+                self._callers.hang_up(caller)
 
     def _greet(self, caller: Caller, hello: Hello) -> None:
         if hello.attempt != self.place.attempt:
@@ -226,7 +166,7 @@ class Keeper:
             raise ValueError("another attempt")
         caller.greeted = True
         if hello.reads:
-            self._show(caller, self._former)
+            self._show(caller, self._memory.former)
             return
         caller.known = True
         self._patience_alone_s = self._idle_s
@@ -238,10 +178,10 @@ class Keeper:
     def _make(self, caller: Caller, layout: Layout, buffers: int) -> None:
         if not BUFFERS_MIN <= buffers <= BUFFERS_MAX:
             raise ValueError(f"{buffers} buffers")
-        if self._has(layout, buffers):
+        if self._memory.has(layout, buffers):
             self._show(caller)
             return
-        self._put_by(layout)
+        self._memory.put_by(layout)
         self._making += 1
         self._maker.submit(self._take, caller, layout, buffers)
 
@@ -251,7 +191,7 @@ class Keeper:
         made: list[int] | UserError = []
         with contextlib.suppress(Unwanted):
             try:
-                made = make_segments(self.place.folder, layout, buffers, is_wanted=lambda: caller in self._callers)
+                made = make_segments(self.place.folder, layout, buffers, is_wanted=lambda: caller in self._callers.there)
             except UserError as error:
                 made = error
         self._inbox.append(functools.partial(self._took, caller, layout, buffers, made))
@@ -260,46 +200,34 @@ class Keeper:
     def _took(self, caller: Caller, layout: Layout, buffers: int, made: list[int] | UserError) -> None:
         self._making -= 1
         if isinstance(made, UserError):
-            if self._former and buffers == BUFFERS_MIN and caller in self._callers:
-                self._drop()  # it makes way where there is not enough for both
+            if self._memory.former and buffers == BUFFERS_MIN and caller in self._callers.there:
+                self._memory.drop_former()  # it makes way where there is not enough for both
                 self._make(caller, layout, buffers)
             else:
                 caller.tell(Refused(field=made.field, value=str(made.value), fix=made.fix))
-        elif caller in self._callers:
-            self.segments = [Segment(descriptor, layout) for descriptor in made]
+        elif caller in self._callers.there:
+            self._memory.take(made, layout)
             self._show(caller)
         else:
             for descriptor in made:
                 os.close(descriptor)
-        self._alone_since_s = self._clock_s()
-
-    def _put_by(self, layout: Layout) -> None:
-        """A gang of another size has other parts, and nothing of them is sealed yet: until then what is counts."""
-        if layout.parts and self._own() and self.segments[0].layout.digest != layout.digest:
-            self._drop()
-            self._former = [segment for segment, _ in self._own()]
-            self.segments = [segment for segment in self.segments if segment not in self._former]
-        self._let_go()
-
-    def _drop(self) -> None:
-        for segment in self._former:
-            os.close(segment.descriptor)
-        self._former = []
+        self._is_alone()
 
     def _persist(self, caller: Caller, asked: Persist) -> None:
+        found = self._memory.sealed_at(asked.segment) if asked.segment is not None else None
         if asked.segment is None:
             self._saves.begin(asked, None)
-        elif 0 <= asked.segment < len(self.segments) and self.segments[asked.segment].seal() is not None:
-            if asked.own and not 0 <= min(asked.own) <= max(asked.own) < len(self.segments[asked.segment].layout.parts):
-                raise ValueError("parts that the layout does not have")
-            self._saves.begin(asked, self.segments[asked.segment])
-        else:
+        elif found is None:
             caller.tell(GivenUp(key=asked.key, reason="its snapshot is not there"))
+        else:
+            if asked.own and not 0 <= min(asked.own) <= max(asked.own) < len(found[0].layout.parts):
+                raise ValueError("parts that the layout does not have")
+            self._saves.begin(asked, found[0])
 
     def _listen_for_replicas(self, caller: Caller, asked: Listen) -> None:
         if self._held is None:
             try:
-                self._held = Held(self.place, asked.host, asked.secret, self._all_own, asked.port)
+                self._held = Held(self.place, asked.host, asked.secret, self._memory.all_sealed, asked.port)
             except OSError as error:
                 fix = f"replicas cannot be taken there ({error.strerror}); give an address of this node"
                 caller.tell(Refused(field="host", value=asked.host, fix=fix))
@@ -307,25 +235,19 @@ class Keeper:
         self._held.secret = asked.secret
         caller.tell(Listening(host=self._held.host, port=self._held.port))
 
-    def _own(self) -> list[tuple[Segment, Seal]]:
-        return _sealed(self.segments)
-
-    def _all_own(self) -> list[tuple[Segment, Seal]]:
-        return _sealed([*self.segments, *self._former])
-
     def _say_stock(self, caller: Caller) -> None:
-        own = tuple(item_of(self.place.key, seal) for _, seal in self._all_own())
+        own = tuple(item_of(self.place.key, seal) for _, seal in self._memory.all_sealed())
         held = self._held.items() if self._held is not None else ()
         host, port = (self._held.host, self._held.port) if self._held is not None else ("", 0)
         caller.tell(Stock(own=own, held=held, host=host, port=port))
 
     def _replicate(self, caller: Caller, asked: Replicate) -> None:
-        segment = self.segments[asked.segment] if 0 <= asked.segment < len(self.segments) else None
-        seal = segment.seal() if segment is not None else None
-        if segment is None or seal is None:
+        found = self._memory.sealed_at(asked.segment)
+        if found is None:
             reason = "its snapshot is not there"
             caller.tell(NotReplicated(segment=asked.segment, step=0, reason=reason, sending=asked.sending))
             return
+        segment, seal = found
         self._sending.append(segment)
         self._sender.submit(self._send, segment, seal, asked)
 
@@ -358,17 +280,11 @@ class Keeper:
         self._show(caller)
 
     def _place_for(self, asked: Fetch, layout: Layout, step: int, generation: int) -> Segment:
-        """Where a replica goes: an empty segment, else the oldest; none that is being saved or sent. Raises StoreUnavailable where
-        all are."""
-        if not self._has(layout, asked.buffers):
-            self._let_go()
-            self.segments = [Segment(one, layout) for one in make_segments(self.place.folder, layout, asked.buffers)]
-        saved = {save.segment for save in self._saves.running}
-        free = [one for at, one in enumerate(self.segments) if at not in saved and one not in self._sending]
-        if not free:
-            raise StoreUnavailable("every segment is being saved or sent")
-        seals = [(segment, segment.seal()) for segment in free]
-        return min(seals, key=lambda pair: (-1, -1) if pair[1] is None else (pair[1].step, pair[1].generation))[0]
+        """Where a replica goes. Raises StoreUnavailable where there is no place."""
+        if not self._memory.has(layout, asked.buffers):
+            self._memory.let_go()
+            self._memory.take(make_segments(self.place.folder, layout, asked.buffers), layout)
+        return self._memory.to_fill({save.segment for save in self._saves.running}, self._sending)
 
     def _post(self, news: News) -> None:
         """From any thread."""
@@ -386,7 +302,7 @@ class Keeper:
             self._inbox.popleft()()
         while self._news:
             news = self._news.popleft()
-            known = [caller for caller in self._callers if caller.known]
+            known = self._callers.known
             for caller in known:
                 caller.tell(news)
             if not known:
@@ -394,32 +310,10 @@ class Keeper:
                 record_unheard(news)
         self._alone_since_s = self._clock_s()
 
-    def _has(self, layout: Layout, buffers: int) -> bool:
-        return len(self.segments) == buffers and self.segments[0].layout.digest == layout.digest
-
-    def _let_go(self) -> None:
-        """The memory is free once the ranks that mapped it are gone too, and saves from it have ended."""
-        for segment in self.segments:
-            os.close(segment.descriptor)
-        self.segments = []
-        self._saves.segments_are_gone()
-
     def _show(self, caller: Caller, former: Sequence[Segment] = ()) -> None:
+        segments = self._memory.segments
         told = Holding(
-            pid=os.getpid(), parts=_parts(self.segments), buffers=len(self.segments), former_parts=_parts(former),
+            pid=os.getpid(), parts=parts_of(segments), buffers=len(segments), former_parts=parts_of(former),
             former_buffers=len(former), saves=self._saves.running,
         )  # fmt: skip
-        caller.tell(told, [segment.descriptor for segment in (*self.segments, *former)])
-
-
-def _sealed(segments: Sequence[Segment]) -> list[tuple[Segment, Seal]]:
-    return [(segment, seal) for segment in segments if (seal := segment.seal()) is not None]
-
-
-def _parts(segments: Sequence[Segment]) -> tuple[Part, ...]:
-    return segments[0].layout.parts if segments else ()
-
-
-def _peer_uid(channel: socket.socket) -> int:
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+        caller.tell(told, [segment.descriptor for segment in (*segments, *former)])
