@@ -91,7 +91,7 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 def reach_out(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["shards"][0]["bin"]["name"] = "../data/train-00000.bin"
+    manifest["shards"][0]["name"] = "../data/train-00000"
     rewrite(folder, shards=manifest["shards"])
 
 
@@ -105,8 +105,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "data", "not a prepared folder"),
     "manifest is a folder": (lambda folder: as_folder(folder / MANIFEST), "data", "cannot be read"),
     "manifest is not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "manifest", "not a manifest of ours"),
-    "manifest of something else": (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "manifest", "not a manifest"),
-    "newer format": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "format", "newer Phalanx"),
+    "manifest of something else": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "manifest", "not a manifest"),
+    "newer format": (lambda folder: (folder / MANIFEST).write_text('{"format": 3}'), "format", "newer Phalanx"),
     "a name that reaches out": (reach_out, "manifest", "outside its folder"),
     "wrong counts": (lambda folder: rewrite(folder, shards=[]), "splits.train", "does not count"),
     "wrong type": (lambda folder: rewrite(folder, dtype="int32"), "train-00000.bin", "tokens"),
