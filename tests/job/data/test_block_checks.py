@@ -107,6 +107,16 @@ def test_reading_all_of_it_takes_the_short_way_and_gives_the_same(written: tuple
         out[:] = -1
 
 
+def test_a_buffer_may_be_a_part_of_a_wider_one(written: tuple[Path, NDArray[np.int64]]) -> None:
+    data, wide = open_data(written[0]), np.full((3, SEQUENCE + 9), -1)
+    for _ in range(2):
+        data.gather("train", np.arange(3), SEQUENCE, out=wide[:, 4 : SEQUENCE + 5])
+        data.gather("train", np.arange(data.num_samples("train", SEQUENCE)), SEQUENCE)  # so that the second goes the short way
+        assert (wide[:, 4 : SEQUENCE + 5] == data.gather("train", np.arange(3), SEQUENCE)).all()
+        assert (wide[:, :4] == -1).all()
+        assert (wide[:, SEQUENCE + 5 :] == -1).all()
+
+
 def test_wide_tokens_and_negative_ids(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "data", [300_000, 9], dtype="int32", vocab_size=100_000)
     assert sample(open_data(tmp_path / "data"), 1) == tokens[SEQUENCE : 2 * SEQUENCE + 1].tolist()
