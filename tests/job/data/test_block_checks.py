@@ -1,8 +1,10 @@
 """Every block is checked when it is first read: damage is refused by name wherever it lies, and never returned."""
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +177,47 @@ def test_a_buffer_of_another_shape_or_type_is_refused(written: tuple[Path, NDArr
     for wrong in (np.empty((2, SEQUENCE + 1), dtype=np.int64), np.empty((1, SEQUENCE + 1), dtype=np.int32)):
         with pytest.raises(DataError, match=r"give int64 of shape \[1, 1000\]"):
             data.gather("train", np.array([0]), SEQUENCE, out=wrong)  # type: ignore[arg-type] # wrong on purpose
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_threads_that_meet_unread_blocks_together_get_what_is_there(written: tuple[Path, NDArray[np.int64]], attempt: int) -> None:
+    """Mapping, checking and the short way begin under each other's feet."""
+    data, tokens = open_data(written[0]), written[1]
+    count = data.num_samples("train", SEQUENCE)
+
+    def read(seed: int) -> bool:
+        generator = np.random.default_rng([attempt, seed])
+        for _ in range(40):
+            indices = generator.integers(0, count, 5)
+            rows = data.gather("train", indices, SEQUENCE)
+            wanted = [tokens[index * SEQUENCE : (index + 1) * SEQUENCE + 1] for index in indices.tolist()]
+            if (rows != np.stack(wanted)).any():
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(8)))
+
+
+def test_another_process_may_be_given_the_data(damaged: Path, tmp_path: Path) -> None:
+    data = open_data(damaged)
+    pickled = pickle.dumps(data)
+    assert (pickle.loads(pickled).gather("train", np.arange(9), SEQUENCE) == data.gather("train", np.arange(9), SEQUENCE)).all()
+    shutil.rmtree(damaged)
+    write_tokens(damaged, SIZES, seed=2)
+    with pytest.raises(DataError, match="holds other data"):
+        pickle.loads(pickled)
+
+
+def test_a_forked_process_reads_on(written: tuple[Path, NDArray[np.int64]]) -> None:
+    """As PyTorch's loader starts its processes."""
+    data, tokens = open_data(written[0]), written[1]
+    sample(data, 0)
+    child = os.fork()
+    if child == 0:
+        right = sample(data, 2 * MIB // SEQUENCE + 3) == tokens[(2 * MIB // SEQUENCE + 3) * SEQUENCE :][: SEQUENCE + 1].tolist()
+        os._exit(0 if right and sample(data, 0) == tokens[: SEQUENCE + 1].tolist() else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A prepared folder as arrays of tokens: opened at once, and every block checked when it is first read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,8 @@ CHECKED_WHOLE: Final = 1
 
 class TokenData:
     """The tokens of a prepared folder. Sample i of a split is its tokens [i * sequence, i * sequence + sequence], both ends
-    included, over the concatenated documents: inputs are all but the last, targets all but the first. Any thread may gather."""
+    included, over the concatenated documents: inputs are all but the last, targets all but the first. Any thread may gather, and
+    a loader's processes may be given it: each opens the folder again."""
 
     def __init__(self, folder: Path, manifest: Manifest, manifest_hash: str) -> None:
         self.folder = folder
@@ -73,6 +74,9 @@ class TokenData:
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
         return self._samples[split].gather(indices, sequence, out, watch)
 
+    def __reduce__(self) -> "tuple[Callable[[Path, str], TokenData], tuple[Path, str]]":
+        return _reopened, (self.folder, self.manifest_hash)
+
     def _trust(self) -> None:
         for samples in self._samples.values():
             samples.shards.trust_all()
@@ -93,6 +97,16 @@ def open_data(path: Path, verify: bool = False, progress: VerifyProgress | None 
     if manifest.format == CHECKED_WHOLE:
         opened._trust()
     return opened
+
+
+def _reopened(folder: Path, manifest_hash: str) -> TokenData:
+    """In another process. Raises DataError when other data stands there by now."""
+    data = open_data(folder)
+    if data.manifest_hash != manifest_hash:
+        raise DataError(
+            "manifest", data.manifest_hash, f"{folder} holds other data than {manifest_hash}, which was opened; start again"
+        )
+    return data
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
