@@ -1,8 +1,11 @@
 """Every block is checked when it is first read: damage is refused by name wherever it lies, and never returned."""
 
+import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -218,6 +221,27 @@ def test_a_forked_process_reads_on(written: tuple[Path, NDArray[np.int64]]) -> N
         right = sample(data, 2 * MIB // SEQUENCE + 3) == tokens[(2 * MIB // SEQUENCE + 3) * SEQUENCE :][: SEQUENCE + 1].tolist()
         os._exit(0 if right and sample(data, 0) == tokens[: SEQUENCE + 1].tolist() else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_process_with_too_few_addresses_is_told_so(tmp_path: Path) -> None:
+    """A shard of 128 GiB, of which nothing is on the disk, and a limit on addresses."""
+    write_tokens(tmp_path / "data", [10])
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    tokens = 64 * 2**30
+    manifest["splits"]["train"]["tokens"] = manifest["shards"][0]["tokens"] = tokens
+    manifest["shards"][0] |= {"bin_bytes": 2 * tokens, "xxh3_bytes": 8 * 2 * tokens // MIB}
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    os.truncate(tmp_path / "data" / "train-00000.bin", 2 * tokens)
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom phalanx.core.errors import SetupError\n"
+        "from phalanx.job.data.open import open_data\nopen_data(Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))\n"
+        "try:\n    open_data(Path(sys.argv[1]))\nexcept SetupError as error:\n    print(error.fix)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "data"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "ulimit -v unlimited" in done.stdout
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.core.errors import SetupError
+
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _PROT_NONE: Final = 0
@@ -28,13 +30,19 @@ class MappedFiles:
     """Slots for files of these sizes, each slot beginning at a multiple of `align_bytes`, itself a multiple of a page.
 
     begins: the first byte of each slot in `bytes`. The range is given back when nothing refers to `bytes` any more.
+    Raises SetupError where the process may not have so many addresses.
     """
 
     def __init__(self, sizes: Sequence[int], align_bytes: int) -> None:
         slots = -(-np.asarray(sizes, dtype=np.int64) // align_bytes) * align_bytes
         self.begins: NDArray[np.int64] = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(slots, dtype=np.int64)])
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        reserved = mmap.mmap(-1, max(int(self.begins[-1]), mmap.PAGESIZE), flags=flags, prot=_PROT_NONE)
+        size = max(int(self.begins[-1]), mmap.PAGESIZE)
+        try:
+            reserved = mmap.mmap(-1, size, flags=flags, prot=_PROT_NONE)
+        except OSError as error:
+            fix = f"this process may not reserve so many addresses ({error.strerror}); raise its limit, `ulimit -v unlimited`"
+            raise SetupError("address space", f"{size} bytes", fix) from error
         self.bytes: NDArray[np.uint8] = np.frombuffer(reserved, dtype=np.uint8)
 
     def map(self, slot: int, descriptor: int, size_bytes: int) -> None:
