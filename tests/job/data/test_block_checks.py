@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.blocks import BLOCK_BYTES
+from phalanx.job.data.block_sums import BLOCK_BYTES
 from phalanx.job.data.open import TokenData, open_data
 from tests.job.data.random_tokens import write_tokens
 

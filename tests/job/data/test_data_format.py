@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.blocks import BLOCK_BYTES, BlockSums, num_blocks, read_sums, sums_bytes
+from phalanx.job.data.block_sums import BLOCK_BYTES, BlockSums, num_blocks, read_sums, sums_bytes
 from phalanx.job.data.megatron import DTYPES, TokenType, token_bytes
 from phalanx.job.data.open import open_data
 from phalanx.job.data.shard_writer import ShardWriter

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.blocks import sums_bytes
+from phalanx.job.data.block_sums import sums_bytes
 from phalanx.job.data.megatron import WIDTHS, TokenType
 
 FORMAT: Final = 2
@@ -35,7 +35,7 @@ class FileEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """Three files NAME.bin, .idx and .xxh3: a Megatron pair, of which `bin` is `tokens` token ids and `idx` says where each of the
-    `documents` lies, and the checksums of the blocks of `bin` (see `blocks`; a folder of format 1 has none, and 0 bytes here).
+    `documents` lies, and the checksums of the blocks of `bin` (see `block_sums`; a folder of format 1 has none, and 0 bytes here).
 
     It is flat since a manifest may list tens of thousands, which every rank reads when it starts.
     """

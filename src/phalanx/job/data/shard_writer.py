@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from phalanx.job.data import megatron
-from phalanx.job.data.blocks import BlockSums
+from phalanx.job.data.block_sums import BlockSums
 from phalanx.job.data.manifest import FileEntry, Shard, Split
 from phalanx.storage.atomic import write_atomic
 from phalanx.storage.hashes import sha256_bytes

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.blocks import BLOCK_BYTES, block_sum, num_blocks, read_sums
+from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, num_blocks, read_sums
 from phalanx.job.data.manifest import REMAKE, FileEntry, Manifest, Shard
 from phalanx.job.data.mapping import MappedFiles
 from phalanx.job.data.megatron import DTYPES, WIDTHS
