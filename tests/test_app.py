@@ -105,6 +105,10 @@ def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     made = app.prepare_data([text], tmp_path / "out", 300, False, lambda *at: seen.append(at))
     assert made == app.show_data(tmp_path / "out")
+    verified = app.verify_data(tmp_path / "out", lambda *at: seen.append(at))
+    assert verified == made
+    assert seen[-1][0] == "checking"
+    assert seen[-1][1] == seen[-1][2] > 0
     assert made["documents"] == 40
     assert seen
 

@@ -265,7 +265,7 @@ def test_the_standard_library_is_a_corpus(tmp_path: Path) -> None:
     assert manifest.num_tokens > 1_000_000
     assert manifest.splits["held_out"].tokens > 10_000
     assert [source.name for source in manifest.sources] == ["stdlib:"]
-    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["format"] == 1
+    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["format"] == 2
 
 
 def test_too_small_a_standard_library_says_what_to_pass(tmp_path: Path) -> None:

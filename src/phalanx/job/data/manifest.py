@@ -1,5 +1,6 @@
 """What a prepared folder says about itself. `manifest.json` is written last, so a folder without one is not a data set."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,14 @@ from typing import Final, Literal
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.block_sums import sums_bytes
+from phalanx.job.data.megatron import WIDTHS, TokenType
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
+_ID_BITS: Final[dict[TokenType, int]] = {"uint16": 16, "int32": 31}
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST_BYTES_MAX: Final = 64 * 2**20
 
 Split = Literal["train", "held_out"]
@@ -29,13 +34,53 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A Megatron pair: `bin` is `tokens` token ids, `idx` says where each of the `documents` lies."""
+    """Three files NAME.bin, .idx and .xxh3: a Megatron pair, of which `bin` is `tokens` token ids and `idx` says where each of the
+    `documents` lies, and the checksums of the blocks of `bin` (see `block_sums`; a folder of format 1 has none, and 0 bytes here).
 
+    It is flat since a manifest may list tens of thousands, which every rank reads when it starts.
+    """
+
+    name: str
     split: Split
     tokens: int
     documents: int
-    bin: FileEntry
-    idx: FileEntry
+    bin_bytes: int
+    bin_sha256: str
+    idx_bytes: int
+    idx_sha256: str
+    xxh3_bytes: int
+    xxh3_sha256: str
+
+    @classmethod
+    def of(cls, split: Split, tokens: int, documents: int, *, bin: FileEntry, idx: FileEntry, xxh3: FileEntry | None) -> "Shard":  # noqa: A002
+        return cls(
+            name=bin.name.removesuffix(".bin"),
+            split=split,
+            tokens=tokens,
+            documents=documents,
+            bin_bytes=bin.size_bytes,
+            bin_sha256=bin.sha256,
+            idx_bytes=idx.size_bytes,
+            idx_sha256=idx.sha256,
+            xxh3_bytes=xxh3.size_bytes if xxh3 else 0,
+            xxh3_sha256=xxh3.sha256 if xxh3 else "",
+        )
+
+    @property
+    def bin(self) -> FileEntry:
+        return FileEntry(name=f"{self.name}.bin", size_bytes=self.bin_bytes, sha256=self.bin_sha256)
+
+    @property
+    def idx(self) -> FileEntry:
+        return FileEntry(name=f"{self.name}.idx", size_bytes=self.idx_bytes, sha256=self.idx_sha256)
+
+    @property
+    def xxh3(self) -> FileEntry | None:
+        return FileEntry(name=f"{self.name}.xxh3", size_bytes=self.xxh3_bytes, sha256=self.xxh3_sha256) if self.xxh3_bytes else None
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        return (self.bin, self.idx, self.xxh3) if self.xxh3 else (self.bin, self.idx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +114,7 @@ class Manifest:
 
     format: int
     vocab_size: int
-    dtype: Literal["uint16", "int32"]
+    dtype: TokenType
     end_of_document: int
     tokenizer: FileEntry
     splits: Mapping[Split, SplitCount]
@@ -84,7 +129,7 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """Every file that the folder needs besides the manifest."""
-        return (self.tokenizer, *(entry for shard in self.shards for entry in (shard.bin, shard.idx)))
+        return (self.tokenizer, *(entry for shard in self.shards for entry in shard.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +137,30 @@ class _Version:
     """Read before all else, since a newer format may have any other field."""
 
     format: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard1:
+    split: Split
+    tokens: int
+    documents: int
+    bin: FileEntry
+    idx: FileEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest1:
+    """Format 1, of which folders exist: no checksums of blocks."""
+
+    format: int
+    vocab_size: int
+    dtype: TokenType
+    end_of_document: int
+    tokenizer: FileEntry
+    splits: Mapping[Split, SplitCount]
+    shards: tuple[_Shard1, ...]
+    sources: tuple[Source, ...]
+    parameters: Mapping[str, str | int | float]
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -111,26 +180,56 @@ def read(folder: Path) -> tuple[Manifest, bytes]:
     except OSError as error:
         raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
     try:
-        version: _Version = wire.loads(_Version, data)
-        if version.format > FORMAT:
-            raise DataError("format", version.format, f"{path} was made by a newer Phalanx (this one reads {FORMAT}); upgrade it")
-        manifest: Manifest = wire.loads(Manifest, data)
+        manifest = _parsed(data, path)
     except ValueError as error:
         raise DataError("manifest", str(path), f"is not a manifest of ours ({error}); {REMAKE}") from error
     _check(manifest, path)
     return manifest, data
 
 
+def _parsed(data: bytes, path: Path) -> Manifest:
+    """Raises ValueError for what is no manifest at all."""
+    try:
+        manifest: Manifest = wire.loads(Manifest, data)
+        found = manifest.format
+    except ValueError:
+        found = wire.loads(_Version, data).format
+        if found == FORMAT:
+            raise
+    if found > FORMAT:
+        raise DataError("format", found, f"{path} was made by a newer Phalanx (this one reads {FORMAT}); upgrade it")
+    return manifest if found == FORMAT else _of_format_1(wire.loads(_Manifest1, data))
+
+
+def _of_format_1(old: _Manifest1) -> Manifest:
+    shards = tuple(Shard.of(one.split, one.tokens, one.documents, bin=one.bin, idx=one.idx, xxh3=None) for one in old.shards)
+    return Manifest(
+        format=old.format,
+        vocab_size=old.vocab_size,
+        dtype=old.dtype,
+        end_of_document=old.end_of_document,
+        tokenizer=old.tokenizer,
+        splits=old.splits,
+        shards=shards,
+        sources=old.sources,
+        parameters=old.parameters,
+    )
+
+
 def _check(manifest: Manifest, path: Path) -> None:
     """Holds for every manifest that `prepare` writes; a file name is the one thing in it that could reach outside the folder."""
-    for entry in manifest.files:
-        if Path(entry.name).name != entry.name:
-            raise DataError("manifest", entry.name, f"{path} names a file outside its folder; {REMAKE}")
-    width = {"uint16": 2, "int32": 4}[manifest.dtype]
+    for name in (manifest.tokenizer.name, *(shard.name for shard in manifest.shards)):
+        if not _PLAIN_NAME.fullmatch(name):
+            raise DataError("manifest", name, f"{path} names a file outside its folder; {REMAKE}")
+    if manifest.vocab_size > 1 << _ID_BITS[manifest.dtype]:
+        raise DataError("vocab_size", manifest.vocab_size, f"{path} has {manifest.dtype} tokens, which cannot hold it; {REMAKE}")
+    width, counted = WIDTHS[manifest.dtype], dict.fromkeys(SPLITS, 0)
     for shard in manifest.shards:
-        if shard.tokens < 1 or shard.tokens * width != shard.bin.size_bytes:
-            raise DataError(shard.bin.name, shard.bin.size_bytes, f"{path} counts {shard.tokens} {manifest.dtype} tokens; {REMAKE}")
-    for split in SPLITS:
-        counted = sum(shard.tokens for shard in manifest.shards if shard.split == split)
-        if split not in manifest.splits or manifest.splits[split].tokens != counted:
-            raise DataError(f"splits.{split}", counted, f"{path} does not count the tokens of its own shards; {REMAKE}")
+        counted[shard.split] += shard.tokens
+        if shard.tokens < 1 or shard.tokens * width != shard.bin_bytes:
+            raise DataError(shard.bin.name, shard.bin_bytes, f"{path} counts {shard.tokens} {manifest.dtype} tokens; {REMAKE}")
+        if manifest.format > 1 and shard.xxh3_bytes != sums_bytes(shard.bin_bytes):
+            raise DataError(f"{shard.name}.xxh3", shard.xxh3_bytes, f"{path} lists {shard.bin_bytes} bytes of tokens; {REMAKE}")
+    for split, found in counted.items():
+        if split not in manifest.splits or manifest.splits[split].tokens != found:
+            raise DataError(f"splits.{split}", found, f"{path} does not count the tokens of its own shards; {REMAKE}")

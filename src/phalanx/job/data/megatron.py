@@ -21,7 +21,8 @@ UINT16_VOCAB_MAX: Final = 65_500
 
 TokenType = Literal["uint16", "int32"]
 _CODES: Final[dict[TokenType, int]] = {"uint16": 8, "int32": 4}
-_DTYPES: Final[dict[TokenType, np.dtype[np.uint16] | np.dtype[np.int32]]] = {"uint16": np.dtype("<u2"), "int32": np.dtype("<i4")}
+WIDTHS: Final[dict[TokenType, int]] = {"uint16": 2, "int32": 4}
+DTYPES: Final[dict[TokenType, np.dtype[np.uint16] | np.dtype[np.int32]]] = {"uint16": np.dtype("<u2"), "int32": np.dtype("<i4")}
 
 
 def token_type(vocab_size: int) -> TokenType:
@@ -29,8 +30,11 @@ def token_type(vocab_size: int) -> TokenType:
 
 
 def token_bytes(ids: list[int], dtype: TokenType) -> bytes:
-    """Ids as they stand in a `.bin`."""
-    return np.asarray(ids, dtype=_DTYPES[dtype]).tobytes()
+    """Ids as they stand in a `.bin`. Raises DataError for one that the type cannot hold."""
+    wide = np.asarray(ids, dtype=np.int64)
+    if wide.size and not (wide.min() >= 0 and wide.max() <= np.iinfo(DTYPES[dtype]).max):
+        raise DataError("token id", int(wide.max()), f"does not fit into {dtype}; the vocabulary needs a wider type of token")
+    return wide.astype(DTYPES[dtype]).tobytes()
 
 
 def index_bytes(lengths: list[int], dtype: TokenType) -> bytes:
@@ -40,7 +44,7 @@ def index_bytes(lengths: list[int], dtype: TokenType) -> bytes:
     sizes = np.asarray(lengths, dtype="<i4")
     pointers = np.zeros(len(lengths), dtype="<i8")
     np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
-    pointers *= _DTYPES[dtype].itemsize
+    pointers *= DTYPES[dtype].itemsize
     bounds = np.arange(len(lengths) + 1, dtype="<i8")
     header = MAGIC + _HEADER.pack(_VERSION, _CODES[dtype], len(lengths), len(bounds))
     return header + sizes.tobytes() + pointers.tobytes() + bounds.tobytes()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
@@ -19,6 +19,7 @@ from phalanx.job.data import megatron, tokens
 from phalanx.job.data.corpus import Document, divide, scan
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
+from phalanx.job.data.shard_writer import ShardWriter
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes, sha256_file
 
@@ -175,7 +176,7 @@ def _fill(folder: Path, documents: list[Document], sources: list[Source], asked:
     shards: list[Shard] = []
     done = 0
     for split in SPLITS:
-        writer = _ShardWriter(folder, split, asked)
+        writer = ShardWriter(folder, split, megatron.token_type(asked.vocab_size), asked.shard_tokens_max)
         for batch in _batches(parts[split]):
             writer.add(tokens.encode(tokenizer, [document.text() for document in batch]), tokens.end_id(tokenizer))
             done += sum(document.end - document.start for document in batch)
@@ -245,54 +246,6 @@ def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class _ShardWriter:
-    """Writes the documents of one split, whole documents to each shard, until `shard_tokens_max` is reached."""
-
-    def __init__(self, folder: Path, split: Split, asked: _Asked) -> None:
-        self._folder = folder
-        self._split: Split = split
-        self._tokens_max = asked.shard_tokens_max
-        self._dtype = megatron.token_type(asked.vocab_size)
-        self._shards: list[Shard] = []
-        self._lengths: list[int] = []
-        self._tokens = 0
-        self._file: IO[bytes] | None = None
-
-    def add(self, documents: list[list[int]], end: int) -> None:
-        for ids in documents:
-            if self._file is None:
-                self._file = self._path("bin").open("wb")
-            self._file.write(megatron.token_bytes([*ids, end], self._dtype))
-            self._lengths.append(len(ids) + 1)
-            self._tokens += len(ids) + 1
-            if self._tokens >= self._tokens_max:
-                self._close(self._file)
-
-    def finish(self) -> list[Shard]:
-        if self._file is not None:
-            self._close(self._file)
-        return self._shards
-
-    def _close(self, file: IO[bytes]) -> None:
-        with file:
-            file.flush()
-            os.fsync(file.fileno())
-        write_atomic(self._path("idx"), megatron.index_bytes(self._lengths, self._dtype))
-        self._shards.append(
-            Shard(
-                split=self._split,
-                tokens=self._tokens,
-                documents=len(self._lengths),
-                bin=_entry(self._path("bin")),
-                idx=_entry(self._path("idx")),
-            )
-        )
-        self._lengths, self._tokens, self._file = [], 0, None
-
-    def _path(self, ending: str) -> Path:
-        return self._folder / f"{self._split}-{len(self._shards):05d}.{ending}"
 
 
 def _entry(path: Path) -> FileEntry:

@@ -1,0 +1,85 @@
+"""Writes the shards of one split. All checksums are made of the bytes on their way to the disk, so nothing is read back."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from phalanx.job.data import megatron
+from phalanx.job.data.block_sums import BlockSums
+from phalanx.job.data.manifest import FileEntry, Shard, Split
+from phalanx.storage.atomic import write_atomic
+from phalanx.storage.hashes import sha256_bytes
+
+
+class ShardWriter:
+    """Whole documents to each shard, until `tokens_max` is reached: the shards depend on the documents and their order alone."""
+
+    def __init__(self, folder: Path, split: Split, dtype: megatron.TokenType, tokens_max: int) -> None:
+        self._folder = folder
+        self._split: Split = split
+        self._dtype: megatron.TokenType = dtype
+        self._tokens_max = tokens_max
+        self._shards: list[Shard] = []
+        self._open: _OpenShard | None = None
+
+    def add(self, documents: Sequence[Sequence[int]], end: int) -> None:
+        """Token ids of each document, to which the id of the end mark is added."""
+        for ids in documents:
+            self.add_document(megatron.token_bytes([*ids, end], self._dtype))
+
+    def add_document(self, data: bytes) -> None:
+        """One document with its end mark, as `megatron.token_bytes` gives it."""
+        if self._open is None:
+            self._open = _OpenShard(self._folder / f"{self._split}-{len(self._shards):05d}.bin")
+        self._open.write(data, len(data) // megatron.WIDTHS[self._dtype])
+        if self._open.tokens >= self._tokens_max:
+            self._close(self._open)
+
+    def finish(self) -> list[Shard]:
+        if self._open is not None:
+            self._close(self._open)
+        return self._shards
+
+    def _close(self, shard: "_OpenShard") -> None:
+        bin_file, sums = shard.close()
+        name = bin_file.name.removesuffix(".bin")
+        idx_file = _written(self._folder / f"{name}.idx", megatron.index_bytes(shard.lengths, self._dtype))
+        xxh3_file = _written(self._folder / f"{name}.xxh3", sums)
+        self._shards.append(
+            Shard.of(self._split, shard.tokens, len(shard.lengths), bin=bin_file, idx=idx_file, xxh3=xxh3_file),
+        )
+        self._open = None
+
+
+class _OpenShard:
+    """A `.bin` that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.lengths: list[int] = []
+        self.tokens = 0
+        self._path = path
+        self._file: IO[bytes] = path.open("wb")
+        self._sha256 = hashlib.sha256()
+        self._sums = BlockSums()
+
+    def write(self, data: bytes, tokens: int) -> None:
+        self._file.write(data)
+        self._sha256.update(data)
+        self._sums.update(data)
+        self.lengths.append(tokens)
+        self.tokens += tokens
+
+    def close(self) -> tuple[FileEntry, bytes]:
+        """The file, durable, and the checksums of its blocks."""
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        return FileEntry(name=self._path.name, size_bytes=size, sha256=self._sha256.hexdigest()), self._sums.to_bytes()
+
+
+def _written(path: Path, data: bytes) -> FileEntry:
+    write_atomic(path, data)
+    return FileEntry(name=path.name, size_bytes=len(data), sha256=sha256_bytes(data))
