@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.blocks import BlockShuffle, FullShuffle, InOrder, Shuffle
-from phalanx.job.data.mixed import Draws, MixedOrder
+from phalanx.job.data.draws import Draws, batch, positions
+from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import even_slice, rank_slice
 from phalanx.job.data.shares import OFF_MAX, SUM_MAX, Shares, whole_weights
@@ -85,7 +86,7 @@ def rows(draws: Draws) -> list[tuple[int, int, int]]:
 @given(mixed=orders())
 def test_t09_d11_epochs_of_each_source_are_whole_through_every_change(mixed: MixedOrder) -> None:
     steps = 20
-    run = mixed.draws(mixed.positions(0, steps))
+    run = mixed.draws(positions(mixed, 0, steps))
     assert len(set(rows(run))) == len(run), "no sample twice in an epoch of its source"
     for number, (name, size) in enumerate(zip(mixed.names, mixed.sizes.tolist(), strict=True)):
         count = int((run.source == number).sum())
@@ -98,17 +99,17 @@ def test_t09_d11_epochs_of_each_source_are_whole_through_every_change(mixed: Mix
 def test_t01_d01_a_step_is_the_same_for_any_world_size_and_however_one_comes_to_it(
     mixed: MixedOrder, step: int, world_size: int
 ) -> None:
-    run = rows(mixed.draws(mixed.positions(0, 20)))
-    batch = rows(mixed.batch(step))
-    assert batch == run[step * mixed.global_batch : (step + 1) * mixed.global_batch]
-    parts = [mixed.draws(rank_slice(mixed.positions(step), rank, world_size)) for rank in range(world_size)]
-    assert [row for part in parts for row in rows(part)] == batch
+    run = rows(mixed.draws(positions(mixed, 0, 20)))
+    whole = rows(batch(mixed, step))
+    assert whole == run[step * mixed.global_batch : (step + 1) * mixed.global_batch]
+    parts = [mixed.draws(rank_slice(positions(mixed, step), rank, world_size)) for rank in range(world_size)]
+    assert [row for part in parts for row in rows(part)] == whole
 
 
 @given(mixed=orders(), start=st.integers(0, 30), length=st.integers(1, 30))
 def test_d12_batches_have_the_shares_of_their_step(mixed: MixedOrder, start: int, length: int) -> None:
     changes = [change.from_step for change in mixed.mixture.changes]
-    run = mixed.draws(mixed.positions(start, length))
+    run = mixed.draws(positions(mixed, start, length))
     share = np.sum(
         [[float(given) * mixed.global_batch for given in mixed.shares(step).values()] for step in range(start, start + length)],
         axis=0,
@@ -122,7 +123,7 @@ def test_d12_batches_have_the_shares_of_their_step(mixed: MixedOrder, start: int
 
 def test_within_a_batch_sources_come_at_any_place() -> None:
     mixed = MixedOrder(Mixture([Source("a", weight=1), Source("b", weight=1)]), {"a": 1000, "b": 1000}, seed=1, global_batch=8)
-    run = mixed.draws(mixed.positions(0, 400)).source.reshape(400, 8)
+    run = mixed.draws(positions(mixed, 0, 400)).source.reshape(400, 8)
     assert run.sum(axis=1).tolist() == [4] * 400, "exact in every batch"
     assert run.mean(axis=0).min() > 0.4, "and no rank reads mostly of one"
     assert run.mean(axis=0).max() < 0.6
@@ -148,7 +149,7 @@ def test_a_later_change_or_source_leaves_the_past_as_it_was() -> None:
     after = MixedOrder(Mixture(sources, changes=[change]), {**sizes, "c": 9}, seed=4, global_batch=10)
 
     def named(mixed: MixedOrder, step: int) -> list[tuple[str, int, int]]:
-        return [(mixed.names[source], epoch, sample) for source, epoch, sample in rows(mixed.batch(step))]
+        return [(mixed.names[source], epoch, sample) for source, epoch, sample in rows(batch(mixed, step))]
 
     assert [named(before, step) for step in range(6)] == [named(after, step) for step in range(6)]
     assert named(before, 6) != named(after, 6)
@@ -164,7 +165,7 @@ def test_orders_of_mixtures_are_fixed_for_ever() -> None:
         changes=[Change(from_step=1, weights={"code": 1})],
     )
     mixed = MixedOrder(mixture, {"code": 10, "books": 20}, seed=7, global_batch=5)
-    assert rows(mixed.batch(0)) + rows(mixed.batch(1)) == GOLDEN
+    assert rows(batch(mixed, 0)) + rows(batch(mixed, 1)) == GOLDEN
     assert mixed.fingerprint(10) == GOLDEN_FINGERPRINT
 
 

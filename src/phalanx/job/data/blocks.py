@@ -114,6 +114,7 @@ class BlockShuffle:
 
 
 Shuffle = InOrder | FullShuffle | BlockShuffle
+FULL: Final = FullShuffle()
 
 
 def _alike(numbers: Indices) -> bool:

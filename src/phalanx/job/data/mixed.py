@@ -9,7 +9,6 @@ sets of weights.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,8 +20,9 @@ from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import order
 from phalanx.job.data.blocks import Shuffle
+from phalanx.job.data.draws import Draws, check_batch, check_positions, check_samples, digest
 from phalanx.job.data.mixture import Mixture
-from phalanx.job.data.order import SAMPLES_MAX, Indices
+from phalanx.job.data.order import Indices
 from phalanx.job.data.shares import Shares, whole_weights
 
 FORMAT: Final = 1
@@ -30,18 +30,6 @@ FORMAT: Final = 1
 
 _SLOTS: Final = 0x534C4F5453
 """Tells the seed of the places within a batch from those of the sources."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Samples in the order in which they are read, a row each. source: number in the mixture. epoch: of the source."""
-
-    source: Indices
-    epoch: Indices
-    sample: Indices
-
-    def __len__(self) -> int:
-        return len(self.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +51,7 @@ class MixedOrder:
     """
 
     def __init__(self, mixture: Mixture, sizes: Mapping[str, int], *, seed: int, global_batch: int, cut: str = "") -> None:
-        if global_batch < 1:
-            raise DataError("global_batch", global_batch, "write a whole number above 0")
+        check_batch(global_batch)
         self.mixture = mixture
         self.names = tuple(source.name for source in mixture.sources)
         _check_sizes(self.names, sizes)
@@ -74,14 +61,9 @@ class MixedOrder:
         self._segments = self._segmented(sizes)
         self._starts = np.array([segment.from_step * global_batch for segment in self._segments], dtype=np.int64)
 
-    def positions(self, step: int, num_steps: int = 1) -> Indices:
-        """The global samples of `num_steps` batches from `step` on, counted from 0. `order.rank_slice` gives a rank its part."""
-        return np.arange(step * self.global_batch, (step + num_steps) * self.global_batch, dtype=np.int64)
-
     def draws(self, positions: Indices) -> Draws:
         """What is read at these global samples. Ask for many at once: a call has a fixed cost of some tenths of a millisecond."""
-        if positions.size and not (positions.min() >= 0 and positions.max() < SAMPLES_MAX):
-            raise IndexError(f"a global sample lies outside [0, {SAMPLES_MAX})")
+        check_positions(positions)
         source, turn = np.empty_like(positions), np.empty_like(positions)
         number = np.searchsorted(self._starts, positions, side="right") - 1
         for each in np.unique(number):
@@ -94,10 +76,6 @@ class MixedOrder:
             shuffle: Shuffle = self.mixture.sources[each].shuffle
             sample[rows] = shuffle.samples(self._seeds[each], epoch[rows], index[rows], int(self.sizes[each]))
         return Draws(source, epoch, sample)
-
-    def batch(self, step: int) -> Draws:
-        """The global batch of a step, counted from 0, in order."""
-        return self.draws(self.positions(step))
 
     def shares(self, step: int) -> dict[str, Fraction]:
         """The exact share of each source at a step; 0 where it has none."""
@@ -123,7 +101,7 @@ class MixedOrder:
                 for k in sorted({int(k) for segment in past for k in segment.active})
             },
         }  # fmt: skip
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return digest(facts)
 
     def sources_read(self, delivered: int) -> tuple[str, ...]:
         """Those with a share in the first `delivered` global samples."""
@@ -175,7 +153,6 @@ def _check_sizes(names: tuple[str, ...], sizes: Mapping[str, int]) -> None:
     for name in names:
         if name not in sizes:
             raise DataError("sizes", name, "this source of the mixture has no data; name its folder, or take it out of the mixture")
-        if not 1 <= sizes[name] <= SAMPLES_MAX:
-            raise DataError(f"samples of {name}", sizes[name], f"a source needs 1 to {SAMPLES_MAX}; prepare more text for it")
+        check_samples(name, sizes[name])
     if extra := sorted(set(sizes) - set(names)):
         raise DataError("sizes", extra[0], f"is no source of this mixture; it has {', '.join(names)}")

@@ -11,10 +11,9 @@ from fractions import Fraction
 from typing import Final
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.blocks import FullShuffle, Shuffle
+from phalanx.job.data.blocks import FULL, Shuffle
 
 SOURCES_MAX: Final = 10_000
-FULL: Final = FullShuffle()
 
 
 @dataclass(frozen=True, slots=True)
