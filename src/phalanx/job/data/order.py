@@ -29,6 +29,9 @@ _ROUNDS: Final = 8
 """Four make a permutation look random to one who sees no keys; eight leave a margin for the very small domains of tests."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 2**64 - 1
+_STEPS: Final = np.array([number * _GOLDEN & _WORD for number in range(1, _ROUNDS + 1)], dtype=np.uint64)
+_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
+_FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def sample(seed: int, epoch: int | Indices, index: Indices, num_samples: int) -> Indices:
@@ -121,10 +124,13 @@ def _unfeistel(words: _Words, keys: list[_Words], half_bits: int) -> _Words:
 def _round_keys(seed: int, epochs: _Words) -> list[_Words]:
     """One key for each round and element; neighbouring seeds and epochs share none."""
     start = _mix(epochs * np.uint64(_GOLDEN) + _mix(np.array([seed & _WORD], dtype=np.uint64)))
-    return [_mix(start + np.uint64(number * _GOLDEN & _WORD)) for number in range(1, _ROUNDS + 1)]
+    return list(_mix(start + _STEPS[:, None]))
 
 
 def _mix(words: _Words) -> _Words:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = words ^ (words >> _SHIFTS[0])
+    words *= _FACTORS[0]
+    words ^= words >> _SHIFTS[1]
+    words *= _FACTORS[1]
+    words ^= words >> _SHIFTS[2]
+    return words
