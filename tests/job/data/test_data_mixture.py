@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.blocks import BlockShuffle, FullShuffle, InOrder, Shuffle
-from phalanx.job.data.draws import Draws, batch, positions
+from phalanx.job.data.draws import Draws, batch, blocks_needed, positions
 from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import even_slice, rank_slice
@@ -119,6 +119,17 @@ def test_d12_batches_have_the_shares_of_their_step(mixed: MixedOrder, start: int
     for number, name in enumerate(mixed.names):
         if not any(mixed.shares(step)[name] for step in range(start, start + length)):
             assert counts[number] == 0
+
+
+@given(mixed=orders(), start=st.integers(0, 10), length=st.integers(0, 8), size=st.integers(1, 9))
+def test_the_blocks_that_are_needed_are_known_ahead(mixed: MixedOrder, start: int, length: int, size: int) -> None:
+    draws = mixed.draws(positions(mixed, start, length))
+    source, block, first = blocks_needed(draws, [size + number for number in range(len(mixed.names))])
+    wanted: dict[tuple[int, int], int] = {}
+    for row, (number, _, sample) in enumerate(rows(draws)):
+        wanted.setdefault((number, sample // (size + number)), row)
+    assert list(zip(source.tolist(), block.tolist(), strict=True)) == list(wanted)
+    assert first.tolist() == list(wanted.values())
 
 
 def test_within_a_batch_sources_come_at_any_place() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,17 @@ def positions(order: DataOrder, step: int, num_steps: int = 1) -> Indices:
 def batch(order: DataOrder, step: int) -> Draws:
     """The global batch of a step, counted from 0, in order."""
     return order.draws(positions(order, step))
+
+
+def blocks_needed(draws: Draws, block_samples: Sequence[int]) -> tuple[Indices, Indices, Indices]:
+    """Which blocks these samples lie in, in the order in which they are first needed: source, block, and the row of the first need.
+
+    block_samples: of each source. Asked for the steps ahead, it says what to fetch next, and which of what is held is needed last.
+    """
+    blocks = draws.sample // np.asarray(block_samples, dtype=np.int64)[draws.source]
+    _, rows = np.unique(np.stack([draws.source, blocks]), axis=1, return_index=True)
+    rows = np.sort(rows).astype(np.int64)
+    return draws.source[rows], blocks[rows], rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
