@@ -200,6 +200,10 @@ def test_a_mixture_travels_as_json() -> None:
         changes=[Change(from_step=3, weights={"b": 1})],
     )
     again = wire.loads(Mixture, wire.dumps(Mixture, mixture))
+    with pytest.raises(ValueError, match="kind"):
+        wire.loads(Mixture, '{"sources": [{"name": "a", "shuffle": {"block_samples": 4}}]}')
+    with pytest.raises(DataError, match="name 1 to"):
+        wire.loads(Mixture, '{"sources": []}')
     sizes = {"a": 5, "b": 6}
     orders_ = [MixedOrder(each, sizes, seed=0, global_batch=4) for each in (mixture, again)]
     assert orders_[0].fingerprint(100) == orders_[1].fingerprint(100)

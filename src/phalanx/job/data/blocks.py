@@ -10,9 +10,10 @@ says, so that every place, window and sample is still found by a few divisions: 
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
+from pydantic import Field
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import order
@@ -113,7 +114,7 @@ class BlockShuffle:
         return epochs, _Laid(block, self.window_blocks, num_blocks, num_blocks * block - num_samples, short)
 
 
-Shuffle = InOrder | FullShuffle | BlockShuffle
+Shuffle = Annotated[InOrder | FullShuffle | BlockShuffle, Field(discriminator="kind")]
 FULL: Final = FullShuffle()
 
 
