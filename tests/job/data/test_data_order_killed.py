@@ -4,6 +4,7 @@ without a gap, a repeat or any clean-up. Case ids: shared/CASES.md."""
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from phalanx.job.data.cursor import Cursor
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED, STEPS, CHECKPOINT_EVERY = 11, 16, 3
+ANSWER_S_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def ask(process: subprocess.Popen[str]) -> tuple[int, list[Any]]:
     lines_in, lines_out = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
     lines_in.write("next\n")
     lines_in.flush()
+    assert select.select([lines_out], [], [], ANSWER_S_MAX)[0], "the rank does not answer"
     step, rows = json.loads(lines_out.readline())
     return step, rows
 
