@@ -144,8 +144,8 @@ class Job:
         mixture = history.mixture if declared else replace(history.mixture, changes=())
         self.packings = [corpus.packing() for corpus in history.corpora]
         sizes = {source.name: packing.num_samples for source, packing in zip(mixture.sources, self.packings, strict=True)}
-        cut = "; ".join(packing.name for packing in self.packings)
-        self.order = MixedOrder(mixture, sizes, seed=history.seed, global_batch=history.global_batch, cut=cut)
+        cuts = {source.name: packing.name for source, packing in zip(mixture.sources, self.packings, strict=True)}
+        self.order = MixedOrder(mixture, sizes, seed=history.seed, global_batch=history.global_batch, cuts=cuts)
         self.manifests = {source.name: f"manifest of {source.name}" for source in mixture.sources}
 
     def rows(self, places: Indices) -> Batch:

@@ -50,12 +50,12 @@ class OrdersByWorld(ours.Gang):  # type: ignore[misc, name-defined]
 
 
 def test_t01_t08_d02_histories_equal_the_undisturbed_run() -> None:
-    assert ours.histories_equal(range(5_000, 5_008)) == []
+    assert ours.histories_equal(range(5_000, 5_005)) == []
 
 
 @pytest.mark.parametrize("fault", [ours.CountsFetched, CutsByAnotherWorld, OrdersByWorld], ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_seen(fault: type) -> None:
-    assert len(ours.histories_equal(range(5_000, 5_006), fault)) >= 3
+    assert len(ours.histories_equal(range(5_000, 5_004), fault)) >= 2
 
 
 def test_d13_the_comparison_sees_a_fault_that_nothing_refuses() -> None:

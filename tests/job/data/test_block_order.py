@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError
@@ -44,6 +44,7 @@ def test_a_seek_needs_no_walk_however_large_the_data(seed: int, shuffle: BlockSh
     assert shuffle.places(seed, 3, found, size).tolist() == index.tolist()
 
 
+@settings(max_examples=50)
 @given(seed=SEEDS, size=SIZES, shuffle=BY_BLOCKS, epoch=st.integers(0, 9))
 def test_the_windows_of_an_epoch_share_the_blocks_among_them(seed: int, size: int, shuffle: BlockShuffle, epoch: int) -> None:
     index = np.arange(size)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError
@@ -20,9 +20,9 @@ MANIFESTS = {"a": "a" * 64, "b": "b" * 64, "c": "c" * 64}
 SIZES = {"a": 40, "b": 50}
 
 
-def mixed(*changes: Change, seed: int = 0, global_batch: int = 6, cut: str = "") -> MixedOrder:
+def mixed(*changes: Change, seed: int = 0, global_batch: int = 6, **cuts: str) -> MixedOrder:
     sources = [Source("a", weight=1), Source("b", weight=2)]
-    return MixedOrder(Mixture(sources, changes=changes), SIZES, seed=seed, global_batch=global_batch, cut=cut)
+    return MixedOrder(Mixture(sources, changes=changes), SIZES, seed=seed, global_batch=global_batch, cuts=cuts)
 
 
 @given(step=st.integers(0, 10**9))
@@ -35,6 +35,7 @@ def test_d01_a_cursor_comes_back_from_json_at_its_very_step(step: int) -> None:
         assert cursor.next_step(order, manifests) == step, "the first that was not delivered"
 
 
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**64),
     size=st.integers(1, 300),
@@ -77,7 +78,7 @@ def test_changed_data_is_refused_by_the_name_of_its_source() -> None:
     [
         mixed(seed=1),
         mixed(global_batch=3),
-        mixed(cut="rows of 5 tokens"),
+        mixed(b="rows of 5 tokens"),
         mixed(Change(from_step=4, weights={"a": 1})),
         MixedOrder(Mixture([Source("a", weight=1), Source("b", weight=3)]), SIZES, seed=0, global_batch=6),
         MixedOrder(Mixture([Source("a", weight=1), Source("b", weight=2)]), {"a": 40, "b": 51}, seed=0, global_batch=6),
@@ -96,7 +97,7 @@ def test_another_order_is_refused(other: MixedOrder | PlainOrder) -> None:
 
 def test_a_change_declared_for_later_is_accepted() -> None:
     cursor = Cursor.after(5, mixed(), MANIFESTS)
-    assert cursor.next_step(mixed(Change(from_step=5, weights={"a": 1})), MANIFESTS) == 5
+    assert cursor.next_step(mixed(Change(from_step=5, weights={"a": 1}), c="a cut of what is not read yet"), MANIFESTS) == 5
     late = Cursor.after(6, mixed(Change(from_step=5, weights={"a": 1})), MANIFESTS)
     with pytest.raises(DataError, match="order of the data"):
         late.next_step(mixed(), MANIFESTS)

@@ -46,17 +46,19 @@ class _Segment:
 class MixedOrder:
     """The order of a mixture over sources of known sizes, for one seed and global batch; a run keeps both.
 
-    sizes: samples of each source. cut: how samples are made of documents, such as `Packing.name`; a cursor tells by it when that
-    was changed. Raises DataError for a source without samples.
+    sizes: samples of each source. cuts: how samples of a source are made of its documents, such as `Packing.name`; a cursor tells
+    by it when that was changed. Raises DataError for a source without samples.
     """
 
-    def __init__(self, mixture: Mixture, sizes: Mapping[str, int], *, seed: int, global_batch: int, cut: str = "") -> None:
+    def __init__(
+        self, mixture: Mixture, sizes: Mapping[str, int], *, seed: int, global_batch: int, cuts: Mapping[str, str] | None = None
+    ) -> None:
         check_batch(global_batch)
         self.mixture = mixture
         self.names = tuple(source.name for source in mixture.sources)
         _check_sizes(self.names, sizes)
         self.sizes = np.array([sizes[name] for name in self.names], dtype=np.int64)
-        self.seed, self.global_batch, self.cut = seed, global_batch, cut
+        self.seed, self.global_batch, self.cuts = seed, global_batch, dict(cuts or {})
         self._seeds = [_seed(seed, name) for name in self.names]
         self._segments = self._segmented(sizes)
         self._starts = np.array([segment.from_step * global_batch for segment in self._segments], dtype=np.int64)
@@ -92,21 +94,20 @@ class MixedOrder:
 
         A change of weights that is declared for later, or a source that is added for later, does not change it; another past does.
         """
-        past = [segment for segment in self._segments if segment.from_step * self.global_batch < delivered]
+        past, read = self._past(delivered), self.sources_read(delivered)
         facts: dict[str, Any] = {
-            "format": FORMAT, "seed": self.seed, "global_batch": self.global_batch, "cut": self.cut,
+            "format": FORMAT, "seed": self.seed, "global_batch": self.global_batch,
             "weights": [[segment.from_step, *self._weights(segment)] for segment in past],
             "sources": {
-                self.names[k]: [int(self.sizes[k]), wire.plain(Shuffle, self.mixture.sources[k].shuffle)]
-                for k in sorted({int(k) for segment in past for k in segment.active})
+                name: [size, self.cuts.get(name, ""), wire.plain(Shuffle, self.mixture.sources[k].shuffle)]
+                for k, (name, size) in enumerate(zip(self.names, self.sizes.tolist(), strict=True)) if name in read
             },
         }  # fmt: skip
         return digest(facts)
 
     def sources_read(self, delivered: int) -> tuple[str, ...]:
         """Those with a share in the first `delivered` global samples."""
-        past = [segment for segment in self._segments if segment.from_step * self.global_batch < delivered]
-        read = {int(k) for segment in past for k in segment.active}
+        read = {int(k) for segment in self._past(delivered) for k in segment.active}
         return tuple(name for k, name in enumerate(self.names) if k in read)
 
     def _turns(self, segment: _Segment, positions: Indices) -> tuple[Indices, Indices]:
@@ -121,6 +122,9 @@ class MixedOrder:
 
     def _weights(self, segment: _Segment) -> list[tuple[str, int]]:
         return [(self.names[k], weight) for k, weight in zip(segment.active, segment.shares.weights, strict=True)]
+
+    def _past(self, delivered: int) -> list[_Segment]:
+        return [segment for segment in self._segments if segment.from_step * self.global_batch < delivered]
 
     def _at(self, position: int) -> _Segment:
         return self._segments[int(np.searchsorted(self._starts, position, side="right")) - 1]
