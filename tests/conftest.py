@@ -1,6 +1,7 @@
 """A test that was not run is told by name; as root or in CI it fails the run, so that nothing goes untested unnoticed."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,13 +10,28 @@ settings.register_profile("phalanx", deadline=None)  # a busy machine or disk is
 settings.load_profile("phalanx")
 MUST_RUN_ALL = os.geteuid() == 0 or os.environ.get("CI", "").lower() in ("1", "true")
 
+LONGEST = (
+    "simulation/test_seeds.py",
+    "e2e/test_kill_points.py",
+    "e2e/test_chaos.py",
+    "e2e/soak/test_soak.py",
+    "e2e/test_bad_input.py",
+)
+"""Files of minutes begin first: whoever comes to one last works on alone."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_is_short)
     if os.geteuid() == 0:
         return
     for item in items:
         if item.get_closest_marker("needs_root"):
             item.add_marker(pytest.mark.skip(reason="not run: needs root"))
+
+
+def _is_short(item: pytest.Item) -> int:
+    here = item.path.relative_to(Path(__file__).parent).as_posix()
+    return LONGEST.index(here) if here in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(trylast=True)

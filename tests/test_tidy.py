@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.core import errors, events, recipe, spec
 from phalanx.record.telemetry.ledger.categories import CATEGORIES
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES_MAX = 70
@@ -157,3 +158,7 @@ def test_nothing_tracked_names_a_machine_of_ours() -> None:
     own = Path(__file__).name
     found = [name for name in tracked if Path(name).name != own and hostile.search((ROOT / name).read_text(errors="replace"))]
     assert found == []
+
+
+def test_files_that_begin_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
