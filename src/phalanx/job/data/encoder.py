@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 from phalanx.job.data import tokens
 from phalanx.job.data.parity import Choice, fast_json
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 class Encoder:
     """Documents to ids, the same ones whichever library is chosen."""
 
     def __init__(self, tokenizer_json: str, choice: Choice) -> None:
-        self._theirs = tokens.parse(tokenizer_json)
+        self._json = tokenizer_json
+        self._theirs: Tokenizer | None = None
         self._fast: Any = None
         self._doubtful = re.compile(f"[{re.escape(choice.doubtful)}]") if choice.doubtful else None
         if choice.engine == "gigatoken":
@@ -33,5 +37,7 @@ class Encoder:
         return self._doubtful is not None and not document.isascii() and self._doubtful.search(document.decode()) is not None
 
     def _slow(self, documents: Sequence[bytes]) -> list[NDArray[np.uint32]]:
+        if self._theirs is None:  # a tenth of a second that most processes never need
+            self._theirs = tokens.parse(self._json)
         found = tokens.encode(self._theirs, [document.decode() for document in documents])
         return [np.asarray(ids, dtype=np.uint32) for ids in found]

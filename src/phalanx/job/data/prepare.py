@@ -26,9 +26,9 @@ from phalanx.job.data.journal import Journal
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
 from phalanx.job.data.parity import Choice, choose
 from phalanx.job.data.place import building, check_out, move_into_place
-from phalanx.job.data.sample import sample
 from phalanx.job.data.survey import Gathered, Survey, halves, survey
 from phalanx.job.data.texts import Reading, read
+from phalanx.job.data.training_text import sample
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
 
