@@ -167,6 +167,6 @@ def test_borders_of_pieces_neither_lose_nor_repeat_a_line(
         path.write_bytes(path.read_bytes().removesuffix(b"\n"))
     size = path.stat().st_size
     ends = [*sorted(border for border in borders if border < size), size]
-    cuts = [Piece(path, "n", "jsonl", start, end, 0) for start, end in zip([0, *ends], ends, strict=False)]
+    cuts = [Piece(str(path), "n", "jsonl", start, end, 0) for start, end in zip([0, *ends], ends, strict=False)]
     found = [document.decode() for piece in cuts for document in read(piece, Reading()).documents]
     assert found == [text for text in texts if text]

@@ -80,9 +80,11 @@ def _walked(root: Path, leave_out: Path) -> Iterator[tuple[str, Path]]:
             for name in folders
             if not name.startswith(".") and name not in _SKIPPED_FOLDERS and _real(base / name) != leave_out
         ]
+        above = "" if base == root else f"{base.relative_to(root)}/"
         for name in files:
             if not name.startswith("."):
-                yield _shown(str((base / name).relative_to(root))), _real(base / name)
+                file = base / name  # its folder is without links, so most files need no look at the folders above them
+                yield _shown(above + name), _real(file) if file.is_symlink() else file
 
 
 def _shown(name: str) -> str:

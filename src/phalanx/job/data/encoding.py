@@ -60,7 +60,7 @@ def encode(task: Task) -> dict[Split, Run]:
     for piece, digest, kinds in zip(task.pieces, task.digests, task.kinds, strict=True):
         texts = read(piece, task.plan.reading)
         if texts.digest != digest or len(texts.documents) != len(kinds):
-            raise DataError("paths", str(piece.file), "changed while it was being prepared; run it again when it is at rest")
+            raise DataError("paths", piece.file, "changed while it was being prepared; run it again when it is at rest")
         for split, document in _wanted(texts.documents, kinds, task.plan.held_out):
             documents[split].append(document)
     encoder = _loaded(task.plan.tokenizer, task.plan.tokenizer_sha256, task.plan.choice)

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from blake3 import blake3
@@ -74,7 +75,7 @@ def read(piece: Piece, reading: Reading) -> Texts:
 
 
 def _read_text(piece: Piece, reading: Reading, found: Texts) -> None:
-    with piece.file.open("rb") as file:
+    with Path(piece.file).open("rb") as file:
         data = file.read(DOCUMENT_BYTES_MAX + 1)
     found.digest = digest(data)
     if b"\0" in data:
@@ -113,7 +114,7 @@ def _read_lines(piece: Piece, reading: Reading, found: Texts) -> None:
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in the piece, each with its place in the file; the last one may reach beyond the piece."""
-    with piece.file.open("rb") as file:
+    with Path(piece.file).open("rb") as file:
         at = max(0, piece.start - 1)  # a line begins here when the byte before ends another
         file.seek(at)
         data = file.read(piece.end - at)
