@@ -108,6 +108,10 @@ def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
         PrepareAsked(paths=(str(text),), out=tmp_path / "out", vocab_size=300), lambda *at: seen.append(at)
     )  # fmt: skip
     assert made == app.show_data(tmp_path / "out")
+    verified = app.verify_data(tmp_path / "out", lambda *at: seen.append(at))
+    assert verified == made
+    assert seen[-1][0] == "checking"
+    assert seen[-1][1] == seen[-1][2] > 0
     assert made["documents"] == 40
     assert seen
 

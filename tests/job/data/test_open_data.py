@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from phalanx.job.data.order import batch_indices, rank_slice
 from phalanx.storage.hashes import sha256_file
 
 
+@cache
 def flat(folder: Path, split: Split) -> list[int]:
     shards = [np.fromfile(path, dtype="<u2") for path in sorted(folder.glob(f"{split}-*.bin"))]
     return [int(token) for token in np.concatenate(shards)]
@@ -41,7 +43,7 @@ def test_it_says_what_it_holds(prepared_once: Path) -> None:
 def test_gathered_samples_are_the_tokens_of_the_concatenated_documents(
     prepared_once: Path, sequence: int, picks: list[float], split: Split
 ) -> None:
-    data, tokens = open_data(prepared_once, verify=False), flat(prepared_once, split)
+    data, tokens = open_data(prepared_once), flat(prepared_once, split)
     count = data.num_samples(split, sequence)
     indices = np.array([int(pick * count) for pick in picks if count], dtype=np.int64)
     rows = data.gather(split, indices, sequence)
@@ -116,6 +118,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a flipped bit": (lambda folder: flip(shard(folder)), "train-00000.bin", "is damaged"),
     "a flipped bit in an index": (lambda folder: flip(folder / "held_out-00000.idx"), "held_out-00000.idx", "is damaged"),
     "another tokenizer": (lambda folder: flip(folder / "tokenizer.json"), "tokenizer.json", "is damaged"),
+    "checksums gone": (lambda folder: (folder / "train-00000.xxh3").unlink(), "train-00000.xxh3", "cannot be read"),
+    "vocabulary over the type": (lambda folder: rewrite(folder, vocab_size=70_000), "vocab_size", "cannot hold it"),
     "a token past the vocabulary": (lambda folder: rewrite(folder, vocab_size=300), "train-00000.bin", "outside the vocabulary"),
 }
 
@@ -124,13 +128,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 def test_d09_damage_is_refused_by_name(prepared: Path, damage: Callable[[Path], object], field: str, message: str) -> None:
     damage(prepared)
     with pytest.raises(DataError, match=message) as caught:
-        open_data(prepared)
+        open_data(prepared, verify=True)
     assert caught.value.field == field
 
 
-def test_checksums_can_be_left_out_but_sizes_not(prepared: Path) -> None:
-    flip(shard(prepared))
-    open_data(prepared, verify=False)
+def test_what_shows_at_once_is_refused_without_reading_the_shards(prepared: Path) -> None:
     os.truncate(shard(prepared), 100)
-    with pytest.raises(DataError):
-        open_data(prepared, verify=False)
+    with pytest.raises(DataError, match="should have"):
+        open_data(prepared)
+
+
+def test_several_damaged_files_are_counted(prepared: Path) -> None:
+    flip(shard(prepared))
+    flip(prepared / "train-00001.idx")
+    with pytest.raises(DataError, match=r"train-00000\.bin.*and 1 more: train-00001\.idx"):
+        open_data(prepared, verify=True)

@@ -42,6 +42,11 @@ def show_data(path: Path) -> Mapping[str, Any]:
     return {"path": str(path), "taste": "one\ntwo\x1b[31m"}
 
 
+def verify_data(path: Path, progress: ProgressSink) -> Mapping[str, Any]:
+    progress("checking", 1, 2)
+    return {**show_data(path), "checksums_ok": True}
+
+
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:
     os.write(1, f"{prompt}{path} {digest[:4]} {tokens} {seed} {temperature}\x1b[2J\n".encode())
     return 0
@@ -148,7 +153,7 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -272,6 +272,8 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     shown = phalanx("data", "show", str(tmp_path))
     assert shown.out.splitlines()[-2:] == ["taste  one", "       two\\x1b[31m"]
     assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"
+    verified = phalanx("data", "verify", str(tmp_path), "-o", "json")
+    assert (json.loads(verified.out)["checksums_ok"], verified.err) == (True, "checking\n")
     missing = phalanx("data", "show", "/nonexistent")
     assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
 

@@ -238,13 +238,13 @@ def _check(manifest: Manifest, path: Path) -> None:
             raise DataError("manifest", name, f"{path} names a file outside its folder; {REMAKE}")
     if manifest.vocab_size > 1 << _ID_BITS[manifest.dtype]:
         raise DataError("vocab_size", manifest.vocab_size, f"{path} has {manifest.dtype} tokens, which cannot hold it; {REMAKE}")
-    width = WIDTHS[manifest.dtype]
+    width, counted = WIDTHS[manifest.dtype], dict.fromkeys(SPLITS, 0)
     for shard in manifest.shards:
+        counted[shard.split] += shard.tokens
         if shard.tokens < 1 or shard.tokens * width != shard.bin_bytes:
             raise DataError(shard.bin.name, shard.bin_bytes, f"{path} counts {shard.tokens} {manifest.dtype} tokens; {REMAKE}")
         if manifest.format > 1 and shard.xxh3_bytes != sums_bytes(shard.bin_bytes):
             raise DataError(f"{shard.name}.xxh3", shard.xxh3_bytes, f"{path} lists {shard.bin_bytes} bytes of tokens; {REMAKE}")
-    for split in SPLITS:
-        counted = sum(shard.tokens for shard in manifest.shards if shard.split == split)
-        if split not in manifest.splits or manifest.splits[split].tokens != counted:
-            raise DataError(f"splits.{split}", counted, f"{path} does not count the tokens of its own shards; {REMAKE}")
+    for split, found in counted.items():
+        if split not in manifest.splits or manifest.splits[split].tokens != found:
+            raise DataError(f"splits.{split}", found, f"{path} does not count the tokens of its own shards; {REMAKE}")

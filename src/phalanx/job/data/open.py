@@ -1,32 +1,37 @@
-"""A prepared folder as arrays of tokens: checked whole when opened, then read by whole batches through memory maps."""
+"""A prepared folder as arrays of tokens: opened at once, and every block checked when it is first read."""
 
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
-from phalanx.job.data.manifest import REMAKE, TOKENIZER, FileEntry, Manifest, Shard, Split
-from phalanx.storage.hashes import sha256_bytes, sha256_file
+from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
+from phalanx.job.data.samples import Rows, Samples
+from phalanx.job.data.shards import Shards, Watch, read_small, unreadable, wrong_size
+from phalanx.job.data.verify import VerifyProgress, verify_files
+from phalanx.storage.hashes import sha256_bytes
 
-Tokens = NDArray[np.uint16] | NDArray[np.int32]
-
-_CHECK_TOKENS: Final = 16 * 2**20
+CHECKED_WHOLE: Final = 1
+"""The format without checksums of blocks."""
 
 
 class TokenData:
     """The tokens of a prepared folder. Sample i of a split is its tokens [i * sequence, i * sequence + sequence], both ends
-    included, over the concatenated documents: inputs are all but the last, targets all but the first."""
+    included, over the concatenated documents: inputs are all but the last, targets all but the first. Any thread may gather, and
+    a loader's processes may be given it: each opens the folder again."""
 
     def __init__(self, folder: Path, manifest: Manifest, manifest_hash: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.manifest_hash = manifest_hash
-        self._parts = {
-            split: _Part([_mapped(folder, manifest, shard) for shard in _of(manifest, split)]) for split in manifests.SPLITS
+        self._samples: Mapping[Split, Samples] = {
+            split: Samples(Shards(folder, manifest, [shard for shard in manifest.shards if shard.split == split]))
+            for split in manifests.SPLITS
         }
 
     @property
@@ -42,99 +47,75 @@ class TokenData:
         return self.folder / TOKENIZER
 
     def num_tokens(self, split: Split) -> int:
-        return self._parts[split].num_tokens
+        return self._samples[split].num_tokens
 
     def num_samples(self, split: Split, sequence: int) -> int:
         """Whole samples of `sequence` inputs in the split; may be 0."""
         if sequence < 1:
             raise DataError("sequence", sequence, "write a whole number above 0")
-        return max(0, (self.num_tokens(split) - 1) // sequence)
+        return self._samples[split].count(sequence)
 
-    def gather(self, split: Split, sample_indices: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
-        """The samples, in the order asked: int64 of shape [len(sample_indices), sequence + 1]. Raises IndexError."""
+    def gather(
+        self,
+        split: Split,
+        sample_indices: NDArray[np.int64],
+        sequence: int,
+        out: Rows | None = None,
+        watch: Watch | None = None,
+    ) -> Rows:
+        """The samples, in the order asked: int64 of shape [len(sample_indices), sequence + 1], in `out` where it is given.
+
+        Raises IndexError for a sample outside the split, DataError where the data is not what `prepare` wrote.
+        """
         indices = np.asarray(sample_indices, dtype=np.int64)
-        count = self.num_samples(split, sequence)
-        if indices.size and not (indices.min() >= 0 and indices.max() < count):
-            raise IndexError(f"a sample lies outside [0, {count}) of {split}")
-        return self._parts[split].windows(indices * sequence, sequence + 1)
+        if sequence < 1:
+            raise DataError("sequence", sequence, "write a whole number above 0")
+        if out is not None and (out.shape != (len(indices), sequence + 1) or out.dtype != np.int64):
+            raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
+        return self._samples[split].gather(indices, sequence, out, watch)
+
+    def __reduce__(self) -> "tuple[Callable[[Path, str], TokenData], tuple[Path, str]]":
+        return _reopened, (self.folder, self.manifest_hash)
+
+    def _trust(self) -> None:
+        for samples in self._samples.values():
+            samples.shards.trust_all()
 
 
-class _Part:
-    """The shards of one split, end to end."""
-
-    def __init__(self, arrays: list[Tokens]) -> None:
-        self._arrays = arrays
-        self._ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
-        self.num_tokens = int(self._ends[-1]) if arrays else 0
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        rows = np.empty((len(starts), length), dtype=np.int64)
-        first = np.searchsorted(self._ends, starts, side="right")
-        last = np.searchsorted(self._ends, starts + (length - 1), side="right")
-        for shard in np.unique(first[first == last]):
-            chosen = np.flatnonzero((first == shard) & (last == shard))
-            array = self._arrays[shard]
-            rows[chosen] = sliding_window_view(array, length)[starts[chosen] - (self._ends[shard] - len(array))]
-        for row in np.flatnonzero(first != last):  # at most one sample for each border between shards
-            rows[row] = self._across(int(starts[row]), length, range(int(first[row]), int(last[row]) + 1))
-        return rows
-
-    def _across(self, start: int, length: int, shards: range) -> NDArray[np.int64]:
-        pieces = []
-        for shard in shards:
-            begin = int(self._ends[shard]) - len(self._arrays[shard])
-            pieces.append(self._arrays[shard][max(0, start - begin) : start + length - begin].astype(np.int64))
-        return np.concatenate(pieces)
-
-
-def open_data(path: Path, verify: bool = True) -> TokenData:
-    """Opens what `prepare` made. `verify` also reads every file once and compares checksums (1.5 GB/s a core).
+def open_data(path: Path, verify: bool = False, progress: VerifyProgress | None = None) -> TokenData:
+    """Opens what `prepare` made: reads the manifest and the tokenizer and looks at the sizes of the shards, of which each block is
+    checked when it is first read. `verify` reads every file now (1.5 GB/s a core), as is always done in a folder of format 1.
 
     Raises DataError naming the file, what is wrong with it and what to do.
     """
     manifest, data = manifests.read(path)
-    for entry in manifest.files:
-        _check_file(path, entry, verify)
+    _check_sizes(path, manifest)
+    read_small(path, manifest.tokenizer)
     opened = TokenData(path, manifest, sha256_bytes(data))
-    if verify:
-        for shard in manifest.shards:
-            _check_range(path, manifest, shard)
+    if verify or manifest.format == CHECKED_WHOLE:
+        verify_files(path, manifest, progress)
+    if manifest.format == CHECKED_WHOLE:
+        opened._trust()
     return opened
 
 
-def _check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
-    path = folder / entry.name
-    try:
-        size = path.stat().st_size
-        if size != entry.size_bytes:
-            raise DataError(entry.name, f"{size} bytes", f"{path} should have {entry.size_bytes} bytes; restore it, or {REMAKE}")
-        if verify and (found := sha256_file(path)) != entry.sha256:
-            raise DataError(entry.name, found, f"{path} is damaged: its SHA-256 should be {entry.sha256}; restore it, or {REMAKE}")
-    except OSError as error:
-        raise DataError(entry.name, str(path), f"cannot be read ({error.strerror}); restore it, or {REMAKE}") from error
+def _reopened(folder: Path, manifest_hash: str) -> TokenData:
+    """In another process. Raises DataError when other data stands there by now."""
+    data = open_data(folder)
+    if data.manifest_hash != manifest_hash:
+        raise DataError(
+            "manifest", data.manifest_hash, f"{folder} holds other data than {manifest_hash}, which was opened; start again"
+        )
+    return data
 
 
-def _check_range(folder: Path, manifest: Manifest, shard: Shard) -> None:
-    """An id past the vocabulary would be read past the end of an embedding."""
-    tokens = _mapped(folder, manifest, shard)
-    for start in range(0, len(tokens), _CHECK_TOKENS):
-        piece = tokens[start : start + _CHECK_TOKENS]
-        if int(piece.min()) < 0 or int(piece.max()) >= manifest.vocab_size:
-            raise DataError(
-                shard.bin.name, int(piece.max()), f"has a token outside the vocabulary of {manifest.vocab_size}; {REMAKE}"
-            )
-
-
-def _of(manifest: Manifest, split: Split) -> list[Shard]:
-    return [shard for shard in manifest.shards if shard.split == split]
-
-
-def _mapped(folder: Path, manifest: Manifest, shard: Shard) -> Tokens:
-    """Little-endian, as Megatron writes it on every machine that runs this."""
-    path = folder / shard.bin.name
-    try:
-        if manifest.dtype == "uint16":
-            return np.memmap(path, dtype=np.dtype("<u2"), mode="r", shape=(shard.tokens,))
-        return np.memmap(path, dtype=np.dtype("<i4"), mode="r", shape=(shard.tokens,))
-    except (OSError, ValueError) as error:
-        raise DataError(shard.bin.name, str(path), f"cannot be mapped ({error}); restore it, or {REMAKE}") from error
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Of the shards alone: everything else is small and compared when it is read."""
+    stem = f"{folder}{os.sep}"
+    for shard in manifest.shards:
+        try:
+            size = os.stat(f"{stem}{shard.name}.bin").st_size  # noqa: PTH116 -- a third of the time of a Path, ten thousand times
+        except OSError as error:
+            raise unreadable(shard.bin, folder / shard.bin.name, error) from error
+        if size != shard.bin_bytes:
+            raise wrong_size(shard.bin, folder, size)

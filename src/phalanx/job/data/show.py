@@ -10,7 +10,8 @@ import numpy as np
 from phalanx.core.errors import SetupError
 from phalanx.job.data import tokens
 from phalanx.job.data.manifest import Source, Split, SplitCount
-from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.open import CHECKED_WHOLE, TokenData, open_data
+from phalanx.job.data.verify import VerifyProgress
 
 TASTE_LINES: Final = 5
 _TASTE_TOKENS: Final = 256
@@ -19,7 +20,7 @@ _LINE_CHARS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSummary:
-    """A prepared folder at a glance. It exists only for a whole one: damage raises instead.
+    """A prepared folder at a glance. Damage that was met raises instead.
 
     manifest_hash: the name of the data in a model's lineage. bytes_per_token: of text, over both splits.
     checksums_ok: every file was read and compared; False only when that was not asked for.
@@ -43,9 +44,9 @@ class DataSummary:
     note: str = ""
 
 
-def summary(path: Path, verify: bool = True) -> DataSummary:
-    """Raises DataError for a folder that `prepare` did not make, or that is damaged."""
-    data = open_data(path, verify)
+def summary(path: Path, verify: bool = True, progress: VerifyProgress | None = None) -> DataSummary:
+    """Raises DataError for a folder that `prepare` did not make, or that is damaged as far as was read."""
+    data = open_data(path, verify, progress)
     manifest = data.manifest
     text_bytes = sum(split.text_bytes for split in manifest.splits.values())
     taste, note = _taste(data)
@@ -59,7 +60,7 @@ def summary(path: Path, verify: bool = True) -> DataSummary:
         vocab_size=manifest.vocab_size,
         dtype=manifest.dtype,
         size_bytes=sum(entry.size_bytes for entry in manifest.files),
-        checksums_ok=verify,
+        checksums_ok=verify or manifest.format == CHECKED_WHOLE,
         splits=manifest.splits,
         sources=manifest.sources,
         parameters=manifest.parameters,

@@ -5,10 +5,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.recipe import RECIPES
 from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.verify import verify_files
 from phalanx.job.sdk import Session, attach
 from phalanx.job.sdk.gang import Gang
 from phalanx.job.sdk.gang import attach as attach_gang
@@ -20,6 +22,10 @@ from phalanx.job.train.recover import Recipe
 from phalanx.job.train.saves import saving
 from phalanx.job.train.setup import set_up
 from phalanx.job.train.warm import warm_up
+
+_CHECKED_FIRST_BYTES_MAX: Final = 256 * 2**20
+"""Data up to this size is read whole before the first step, in 0.2 s, so that damage shows before anything is trained. Of more,
+each block is checked when it is first read."""
 
 
 def main(arguments: list[str]) -> int:
@@ -73,7 +79,10 @@ def train_in_generations(coordinated: Gang) -> None:
 def _data(session: Session) -> TokenData:
     if not session.data:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
-    return open_data(Path(session.data))
+    data = open_data(Path(session.data))
+    if sum(entry.size_bytes for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
+        verify_files(data.folder, data.manifest)
+    return data
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""data prepare, data show."""
+"""data prepare, data show, data verify."""
 
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,7 @@ def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
+    app.command("verify", epilog=EXIT_CODES)(verify)
 
 
 def prepare(
@@ -78,8 +79,21 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a prepared folder holds."""
+    """Show what a prepared folder holds, once it was checked."""
     _show(tools_of(context).show_data(path), output)
+
+
+def verify(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Read every byte of a prepared folder and compare it with its hash."""
+    from phalanx.show.cli.stages import stages
+
+    with stages() as progress:
+        summary = tools_of(context).verify_data(path, progress)
+    _show(summary, output)
 
 
 def _show(summary: "Mapping[str, Any]", output: Output) -> None:

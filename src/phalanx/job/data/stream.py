@@ -1,0 +1,262 @@
+"""Batches gathered ahead of their use by threads, delivered in order, with the time that was waited named by its cause.
+
+What a batch holds is a function of its step, so nothing of what was fetched ahead belongs to the run's state: the cursor is the
+step of the next batch to be delivered, and a stream that begins there goes on as if nothing had happened.
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal
+
+import numpy as np
+
+from phalanx.core.errors import DataError
+from phalanx.job.data.manifest import Split
+from phalanx.job.data.open import TokenData
+from phalanx.job.data.order import Indices
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.waits import Cause, Span, causes
+
+Order = Callable[[int], Indices]
+"""From a step to the samples of its batch, in order; called by the stream's threads. See `order`."""
+
+Buffers = Callable[[tuple[int, int]], Rows]
+"""Makes an int64 array of a shape, such as one over pinned memory; called by the stream's threads, and only until all are made."""
+
+DEPTH: Final = 4
+THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run is in its data: the step of the next batch, counted from 0, of the data with this manifest."""
+
+    step: int
+    manifest_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStats:
+    """Since the stream began. waited_s: how long `next` waited for a batch, by cause, all of them present."""
+
+    delivered: int
+    waited_s: dict[Cause, float]
+
+    @property
+    def cause(self) -> Cause | Literal[""]:
+        """What was waited for most; '' when nothing was."""
+        most = max(self.waited_s, key=lambda name: self.waited_s[name])
+        return most if self.waited_s[most] > 0 else ""
+
+
+class BatchStream:
+    """The batches of one split from a cursor on: an iterator of int64 arrays [samples, sequence + 1].
+
+    A delivered array is filled anew after `keep` more were delivered: one that is copied in the background needs a `keep` as long
+    as that copy may last. `depth` batches at most are fetched ahead. stop: the first step that is not delivered.
+    An error of a batch is raised where that batch would have been delivered, and again at each further try; the cursor stays
+    there. Close it, or leave its `with`: then its threads have ended.
+    """
+
+    def __init__(
+        self,
+        data: TokenData,
+        split: Split,
+        sequence: int,
+        order: Order,
+        start: Cursor | int = 0,
+        stop: int | None = None,
+        *,
+        depth: int = DEPTH,
+        threads: int = THREADS,
+        keep: int = 1,
+        buffers: Buffers | None = None,
+    ) -> None:
+        for name, value in (("depth", depth), ("threads", threads), ("keep", keep)):
+            if value < 1:
+                raise DataError(name, value, "write a whole number above 0")
+        self._manifest_hash = data.manifest_hash
+        step = _step_of(start, data)
+        self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=step, taken=step, stop=stop, depth=depth)
+        self._keep = keep
+        self._held: deque[Rows] = deque()
+        self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(("start", "order", "read", "verify", "decode"), 0.0))
+        self._threads = [
+            threading.Thread(target=self._ahead.run, name=f"data-{split}-{number}", daemon=True) for number in range(threads)
+        ]
+        self._close = weakref.finalize(self, _end, self._ahead, self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def cursor(self) -> Cursor:
+        """Counts what was delivered, not what was fetched."""
+        return Cursor(self._ahead.delivered, self._manifest_hash)
+
+    @property
+    def stats(self) -> StreamStats:
+        return self._stats
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that are ready."""
+        return len(self._ahead.ready)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return self
+
+    def __next__(self) -> Rows:
+        ahead = self._ahead
+        if ahead.delivered == ahead.stop:
+            raise StopIteration
+        began = time.monotonic()
+        fetched = ahead.wait()
+        self._count(fetched, began, time.monotonic())
+        if fetched.error is not None:
+            raise fetched.error
+        self._held.append(fetched.array)
+        ahead.deliver(self._held.popleft() if len(self._held) > self._keep else None)
+        self._stats = StreamStats(delivered=self._stats.delivered + 1, waited_s=self._stats.waited_s)
+        return fetched.rows
+
+    def close(self) -> None:
+        """Ends the threads, each after what it is reading. May be called again."""
+        self._close()
+
+    def __enter__(self) -> "BatchStream":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _count(self, fetched: "_Fetched", began: float, ended: float) -> None:
+        waited = self._stats.waited_s
+        added = causes(fetched.spans, began, ended)
+        self._stats = StreamStats(
+            delivered=self._stats.delivered, waited_s={name: waited[name] + added.get(name, 0.0) for name in waited}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """rows: of the batch, a part of `array`; both empty where there is an error."""
+
+    rows: Rows
+    array: Rows
+    spans: Sequence[Span]
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What the threads and the stream share; it does not know the stream, so that one that is forgotten can be ended.
+
+    delivered, taken: the next step to be delivered, and the next one to be fetched. ready: by step. free: arrays to fill.
+    """
+
+    data: TokenData
+    split: Split
+    sequence: int
+    order: Order
+    buffers: Buffers
+    delivered: int
+    taken: int
+    stop: int | None
+    depth: int
+    ready: dict[int, _Fetched] = field(default_factory=dict)
+    free: list[Rows] = field(default_factory=list)
+    failed: bool = False
+    closed: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait(self) -> _Fetched:
+        """The next batch, once it is there. Raises ValueError on a closed stream."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.delivered in self.ready)
+            if self.closed:
+                raise ValueError("the stream is closed")
+            return self.ready[self.delivered]
+
+    def deliver(self, back: Rows | None) -> None:
+        """The batch was delivered; `back` may be filled again."""
+        with self.changed:
+            del self.ready[self.delivered]
+            self.delivered += 1
+            if back is not None:
+                self.free.append(back)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def run(self) -> None:
+        """A thread's life."""
+        while (step := self._take()) is not None:
+            fetched = self._fetch(step)
+            with self.changed:
+                self.failed |= fetched.error is not None
+                self.ready[step] = fetched
+                self.changed.notify_all()
+
+    def _take(self) -> int | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self._may_take())
+            if self.closed:
+                return None
+            self.taken += 1
+            return self.taken - 1
+
+    def _may_take(self) -> bool:
+        """Nothing after a step that failed is of use."""
+        return not self.failed and self.taken < self.delivered + self.depth and self.taken != self.stop
+
+    def _fetch(self, step: int) -> _Fetched:
+        spans: list[Span] = []
+        try:
+            began = time.monotonic()
+            indices = self.order(step)
+            ordered = time.monotonic()
+            spans.append(("order", began, ordered))
+            array = self._array((len(indices), self.sequence + 1))
+            rows = array[: len(indices)]
+            self.data.gather(self.split, indices, self.sequence, rows, lambda *span: spans.append(span))
+            spans.append(("decode", ordered, time.monotonic()))
+            return _Fetched(rows, array, spans)
+        except BaseException as error:  # noqa: BLE001 -- whatever it is, who waits for the batch must hear of it
+            return _Fetched(_empty((0, 0)), _empty((0, 0)), spans, error)
+
+    def _array(self, shape: tuple[int, int]) -> Rows:
+        """One that is free and large enough, or a new one."""
+        with self.changed:
+            array = self.free.pop() if self.free else None
+        return self.buffers(shape) if array is None or len(array) < shape[0] else array
+
+
+def _step_of(start: Cursor | int, data: TokenData) -> int:
+    step = start if isinstance(start, int) else start.step
+    if step < 0:
+        raise DataError("step", step, "write 0 or more")
+    if isinstance(start, Cursor) and start.manifest_hash != data.manifest_hash:
+        fix = (
+            f"the cursor is of other data than {data.folder}, whose manifest is {data.manifest_hash}; name the folder it began with"
+        )
+        raise DataError("cursor", start.manifest_hash, fix)
+    return step
+
+
+def _empty(shape: tuple[int, int]) -> Rows:
+    return np.empty(shape, dtype=np.int64)
+
+
+def _end(ahead: _Ahead, threads: Sequence[threading.Thread]) -> None:
+    ahead.close()
+    for thread in threads:
+        if thread is not threading.current_thread():  # one that forgets the stream last
+            thread.join()

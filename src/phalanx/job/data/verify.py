@@ -1,0 +1,74 @@
+"""Every byte of a prepared folder against its manifest."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from phalanx.core.errors import DataError
+from phalanx.job.data.manifest import FileEntry, Manifest
+from phalanx.job.data.megatron import DTYPES
+from phalanx.job.data.shards import check_range, damaged, unreadable, wrong_size
+
+VerifyProgress = Callable[[int, int], None]
+"""Told how many bytes are checked, of how many."""
+
+_PIECE_BYTES: Final = 4 * 2**20
+_NAMED_MAX: Final = 3
+
+
+def verify_files(folder: Path, manifest: Manifest, progress: VerifyProgress | None = None, threads: int = 0) -> None:
+    """Reads every file once and compares size, SHA-256 and range of tokens; `threads` at once, as many as cores when 0.
+
+    Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
+    """
+    files = manifest.files
+    total, done = sum(entry.size_bytes for entry in files), 0
+    errors: list[DataError] = []
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for entry, error in zip(files, pool.map(lambda entry: _damage(folder, entry, manifest), files), strict=True):
+            done += entry.size_bytes
+            errors += [error] if error else []
+            if progress is not None:
+                progress(done, total)
+    if errors:
+        raise _all_of(errors)
+
+
+def _all_of(errors: list[DataError]) -> DataError:
+    first, others = errors[0], [error.field for error in errors[1:]]
+    if not others:
+        return first
+    named = ", ".join(others[:_NAMED_MAX]) + (" ..." if len(others) > _NAMED_MAX else "")
+    return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
+
+
+def _damage(folder: Path, entry: FileEntry, manifest: Manifest) -> DataError | None:
+    try:
+        _check(folder, entry, manifest)
+    except DataError as error:
+        return error
+    except OSError as error:
+        return unreadable(entry, folder / entry.name, error)
+    return None
+
+
+def _check(folder: Path, entry: FileEntry, manifest: Manifest) -> None:
+    """Raises DataError, OSError."""
+    digest, buffer, is_bin = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES)), entry.name.endswith(".bin")
+    most, least = 0, 0
+    with (folder / entry.name).open("rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) != entry.size_bytes:
+            raise wrong_size(entry, folder, size)
+        while got := file.readinto(buffer):
+            digest.update(buffer[:got])
+            if is_bin:
+                tokens = np.frombuffer(buffer[:got], dtype=DTYPES[manifest.dtype])
+                most, least = max(most, int(tokens.max())), min(least, int(tokens.min()))
+    if digest.hexdigest() != entry.sha256:
+        raise damaged(entry, folder, digest.hexdigest())
+    check_range(entry, folder / entry.name, least, most, manifest.vocab_size)

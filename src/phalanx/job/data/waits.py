@@ -1,0 +1,25 @@
+"""What a wait for a batch was for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+Cause = Literal["start", "order", "read", "verify", "decode"]
+"""start: nobody had begun with the batch. order: which samples it has. read: blocks from the disk. verify: their checksums.
+decode: tokens to int64 rows."""
+
+Span = tuple[Cause, float, float]
+"""A cause with its begin and end in seconds."""
+
+_INNER: Final = ("read", "verify")
+
+
+def causes(spans: Sequence[Span], began: float, ended: float) -> Mapping[Cause, float]:
+    """Seconds of the wait by cause, which add up to it. `spans` are of the awaited batch; read and verify lie within decode."""
+    found: dict[Cause, float] = {}
+    for cause, begin, end in spans:
+        found[cause] = found.get(cause, 0.0) + max(0.0, min(end, ended) - max(begin, began))
+    inner = sum(found.get(cause, 0.0) for cause in found if cause in _INNER)
+    if "decode" in found:
+        found["decode"] = max(0.0, found["decode"] - inner)
+    found["start"] = max(0.0, ended - began - sum(found.values()))
+    return found
