@@ -11,6 +11,7 @@ import pytest
 
 from phalanx import app
 from phalanx.core import wire
+from phalanx.core.data_asked import PrepareAsked
 from phalanx.core.errors import SetupError
 from phalanx.operate import daemons
 from phalanx.operate.control.questions import Question
@@ -103,7 +104,9 @@ def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
     for number in range(40):
         (text / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps over the lazy dog\n" * 20)
     seen: list[tuple[str, int, int]] = []
-    made = app.prepare_data([text], tmp_path / "out", 300, False, lambda *at: seen.append(at))
+    made = app.prepare_data(
+        PrepareAsked(paths=(str(text),), out=tmp_path / "out", vocab_size=300), lambda *at: seen.append(at)
+    )  # fmt: skip
     assert made == app.show_data(tmp_path / "out")
     verified = app.verify_data(tmp_path / "out", lambda *at: seen.append(at))
     assert verified == made

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
+    from phalanx.core.data_asked import PrepareAsked
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
@@ -88,14 +89,19 @@ def down(home: Path, force: bool) -> "DownView":
     return local.down(_machine(), home, force)
 
 
-def prepare_data(paths: Sequence[Path], out: Path, vocab_size: int, force: bool, progress: "ProgressSink") -> Mapping[str, Any]:
+def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str, Any]:
     from phalanx.job.data.prepare import PrepareProgress, prepare
+    from phalanx.job.data.tokens import END_OF_DOCUMENT
 
     def report(at: PrepareProgress) -> None:
         progress(at.phase, at.done_bytes, at.total_bytes)
 
-    prepare([str(path) for path in paths], out, vocab_size=vocab_size, progress=report, force=force)
-    return show_data(out)
+    prepare(
+        asked.paths, asked.out, asked.vocab_size, progress=report, force=asked.force, tokenizer=asked.tokenizer,
+        end_of_document=asked.end_of_document or END_OF_DOCUMENT, text_field=asked.text_field, normalize=asked.normalize,
+        min_chars=asked.min_chars, dedup=asked.dedup, processes=asked.processes,
+    )  # fmt: skip
+    return show_data(asked.out)
 
 
 def show_data(path: Path) -> Mapping[str, Any]:

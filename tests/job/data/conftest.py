@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.job.data.prepare import prepare
+from tests.job.data.prepare_cases import write_texts
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -49,3 +50,18 @@ def prepared(prepared_once: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def make_corpus(tmp_path: Path) -> Callable[[], Path]:
     return lambda: write_corpus(tmp_path / "text")
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two megabytes in a hundred and twenty files."""
+    return write_texts(tmp_path_factory.mktemp("texts") / "texts", files=120, lines=250)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained tokenizer of 400 tokens, to be given."""
+    few = write_texts(tmp_path_factory.mktemp("few") / "few", files=20, lines=40)
+    out = few.with_name("data")
+    prepare([few], out, vocab_size=400)
+    return out / "tokenizer.json"

@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
+from phalanx.core.data_asked import PrepareAsked
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
@@ -27,11 +28,12 @@ def down(home: Path, force: bool) -> DownView:
     return DownView(home=str(home), stopped=True, left=("rack2", "rack3"))
 
 
-def prepare_data(paths: Sequence[Path], out: Path, vocab_size: int, force: bool, progress: ProgressSink) -> Mapping[str, Any]:
+def prepare_data(asked: PrepareAsked, progress: ProgressSink) -> Mapping[str, Any]:
     progress("reading", 1, 2)
     progress("reading", 2, 2)
     progress("tokenizing", 0, 0)
-    return {"path": str(out), "vocab_size": vocab_size, "splits": {"train": {"tokens": 900}}, "sources": [{"path": str(paths[0])}]}
+    given = {name: value for name, value in asdict(asked).items() if name not in ("out", "paths")}
+    return {"path": str(asked.out), **given, "splits": {"train": {"tokens": 900}}, "sources": [{"path": asked.paths[0]}]}
 
 
 def show_data(path: Path) -> Mapping[str, Any]:

@@ -262,6 +262,13 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     prepared = phalanx("data", "prepare", str(tmp_path), "--out", str(tmp_path / "out"), "--vocab-size", "300")
     assert "splits.train.tokens  900" in prepared.out
     assert prepared.err == "reading\ntokenizing\n"
+    words = ["--tokenizer", "t.json", "--end-of-document", "</s>", "--text-field", "body", "--normalize", "nfc", "--min-chars", "9"]
+    asked = phalanx("data", "prepare", "a/*.jsonl", "b", "--out", "o", *words, "--dedup", "--processes", "3", "-o", "json")
+    wanted = {"tokenizer": "t.json", "end_of_document": "</s>", "text_field": "body", "normalize": "nfc", "min_chars": 9}
+    assert wanted | {"dedup": True, "processes": 3, "vocab_size": None} == {
+        name: value for name, value in json.loads(asked.out).items() if name in {*wanted, "dedup", "processes", "vocab_size"}
+    }
+    assert phalanx("data", "prepare", "a", "--out", "o", "--processes", "0").code == 2
     shown = phalanx("data", "show", str(tmp_path))
     assert shown.out.splitlines()[-2:] == ["taste  one", "       two\\x1b[31m"]
     assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"

@@ -22,7 +22,7 @@ class BlockSums:
         self._hash = xxh3_64()
         self._filled = 0
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
             piece = view[: BLOCK_BYTES - self._filled]

@@ -83,9 +83,19 @@ class Shard:
         return (self.bin, self.idx, self.xxh3) if self.xxh3 else (self.bin, self.idx)
 
 
+def shard_name(split: Split, number: int) -> str:
+    """Of its files, without their endings."""
+    return f"{split}-{number:05d}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one given path contributed. `sha256` is over the names and contents of its documents, in order."""
+    """What one given path contributed, and how many files, lines and rows of it did not. `sha256` is over the names and contents of
+    the pieces with documents, in order.
+
+    not_json, no_text: lines and rows without the text field that was asked for. short: under `min_chars`. duplicate: equal to an
+    earlier document, also of another source.
+    """
 
     name: str
     documents: int
@@ -93,6 +103,11 @@ class Source:
     skipped_binary: int
     skipped_not_utf8: int
     skipped_unreadable: int
+    skipped_empty: int = 0
+    skipped_not_json: int = 0
+    skipped_no_text: int = 0
+    skipped_short: int = 0
+    skipped_duplicate: int = 0
     sha256: str
 
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
 from phalanx.job.data import megatron
 from phalanx.job.data.block_sums import BlockSums
-from phalanx.job.data.manifest import FileEntry, Shard, Split
+from phalanx.job.data.manifest import FileEntry, Shard, Split, shard_name
 from phalanx.storage.atomic import write_atomic
 from phalanx.storage.hashes import sha256_bytes
 
@@ -16,26 +17,51 @@ from phalanx.storage.hashes import sha256_bytes
 class ShardWriter:
     """Whole documents to each shard, until `tokens_max` is reached: the shards depend on the documents and their order alone."""
 
-    def __init__(self, folder: Path, split: Split, dtype: megatron.TokenType, tokens_max: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: Split,
+        dtype: megatron.TokenType,
+        tokens_max: int,
+        done: Sequence[Shard] = (),
+        finished: Callable[[Shard], None] = lambda _: None,
+    ) -> None:
+        """done: shards of this split that are there already. finished: told each new one once it is on the disk."""
         self._folder = folder
         self._split: Split = split
         self._dtype: megatron.TokenType = dtype
         self._tokens_max = tokens_max
-        self._shards: list[Shard] = []
+        self._shards = list(done)
+        self._finished = finished
         self._open: _OpenShard | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._open is not None:
+            self._open.abandon()
 
     def add(self, documents: Sequence[Sequence[int]], end: int) -> None:
         """Token ids of each document, to which the id of the end mark is added."""
         for ids in documents:
             self.add_document(megatron.token_bytes([*ids, end], self._dtype))
 
-    def add_document(self, data: bytes) -> None:
+    def add_document(self, data: bytes | memoryview) -> None:
         """One document with its end mark, as `megatron.token_bytes` gives it."""
         if self._open is None:
-            self._open = _OpenShard(self._folder / f"{self._split}-{len(self._shards):05d}.bin")
+            self._open = _OpenShard(self._folder / f"{shard_name(self._split, len(self._shards))}.bin")
         self._open.write(data, len(data) // megatron.WIDTHS[self._dtype])
         if self._open.tokens >= self._tokens_max:
             self._close(self._open)
+
+    def add_run(self, data: bytes, lengths: Sequence[int]) -> None:
+        """Documents end to end, each with its end mark, and how many tokens each has."""
+        view, width, at = memoryview(data), megatron.WIDTHS[self._dtype], 0
+        for length in lengths:
+            end = at + length * width
+            self.add_document(view[at:end])
+            at = end
 
     def finish(self) -> list[Shard]:
         if self._open is not None:
@@ -47,10 +73,10 @@ class ShardWriter:
         name = bin_file.name.removesuffix(".bin")
         idx_file = _written(self._folder / f"{name}.idx", megatron.index_bytes(shard.lengths, self._dtype))
         xxh3_file = _written(self._folder / f"{name}.xxh3", sums)
-        self._shards.append(
-            Shard.of(self._split, shard.tokens, len(shard.lengths), bin=bin_file, idx=idx_file, xxh3=xxh3_file),
-        )
         self._open = None
+        made = Shard.of(self._split, shard.tokens, len(shard.lengths), bin=bin_file, idx=idx_file, xxh3=xxh3_file)
+        self._shards.append(made)
+        self._finished(made)
 
 
 class _OpenShard:
@@ -64,12 +90,15 @@ class _OpenShard:
         self._sha256 = hashlib.sha256()
         self._sums = BlockSums()
 
-    def write(self, data: bytes, tokens: int) -> None:
+    def write(self, data: bytes | memoryview, tokens: int) -> None:
         self._file.write(data)
         self._sha256.update(data)
         self._sums.update(data)
         self.lengths.append(tokens)
         self.tokens += tokens
+
+    def abandon(self) -> None:
+        self._file.close()
 
     def close(self) -> tuple[FileEntry, bytes]:
         """The file, durable, and the checksums of its blocks."""

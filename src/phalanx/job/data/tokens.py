@@ -46,13 +46,46 @@ def train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
 
 def load(path: Path) -> "Tokenizer":
     """The tokenizer of a prepared folder. Raises DataError when the file is none."""
-    library = _library()
+    _library()
     try:
-        tokenizer: Tokenizer = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except Exception as error:
         raise DataError(path.name, str(path), f"is not a tokenizer ({error}); prepare the data again") from error
-    tokenizer.encode_special_tokens = True
+
+
+def parse(text: str) -> "Tokenizer":
+    """The tokenizer of a tokenizer.json's text, set to encode documents whole and as text alone. Raises what the library does."""
+    tokenizer: Tokenizer = _library().Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True  # an end mark written in the text itself stays text
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
+
+
+def given(path: Path) -> "Tokenizer":
+    """A tokenizer that a user names by its tokenizer.json, or by a folder with one. Raises DataError when there is none."""
+    file = path / _FILE if path.is_dir() else path
+    try:
+        tokenizer = parse(file.read_text(encoding="utf-8"))
+    except SetupError:
+        raise
+    except OSError as error:
+        raise DataError(
+            "tokenizer", str(path), f"cannot be read ({error.strerror}); name a tokenizer.json, or its folder"
+        ) from error
+    except Exception as error:
+        raise DataError("tokenizer", str(path), f"is not a tokenizer.json of `tokenizers` ({error}); name another") from error
+    if (size := vocab_size(tokenizer)) > VOCAB_MAX:
+        raise DataError("tokenizer", str(path), f"has token ids up to {size - 1}, over {VOCAB_MAX - 1}; name a smaller one")
+    return tokenizer
+
+
+_FILE: Final = "tokenizer.json"
+
+
+def vocab_size(tokenizer: "Tokenizer") -> int:
+    """One more than the largest id, special tokens among them."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def encode(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
@@ -60,12 +93,17 @@ def encode(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def end_id(tokenizer: "Tokenizer") -> int:
+def end_id(tokenizer: "Tokenizer", name: str = END_OF_DOCUMENT) -> int:
     """Token id of the end of a document."""
-    found = tokenizer.token_to_id(END_OF_DOCUMENT)
+    found = tokenizer.token_to_id(name)
     if found is None:
-        raise DataError("tokenizer", END_OF_DOCUMENT, "the tokenizer lacks this token; prepare the data again")
-    return found
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        choice = f"one of its special tokens ({', '.join(special[:_NAMES_SHOWN])})" if special else "one that it has"
+        raise DataError("end_of_document", name, f"the tokenizer lacks this token; name {choice} with --end-of-document")
+    return int(found)
+
+
+_NAMES_SHOWN: Final = 10
 
 
 def library_version() -> str:

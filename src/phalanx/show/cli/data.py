@@ -1,5 +1,6 @@
 """data prepare, data show, data verify."""
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+class Normalize(Enum):
+    """Unicode forms."""
+
+    NONE = "none"
+    NFC = "nfc"
+
+
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("prepare", epilog=EXIT_CODES)(prepare)
@@ -22,21 +30,47 @@ def add(app: typer.Typer) -> None:
 def prepare(
     context: typer.Context,
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATHS...", help="Text files, folders of them, or stdlib: for Python's own sources.")
+        list[str],
+        typer.Argument(
+            metavar="PATHS...",
+            help="Files of text, .jsonl or .parquet, folders of them, quoted patterns, or stdlib: for Python's own sources.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
-    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.", min=257, max=1_000_000)] = 4096,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Tokens in the vocabulary to train.", min=257, max=1_000_000, show_default="4096")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json, or a prepared folder, whose tokenizer is used instead.")
+    ] = None,
+    end_of_document: Annotated[
+        str, typer.Option(help="The given tokenizer's token between documents.", show_default="<|endoftext|>")
+    ] = "",
+    text_field: Annotated[str, typer.Option(help="Field of JSONL objects, column of Parquet, that holds the text.")] = "text",
+    normalize: Annotated[Normalize, typer.Option(help="Unicode form that texts are brought to.")] = Normalize.NONE,
+    min_chars: Annotated[int, typer.Option(help="Leave out texts with fewer characters.", min=0)] = 0,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Leave out texts that equal an earlier one.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Processes that read and tokenize; the result is the same.", min=1, max=1024, show_default="cores"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make token shards from texts.
 
-    Trains a BPE tokenizer on them and writes .bin/.idx shards with a manifest of checksums, one held out.
+    Trains a BPE tokenizer on them and writes .bin/.idx shards with a manifest of checksums, one held out. Given again after a kill,
+    it goes on from the shards that were finished.
     """
+    from phalanx.core.data_asked import PrepareAsked
     from phalanx.show.cli.stages import stages
 
+    asked = PrepareAsked(
+        paths=tuple(paths), out=out, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,
+        text_field=text_field, normalize=normalize.value, min_chars=min_chars, dedup=dedup, processes=processes, force=force,
+    )  # fmt: skip
     with stages() as progress:
-        summary = tools_of(context).prepare_data(paths, out, vocab_size, force, progress)
+        summary = tools_of(context).prepare_data(asked, progress)
     _show(summary, output)
 
 

@@ -1,0 +1,95 @@
+"""The folder that is built beside its name and renamed into place: a kill at any moment leaves no folder, or the one before."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from phalanx.core.errors import Conflict, DataError
+from phalanx.job.data import manifest as manifests
+from phalanx.job.data.default_corpus import STDLIB
+from phalanx.job.data.journal import JOURNAL
+from phalanx.storage.atomic import fsync_folder, refused
+
+
+def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
+    """Raises DataError for a folder that must not be replaced."""
+    if out.exists() and not out.is_dir():
+        raise DataError("out", str(out), "is a file; name a folder")
+    if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
+        raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
+    for path in paths:
+        real = Path(os.path.realpath(path))
+        if str(path) != STDLIB and out in (real, *real.parents) and out.exists():
+            raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
+    try:
+        taken = out.exists() and any(out.iterdir()) and not force
+        if taken:
+            manifests.read(out)
+    except DataError as error:
+        raise DataError(
+            "out", str(out), "is neither empty nor a prepared folder; name another, or replace it with --force"
+        ) from error
+    except OSError as error:
+        raise refused(out, error) from error
+
+
+@contextlib.contextmanager
+def building(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, locked against a second run, with what an interrupted run left in it.
+
+    It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault.
+    """
+    folder = out.parent / f".{out.name}.preparing"
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if not _locked(descriptor, folder):
+            raise Conflict("out", str(out), "another prepare is writing it; wait for it, or name another folder")
+        try:
+            _without_folders(folder)
+            yield folder
+        except BaseException as error:
+            if isinstance(error, DataError) or not _has_shards(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, folder: Path) -> bool:
+    """Whether the open folder is ours alone, and still the one of that name: another run may have moved it into place."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _without_folders(folder: Path) -> None:
+    """Nothing of ours is a folder or a link."""
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            entry.unlink()
+        elif entry.is_dir():
+            shutil.rmtree(entry)
+
+
+def _has_shards(folder: Path) -> bool:
+    try:
+        return (folder / JOURNAL).read_bytes().count(b"\n") > 1
+    except OSError:
+        return False
+
+
+def move_into_place(folder: Path, out: Path) -> None:
+    """Readers that mapped the old shards keep them: their files live until unmapped."""
+    old = folder.with_name(f".{out.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    folder.rename(out)
+    fsync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
