@@ -17,7 +17,7 @@ def measured(claim: str, folder: Path) -> tuple[dict[str, Any], int]:
         [sys.executable, str(ROOT / "benchmarks" / "data.py"), "--quick", "--only", claim, "--folder", str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
-    assert done.returncode in (0, 1), done.stderr  # 1: a claim that does not hold, as may be on a busy machine
+    assert done.returncode in (0, 1) and done.stdout, done.stderr  # 1: a claim that does not hold, as may be on a busy machine
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["benchmark"] == "data" and last["conditions"]["cores"] >= 1
     (found,) = last["claims"]
