@@ -133,7 +133,7 @@ def seek_ms(options: argparse.Namespace) -> Answer:
     """A stream of shuffled batches begun at a random cursor of an epoch far away, until its first batch is there."""
     from phalanx.job.data.open import open_data
     from phalanx.job.data.order import batch_indices
-    from phalanx.job.data.stream import BatchStream, Cursor
+    from phalanx.job.data.stream import BatchStream
 
     runs, generator = RUNS_QUICK if options.quick else RUNS, np.random.default_rng(0)
     ours, bare = [], []
@@ -145,8 +145,7 @@ def seek_ms(options: argparse.Namespace) -> Answer:
         for _ in range(runs + 1):
             step = int(generator.integers(0, 10**9))
             began = time.perf_counter()
-            cursor = Cursor(step, data.manifest_hash)
-            with BatchStream(data, "train", SEQUENCE, lambda at: batch_indices(0, at, BATCH, count), cursor) as stream:
+            with BatchStream(data, "train", SEQUENCE, lambda at: batch_indices(0, at, BATCH, count), step) as stream:
                 next(stream)
                 ours.append(1e3 * (time.perf_counter() - began))
             bare.append(1e3 * timed(lambda step=step: windows[batch_indices(0, step, BATCH, count) * SEQUENCE].astype(np.int64)))  # type: ignore[misc]

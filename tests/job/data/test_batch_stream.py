@@ -1,4 +1,4 @@
-"""Batches fetched ahead: the same ones, in order, a cursor that counts delivered ones, errors at their batch, no thread left."""
+"""Batches fetched ahead: the same ones, in order, a step that counts delivered ones, errors at their batch, no thread left."""
 
 import gc
 import subprocess
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import DataError
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
-from phalanx.job.data.stream import BatchStream, Cursor
+from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.waits import Span, causes
 from tests.job.data.random_tokens import write_tokens
 
@@ -69,23 +69,23 @@ def test_the_batches_are_those_of_the_order_whatever_fetches_them(
                 assert (kept[step - back] == wanted[step - back]).all()
         assert len(kept) == count
         assert len({id(rows.base) for rows in kept}) <= depth + keep, "arrays are used again"
-        assert stream.cursor == Cursor(start + count, data.manifest_hash)
+        assert stream.step == start + count
     assert threads_of_streams() == []
 
 
-def test_d13_the_cursor_counts_delivered_batches_not_fetched_ones(data: TokenData) -> None:
+def test_d13_the_step_counts_delivered_batches_not_fetched_ones(data: TokenData) -> None:
     """And d01: a stream that begins at it goes on with the very next one."""
     order = order_of(data)
     with BatchStream(data, "train", SEQUENCE, order, depth=5) as stream:
         wait_until(lambda: stream.num_ahead == 5, "batches are fetched ahead")
-        assert stream.cursor.step == 0
+        assert stream.step == 0
         for _ in range(3):
             next(stream)
         wait_until(lambda: stream.num_ahead == 5, "batches are fetched ahead")
-        cursor = stream.cursor
-        assert cursor.step == stream.stats.delivered == 3
+        step = stream.step
+        assert step == stream.stats.delivered == 3
         expected = next(stream).copy()
-    with BatchStream(data, "train", SEQUENCE, order, cursor) as resumed:
+    with BatchStream(data, "train", SEQUENCE, order, step) as resumed:
         assert (next(resumed) == expected).all()
 
 
@@ -145,7 +145,7 @@ def test_damage_is_raised_at_its_batch_and_not_before(tmp_path: Path) -> None:
         for _ in range(2):  # again when tried again
             with pytest.raises(DataError, match=r"train-00000\.bin.*damaged"):
                 next(stream)
-            assert stream.cursor.step == 3
+            assert stream.step == 3
     assert threads_of_streams() == []
 
 
@@ -169,10 +169,7 @@ def test_a_sample_outside_the_split_is_an_error_of_the_order(data: TokenData) ->
         next(stream)
 
 
-def test_a_cursor_of_other_data_is_refused(data: TokenData) -> None:
-    with pytest.raises(DataError, match="is of other data than") as caught:
-        BatchStream(data, "train", SEQUENCE, order_of(data), Cursor(5, "f" * 64))
-    assert caught.value.field == "cursor"
+def test_numbers_that_make_no_stream_are_refused(data: TokenData) -> None:
     for options in ({"depth": 0}, {"threads": 0}, {"keep": 0}, {"start": -1}):
         with pytest.raises(DataError):
             BatchStream(data, "train", SEQUENCE, order_of(data), **options)  # type: ignore[arg-type] # numbers all

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.blocks import FULL, Shuffle
-from phalanx.job.data.order import SAMPLES_MAX, Indices
+from phalanx.job.data.order import SAMPLES_MAX, Indices, rank_slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,14 @@ def positions(order: DataOrder, step: int, num_steps: int = 1) -> Indices:
 def batch(order: DataOrder, step: int) -> Draws:
     """The global batch of a step, counted from 0, in order."""
     return order.draws(positions(order, step))
+
+
+def rows_of_rank(order: DataOrder, rank: int = 0, world_size: int = 1) -> Callable[[int], Indices]:
+    """From a step, counted from 0, to the samples of its batch that `rank` reads, in order. Raises DataError for an order over
+    several sources, whose samples are not of one data set."""
+    if len(order.names) != 1:
+        raise DataError("order", ", ".join(order.names), "is over several sources; a reader of one data set takes an order over it")
+    return lambda step: rank_slice(batch(order, step).sample, rank, world_size)
 
 
 def blocks_needed(draws: Draws, block_samples: Sequence[int]) -> tuple[Indices, Indices, Indices]:

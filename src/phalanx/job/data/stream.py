@@ -1,7 +1,7 @@
 """Batches gathered ahead of their use by threads, delivered in order, with the time that was waited named by its cause.
 
-What a batch holds is a function of its step, so nothing of what was fetched ahead belongs to the run's state: the cursor is the
-step of the next batch to be delivered, and a stream that begins there goes on as if nothing had happened.
+What a batch holds is a function of its step, so nothing of what was fetched ahead belongs to the run's state: a stream that begins
+with the step of the next batch to be delivered goes on as if nothing had happened. `cursor` makes of that step what is saved.
 """
 
 import threading
@@ -32,14 +32,6 @@ DEPTH: Final = 4
 THREADS: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where a run is in its data: the step of the next batch, counted from 0, of the data with this manifest."""
-
-    step: int
-    manifest_hash: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
     """Since the stream began. waited_s: how long `next` waited for a batch, by cause, all of them present."""
@@ -55,11 +47,11 @@ class StreamStats:
 
 
 class BatchStream:
-    """The batches of one split from a cursor on: an iterator of int64 arrays [samples, sequence + 1].
+    """The batches of one split from the step `start` on, counted from 0: an iterator of int64 arrays [samples, sequence + 1].
 
     A delivered array is filled anew after `keep` more were delivered: one that is copied in the background needs a `keep` as long
     as that copy may last. `depth` batches at most are fetched ahead. stop: the first step that is not delivered.
-    An error of a batch is raised where that batch would have been delivered, and again at each further try; the cursor stays
+    An error of a batch is raised where that batch would have been delivered, and again at each further try; `step` stays
     there. Close it, or leave its `with`: then its threads have ended.
     """
 
@@ -69,7 +61,7 @@ class BatchStream:
         split: Split,
         sequence: int,
         order: Order,
-        start: Cursor | int = 0,
+        start: int = 0,
         stop: int | None = None,
         *,
         depth: int = DEPTH,
@@ -80,9 +72,9 @@ class BatchStream:
         for name, value in (("depth", depth), ("threads", threads), ("keep", keep)):
             if value < 1:
                 raise DataError(name, value, "write a whole number above 0")
-        self._manifest_hash = data.manifest_hash
-        step = _step_of(start, data)
-        self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=step, taken=step, stop=stop, depth=depth)
+        if start < 0:
+            raise DataError("start", start, "write 0 or more")
+        self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=start, taken=start, stop=stop, depth=depth)
         self._keep = keep
         self._held: deque[Rows] = deque()
         self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(("start", "order", "read", "verify", "decode"), 0.0))
@@ -94,9 +86,9 @@ class BatchStream:
             thread.start()
 
     @property
-    def cursor(self) -> Cursor:
-        """Counts what was delivered, not what was fetched."""
-        return Cursor(self._ahead.delivered, self._manifest_hash)
+    def step(self) -> int:
+        """Of the next batch: counts what was delivered, not what was fetched."""
+        return self._ahead.delivered
 
     @property
     def stats(self) -> StreamStats:
@@ -237,18 +229,6 @@ class _Ahead:
         with self.changed:
             array = self.free.pop() if self.free else None
         return self.buffers(shape) if array is None or len(array) < shape[0] else array
-
-
-def _step_of(start: Cursor | int, data: TokenData) -> int:
-    step = start if isinstance(start, int) else start.step
-    if step < 0:
-        raise DataError("step", step, "write 0 or more")
-    if isinstance(start, Cursor) and start.manifest_hash != data.manifest_hash:
-        fix = (
-            f"the cursor is of other data than {data.folder}, whose manifest is {data.manifest_hash}; name the folder it began with"
-        )
-        raise DataError("cursor", start.manifest_hash, fix)
-    return step
 
 
 def _empty(shape: tuple[int, int]) -> Rows:
