@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.timeouts import HANG_MS_MIN, timeouts
+from phalanx.operate.agent.sockets import socket_folder
 
 RANKS = 2
 KILLS, KILLS_QUICK = 20, 3
@@ -297,8 +298,6 @@ def gang(
     sizes: tuple[int, ...] = (),
 ) -> Iterator[Gang]:
     """Ended when the block is, unless it has ended by itself."""
-    from phalanx.operate.agent.sockets import socket_folder
-
     folder = Path(options.folder) / name
     process = start_shim(folder, environment(options, folder, steps, fault), spares, sizes)
     found = Gang(folder)
@@ -318,12 +317,10 @@ def gang(
 def start_shim(folder: Path, env: Mapping[str, str], spares: int, sizes: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
     from phalanx.operate.agent import shim
     from phalanx.operate.agent.launch_env import GangPlace
-    from phalanx.operate.agent.sockets import socket_folder
 
     for inner in ("exits", "artifacts"):
         (folder / inner).mkdir(parents=True)
-    sockets = socket_folder(folder)
-    place = GangPlace(sockets / "gang", os.urandom(32).hex(), spares, timeouts(HANG_MS_MIN), sizes=sizes)
+    place = GangPlace(socket_folder(folder) / "gang", os.urandom(32).hex(), spares, timeouts(HANG_MS_MIN), sizes=sizes)
     ranks = []
     for rank in range(RANKS):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PHALANX_RECORDS": str(folder / f"rank-{rank}.records")}
@@ -331,7 +328,7 @@ def start_shim(folder: Path, env: Mapping[str, str], spares: int, sizes: tuple[i
         ranks.append(
             {"rank": rank, "argv": argv, "log": str(folder / f"rank-{rank}.log"), "env": {**env, **own, **place.env(rank)}}
         )
-    paths = {"cwd": str(folder), "socket": str(sockets / "s")}
+    paths = {"cwd": str(folder), "socket": str(socket_folder(folder) / "s")}
     order = {"ranks": ranks, "marks": [f"PHALANX_MARK={folder}"], "grace_ms": 2_000, **paths}
     (folder / "shim.json").write_text(json.dumps(order | {"gang": place.order()}))
     with (folder / "shim.log").open("wb") as log:
