@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import DataError
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
-from phalanx.job.data.stream import BatchStream
+from phalanx.job.data.stream import BatchStream, _Ahead, _Fetched
 from phalanx.job.data.waits import Span, causes
 from tests.job.data.random_tokens import write_tokens
 
@@ -221,11 +221,19 @@ def test_what_was_waited_for_is_named(data: TokenData) -> None:
         assert {**after, "start": 0} == {**stats.waited_s, "start": 0}, "a batch that is ready is not waited for"
 
 
-def test_a_first_pass_waits_for_reading_and_checking(data: TokenData) -> None:
-    fresh = open_data(data.folder)
-    with BatchStream(
-        fresh, "train", SEQUENCE, lambda _: np.arange(fresh.num_samples("train", SEQUENCE)), depth=1, threads=1
-    ) as stream:
+def test_a_first_pass_waits_for_reading_and_checking(data: TokenData, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, asked, wait = open_data(data.folder), threading.Event(), _Ahead.wait
+
+    def asks(ahead: _Ahead) -> _Fetched:
+        asked.set()
+        return wait(ahead)
+
+    def order(_: int) -> Indices:
+        assert asked.wait(60), "nothing is read before somebody waits for it"
+        return np.arange(fresh.num_samples("train", SEQUENCE))
+
+    monkeypatch.setattr(_Ahead, "wait", asks)
+    with BatchStream(fresh, "train", SEQUENCE, order, depth=1, threads=1) as stream:
         next(stream)
         waited = stream.stats.waited_s
     assert waited["read"] > 0
