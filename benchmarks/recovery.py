@@ -218,9 +218,8 @@ class Ranks:
         return (ended_ms - at_ms) / 1000
 
     def logs(self) -> str:
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in sorted(self.folder.glob("*.log"))
-        )
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
 
 
 # Ours: the shim with a coordinator

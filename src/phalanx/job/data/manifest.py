@@ -1,5 +1,6 @@
 """What a prepared folder says about itself. `manifest.json` is written last, so a folder without one is not a data set."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,6 +157,8 @@ class _Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shard1:
+    """Of format 1, of which folders exist: no checksums of blocks, and all else of the manifest as it is now."""
+
     split: Split
     tokens: int
     documents: int
@@ -164,18 +167,8 @@ class _Shard1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest1:
-    """Format 1, of which folders exist: no checksums of blocks."""
-
-    format: int
-    vocab_size: int
-    dtype: TokenType
-    end_of_document: int
-    tokenizer: FileEntry
-    splits: Mapping[Split, SplitCount]
+class _Shards1:
     shards: tuple[_Shard1, ...]
-    sources: tuple[Source, ...]
-    parameters: Mapping[str, str | int | float]
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -213,22 +206,14 @@ def _parsed(data: bytes, path: Path) -> Manifest:
             raise
     if found > FORMAT:
         raise DataError("format", found, f"{path} was made by a newer Phalanx (this one reads {FORMAT}); upgrade it")
-    return manifest if found == FORMAT else _of_format_1(wire.loads(_Manifest1, data))
+    return manifest if found == FORMAT else _of_format_1(data)
 
 
-def _of_format_1(old: _Manifest1) -> Manifest:
+def _of_format_1(data: bytes) -> Manifest:
+    old: _Shards1 = wire.loads(_Shards1, data)
     shards = tuple(Shard.of(one.split, one.tokens, one.documents, bin=one.bin, idx=one.idx, xxh3=None) for one in old.shards)
-    return Manifest(
-        format=old.format,
-        vocab_size=old.vocab_size,
-        dtype=old.dtype,
-        end_of_document=old.end_of_document,
-        tokenizer=old.tokenizer,
-        splits=old.splits,
-        shards=shards,
-        sources=old.sources,
-        parameters=old.parameters,
-    )
+    manifest: Manifest = wire.build(Manifest, {**json.loads(data), "shards": wire.plain(tuple[Shard, ...], shards)})
+    return manifest
 
 
 def _check(manifest: Manifest, path: Path) -> None:
