@@ -1,0 +1,34 @@
+"""The code of the pages on data runs as it stands."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.data.random_tokens import write_tokens
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def run(page: str, blocks: int) -> dict[str, Any]:
+    """The names that a page's code leaves."""
+    names: dict[str, Any] = {}
+    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert len(found) == blocks
+    for block in found:
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def test_data_is_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokens(tmp_path / "data", [300_000])
+    monkeypatch.chdir(tmp_path)
+    names = run("data.md", blocks=3)
+    assert names["rows"].shape == (8, 2049) and names["stream"].step == 1010
+    assert names["Cursor"].from_json(names["saved"]).delivered == 1010 * 64
+
+
+def test_data_is_ordered_as_the_page_says() -> None:
+    names = run("data-order.md", blocks=2)
+    assert len(names["draws"]) == 512 and names["first_step"] == 124
