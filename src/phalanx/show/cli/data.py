@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify, data sample."""
+"""data prepare, data show, data verify, data sample; data audit is in `data_audit`."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.show.cli.data_audit import audit
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add(app: typer.Typer) -> None:
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
     app.command("sample", epilog=EXIT_CODES)(sample)
+    app.command("audit", epilog=EXIT_CODES)(audit)
 
 
 def prepare(
