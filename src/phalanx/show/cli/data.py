@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify."""
+"""data prepare, data show, data verify; those of other data than text are in `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.show.cli import data_samples
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def add(app: typer.Typer) -> None:
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    data_samples.add(app)
 
 
 def prepare(
@@ -71,21 +73,21 @@ def prepare(
     )  # fmt: skip
     with stages() as progress:
         summary = tools_of(context).prepare_data(asked, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
 def show(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a prepared folder holds, once it was checked."""
-    _show(tools_of(context).show_data(path), output)
+    show_summary(tools_of(context).show_data(path), output)
 
 
 def verify(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte of a prepared folder and compare it with its hash."""
@@ -93,10 +95,11 @@ def verify(
 
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
-def _show(summary: "Mapping[str, Any]", output: Output) -> None:
+def show_summary(summary: "Mapping[str, Any]", output: Output) -> None:
+    """What a data set holds."""
     from phalanx.show.cli.output import emit_plain
     from phalanx.show.cli.output import show as show_parts
     from phalanx.show.cli.pages import mapping_page
