@@ -1,4 +1,4 @@
-"""What `phalanx data prepare` is asked for, from the command line to the job's room."""
+"""What `phalanx data prepare`, `index`, `pack` and the like are asked for, from the command line to the job's room."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,3 +41,25 @@ class SampleAsked:
     seed: int = 0
     most: int = 3
     ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexAsked:
+    """out None: the data set is made where the tars lie. classes None: a file with the name of each class on a line, or none."""
+
+    paths: tuple[str, ...]
+    out: Path | None = None
+    classes: Path | None = None
+    processes: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackAsked:
+    """endings (): the usual ones of images."""
+
+    folder: Path
+    out: Path
+    shard_mib: int
+    endings: tuple[str, ...] = ()
+    force: bool = False

@@ -278,6 +278,19 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
 
 
+def test_data_index_and_pack(phalanx: Terminal, tmp_path: Path) -> None:
+    words = ["--out", "o", "--classes", "names", "--processes", "3", "-o", "json"]
+    indexed = phalanx("data", "index", "a/*.tar", "b", *words)
+    assert json.loads(indexed.out) == {
+        "paths": "('a/*.tar', 'b')", "out": "o", "classes": "names", "processes": "3", "force": "False",
+    }  # fmt: skip
+    assert indexed.err == "indexing\n"
+    words = ["--out", "o", "--shard-mib", "64", "--ending", "npy", "--ending", "png", "-o", "json"]
+    packed = json.loads(phalanx("data", "pack", str(tmp_path), *words).out)
+    assert (packed["endings"], packed["shard_mib"]) == ("('npy', 'png')", "64")
+    assert phalanx("data", "pack", "a", "--out", "o", "--shard-mib", "0").code == 2
+
+
 def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:
     shown = phalanx("checkpoint", "ls", str(tmp_path))
     assert [row.split()[0] for row in shown.out.splitlines()] == [

@@ -11,6 +11,7 @@ from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
+from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 
 
@@ -26,7 +27,9 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
             raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
     try:
         taken = out.exists() and any(out.iterdir()) and not force
-        if taken:
+        if taken and manifests.kind(manifests.load(out)) == "samples":
+            sample_manifests.read(out)
+        elif taken:
             manifests.read(out)
     except DataError as error:
         raise DataError(

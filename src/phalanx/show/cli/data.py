@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify, data sample; data audit is in `data_audit`."""
+"""data prepare, show, verify, sample; audit is in `data_audit`, what is of other data than text in `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.show.cli import data_samples
 from phalanx.show.cli.data_audit import audit
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
@@ -42,6 +43,7 @@ def add(app: typer.Typer) -> None:
     app.command("verify", epilog=EXIT_CODES)(verify)
     app.command("sample", epilog=EXIT_CODES)(sample)
     app.command("audit", epilog=EXIT_CODES)(audit)
+    data_samples.add(app)
 
 
 def prepare(
@@ -88,21 +90,21 @@ def prepare(
     )  # fmt: skip
     with stages() as progress:
         summary = tools_of(context).prepare_data(asked, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
 def show(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a prepared folder holds, once it was checked."""
-    _show(tools_of(context).show_data(path), output)
+    show_summary(tools_of(context).show_data(path), output)
 
 
 def verify(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte of a prepared folder and compare it with its hash."""
@@ -110,7 +112,7 @@ def verify(
 
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
 def sample(
@@ -148,7 +150,8 @@ def sample(
     emit(output, SamplesView, found, lambda: samples_page(found))
 
 
-def _show(summary: "Mapping[str, Any]", output: Output) -> None:
+def show_summary(summary: "Mapping[str, Any]", output: Output) -> None:
+    """What a data set holds."""
     from phalanx.show.cli.output import emit_plain
     from phalanx.show.cli.output import show as show_parts
     from phalanx.show.cli.pages import mapping_page
