@@ -39,17 +39,23 @@ class Reading:
 
 @dataclass(slots=True)
 class Texts:
-    """The documents of a piece in their order, as UTF-8. digest: of what was read. trouble: the first that was no document."""
+    """The documents of a piece in their order, as UTF-8. digest: of what was read; one_whole: that is the very document. trouble:
+    the first that was no document."""
 
     names: list[str] = field(default_factory=list)
     documents: list[bytes] = field(default_factory=list)
     digest: bytes = b""
+    one_whole: bool = False
     skipped: Counter[Unfit] = field(default_factory=Counter)
     trouble: str = ""
 
     def skip(self, why: Unfit, trouble: str = "") -> None:
         self.skipped[why] += 1
         self.trouble = self.trouble or trouble
+
+    def digests(self) -> bytes:
+        """Of each document."""
+        return self.digest if self.one_whole else b"".join(map(digest, self.documents))
 
 
 def digest(data: bytes) -> bytes:
@@ -75,13 +81,18 @@ def read(piece: Piece, reading: Reading) -> Texts:
 
 
 def _read_text(piece: Piece, reading: Reading, found: Texts) -> None:
-    with Path(piece.file).open("rb") as file:
-        data = file.read(DOCUMENT_BYTES_MAX + 1)
+    with open(piece.file, "rb", buffering=0) as file:  # noqa: PTH123  # a Path would take as long as the reading
+        data = file.read(piece.size_bytes + 1)
+        if len(data) != piece.size_bytes:  # another length than when it was found
+            data += file.read(DOCUMENT_BYTES_MAX + 1 - len(data))
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise too_long(piece.name, 0)
     found.digest = digest(data)
     if b"\0" in data:
         found.skip("binary")
         return
     _take(piece.name, data, reading, found)
+    found.one_whole = bool(found.documents) and found.documents[0] is data
 
 
 def _take(name: str, data: bytes, reading: Reading, found: Texts) -> None:

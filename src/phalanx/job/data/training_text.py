@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from phalanx.job.data.crew import Crew
 from phalanx.job.data.file_pieces import Piece
-from phalanx.job.data.survey import Survey, halves
+from phalanx.job.data.kinds import halves
+from phalanx.job.data.survey import Survey
 from phalanx.job.data.texts import Reading, read
 
 
