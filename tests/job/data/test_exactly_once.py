@@ -65,7 +65,7 @@ def put(log: Deliveries, step: int, rows: NDArray[Any]) -> Deliveries:
     return replace(log, batches={**log.batches, step: rows})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), order=st.sampled_from([PLAIN, MIXED]))
 def test_resizes_restarts_and_rollbacks_are_complete(data: st.DataObject, order: DataOrder) -> None:
     """Gangs begin at any step that the ones before have reached, and die with their ranks a step apart; a block is found bad."""
@@ -176,7 +176,7 @@ def test_a_planted_fault_is_named_where_it_lies(plant: Fault, kind: str, where: 
         assert found.steps == step - 1 or kind == "content" or "before step" in says, "what comes before is right"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_one_wrong_row_is_found(data: st.DataObject) -> None:
     logs = [*gang(MIXED, 1, 3, 0, 6), *gang(MIXED, 2, 2, 4, 9)]

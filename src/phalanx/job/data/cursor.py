@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.quarantine import SHARE_MAX, SetAside, quarantined, set_aside_of
+from phalanx.job.data.quarantine import ANY_SHARE, SetAside, quarantined, set_aside_of
 
 FORMAT: Final = 2
 _UNDAMAGED: Final = 1
@@ -69,9 +69,9 @@ class Cursor:
             raise DataError("delivered", cursor.delivered, "a run cannot have read so many samples; resume from another checkpoint")
         return cursor
 
-    def over(self, order: DataOrder, share_max: float = SHARE_MAX) -> DataOrder:
+    def over(self, order: DataOrder) -> DataOrder:
         """The order to go on with: without what this run has set aside. Raises DataError where that is not of this order."""
-        return quarantined(order, (*set_aside_of(order), *self.quarantine), share_max)
+        return quarantined(order, (*set_aside_of(order), *self.quarantine), ANY_SHARE)
 
     def next_step(self, order: DataOrder, manifests: Mapping[str, str]) -> int:
         """The first step that is not done, counted from 0, under an order over data with these manifest hashes.

@@ -16,7 +16,7 @@ from phalanx.job.data.deliveries import Deliveries
 from phalanx.job.data.draws import DataOrder, Draws, positions
 from phalanx.job.data.legs import Gang, Stretch, Wrong, check_joints, gangs_of, stretches_of, wrong
 from phalanx.job.data.order import Indices
-from phalanx.job.data.quarantine import Quarantined
+from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
 
 Contents = Callable[[int, Indices], NDArray[np.uint64]]
 """From a source and samples of it to the XXH3 of each one's tokens."""
@@ -25,8 +25,6 @@ Progress = Callable[[int, int], None]
 """Told how many global samples are looked at, of how many."""
 
 _ROWS_AT_ONCE: Final = 2**16
-_ANY_SHARE: Final = 1 - 2**-30
-"""How much may be set aside was decided by who trained."""
 
 
 def audit(
@@ -57,7 +55,7 @@ def audit(
 def _check_rows(
     stretch: Stretch, order: DataOrder, contents: Contents | str, counted: "_Counted", told: Callable[[], object]
 ) -> None:
-    held = Quarantined(order, stretch.gang.set_aside, _ANY_SHARE)
+    held = Quarantined(order, stretch.gang.set_aside, ANY_SHARE)
     at_once = max(1, _ROWS_AT_ONCE // order.global_batch)
     for first in range(stretch.first, stretch.stop, at_once):
         steps = range(first, min(first + at_once, stretch.stop))

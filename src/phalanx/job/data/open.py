@@ -12,6 +12,7 @@ from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
 from phalanx.job.data.shards import Refetch, Shards, Watch, read_small, unreadable, wrong_size
 from phalanx.job.data.verify import VerifyProgress, verify_files
@@ -81,6 +82,20 @@ class TokenData:
     def touching(self, split: Split, block: Block, sequence: int) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""
         return self._samples[split].touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
+
+    def row_shape(self, sequence: int) -> tuple[int, ...]:
+        """Of what `gather` gives for each sample."""
+        return (sequence + 1,)
+
+    def gather_pieces(
+        self, split: Split, pieces: Pieces, document_begins: NDArray[np.int64], out: Rows, watch: Watch | None = None
+    ) -> None:
+        """The rows that are made of these pieces of the split's documents, into `out` [rows, width]; padding is end marks.
+
+        document_begins: the first token of each document, counted over the split. Raises DataError where the data is not what
+        `prepare` wrote.
+        """
+        self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
 
     def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path, str, Refetch | None]]":
         return _reopened, (self.folder, self.manifest_hash, self._refetch)

@@ -24,6 +24,9 @@ Touching = Mapping[str, Sequence[tuple[int, int]]]
 SHARE_MAX: Final = 0.01
 """Of the samples of a source. What has lost more than this is another data set, and somebody should look at its disk."""
 
+ANY_SHARE: Final = 1 - 2**-30
+"""For what was set aside already: whoever did that was asked."""
+
 _SHOWN: Final = 12
 _TURNS: Final = 64
 """Of permutations that are asked for a sample that is whole; then the next one that is will do."""

@@ -7,7 +7,7 @@ what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,10 +17,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
+from phalanx.job.data.quarantine import Touching, set_aside_of
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
 
 _STEPS_MAX: Final = 2**62
@@ -66,11 +71,16 @@ class Delivered:
     and the next one is whole again.
     """
 
-    def __init__(self, order: DataOrder, manifest_hash: str, stop: int | None, epoch_steps: int | None) -> None:
+    def __init__(self, order: SoundOrder, manifest_hash: str, stop: int | None, epoch_steps: int | None) -> None:
         if epoch_steps is not None and epoch_steps < 1:
             raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
-        self.order, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self._manifests = dict.fromkeys(order.names, manifest_hash)
+        self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
+        self._manifests = dict.fromkeys(order.order.names, manifest_hash)
+
+    @property
+    def order(self) -> DataOrder:
+        """In which the next batch is read: without what was set aside."""
+        return self._sound.order
 
     def state_dict(self) -> dict[str, Any]:
         """A data cursor over what was delivered: the same for every rank, and for a gang of any size."""
@@ -78,8 +88,11 @@ class Delivered:
         return cursor
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next batch is the one after those. Raises DataError for a state of other data or of another order, or for none."""
-        self.step = Cursor.from_json(json.dumps(dict(state))).next_step(self.order, self._manifests)
+        """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
+        another order, or for none."""
+        cursor = Cursor.from_json(json.dumps(dict(state)))
+        self._sound.resume(cursor)
+        self.step = cursor.next_step(self.order, self._manifests)
 
     def end(self) -> int | None:
         """Where the iteration that goes on now ends; None for never."""
@@ -101,7 +114,7 @@ class StepLoader:
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
     processes have fetched ahead is not delivered: the state does not depend on their number, and a run may go on with another one.
-    See `Delivered` for `stop`, `epoch_steps` and the state.
+    See `Delivered` for `stop`, `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
     """
 
     def __init__(
@@ -118,8 +131,9 @@ class StepLoader:
         **options: Any,
     ) -> None:
         self.dataset = SampleDataset(data, split, sequence)
-        self._order, self._rank, self._world_size, self._options = order, rank, world_size, options
-        self._delivered = Delivered(order, data.manifest_hash, stop, epoch_steps)
+        self._rank, self._world_size, self._options = rank, world_size, options
+        sound = SoundOrder(order, touching(data, split, sequence, order))
+        self._delivered = Delivered(sound, data.manifest_hash, stop, epoch_steps)
         rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +148,7 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         start, end = self._delivered.step, self._delivered.end()
-        batches = StepBatches(self._order, start, _STEPS_MAX if end is None else end, self._rank, self._world_size)
+        batches = StepBatches(self._delivered.order, start, _STEPS_MAX if end is None else end, self._rank, self._world_size)
         own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
         loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
         for step, batch in enumerate(loader, start):
@@ -146,7 +160,7 @@ class BatchDataset(IterableDataset[Tensor]):
     """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
 
     It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
-    `stop`, `epoch_steps` and the state.
+    `stop`, `epoch_steps` and the state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
     """
 
     def __init__(
@@ -162,10 +176,14 @@ class BatchDataset(IterableDataset[Tensor]):
         world_size: int = 1,
         depth: int = DEPTH,
         threads: int = THREADS,
+        bad_data: BadData = STOP,
+        log: DeliveryLog | None = None,
     ) -> None:
         self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows = rows_of_rank(order, rank, world_size)
-        self._delivered = Delivered(order, data.manifest_hash, stop, epoch_steps)
+        self._rank, self._world_size, self._log = rank, world_size, log
+        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+        self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
+        self._delivered = Delivered(self._sound, data.manifest_hash, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -182,8 +200,35 @@ class BatchDataset(IterableDataset[Tensor]):
         if worker is not None:
             fix = "write 0: threads fetch ahead already, and a loader process would count batches that were never delivered"
             raise DataError("num_workers", worker.num_workers, fix)
-        of = (self._data, self._split, self._sequence, self._rows, self._delivered.step, self._delivered.end())
+        end = self._delivered.end()
+        while (yield from self._until_changed(end)):
+            pass
+
+    def _until_changed(self, end: int | None) -> Generator[Tensor, None, bool]:
+        """Batches in the order as it is. Whether it then is another one, because some rank has met damage."""
+        step, rows = self._delivered.step, rows_of_rank(self._delivered.order, self._rank, self._world_size)
+        of = (self._data, self._split, self._sequence, rows, step, end)
         with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
-            for rows in stream:
-                self._delivered.step = stream.step
-                yield torch.from_numpy(rows.copy())  # since the array is filled anew
+            while step != end:
+                batch, met = _next(stream)
+                if self._sound.changed_by(met, step):
+                    return True
+                assert batch is not None
+                if self._log is not None:
+                    self._log.set_aside(set_aside_of(self._delivered.order))
+                    self._log.delivered(step, np.zeros_like(stream.newest), stream.newest, batch)
+                self._delivered.step = step = stream.step
+                yield torch.from_numpy(batch.copy())  # since the array is filled anew
+        return False
+
+
+def touching(data: TokenData, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
+    """Of an order over one data set."""
+    return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
+
+
+def _next(stream: BatchStream) -> tuple[Rows | None, BadBlock | None]:
+    try:
+        return next(stream), None
+    except BadBlock as error:
+        return None, error
