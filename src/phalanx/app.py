@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked
+    from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_views import SamplesView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
@@ -46,7 +47,7 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, make_samples=make_samples,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, make_samples=make_samples,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -120,6 +121,12 @@ def verify_data(path: Path, progress: "ProgressSink") -> Mapping[str, Any]:
     from phalanx.job.data.shown import shown
 
     return shown(path, lambda done, total: progress("checking", done, total))
+
+
+def sample_data(asked: "SampleAsked") -> "SamplesView":
+    from phalanx.job.data.sampled import samples
+
+    return samples(asked)
 
 
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:

@@ -43,3 +43,23 @@ class PackAsked:
     shard_mib: int
     endings: tuple[str, ...] = ()
     force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleAsked:
+    """What `phalanx data sample` is asked for: samples of a split by their numbers, or those of a step of a run.
+
+    path: a prepared folder. index: numbers of samples; none of them, and no step, for the first ones. step: counted from 1, as in a
+    run's metrics, of a run that reads `batch` samples a step in the order of `seed`. most: samples shown. ids: also their tokens.
+    """
+
+    path: Path
+    split: Literal["train", "held_out"] = "train"
+    sequence: int = 64
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    index: tuple[int, ...] = ()
+    step: int | None = None
+    batch: int | None = None
+    seed: int = 0
+    most: int = 3
+    ids: bool = False

@@ -9,7 +9,8 @@ from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked
+from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_views import PieceView, SamplesView, SampleView
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
@@ -50,6 +51,24 @@ def show_data(path: Path) -> Mapping[str, Any]:
 def verify_data(path: Path, progress: ProgressSink) -> Mapping[str, Any]:
     progress("checking", 1, 2)
     return {**show_data(path), "checksums_ok": True}
+
+
+def sample_data(asked: SampleAsked) -> SamplesView:
+    """Two documents of which one would steer the terminal and pass its own text off as a head."""
+    ids = (5, 6) if asked.ids else ()
+    pieces = (
+        PieceView(
+            document=8, start=90, tokens=10, document_tokens=100, text="one\n\ttwo\x1b[31m\u202e\r  document 1 begins", ids=ids
+        ),
+        PieceView(document=9, start=0, tokens=20, document_tokens=50, text="three\n", ids=ids),
+    )
+    number = None if asked.step is None or asked.batch is None else (asked.step - 1) * asked.batch
+    shown = SampleView(sample=4, pieces=pieces, padding=35, position=number, epoch=None if number is None else 0)
+    return SamplesView(
+        path=str(asked.path), manifest_hash="ab", split=asked.split, sequence=asked.sequence, packing=asked.packing, num_samples=50,
+        samples=(shown,), step=asked.step, batch=asked.batch, seed=None if asked.step is None else asked.seed, left_out=7,
+        note="a note\x1b[2J",
+    )  # fmt: skip
 
 
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:
@@ -158,7 +177,7 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, make_samples=make_samples,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, make_samples=make_samples,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify; those of other data than text are in `data_samples`."""
+"""data prepare, data show, data verify, data sample; those that make other data than text are in `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -21,11 +21,26 @@ class Normalize(Enum):
     NFC = "nfc"
 
 
+class SplitOption(Enum):
+    """Parts of a prepared folder."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+class PackingOption(Enum):
+    """How samples are made of documents."""
+
+    CONCATENATE = "concatenate"
+    BEST_FIT = "best_fit"
+
+
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    app.command("sample", epilog=EXIT_CODES)(sample)
     data_samples.add(app)
 
 
@@ -96,6 +111,41 @@ def verify(
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
     show_summary(summary, output)
+
+
+def sample(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    index: Annotated[
+        list[int] | None, typer.Option("--index", help="Number of a sample, from 0. Repeatable.", show_default="the first ones")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Samples of this step of a run, counted from 1 as in its metrics; with --batch.", min=1)
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="With --step: samples of one step over all ranks.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="With --step: the run's seed.")] = 0,
+    split: Annotated[SplitOption, typer.Option(help="Which part of the folder.")] = SplitOption.TRAIN,
+    sequence: Annotated[int, typer.Option(help="Tokens of a sample, as in the recipe.", min=1)] = 64,
+    packing: Annotated[PackingOption, typer.Option(help="How samples are made of documents.")] = PackingOption.CONCATENATE,
+    most: Annotated[int, typer.Option("-n", metavar="N", help="Show at most so many samples.", min=1, max=1000)] = 3,
+    ids: Annotated[bool, typer.Option("--ids", help="Also the token ids.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the text that a model reads, sample by sample.
+
+    Decoded from the shards, with the bounds of the documents: any samples, or those of one step of a run, in the run's own order.
+    """
+    from phalanx.core.data_asked import SampleAsked
+    from phalanx.core.data_views import SamplesView
+    from phalanx.show.cli.data_page import samples_page
+    from phalanx.show.cli.output import emit
+
+    asked = SampleAsked(
+        path=path, split=split.value, sequence=sequence, packing=packing.value, index=tuple(index or ()), step=step, batch=batch,
+        seed=seed, most=most, ids=ids,
+    )  # fmt: skip
+    found = tools_of(context).sample_data(asked)
+    emit(output, SamplesView, found, lambda: samples_page(found))
 
 
 def show_summary(summary: "Mapping[str, Any]", output: Output) -> None:
