@@ -24,6 +24,7 @@ class StepRecord:
     tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
     local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured.
     *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
+    data_wait_cause: what most of `data_wait_ms` was for, such as `read`; '' where nothing was waited for. See docs/data.md.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -46,6 +47,7 @@ class StepRecord:
     optimizer_ms: int = 0
     checkpoint_ms: int = 0
     local_us: int = 0
+    data_wait_cause: str = ""
     kind: Literal["step"] = "step"
 
 
