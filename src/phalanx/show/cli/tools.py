@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
-    from phalanx.core.data_views import SamplesView
+    from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -35,6 +35,7 @@ class Tools:
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
         `contents` also against the data. progress as of prepare_data, in samples.
+    mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
     list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
@@ -57,6 +58,7 @@ class Tools:
     verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
     audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
+    mix_data: "Callable[[MixAsked], MixView]"
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
