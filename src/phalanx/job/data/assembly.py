@@ -1,12 +1,13 @@
 """Tokens to shards: hands out the second reading and writes what comes back, in the order of the documents."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from mmap import ACCESS_READ, mmap
 
 import numpy as np
 
 from phalanx.job.data.crew import Crew
-from phalanx.job.data.encoding import Plan, Task, encode
+from phalanx.job.data.encoding import Plan, Run, Task, encode
 from phalanx.job.data.file_pieces import batches
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import OUT, Kinds
@@ -33,10 +34,22 @@ def write_shards(
         }
         for (size, _), runs in zip(tasks, crew.map(encode, (task for _, task in tasks)), strict=True):
             for kind, run in runs.items():
-                writers[kind].add_run(run.data, run.lengths)
+                with _tokens(run) as data:
+                    writers[kind].add_run(data, run.lengths)
             done += size
             seen(done, total)
         return [shard for split in SPLITS for shard in writers[KINDS[split]].finish()]
+
+
+@contextmanager
+def _tokens(run: Run) -> Iterator[bytes | memoryview]:
+    """The bytes of a run, whose file is removed after."""
+    if isinstance(run.data, bytes):
+        yield run.data
+        return
+    with run.data.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
+        yield view
+    run.data.unlink()
 
 
 def _tasks(survey: Survey, kinds: Kinds, plan: Plan) -> Iterator[tuple[int, Task]]:
@@ -53,7 +66,8 @@ def _tasks(survey: Survey, kinds: Kinds, plan: Plan) -> Iterator[tuple[int, Task
             yield (
                 int(bytes_before[survey.first[end]] - bytes_before[survey.first[start]]),
                 Task(
-                    plan,
+                    number=start,
+                    plan=plan,
                     pieces=[survey.pieces[number] for number in left],
                     digests=b"".join([survey.piece_digest(number) for number in left]),
                     documents=[last - first for first, last in documents],

@@ -11,6 +11,8 @@ from typing import Final
 from phalanx.core.errors import DataError
 from phalanx.job.data.default_corpus import STDLIB, standard_library_paths, stdlib_folder
 from phalanx.job.data.file_pieces import File
+from phalanx.job.data.stored_corpus import find_objects, is_url
+from phalanx.storage.places import parse_place
 
 _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
@@ -28,8 +30,9 @@ class Found:
 def find(paths: Sequence[str | Path], leave_out: Path) -> list[Found]:
     """The files of each path, in the order given and by name, each file once; `leave_out` is not entered.
 
-    A path is a file, a folder, a pattern such as 'texts/**/*.jsonl' that no file has for its name, or 'stdlib:'. Hidden files and
-    folders are not entered. Raises DataError for a path that is missing, or that no file matches.
+    A path is a file, a folder, a pattern such as 'texts/**/*.jsonl' that no file has for its name, the URL of a store with the same
+    after its bucket, or 'stdlib:'. Hidden files and folders are not entered. Raises DataError for a path that is missing, or that
+    no file matches, and what `find_objects` does.
     """
     seen: set[str] = set()
     found = []
@@ -41,6 +44,11 @@ def find(paths: Sequence[str | Path], leave_out: Path) -> list[Found]:
 
 
 def _find(path: str, leave_out: Path) -> Found:
+    if path.startswith("file://"):
+        path = str(parse_place(path, "paths").path)
+    if is_url(path):
+        objects, direct = find_objects(path)
+        return Found(path, path, objects, direct)
     if path == STDLIB:
         root = stdlib_folder()
         files = tuple(_file(file.relative_to(root).as_posix(), str(file)) for file in standard_library_paths())

@@ -1,10 +1,13 @@
 """Files cut into pieces: what one process reads at a time, in an order and at borders that no number of processes changes."""
 
+import io
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple
+from typing import IO, Any, Final, Literal, NamedTuple
 
 from phalanx.core.errors import DataError, SetupError
+from phalanx.job.data.object_files import ObjectFile, Version, is_stored
+from phalanx.job.data.unpacked import Packing, packing_of
 
 Kind = Literal["text", "jsonl", "parquet"]
 PIECE_BYTES: Final = 10**6
@@ -20,16 +23,18 @@ _KINDS: Final[dict[str, Kind]] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parqu
 
 
 class File(NamedTuple):
-    """name: relative to the path that the user gave. path: as text, since there may be millions. size_bytes None: this user cannot
-    read it, or it is no file."""
+    """name: relative to the path that the user gave. path: as text, since there may be millions, or the URL of an object.
+    size_bytes None: this user cannot read it, or it is no file. etag: of an object."""
 
     name: str
     path: str
     size_bytes: int | None
+    etag: str = ""
 
 
 class Piece(NamedTuple):
-    """A text file as one document; the lines of a JSONL file that begin in bytes [start, end); or one row group of a Parquet file.
+    """A text file as one document; the lines of a JSONL file that begin in bytes [start, end), or all of a compressed one; or one
+    row group of a Parquet file.
 
     A tuple, and its path text: it travels to processes, and a corpus may have millions. name: of the file, relative to the path
     that the user named. start: of Parquet, the number of the row group, and `end` the number of its first row in the file.
@@ -42,11 +47,18 @@ class Piece(NamedTuple):
     start: int
     end: int
     size_bytes: int
+    packing: Packing = ""
+    file_bytes: int = 0
+    etag: str = ""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> tuple[Kind, Packing]:
     """By the ending of a file's name."""
-    return _KINDS.get(os.path.splitext(name)[1].lower(), "text")  # noqa: PTH122  # ten times as fast as Path's
+    stem, ending = os.path.splitext(name)  # noqa: PTH122  # ten times as fast as Path's
+    packing = packing_of(ending.lower())
+    if packing:
+        ending = os.path.splitext(stem)[1]  # noqa: PTH122
+    return _KINDS.get(ending.lower(), "text"), packing
 
 
 def cut(file: File) -> list[Piece] | None:
@@ -54,15 +66,26 @@ def cut(file: File) -> list[Piece] | None:
     document, SetupError for Parquet without pyarrow."""
     if file.size_bytes is None:
         return None
-    kind, size = kind_of(file.name), file.size_bytes
+    (kind, packing), size = kind_of(file.name), file.size_bytes
     if kind == "parquet":
-        return _row_groups(file)
-    if kind == "jsonl":
+        return None if packing else _row_groups(file)
+    if packing and size:
+        return [Piece(file.path, file.name, kind, 0, size, size, packing, size, file.etag)]
+    if kind == "jsonl" or not size:
         borders = range(0, size, PIECE_BYTES)
-        return [Piece(file.path, file.name, kind, at, min(size, at + PIECE_BYTES), PIECE_BYTES) for at in borders]
+        return [
+            Piece(file.path, file.name, kind, at, min(size, at + PIECE_BYTES), PIECE_BYTES, "", size, file.etag) for at in borders
+        ]
     if size > DOCUMENT_BYTES_MAX:
         raise DataError("paths", file.name, f"is one document of {size} bytes; split it into files, or JSONL lines, {_AT_MOST}")
-    return [Piece(file.path, file.name, kind, 0, size, size)]
+    return [Piece(file.path, file.name, kind, 0, size, size, "", size, file.etag)]
+
+
+def opened_file(path: str, size_bytes: int, etag: str) -> IO[bytes]:
+    """A file, or an object as one. Raises OSError."""
+    if is_stored(path):
+        return io.BufferedReader(ObjectFile(Version(path, size_bytes, etag)))
+    return open(path, "rb", buffering=0)  # noqa: PTH123  # a Path would take as long as reading
 
 
 _AT_MOST: Final = f"of at most {DOCUMENT_BYTES_MAX} bytes each"
@@ -100,15 +123,22 @@ def arrow() -> Any:
     return pyarrow
 
 
+def columns_of(path: str, size_bytes: int, etag: str) -> Any:
+    """A Parquet file, open. Raises OSError and ValueError."""
+    source = opened_file(path, size_bytes, etag) if is_stored(path) else path
+    return arrow().parquet.ParquetFile(source, pre_buffer=True)
+
+
 def _row_groups(file: File) -> list[Piece] | None:
-    library = arrow()
+    size = file.size_bytes or 0
     try:
-        metadata = library.parquet.read_metadata(file.path)
+        with columns_of(file.path, size, file.etag) as opened:
+            metadata = opened.metadata
     except (OSError, ValueError):  # ArrowInvalid is a ValueError
         return None
     found, row = [], 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        found.append(Piece(file.path, file.name, "parquet", number, row, group.total_byte_size))
+        found.append(Piece(file.path, file.name, "parquet", number, row, group.total_byte_size, "", size, file.etag))
         row += group.num_rows
     return found

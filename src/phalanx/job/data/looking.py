@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.job.data.file_pieces import Piece
-from phalanx.job.data.texts import Reading, Texts, Unfit, read
+from phalanx.job.data.texts import DIGEST_BYTES, Reading, Texts, Unfit, begun, parts
 
 _ASCII: Final = bytes(range(128))
+_GATHERED_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,27 @@ class Looked:
 
 
 def look(batch: Batch) -> Looked:
-    """Raises DataError for what is too long to be read at all."""
-    numbers: list[int] = []
+    """Raises what `parts` does."""
+    numbers = [0] * len(batch.pieces)
     piece_digests, keys, digests, beyond_ascii = bytearray(), bytearray(), bytearray(), bytearray()
     sizes: list[int] = []
     skipped = []
-    for number, piece in enumerate(batch.pieces):
-        texts = read(piece, batch.reading)
-        numbers.append(len(texts.documents))
-        piece_digests += texts.digest
-        keys += _keys(texts)
-        digests += texts.digests()
-        sizes += map(len, texts.documents)
-        for document in texts.documents:
-            if not document.isascii():
-                beyond_ascii += document.translate(None, _ASCII)
-        if texts.skipped:
-            skipped.append((number, texts.skipped, texts.trouble))
+    occurs: set[str] = set()
+    for number, (piece, first) in enumerate(zip(batch.pieces, begun(batch.pieces), strict=True)):
+        digest = b""
+        for texts in parts(piece, batch.reading, first):
+            digest = texts.digest
+            numbers[number] += len(texts.documents)
+            keys += _keys(texts)
+            digests += texts.digests()
+            sizes += map(len, texts.documents)
+            beyond_ascii += b"".join([one.translate(None, _ASCII) for one in texts.documents if not one.isascii()])
+            if len(beyond_ascii) > _GATHERED_BYTES:
+                occurs.update(beyond_ascii.decode())
+                beyond_ascii.clear()
+            if texts.skipped:
+                skipped.append((number, texts.skipped, texts.trouble))
+        piece_digests += digest.ljust(DIGEST_BYTES, b"\0")
     return Looked(
         documents=np.asarray(numbers, dtype=np.int64),
         piece_digests=bytes(piece_digests),
@@ -66,17 +71,9 @@ def look(batch: Batch) -> Looked:
         digests=bytes(digests),
         sizes=np.asarray(sizes, dtype=np.int64),
         skipped=skipped,
-        alphabet=code_points([bytes(beyond_ascii)]),
+        alphabet=np.asarray(sorted(map(ord, occurs.union(beyond_ascii.decode()))), dtype=np.uint32),
     )
 
 
 def _keys(texts: Texts) -> bytes:
     return b"".join([hashlib.sha256(name.encode()).digest()[:8] for name in texts.names])
-
-
-def code_points(texts: Iterable[bytes]) -> NDArray[np.uint32]:
-    """Those that occur in texts of UTF-8."""
-    occurs = np.zeros(0x110000, dtype=bool)
-    for text in texts:
-        occurs[np.frombuffer(text.decode().encode("utf-32-le"), dtype="<u4")] = True
-    return np.flatnonzero(occurs).astype(np.uint32)

@@ -29,8 +29,8 @@ from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileE
 from phalanx.job.data.parity import Choice, Proof
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.survey import Gathered, Survey, survey
-from phalanx.job.data.texts import Reading, read
-from phalanx.job.data.training_text import sample
+from phalanx.job.data.texts import Reading
+from phalanx.job.data.training_text import only_document, sample
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
 
@@ -275,10 +275,7 @@ def _manifest(found: Survey, shards: Sequence[Shard], asked: _Asked, tokenizer: 
 
 def _text_bytes(found: Survey, asked: _Asked) -> dict[Split, int]:
     if found.lone:
-        number = int(found.of("train")[0])
-        owner = int(found.first.searchsorted(number, side="right")) - 1
-        document = read(found.pieces[owner], asked.reading).documents[number - int(found.first[owner])]
-        parts = halves(document, asked.held_out)
+        parts = halves(only_document(found, asked.reading), asked.held_out)
         return {split: len(part) for split, part in zip(SPLITS, parts, strict=True)}
     return {split: int(found.sizes[found.of(split)].sum()) for split in SPLITS}
 

@@ -56,7 +56,7 @@ class ShardWriter:
 
     def add_run(self, data: bytes | memoryview, lengths: NDArray[np.int64]) -> None:
         """Documents end to end, each with its end mark, and how many tokens each has."""
-        view, ends, first = memoryview(data), np.cumsum(lengths), 0
+        ends, first = np.cumsum(lengths), 0
         while first < len(lengths):
             if self._open is None:
                 self._open = _OpenShard(self._folder / f"{shard_name(self._split, len(self._shards))}.bin")
@@ -64,7 +64,8 @@ class ShardWriter:
             fits = int(ends.searchsorted(before + self._tokens_max - self._open.tokens))  # the document that fills the shard
             last = min(fits + 1, len(lengths))
             end, width = int(ends[last - 1]), megatron.WIDTHS[self._dtype]
-            self._open.write(view[before * width : end * width], lengths[first:last].tolist())
+            with memoryview(data)[before * width : end * width] as view:
+                self._open.write(view, lengths[first:last].tolist())
             if self._open.tokens >= self._tokens_max:
                 self._close(self._open)
             first = last

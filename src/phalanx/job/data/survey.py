@@ -8,6 +8,7 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data.corpus import Found
 from phalanx.job.data.crew import Crew
-from phalanx.job.data.file_pieces import Piece, batches, cut
+from phalanx.job.data.file_pieces import File, Piece, batches, cut
 from phalanx.job.data.kinds import CUT, HELD_OUT, OUT, TRAIN, Kinds
 from phalanx.job.data.looking import Batch, Looked, look
 from phalanx.job.data.manifest import Source, Split
+from phalanx.job.data.object_files import AT_ONCE, is_stored
 from phalanx.job.data.texts import DIGEST_BYTES, Reading, Unfit
 
 KINDS: Final[dict[Split, int]] = {"train": TRAIN, "held_out": HELD_OUT}
@@ -83,8 +85,7 @@ class Gathered:
         self.pieces: list[Piece] = []
         self._skipped: Counter[Unfit] = Counter()
         self._trouble = ""
-        for file in found.files:
-            pieces = cut(file)
+        for pieces in _cut(found.files):
             if pieces:
                 self.pieces += pieces
             else:
@@ -126,6 +127,15 @@ class Gathered:
             sha256=hashlib.sha256("".join(lines).encode()).hexdigest(),
             **counts,
         )
+
+
+def _cut(files: Sequence[File]) -> Iterator[list[Piece] | None]:
+    """Many at once where it takes a look into an object."""
+    if files and is_stored(files[0].path):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            yield from threads.map(cut, files)
+    else:
+        yield from map(cut, files)
 
 
 _DIRECT: Final[Mapping[Unfit, str]] = {

@@ -53,7 +53,8 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="PATHS...",
-            help="Files of text, .jsonl or .parquet, folders of them, quoted patterns, or stdlib: for Python's own sources.",
+            help="Files of text, .jsonl or .parquet, also .gz and .zst, folders of them, quoted patterns, the same in a store "
+            "(s3://bucket/..., gs://, az://), or stdlib: for Python's own sources.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
