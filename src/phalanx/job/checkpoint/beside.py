@@ -1,8 +1,9 @@
 """Copies a state into a snapshot beside the next forward and backward, which only read it. Whoever changes it waits.
 
 A thread copies, since torch lets go of the interpreter meanwhile. On a GPU it has the copies go through a stream of their own into
-page-locked memory, a few at a time: a driver holds about a thousand operations for a card, and whoever adds one more waits, be it
-the thread that trains.
+page-locked memory, some at a time: a driver holds about a thousand operations for a card, and whoever adds one more waits, be it
+the thread that trains. It hands them over by one call each time, which needs the interpreter once: the thread that trains holds it
+for milliseconds while it enqueues a model's kernels, and with a wait for each copy the card would run out of them.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(to, from), both flat bytes of one length."""
-AT_ONCE: Final = 32
+AT_ONCE: Final = 128
 """Copies that are handed to the GPU together; two such are under way at any time."""
 
 
@@ -85,8 +86,7 @@ class Beside:
         before: torch.cuda.Event | None = None
         with torch.cuda.stream(stream):
             for some in batched(copies, AT_ONCE):
-                for to, source in some:
-                    to.copy_(source, non_blocking=True)
+                torch._foreach_copy_([to for to, _ in some], [source for _, source in some], non_blocking=True)
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(stream)
                 if before is not None:
