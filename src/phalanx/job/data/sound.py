@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import OnBadData
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.quarantine import SHARE_MAX, OnBadData, Quarantined, Touching, set_aside_of
+from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, Touching, set_aside_of
 
 _log: Final = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -
     """
     given: Given = {
         "data": manifest_hash,
+        "data.on_bad_data": session.data_source.on_bad_data if session.data_source else "",
         "PHALANX_JOB": session.job,
         "PHALANX_ATTEMPT": session.attempt,
         "PHALANX_JOB_DIR": session.job_dir,
