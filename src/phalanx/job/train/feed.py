@@ -19,6 +19,9 @@ from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.waits import Cause
 from phalanx.job.train.device import Rank
 
+_ASKED: Final = 1_024
+"""Samples whose numbers are asked for at once: a millisecond, instead of nearly as much for each step."""
+
 _KEEP: Final = 2
 """Batches whose arrays are not filled again yet: one is trained on, and the next may be on its way to the device."""
 
@@ -37,6 +40,7 @@ class Feed:
         self._next: tuple[int, Tensor] | None = None
         self._newest: tuple[int, Tensor] | None = None
         self._told: dict[Cause, float] = {}
+        self._asked: dict[int, Indices] = {}
 
     def __call__(self, step: int) -> Tensor:
         """Raises DataError where the data is not what `prepare` wrote."""
@@ -82,9 +86,18 @@ class Feed:
         return self._stream
 
     def _numbers(self, step: int) -> Indices:
-        """Of this rank's samples in a step, counted from 0."""
-        mine = rank_slice(positions(self._order, step), self._rank.rank, self._rank.world_size)
-        return self._data.numbers(self._order.draws(mine), "train", self._sequence)
+        """Of this rank's samples in a step, counted from 0. Several steps are asked for at once, since asking has a fixed cost."""
+        first = rank_slice(positions(self._order, 0), self._rank.rank, self._rank.world_size)
+        num_steps = max(1, _ASKED // max(1, len(first)))
+        block = step // num_steps
+        found = self._asked.get(block)
+        if found is None:
+            starts = np.arange(block * num_steps, (block + 1) * num_steps, dtype=np.int64) * self._order.global_batch
+            draws = self._order.draws((starts[:, None] + first).reshape(-1))
+            found = self._data.numbers(draws, "train", self._sequence).reshape(num_steps, len(first))
+            self._asked = {block: found}
+        numbers: Indices = found[step - block * num_steps]
+        return numbers
 
     def _taken(self, stream: BatchStream) -> Tensor:
         if self._copies is None:
