@@ -288,7 +288,7 @@ def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data:
     Raises DataError for one of other data or of another order, CheckpointError for one of another step: weights and data are one.
     """
     if CURSOR not in extra:
-        if not data.asked.is_plain:
+        if not data.asked.is_read_plainly:
             raise CheckpointError(
                 "data cursor", "(missing)", "the checkpoint is of a run over one folder; give data its path alone"
             )
