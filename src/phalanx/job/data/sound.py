@@ -71,7 +71,7 @@ class SoundOrder:
             if met is not None:
                 raise met
             return False
-        blocks = sorted(set(self._agree([met.block] if met is not None else [])))
+        blocks = sorted(set(self._agree(met.blocks if met is not None else ())))
         if not blocks:
             return False
         before = Quarantined(self.order, set_aside_of(self.order), self._bad_data.share_max)
