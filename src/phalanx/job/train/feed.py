@@ -40,6 +40,7 @@ class Feed:
         self._next: tuple[int, Tensor] | None = None
         self._newest: tuple[int, Tensor] | None = None
         self._told: dict[Cause, float] = {}
+        self._was_ready = False
         self._asked: dict[int, Indices] = {}
 
     def __call__(self, step: int) -> Tensor:
@@ -47,6 +48,7 @@ class Feed:
         if self._newest is not None and self._newest[0] == step:
             return self._newest[1]
         ready, self._next = self._next, None
+        self._was_ready = (ready is not None and ready[0] == step) or self._is_ready(step)
         batch = ready[1] if ready is not None and ready[0] == step else self._taken(self._at(step))
         if self._copies is not None:
             self._copies.wait()
@@ -58,13 +60,16 @@ class Feed:
         """Begins to read what `step` and those after it need."""
         self._at(step)
 
-    def take_cause(self) -> Cause | Literal[""]:
-        """What most of the waiting since the last time was for; '' where there was none."""
+    def take_cause(self) -> Cause | Literal["processor", ""]:
+        """What most of the waiting since the last time was for; '' where there was none. processor: the newest batch was there when
+        it was asked for, and this process did not get to it at once."""
         waited = dict(self._stream.stats.waited_s) if self._stream is not None else {}
         since = {cause: seconds - self._told.get(cause, 0.0) for cause, seconds in waited.items()}
         self._told = waited
         most = max(since, key=lambda cause: since[cause], default=None)
-        return most if most is not None and since[most] > 0 else ""
+        if most is None or since[most] <= 0:
+            return ""
+        return "processor" if self._was_ready else most
 
     def close(self) -> None:
         """Ends the threads. A step that is asked for later begins anew."""
@@ -107,8 +112,11 @@ class Feed:
 
     def _copy_next(self, step: int) -> None:
         """While the device computes, if its samples are there already."""
-        if self._stream is not None and self._stream.step == step - 1 and self._stream.num_ahead:
+        if self._stream is not None and self._is_ready(step):
             self._next = (step, self._taken(self._stream))
+
+    def _is_ready(self, step: int) -> bool:
+        return self._stream is not None and self._stream.step == step - 1 and self._stream.is_ready
 
 
 class _Copies:
