@@ -132,6 +132,15 @@ def test_documents_are_told_apart_in_rows_that_are_cut_anywhere(folders: dict[st
     assert (np.diff(with_segments[:, 1], axis=1) == ends).all(), "a document ends with its mark, and nowhere else"
 
 
+def test_ranks_agree_on_the_data_and_on_how_it_is_read(folders: dict[str, str]) -> None:
+    plain = open_sources(DataSource(path=folders["web"]))
+    assert plain.agreed == plain.manifest_hash
+    seen = {
+        open_sources(one).agreed for one in (asked(folders), asked(folders, packing="best_fit"), asked(folders, temperature=2.0))
+    }
+    assert len(seen) == 3
+
+
 def test_sources_of_two_tokenizers_are_refused_by_name(folders: dict[str, str]) -> None:
     sources = {"web": MixtureSource(path=folders["web"]), "other": MixtureSource(path=folders["other"])}
     with pytest.raises(DataError, match=r"tokenizer of other: '290 tokens, .*that of web \(300 tokens, .*--tokenizer"):

@@ -151,6 +151,10 @@ def test_waiting_is_named_by_its_cause_and_only_once(gated: Gated) -> None:
         opener.join()
         assert feed.take_cause() == "decode", "gathering is what it waited for"
         assert feed.take_cause() == ""
+        until(lambda: len(gated.read) >= 4)
+        until(lambda: feed._is_ready(2))
+        feed(2)
+        assert feed.take_cause() in ("processor", ""), "it was there"
 
 
 def test_damage_is_raised_at_the_step_that_needs_it_and_closing_ends_the_threads(gated: Gated) -> None:

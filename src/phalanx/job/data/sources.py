@@ -13,13 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import ONE, DataSource
 from phalanx.job.data.asked import order_of
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
-from phalanx.job.data.manifest import Split
+from phalanx.job.data.manifest import SPLITS, Split
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices
 from phalanx.job.data.packing import BestFit, Concatenate, Packing
@@ -68,6 +69,17 @@ class Sources:
     def manifest_hash(self) -> str:
         """Of the one, or a hash over those of all."""
         return self.first.manifest_hash if not self.asked.sources else _digest(self.manifests)
+
+    @property
+    def agreed(self) -> str:
+        """What ranks have to have alike: the data, and how it is read."""
+        said = wire.dumps(DataSource, self.asked)
+        return self.manifest_hash if self.asked.is_plain else _digest({**self.manifests, "": said})
+
+    def prepare(self, sequence: int) -> None:
+        """Does now what rows of this length need once, since a spare takes its place in a hurry."""
+        for split in SPLITS:
+            self.sizes(split, sequence)
 
     def sizes(self, split: Split, sequence: int) -> dict[str, int]:
         """Samples of each."""

@@ -62,6 +62,7 @@ class Feed:
         self._next: _Taken | None = None
         self._newest: _Taken | None = None
         self._told: dict[Cause, float] = {}
+        self._was_ready = False
         self._asked: dict[int, Indices] = {}
 
     @property
@@ -82,6 +83,7 @@ class Feed:
         """Raises DataError where the data is not what `prepare` wrote, and is not set aside."""
         if self._newest is not None and self._newest.step == step:
             return self._newest.batch
+        self._was_ready = (self._next is not None and self._next.step == step) or self._is_ready(step)
         taken = self._soundly(step, lambda: self._ready(step))
         if self._log is not None:
             self._log.set_aside(set_aside_of(self.order))
@@ -105,13 +107,16 @@ class Feed:
         """Begins to read what `step` and those after it need."""
         self._at(step)
 
-    def take_cause(self) -> Cause | Literal[""]:
-        """What most of the waiting since the last time was for; '' where there was none."""
+    def take_cause(self) -> Cause | Literal["processor", ""]:
+        """What most of the waiting since the last time was for; '' where there was none. processor: the newest batch was there when
+        it was asked for, and this process did not get to it at once."""
         waited = dict(self._stream.stats.waited_s) if self._stream is not None else {}
         since = {cause: seconds - self._told.get(cause, 0.0) for cause, seconds in waited.items()}
         self._told = waited
         most = max(since, key=lambda cause: since[cause], default=None)
-        return most if most is not None and since[most] > 0 else ""
+        if most is None or since[most] <= 0:
+            return ""
+        return "processor" if self._was_ready else most
 
     def close(self) -> None:
         """Ends the threads. A step that is asked for later begins anew."""
@@ -172,8 +177,11 @@ class Feed:
     def _copy_next(self, step: int) -> None:
         """While the device computes, if its samples are there already. What is wrong with them is said when they are asked for."""
         stream = self._stream
-        if stream is not None and stream.step == step - 1 and stream.num_ahead:
+        if stream is not None and self._is_ready(step):
             self._next, _ = _tried(lambda: self._taken(stream))
+
+    def _is_ready(self, step: int) -> bool:
+        return self._stream is not None and self._stream.step == step - 1 and self._stream.is_ready
 
 
 def _tried(read: Callable[[], T]) -> tuple[T | None, BadBlock | None]:

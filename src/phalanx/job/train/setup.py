@@ -118,7 +118,7 @@ def set_up(
 
     Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ.
     """
-    check_all_agree(session, recipe, data.manifest_hash)
+    check_all_agree(session, recipe, data.agreed)
     claim(session, rank)
     found = find(checkpoints_of(session), origin_of(recipe, data, rank), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
