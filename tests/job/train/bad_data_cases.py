@@ -13,7 +13,7 @@ from phalanx.job.checkpoint import manifest
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.train.device import gang
 from phalanx.job.train.setup import CURSOR
-from tests.job.train.mixed_cases import STOP, folder, leg, refused
+from tests.job.train.mixed_cases import STOP, folder, leg
 
 
 def cursor_of(job: Path) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def main(out: Path, data: str) -> None:
         answer = {
             "whole": whole, "legs": legs, "saved": saved, "last": cursor_of(job),
             "audit": wire.plain(DataAudit, audit_folder(job)),
-            "stopped": refused(folder(out, "stop"), DataSource(path=data), rank),
         }  # fmt: skip
     (out / "answer.json").write_text(json.dumps(answer))
     sys.stdout.flush()
