@@ -261,7 +261,7 @@ def test_a_damaged_block_says_which_and_what_needs_it(damaged: Path, written: tu
     data = open_data(damaged)
     with pytest.raises(BadBlock) as caught:
         sample(data, (SIZES[0] + SIZES[1] + MIB // 2) // SEQUENCE + 1)
-    block = pickle.loads(pickle.dumps(caught.value)).block
+    (block,) = pickle.loads(pickle.dumps(caught.value)).blocks
     assert block == Block(data=data.manifest_hash, shard=data.manifest.shards[2].bin_sha256, block=1)
     for sequence in (7, SEQUENCE, 700_000):
         count, begin = data.num_samples("train", sequence), SIZES[0] + SIZES[1] + MIB // 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import DataSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.deliveries import DeliveryLog, Head, content_of, read_deliveries, read_file
@@ -32,7 +33,7 @@ def head(
 ) -> Head:
     return Head(
         attempt=attempt, generation=0, rank=rank, world_size=world_size, start=start, order=facts_of(order), sequence=SEQUENCE,
-        data={"data": data.manifest_hash if data else "m"}, folders={"data": str(data.folder)} if data else {},
+        data={"data": data.manifest_hash if data else "m"}, asked=DataSource(path=str(data.folder)) if data else None,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def write(folder: Path, *steps: int) -> Path:
     log = DeliveryLog(folder, head())
     for step in steps:
         rows = np.arange(step, step + 6).reshape(2, 3)
-        log.delivered(step, np.zeros(2, dtype=np.int64), np.array([step, step + 1]), rows)
+        log.delivered(step, np.zeros(2, dtype=np.int64), np.array([step, step + 1]), content_of(rows))
     log.close()
     return next(folder.iterdir())
 
@@ -115,7 +116,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 log = DeliveryLog(Path({str(tmp_path)!r}), head())
 path = next(Path({str(tmp_path)!r}).iterdir())
 def deliver(step):
-    log.delivered(step, np.zeros(9, dtype=np.int64), np.arange(9), np.zeros((9, 4)))
+    log.delivered(step, np.zeros(9, dtype=np.int64), np.arange(9), np.zeros(9, dtype=np.uint64))
 deliver(0)
 size = path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, resource.RLIM_INFINITY))
@@ -145,7 +146,7 @@ def run(job: Path, data: TokenData, order: DataOrder, attempt: int, world_size: 
         log.set_aside(set_aside_of(order))
         for step in steps:
             mine = order.draws(rank_slice(positions(order, step), rank, world_size))
-            log.delivered(step, mine.source, mine.sample, data.gather("train", mine.sample, SEQUENCE))
+            log.delivered(step, mine.source, mine.sample, content_of(data.gather("train", mine.sample, SEQUENCE)))
         log.close()
 
 
@@ -173,7 +174,7 @@ def test_other_tokens_under_the_right_name_are_found(tokens: TokenData, tmp_path
         given = mine.sample.copy()
         if step == 1:
             given[5] = given[6]
-        log.delivered(step, mine.source, mine.sample, tokens.gather("train", given, SEQUENCE))
+        log.delivered(step, mine.source, mine.sample, content_of(tokens.gather("train", given, SEQUENCE)))
     found = audit_folder(tmp_path)
     assert found.fault is not None and (found.fault.kind, found.fault.step, found.fault.rank) == ("content", 2, 0)
     assert found.fault.sample == int(order.draws(positions(order, 1)).sample[5])

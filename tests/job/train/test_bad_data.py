@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import DataSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES
@@ -22,9 +24,13 @@ from phalanx.job.data.deliveries import DeliveryLog, Head
 from phalanx.job.data.draws import PlainOrder, positions
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order_facts import facts_of
+from phalanx.job.data.quarantine import SetAside, set_aside_of
 from phalanx.job.data.sound import BadData
+from phalanx.job.data.sources import open_sources
 from phalanx.job.train.agree import on_bad_blocks
 from phalanx.job.train.datasets import BatchDataset, StepLoader
+from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import Feed
 from tests.job.data.random_tokens import write_tokens
 
 SEQUENCE, BATCH, STEPS = 500, 16, 20
@@ -123,7 +129,7 @@ def gang(
         start = state["delivered"] // BATCH if state else 0
         log = DeliveryLog(job / "deliveries", Head(
             attempt=attempt, generation=0, rank=rank, world_size=size, start=start, order=facts_of(order),
-            data={"data": data.manifest_hash}, sequence=SEQUENCE, folders={"data": str(folder.with_name("whole"))},
+            data={"data": data.manifest_hash}, sequence=SEQUENCE, asked=DataSource(path=str(folder.with_name("whole"))),
         ))  # fmt: skip
         policy = BadData(policy="quarantine", share_max=0.5, agree=meeting.of(rank))
         dataset = BatchDataset(
@@ -156,6 +162,32 @@ def test_ranks_agree_when_one_of_them_meets_the_damage(folder: Path, whole: Toke
     found = audit_folder(tmp_path)
     assert (found.complete, found.steps, found.set_aside, found.contents) == (True, STEPS, 1, "compared"), found.says
     assert found.sources[0].replaced > 0
+
+
+def test_feeds_of_a_gang_read_on_together(folder: Path, whole: TokenData, order: PlainOrder) -> None:
+    """Whoever of them meets the damage, in a batch of its own or in one that all ranks read."""
+
+    def feed_of(at: Path, rank: int = 0, world_size: int = 1, agree: Any = None) -> Feed:
+        data = open_sources(DataSource(path=str(at)))
+        place = Rank(rank=rank, world_size=world_size, device=torch.device("cpu"), device_name="cpu")
+        return Feed(data, order, SEQUENCE, place, BadData(policy="quarantine", share_max=0.5, agree=agree))
+
+    shutil.copytree(whole.folder, folder.with_name("whole"))
+    meeting, steps = Meeting(2), [1, 2, 2, 3, 4, 9, 10, 5]  # ranks go back and forth together
+
+    def rank_of(rank: int) -> tuple[list[Any], tuple[SetAside, ...]]:
+        with closing(feed_of(folder if rank == 1 else folder.with_name("whole"), rank, 2, meeting.of(rank))) as feed:
+            shared = feed.shared(1, BATCH)
+            return [shared.tolist(), *[feed(step).tolist() for step in steps]], set_aside_of(feed.order)
+
+    with ThreadPoolExecutor(2) as pool:
+        (first, aside), (second, too) = pool.map(rank_of, range(2))
+    assert aside == too and [one.since for one in aside] == [0], "already in the batch that all read"
+    with closing(feed_of(folder)) as feed:
+        alone = [feed.shared(1, BATCH).tolist(), *[feed(step).tolist() for step in steps]]
+        assert first[0] == second[0] == alone[0]
+        assert [a + b for a, b in zip(first[1:], second[1:], strict=True)] == alone[1:]
+        assert set_aside_of(feed.order) == aside
 
 
 def test_ranks_that_cannot_agree_may_not_set_aside(whole: TokenData, order: PlainOrder) -> None:

@@ -19,11 +19,13 @@ class Block:
 
 
 class BadBlock(DataError):
-    """A block is not what was prepared, also when it was fetched again."""
+    """A block is not what was prepared, also when it was fetched again. others: that cannot be had without it, such as those that
+    are fetched together with it."""
 
-    def __init__(self, field: str, value: object, fix: str, block: Block) -> None:
+    def __init__(self, field: str, value: object, fix: str, block: Block, *others: Block) -> None:
         self.block = block
+        self.blocks = (block, *others)
         super().__init__(field, value, fix)
 
     def __reduce__(self) -> Any:
-        return type(self), (self.field, self.value, self.fix, self.block)
+        return type(self), (self.field, self.value, self.fix, *self.blocks)

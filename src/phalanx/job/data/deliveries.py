@@ -11,7 +11,7 @@ import logging
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import DataSource
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import OrderFacts
 from phalanx.job.data.quarantine import SetAside
@@ -41,7 +42,7 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """Whose deliveries these are. attempt, generation: later ones supersede the steps that they make again. start: the first step,
-    counted from 0. sequence, folders: how the data was read, and where each source lay. data: manifest hash of each."""
+    counted from 0. data: manifest hash of each source. sequence, asked: how samples were made of it, and where it lay."""
 
     attempt: int
     generation: int
@@ -51,7 +52,7 @@ class Head:
     order: OrderFacts
     data: Mapping[str, str]
     sequence: int
-    folders: Mapping[str, str] = field(default_factory=dict)
+    asked: DataSource | None = None
     format: int = FORMAT
 
 
@@ -89,10 +90,10 @@ class DeliveryLog:
         self._end = 0
         self._append(_HEAD, wire.dumps(Head, head).encode())
 
-    def delivered(self, step: int, source: Indices, sample: Indices, tokens: NDArray[Any]) -> None:
-        """A batch, before it is used. step: counted from 0. tokens: what came, a row a sample, C-contiguous."""
+    def delivered(self, step: int, source: Indices, sample: Indices, content: NDArray[np.uint64]) -> None:
+        """A batch, before it is used. step: counted from 0. content: `content_of` what came."""
         rows = np.empty(len(sample), dtype=ROW)
-        rows["source"], rows["sample"], rows["content"] = source, sample, content_of(tokens)
+        rows["source"], rows["sample"], rows["content"] = source, sample, content
         self.lost += not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes())
 
     def set_aside(self, aside: tuple[SetAside, ...]) -> None:
@@ -123,7 +124,7 @@ class DeliveryLog:
 
 
 def content_of(tokens: NDArray[Any]) -> NDArray[np.uint64]:
-    """XXH3 of each row."""
+    """XXH3 of each sample's tokens, which are C-contiguous."""
     return np.array([xxh3_64_intdigest(row) for row in tokens], dtype=np.uint64)
 
 

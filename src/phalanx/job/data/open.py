@@ -83,6 +83,10 @@ class TokenData:
         """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""
         return self._samples[split].touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
 
+    def tokens_of(self, split: Split, block: Block) -> list[tuple[int, int]]:
+        """The tokens [begin, end) of a block, counted over the split; none where it is no block of the split."""
+        return self._samples[split].tokens_of(block.shard, block.block) if block.data == self.manifest_hash else []
+
     def row_shape(self, sequence: int) -> tuple[int, ...]:
         """Of what `gather` gives for each sample."""
         return (sequence + 1,)

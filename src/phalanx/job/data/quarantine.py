@@ -8,7 +8,7 @@ that nobody has trained on; what came before it stays as it was read.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from phalanx.job.data.bad_block import Block
 from phalanx.job.data.draws import DataOrder, Draws, digest
 from phalanx.job.data.order import Indices
 
-OnBadData = Literal["stop", "quarantine"]
 Touching = Mapping[str, Sequence[tuple[int, int]]]
 """By source, the stretches [first, stop) of its samples that need a block."""
 
 SHARE_MAX: Final = 0.01
 """Of the samples of a source. What has lost more than this is another data set, and somebody should look at its disk."""
+
+BLOCKS_MAX: Final = 100
+"""They go along with every checkpoint and snapshot, at 200 bytes each."""
 
 ANY_SHARE: Final = 1 - 2**-30
 """For what was set aside already: whoever did that was asked."""
@@ -98,6 +100,9 @@ class Quarantined:
         self._levels = [self._level(since) for since in self._sinces]
         for level in self._levels[-1:]:
             self._check_shares(level)
+        if len(self.set_aside) > BLOCKS_MAX:
+            fix = f"at most {BLOCKS_MAX} damaged blocks are set aside; restore the shards (`phalanx data verify DIR` names them)"
+            raise DataError("quarantine", f"{len(self.set_aside)} blocks", fix)
 
     @property
     def names(self) -> tuple[str, ...]:

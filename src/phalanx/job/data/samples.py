@@ -53,13 +53,20 @@ class Samples:
 
     def touching(self, shard_sha256: str, block: int, sequence: int) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of samples that read from a block of a shard, named by the hash of its tokens."""
+        found = []
+        for begin, end in self.tokens_of(shard_sha256, block):
+            first, stop = max(0, -(-(begin - sequence) // sequence)), min(self.count(sequence), (end - 1) // sequence + 1)
+            found += [(first, stop)] if first < stop else []
+        return tuple(found)
+
+    def tokens_of(self, shard_sha256: str, block: int) -> list[tuple[int, int]]:
+        """The tokens [begin, end) of a block, counted over the split, of each shard that has it."""
         shards, found = self.shards, []
         for shard in shards.numbered(shard_sha256):
             begin = int(self._begins[shard]) + block * shards.block_tokens
             end = min(begin + shards.block_tokens, int(shards.ends[shard]))
-            first, stop = max(0, -(-(begin - sequence) // sequence)), min(self.count(sequence), (end - 1) // sequence + 1)
-            found += [(first, stop)] if begin < end and first < stop else []
-        return tuple(found)
+            found += [(begin, end)] if begin < end else []
+        return found
 
     def gather(self, indices: NDArray[np.int64], sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
         """Raises IndexError for a sample outside, DataError for damage."""
@@ -84,13 +91,10 @@ class Samples:
         self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
     ) -> None:
         """Rows made of pieces of documents, none of which crosses a border between shards, into `out` [rows, width]."""
-        shard = np.searchsorted(self.shards.ends, document_begins[pieces.document], side="right")
-        shift = self._shift[shard]
-        self._check(document_begins[pieces.document] + pieces.start + shift, pieces.length, watch)
-        tokens, segments = pieces.tokens(document_begins), pieces.segments()
-        tokens += pieces.painted(shift)
-        out[:] = self.shards.tokens[np.where(segments < 0, tokens[:, :1], tokens)]
-        out[segments < 0] = padding
+        begins = document_begins[pieces.document]
+        places = begins + pieces.start + self._shift[np.searchsorted(self.shards.ends, begins, side="right")]
+        self._check(places, pieces.length, watch)
+        pieces.laid(self.shards.tokens[pieces.counted_from(places)].astype(np.int64), padding, out)
 
     def _gather_unready(
         self,

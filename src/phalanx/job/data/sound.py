@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import OnBadData
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.quarantine import SHARE_MAX, OnBadData, Quarantined, Touching, set_aside_of
+from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, Touching, set_aside_of
 
 _log: Final = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class SoundOrder:
             if met is not None:
                 raise met
             return False
-        blocks = sorted(set(self._agree([met.block] if met is not None else [])))
+        blocks = sorted(set(self._agree(met.blocks if met is not None else ())))
         if not blocks:
             return False
         before = Quarantined(self.order, set_aside_of(self.order), self._bad_data.share_max)

@@ -113,6 +113,11 @@ class BatchStream:
         """Batches that are ready."""
         return len(self._ahead.ready)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next one is, so that `next` does not wait for it."""
+        return self._ahead.delivered in self._ahead.ready
+
     def __iter__(self) -> Iterator[Rows]:
         return self
 

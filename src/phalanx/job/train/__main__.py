@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from phalanx.core.errors import PhalanxError, SpecError
-from phalanx.core.recipe import RECIPES
+from phalanx.core.recipe import RECIPES, LlamaRecipe
 from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.verify import verify_files
 from phalanx.job.sdk import Session, attach
@@ -47,7 +47,8 @@ def train(arguments: list[str]) -> None:
         train_in_generations(coordinated)
         return
     session = attach()
-    recipe, data = llama_recipe(session.hyperparameters), _data(session)
+    recipe = llama_recipe(session.hyperparameters)
+    data = _data(session, recipe)
     log = logging.getLogger(__name__)
     try:
         with gang() as rank:
@@ -64,7 +65,8 @@ def train(arguments: list[str]) -> None:
 def train_in_generations(coordinated: Gang) -> None:
     """The same in a gang that recovers inside, as one of its ranks or as a spare."""
     session = attach()
-    run_of_recipe = Recipe(coordinated, llama_recipe(session.hyperparameters), _data(session), attach)
+    recipe = llama_recipe(session.hyperparameters)
+    run_of_recipe = Recipe(coordinated, recipe, _data(session, recipe), attach)
     log = logging.getLogger(__name__)
     warm_up()  # ranks too: what torch loads late would else look like a hang in the first step of a busy machine
     try:
@@ -75,14 +77,17 @@ def train_in_generations(coordinated: Gang) -> None:
             log.warning("%d records were lost: the record file could not be written", run_of_recipe.lost_records)
 
 
-def _data(session: Session) -> Sources:
+def _data(session: Session, recipe: LlamaRecipe) -> Sources:
     if session.data_source is None:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
     sources = open_sources(session.data_source)
+    if session.data_source.on_bad_data == "quarantine":
+        return sources  # damage is set aside where it is met
     opened = sources.opened.values()
     if sum(entry.size_bytes for data in opened for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
         for data in opened:
             verify_files(data.folder, data.manifest)
+    sources.prepare(recipe.sequence)
     return sources
 
 

@@ -15,13 +15,13 @@ from phalanx.job.sdk.session import Session
 Given = Mapping[str, str | int | float]
 
 
-def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -> None:
+def check_all_agree(session: Session, recipe: LlamaRecipe, data: str) -> None:
     """A collective of all ranks. Raises, on every rank, DataError for other data and SpecError for another setting.
 
-    Each names the first rank that was given something else than rank 0. `manifest_hash` is the data manifest's SHA-256.
+    Each names the first rank that was given something else than rank 0. data: the hash of what is read, and how.
     """
     given: Given = {
-        "data": manifest_hash,
+        "data": data,
         "PHALANX_JOB": session.job,
         "PHALANX_ATTEMPT": session.attempt,
         "PHALANX_JOB_DIR": session.job_dir,

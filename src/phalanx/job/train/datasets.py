@@ -19,7 +19,7 @@ from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
-from phalanx.job.data.deliveries import DeliveryLog
+from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
@@ -216,7 +216,7 @@ class BatchDataset(IterableDataset[Tensor]):
                 assert batch is not None
                 if self._log is not None:
                     self._log.set_aside(set_aside_of(self._delivered.order))
-                    self._log.delivered(step, np.zeros_like(stream.newest), stream.newest, batch)
+                    self._log.delivered(step, np.zeros_like(stream.newest), stream.newest, content_of(batch))
                 self._delivered.step = step = stream.step
                 yield torch.from_numpy(batch.copy())  # since the array is filled anew
         return False
