@@ -16,6 +16,9 @@ NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
 
 
+CAUSE_CHARS_MAX: Final = 32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimiser step of one rank, written before the next step starts.
@@ -47,7 +50,7 @@ class StepRecord:
     optimizer_ms: int = 0
     checkpoint_ms: int = 0
     local_us: int = 0
-    data_wait_cause: str = ""
+    data_wait_cause: Annotated[str, Field(max_length=CAUSE_CHARS_MAX)] = ""
     kind: Literal["step"] = "step"
 
 
