@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify, data sample, data mix."""
+"""data prepare, data show, data verify, data sample, data mix; data audit is in `data_audit`."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.show.cli.data_audit import audit
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def add(app: typer.Typer) -> None:
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    app.command("audit", epilog=EXIT_CODES)(audit)
     app.command("sample", epilog=EXIT_CODES)(sample)
     app.command("mix", epilog=EXIT_CODES)(mix)
 
