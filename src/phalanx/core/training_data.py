@@ -116,6 +116,12 @@ class DataSource:
         return self == DataSource(path=self.path)
 
     @property
+    def is_read_plainly(self) -> bool:
+        """Whether its samples and their order are those of a path alone."""
+        plain = DataSource(path=self.path, on_bad_data=self.on_bad_data, bad_data_max=self.bad_data_max, record=self.record)
+        return self == plain
+
+    @property
     def folders(self) -> tuple[str, ...]:
         """Each once."""
         return tuple(sorted(set(self.paths.values())))

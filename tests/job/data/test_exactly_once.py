@@ -196,7 +196,9 @@ def test_what_was_made_again_does_not_count() -> None:
     found = audit([*lost, *gang(PLAIN, 2, 4, 8, 18)], PLAIN, contents)
     assert found.complete
     assert [(leg.first_step, leg.last_step, leg.superseded) for leg in found.legs] == [(1, 8, 2), (9, 18, 0)]
-    assert found.says.startswith("216 samples, each delivered exactly once: 7 epochs of data, each sample exactly once, and 6 more")
+    assert found.says == (
+        "216 samples as the order says: 7 whole epochs of data, each sample exactly once, and 6 samples of the next, none twice"
+    )
 
 
 def test_a_gang_that_came_to_nothing_between_two_does_not_count() -> None:

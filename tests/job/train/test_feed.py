@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx.core.errors import CheckpointError, DataError
+from phalanx.core.training_data import DataSource
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder, PlainOrder
 from phalanx.job.data.open import TokenData
@@ -29,6 +30,7 @@ class Gated:
     """Data whose sample n is n in every place, read while `open` is set."""
 
     folder = Path("gated")
+    manifest_hash = "5d41"
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -82,7 +84,7 @@ def first_tokens(batch: torch.Tensor) -> list[int]:
     return batch[:, 0].tolist()
 
 
-@pytest.mark.parametrize("steps", [(1, 2, 3, 4), (7, 8, 3, 4, 4, 5, 20, 1), (2, 2, 1, 2)])
+@pytest.mark.parametrize("steps", [(1, 2, 3, 4), (7, 8, 3, 4, 4, 5, 20, 1), (2, 2, 1, 2), (255, 256, 257, 258, 5_000)])
 def test_a_step_has_its_own_samples_whatever_was_asked_for_before(gated: Gated, steps: tuple[int, ...]) -> None:
     with closing(feed_of(gated)) as feed:
         assert [first_tokens(feed(step)) for step in steps] == [expected(step) for step in steps]
@@ -109,28 +111,34 @@ def test_batches_are_read_while_a_step_is_trained_on(gated: Gated) -> None:
 
 
 def test_T12_what_is_saved_with_a_step_is_the_cursor_of_that_step_however_far_the_threads_are(gated: Gated) -> None:
-    _, order = order_of(gated)
-    manifests = {"data": "5d41"}
+    data, order = order_of(gated)
     with closing(feed_of(gated)) as feed:
         feed(1)
         until(lambda: len(gated.read) >= 4)
-    saved = {CURSOR: Cursor.after(1, order, manifests).to_json()}
+    saved = {CURSOR: Cursor.after(1, order, data.manifests).to_json()}
     assert Cursor.from_json(saved[CURSOR]).delivered == 4
-    assert check_cursor(saved, 1, order, manifests) == saved[CURSOR]
-    ahead = {CURSOR: Cursor.after(501, order, manifests).to_json()}
+    assert check_cursor(saved, 1, order, data) == saved[CURSOR]
+    ahead = {CURSOR: Cursor.after(501, order, data.manifests).to_json()}
     with pytest.raises(CheckpointError, match=r"after step 501.*the weights are of step 500"):
-        check_cursor(ahead, 500, order, manifests)
+        check_cursor(ahead, 500, order, data)
 
 
-def test_a_checkpoint_of_other_data_or_of_another_order_is_refused_and_one_without_a_cursor_is_not(gated: Gated) -> None:
+def test_a_checkpoint_of_other_data_or_of_another_order_is_refused(gated: Gated) -> None:
     data, order = order_of(gated)
-    manifests = {"data": "5d41"}
-    saved = {CURSOR: Cursor.after(9, order, manifests).to_json()}
-    with pytest.raises(DataError, match="data of data"):
-        check_cursor(saved, 9, order, {"data": "7b52"})
+    saved = {CURSOR: Cursor.after(9, order, data.manifests).to_json()}
     with pytest.raises(DataError, match="order of the data"):
-        check_cursor(saved, 9, data.order(SEQUENCE, seed=4, global_batch=4), manifests)
-    assert check_cursor({"samples": 36}, 9, order, manifests) == saved[CURSOR]
+        check_cursor(saved, 9, data.order(SEQUENCE, seed=4, global_batch=4), data)
+    gated.manifest_hash = "7b52"
+    with pytest.raises(DataError, match="data of data"):
+        check_cursor(saved, 9, order, data)
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_over_one_folder_and_over_nothing_else(gated: Gated) -> None:
+    data, order = order_of(gated)
+    assert check_cursor({"samples": 36}, 9, order, data) == Cursor.after(9, order, data.manifests).to_json()
+    mixed = Sources(DataSource(path="gated", shuffle="in_order"), data.opened)
+    with pytest.raises(CheckpointError, match="give data its path alone"):
+        check_cursor({"samples": 36}, 9, mixed.order(SEQUENCE, seed=3, global_batch=4), mixed)
 
 
 def test_waiting_is_named_by_its_cause_and_only_once(gated: Gated) -> None:

@@ -15,7 +15,7 @@ def test_what_is_complete_is_said_in_one_line(terminal: Terminal, tmp_path: Path
     assert (shown.code, lines[0], shown.err) == (0, "Complete: 48 samples, each delivered exactly once", "auditing\n")
     assert [line.split() for line in lines if line.startswith("te\\x1b")] == [["te\\x1b[31mxt", "48", "1", "18", "2"]]
     assert lines[-2:] == ["      1           0      3  1 to 2           2", "      2           0      4  3 to 4           -"]
-    assert "1 damaged blocks" in shown.out
+    assert "1 damaged block\n" in shown.out
 
 
 def test_a_fault_is_named_and_ends_with_1(terminal: Terminal, tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ class _Counted:
 
 def _leg(gang: Gang, stretches: Sequence[Stretch]) -> Leg:
     kept = next((one for one in stretches if one.gang is gang), Stretch(gang, 0, 0))
-    again = len([step for step in gang.steps if not kept.first <= step < kept.stop])
+    end = max(gang.steps) + 1 if gang.steps and stretches and gang is stretches[-1].gang else kept.stop  # nobody has gone past it
+    again = len([step for step in gang.steps if not kept.first <= step < end])
     within = max((log.superseded for log in gang.logs.values()), default=0)
     first, last = (kept.first + 1, kept.stop) if kept.stop > kept.first else (0, 0)
     return Leg(
@@ -191,8 +192,12 @@ def _says(counted: _Counted, fault: DeliveryFault | None) -> str:
         return "nothing was delivered to all ranks yet"
     parts = []
     for one in counted.sources():
-        epochs = f"{one.epochs} epoch{'s' if one.epochs != 1 else ''} of {one.name}, each sample exactly once"
-        more = f", and {one.rest} more" if one.rest else ""
-        replaced = f"; {one.replaced} reads of damaged samples were replaced as recorded" if one.replaced else ""
-        parts.append(f"{epochs}{more}{replaced}")
-    return f"{counted.samples} samples, each delivered exactly once: {'; '.join(parts)}"
+        whole = (
+            f"{one.epochs} whole epoch{'s' if one.epochs != 1 else ''} of {one.name}, each sample exactly once"
+            if one.epochs
+            else ""
+        )
+        rest = f"{one.rest} samples of the next, none twice" if one.epochs else f"{one.rest} samples of {one.name}, none twice"
+        read = ", and ".join(part for part in (whole, rest if one.rest else "") if part)
+        parts.append(f"{read}; {one.replaced} reads of damaged samples were replaced as recorded" if one.replaced else read)
+    return f"{counted.samples} samples as the order says: {'; '.join(part for part in parts if part)}"

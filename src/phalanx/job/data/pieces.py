@@ -83,9 +83,21 @@ class Pieces:
         segments = self.segments()
         return np.asarray((segments[:, :-1] == segments[:, 1:]) & (segments[:, 1:] >= 0))
 
-    def painted(self, numbers: Indices) -> Indices:
-        """A number for each piece, at each of its tokens, and 0 for padding: [rows, width]."""
-        return self._painted(numbers, fill=0)
+    def counted_from(self, firsts: Indices) -> Indices:
+        """For each token, row by row without padding, its place where the pieces begin at `firsts`: [tokens]."""
+        ends = np.cumsum(self.length)
+        return np.repeat(firsts - ends + self.length, self.length) + np.arange(len(ends) and ends[-1])
+
+    def laid(self, values: Indices, fill: int, out: Indices | None = None) -> Indices:
+        """A value for each token, row by row without padding, as rows, and `fill` for padding: [rows, width]."""
+        filled = self._filled()
+        rows = np.empty((len(self), self.width), dtype=np.int64) if out is None else out
+        if (filled == self.width).all():
+            rows[:] = values.reshape(rows.shape)
+        else:
+            rows[:] = fill
+            rows[np.arange(self.width) < filled[:, None]] = values
+        return rows
 
     def tokens(self, document_begins: Indices, padding: int = -1) -> Indices:
         """For each token its place in the data, where document d begins at document_begins[d]; `padding` for padding: [rows,
@@ -106,8 +118,4 @@ class Pieces:
 
     def _painted(self, numbers: Indices, fill: int) -> Indices:
         """A number for each piece, at each of its tokens: [rows, width]."""
-        filled = self._filled()
-        painted = np.full(len(self) * self.width, fill, dtype=np.int64)
-        tokens = np.repeat(np.arange(len(self)) * self.width - (np.cumsum(filled) - filled), filled) + np.arange(filled.sum())
-        painted[tokens] = np.repeat(numbers, self.length)
-        return painted.reshape(len(self), self.width)
+        return self.laid(np.repeat(numbers, self.length), fill)

@@ -91,13 +91,10 @@ class Samples:
         self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
     ) -> None:
         """Rows made of pieces of documents, none of which crosses a border between shards, into `out` [rows, width]."""
-        shard = np.searchsorted(self.shards.ends, document_begins[pieces.document], side="right")
-        shift = self._shift[shard]
-        self._check(document_begins[pieces.document] + pieces.start + shift, pieces.length, watch)
-        tokens, segments = pieces.tokens(document_begins), pieces.segments()
-        tokens += pieces.painted(shift)
-        out[:] = self.shards.tokens[np.where(segments < 0, tokens[:, :1], tokens)]
-        out[segments < 0] = padding
+        begins = document_begins[pieces.document]
+        places = begins + pieces.start + self._shift[np.searchsorted(self.shards.ends, begins, side="right")]
+        self._check(places, pieces.length, watch)
+        pieces.laid(self.shards.tokens[pieces.counted_from(places)].astype(np.int64), padding, out)
 
     def _gather_unready(
         self,

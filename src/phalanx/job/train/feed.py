@@ -26,6 +26,9 @@ from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.waits import Cause
 from phalanx.job.train.device import Rank
 
+_ASKED: Final = 1_024
+"""Samples whose numbers are asked for at once: a millisecond, instead of nearly as much for each step."""
+
 _KEEP: Final = 2
 """Batches whose arrays are not filled again yet: one is trained on, and the next may be on its way to the device."""
 
@@ -59,6 +62,7 @@ class Feed:
         self._next: _Taken | None = None
         self._newest: _Taken | None = None
         self._told: dict[Cause, float] = {}
+        self._asked: dict[int, Indices] = {}
 
     @property
     def order(self) -> DataOrder:
@@ -115,6 +119,7 @@ class Feed:
         self._next = self._newest = None
         if stream is not None:
             stream.close()
+        self._asked = {}  # once no thread asks, perhaps of an order that is no more
         if self._copies is not None:
             self._copies.forget()
 
@@ -142,9 +147,19 @@ class Feed:
         return self._stream
 
     def _numbers(self, step: int) -> Indices:
-        """Of this rank's samples in a step, counted from 0."""
-        mine = rank_slice(positions(self.order, step), self._rank.rank, self._rank.world_size)
-        return self._data.numbers(self.order.draws(mine), "train", self._sequence)
+        """Of this rank's samples in a step, counted from 0. Several steps are asked for at once, since asking has a fixed cost."""
+        order = self.order
+        first = rank_slice(positions(order, 0), self._rank.rank, self._rank.world_size)
+        num_steps = max(1, _ASKED // max(1, len(first)))
+        block = step // num_steps
+        found = self._asked.get(block)
+        if found is None:
+            starts = np.arange(block * num_steps, (block + 1) * num_steps, dtype=np.int64) * order.global_batch
+            draws = order.draws((starts[:, None] + first).reshape(-1))
+            found = self._data.numbers(draws, "train", self._sequence).reshape(num_steps, len(first))
+            self._asked = {block: found}
+        numbers: Indices = found[step - block * num_steps]
+        return numbers
 
     def _taken(self, stream: BatchStream) -> _Taken:
         if self._copies is not None:

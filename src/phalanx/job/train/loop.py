@@ -35,17 +35,8 @@ class Trained:
 
 def run(training: Training, start: Start, saves: Saves) -> Trained:
     """A collective of all ranks. Raises UserError on divergence, StoreUnavailable when the last checkpoint cannot be written."""
-    first = start.val_loss_first
-    try:
-        if start.step < training.recipe.steps:
-            training.feed.start(start.step + 1)
-        if first is None:
-            first = measure(training, "val_loss_first", start.step)
-        with recording(training, start):
-            for step in range(start.step + 1, training.recipe.steps + 1):
-                _one_step(training, saves, step, first, start.checkpoint)
-    finally:
-        training.feed.close()
+    first = _steps(training, start, saves) if start.step < training.recipe.steps else start.val_loss_first
+    assert first is not None, "a run that has made its steps knows where it began"
     if start.from_memory and start.step == training.recipe.steps:
         _save_again(training, saves, start, first)
     final = measure(training, "val_loss_final", training.recipe.steps)
@@ -56,6 +47,21 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
         step=training.recipe.steps, val_loss_first=first, val_loss_final=final, checkpoint=saves.newest or start.checkpoint,
         failed_saves=saves.failed,
     )  # fmt: skip
+
+
+def _steps(training: Training, start: Start, saves: Saves) -> float:
+    """All that are left. The held-out loss before the run's first one."""
+    first = start.val_loss_first
+    try:
+        training.feed.start(start.step + 1)
+        if first is None:
+            first = measure(training, "val_loss_first", start.step)
+        with recording(training, start):
+            for step in range(start.step + 1, training.recipe.steps + 1):
+                _one_step(training, saves, step, first, start.checkpoint)
+    finally:
+        training.feed.close()
+    return first
 
 
 def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:

@@ -281,15 +281,20 @@ def digest_numbers(training: Training, step: int) -> dict[str, str]:
     return {STATE: digest.text}
 
 
-def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, manifests: Mapping[str, str]) -> str:
-    """The data cursor of what was saved after `step`. Checkpoints of older versions have none: the hashes of their one data set and
-    of their configuration, with the number of samples, said the same.
+def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: Sources) -> str:
+    """The data cursor of what was saved after `step`. Checkpoints of older versions have none: they are of one data set and the
+    full shuffle, and the hashes of that and of their configuration, with the number of samples, said the same.
 
     Raises DataError for one of other data or of another order, CheckpointError for one of another step: weights and data are one.
     """
-    wanted = Cursor.after(step, order, manifests).to_json()
-    saved = str(extra.get(CURSOR, wanted))
-    if (reached := Cursor.from_json(saved).next_step(order, manifests)) != step:
+    if CURSOR not in extra:
+        if not data.asked.is_read_plainly:
+            raise CheckpointError(
+                "data cursor", "(missing)", "the checkpoint is of a run over one folder; give data its path alone"
+            )
+        return Cursor.after(step, order, data.manifests).to_json()
+    saved = str(extra[CURSOR])
+    if (reached := Cursor.from_json(saved).next_step(order, data.manifests)) != step:
         raise CheckpointError(
             "data cursor", f"after step {reached}", f"weights and data cursor differ: the weights are of step {step}"
         )
@@ -310,7 +315,7 @@ def _resume(training: Training, found: Found | None) -> Start:
     found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
     step, extra = found.manifest.step, found.manifest.extra
     resume_data(training, extra)
-    extra = {CURSOR: check_cursor(extra, step, training.order, training.data.manifests), **extra}
+    extra = {CURSOR: check_cursor(extra, step, training.order, training.data), **extra}
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         training.guard.restore(extra)

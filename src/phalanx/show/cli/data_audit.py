@@ -67,7 +67,11 @@ def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
 
     yield line(f"{'Complete' if found.complete else 'NOT COMPLETE'}: {found.says}", style="green" if found.complete else "red")
     facts = [("Steps", f"1 to {found.steps}" if found.steps else "none"), ("Samples", found.samples), ("Contents", found.contents)]
-    yield pairs([*facts, ("Set aside", f"{found.set_aside} damaged blocks")] if found.set_aside else facts)
+    yield pairs(
+        [*facts, ("Set aside", f"{found.set_aside} damaged block{'s' if found.set_aside != 1 else ''}")]
+        if found.set_aside
+        else facts
+    )
     rows = [(one.name, one.samples, one.epochs, one.rest, one.replaced) for one in found.sources]
     head = ("SOURCE", "SAMPLES", "WHOLE EPOCHS", "OF THE NEXT", "REPLACED")
     yield Grid(head, rows, right=head[1:], drop=("REPLACED",))
