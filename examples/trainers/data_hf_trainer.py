@@ -88,10 +88,6 @@ def tiny_model(vocab_size: int) -> LlamaForCausalLM:
 
 def train(data: TokenData, order: DataOrder, folder: Path, processes: int, fails_at: int | None = None) -> OrderedTrainer:
     """Goes on from the newest checkpoint in the folder."""
-    loader = StepLoader(
-        data, "train", SEQUENCE, order, STEPS * ACCUMULATE, epoch_steps=EPOCH_STEPS * ACCUMULATE, num_workers=processes,
-        collate_fn=collate,
-    )  # fmt: skip
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=STEPS,
@@ -104,6 +100,10 @@ def train(data: TokenData, order: DataOrder, folder: Path, processes: int, fails
         disable_tqdm=True,
         logging_strategy="no",
     )
+    loader = StepLoader(
+        data, "train", SEQUENCE, order, STEPS * ACCUMULATE, epoch_steps=EPOCH_STEPS * ACCUMULATE, rank=arguments.process_index,
+        world_size=arguments.world_size, num_workers=processes, collate_fn=collate,
+    )  # fmt: skip
     trainer = OrderedTrainer(tiny_model(data.vocab_size), arguments, loader=loader, fails_at=fails_at)
     try:
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from phalanx.core.errors import DataError
-from phalanx.core.training_data import DataSource
+from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES
@@ -162,6 +162,25 @@ def test_ranks_agree_when_one_of_them_meets_the_damage(folder: Path, whole: Toke
     found = audit_folder(tmp_path)
     assert (found.complete, found.steps, found.set_aside, found.contents) == (True, STEPS, 1, "compared"), found.says
     assert found.sources[0].replaced > 0
+
+
+def test_a_mixture_goes_on_without_a_block_of_one_source(folder: Path, whole: TokenData, tmp_path: Path) -> None:
+    write_tokens(tmp_path / "sound", [300_000], seed=4)
+    sources = {"bad": MixtureSource(path=str(folder), weight=3), "sound": MixtureSource(path=str(tmp_path / "sound"), weight=1)}
+    mixed = open_sources(DataSource(sources=sources))
+    order = mixed.order(SEQUENCE, seed=1, global_batch=BATCH)
+    healed = DataSource(sources={**sources, "bad": MixtureSource(path=str(whole.folder), weight=3)})
+    head = Head(
+        attempt=1, generation=0, rank=0, world_size=1, start=0, order=facts_of(order), data=mixed.manifests, sequence=SEQUENCE,
+        asked=healed,
+    )  # fmt: skip
+    with closing(DeliveryLog(tmp_path / "deliveries", head)) as log:
+        dataset = BatchDataset(mixed, "train", SEQUENCE, order, STEPS, bad_data=QUARANTINE, log=log)
+        assert len([batch.shape for batch in dataset]) == STEPS
+    assert [(aside["source"], aside["block"]) for aside in dataset.state_dict()["quarantine"]] == [("bad", BAD)]
+    found = audit_folder(tmp_path)
+    assert (found.complete, found.contents) == (True, "compared"), found.says
+    assert [source.replaced > 0 for source in found.sources] == [True, False]
 
 
 def test_feeds_of_a_gang_read_on_together(folder: Path, whole: TokenData, order: PlainOrder) -> None:

@@ -46,6 +46,10 @@ class Sources:
         self._packings: dict[tuple[str, Split, int], tuple[Packing, Indices]] = {}
         self._making = threading.Lock()
 
+    def __reduce__(self) -> "tuple[type[Sources], tuple[DataSource, Mapping[str, TokenData]]]":
+        """For a loader's processes: each opens the folders again."""
+        return Sources, (self.asked, self.opened)
+
     @classmethod
     def of(cls, data: TokenData) -> "Sources":
         """One folder, as it is read where nothing else is asked for."""

@@ -8,7 +8,8 @@ what Lightning and Hugging Face's Trainer ask of a loader.
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Final
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +21,39 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog, content_of
-from phalanx.job.data.draws import DataOrder, rows_of_rank
+from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
+from phalanx.job.data.order import Indices, rank_slice
 from phalanx.job.data.quarantine import Touching, set_aside_of
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.sound import STOP, BadData, SoundOrder
+from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
 
-_STEPS_MAX: Final = 2**62
-"""A `range` may be that long, and no run is."""
+Data = TokenData | Sources
+"""One prepared folder, or several as `open_sources` opens them, whose order is `Sources.order`. Where documents are told apart, a
+row is [2, sequence + 1]: the tokens, and the number of each token's document in the row."""
+
+_Rows = Callable[[int], Indices]
+
+
+def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Rows]:
+    """From an order to the numbers of the samples that a rank reads in each step; that raises DataError for a mixture over one
+    folder."""
+
+    def rows(order: DataOrder) -> _Rows:
+        if isinstance(data, TokenData):
+            return rows_of_rank(order, rank, world_size)
+        return lambda step: data.numbers(order.draws(rank_slice(positions(order, step), rank, world_size)), split, sequence)
+
+    return rows
 
 
 class SampleDataset(Dataset[Tensor]):
     """Map-style: sample i of a split, int64 of shape [sequence + 1]. A batch of them is one gather."""
 
-    def __init__(self, data: TokenData, split: Split, sequence: int) -> None:
+    def __init__(self, data: Data, split: Split, sequence: int) -> None:
         self._data, self._split, self._sequence = data, split, sequence
 
     def __len__(self) -> int:
@@ -51,7 +69,8 @@ class SampleDataset(Dataset[Tensor]):
 
 
 class StepBatches:
-    """The samples of each step from `start` on and before `stop`, of one rank: a `batch_sampler` in the order of a run."""
+    """The samples of each step from `start` on and before `stop`, of one rank: a `batch_sampler` in the order of a run over one
+    folder."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
         self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, stop)
@@ -71,11 +90,11 @@ class Delivered:
     and the next one is whole again.
     """
 
-    def __init__(self, order: SoundOrder, manifest_hash: str, stop: int | None, epoch_steps: int | None) -> None:
+    def __init__(self, order: SoundOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
         if epoch_steps is not None and epoch_steps < 1:
             raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
         self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self._manifests = dict.fromkeys(order.order.names, manifest_hash)
+        self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.order.names, data.manifest_hash)
 
     @property
     def order(self) -> DataOrder:
@@ -119,7 +138,7 @@ class StepLoader:
 
     def __init__(
         self,
-        data: TokenData,
+        data: Data,
         split: Split,
         sequence: int,
         order: DataOrder,
@@ -131,10 +150,9 @@ class StepLoader:
         **options: Any,
     ) -> None:
         self.dataset = SampleDataset(data, split, sequence)
-        self._rank, self._world_size, self._options = rank, world_size, options
-        sound = SoundOrder(order, touching(data, split, sequence, order))
-        self._delivered = Delivered(sound, data.manifest_hash, stop, epoch_steps)
-        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+        self._rows, self._options = _ranked(data, split, sequence, rank, world_size), options
+        self._delivered = Delivered(SoundOrder(order, touching(data, split, sequence, order)), data, stop, epoch_steps)
+        self._rows(order)  # what it cannot read is refused now
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -148,7 +166,8 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         start, end = self._delivered.step, self._delivered.end()
-        batches = StepBatches(self._delivered.order, start, _STEPS_MAX if end is None else end, self._rank, self._world_size)
+        rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
+        batches = (rows(step).tolist() for step in steps)
         own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
         loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
         for step, batch in enumerate(loader, start):
@@ -165,7 +184,7 @@ class BatchDataset(IterableDataset[Tensor]):
 
     def __init__(
         self,
-        data: TokenData,
+        data: Data,
         split: Split,
         sequence: int,
         order: DataOrder,
@@ -180,10 +199,10 @@ class BatchDataset(IterableDataset[Tensor]):
         log: DeliveryLog | None = None,
     ) -> None:
         self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rank, self._world_size, self._log = rank, world_size, log
-        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+        self._rows, self._log = _ranked(data, split, sequence, rank, world_size), log
+        self._rows(order)  # what it cannot read is refused now
         self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
-        self._delivered = Delivered(self._sound, data.manifest_hash, stop, epoch_steps)
+        self._delivered = Delivered(self._sound, data, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -206,7 +225,7 @@ class BatchDataset(IterableDataset[Tensor]):
 
     def _until_changed(self, end: int | None) -> Generator[Tensor, None, bool]:
         """Batches in the order as it is. Whether it then is another one, because some rank has met damage."""
-        step, rows = self._delivered.step, rows_of_rank(self._delivered.order, self._rank, self._world_size)
+        step, rows = self._delivered.step, self._rows(self._delivered.order)
         of = (self._data, self._split, self._sequence, rows, step, end)
         with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
             while step != end:
@@ -216,14 +235,22 @@ class BatchDataset(IterableDataset[Tensor]):
                 assert batch is not None
                 if self._log is not None:
                     self._log.set_aside(set_aside_of(self._delivered.order))
-                    self._log.delivered(step, np.zeros_like(stream.newest), stream.newest, content_of(batch))
+                    self._log.delivered(step, *self._drawn(stream.newest), content_of(batch))
                 self._delivered.step = step = stream.step
                 yield torch.from_numpy(batch.copy())  # since the array is filled anew
         return False
 
+    def _drawn(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """The source of each, and which of its samples it is."""
+        if isinstance(self._data, Sources):
+            return self._data.drawn(numbers, self._split, self._sequence)
+        return np.zeros_like(numbers), numbers
 
-def touching(data: TokenData, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
-    """Of an order over one data set."""
+
+def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
+    """The stretches of samples that need a block, by source."""
+    if isinstance(data, Sources):
+        return lambda block: data.touching(block, split, sequence)
     return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
 
 

@@ -120,7 +120,7 @@ def verify(
 def sample(
     context: typer.Context,
     path: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE", help="A folder made by `phalanx data prepare`, or a job spec in YAML.")
+        str, typer.Argument(metavar="DIR|FILE", help="A folder made by `phalanx data prepare`, or a job spec in YAML.")
     ],
     index: Annotated[
         list[int] | None, typer.Option("--index", help="Number of a sample, from 0. Repeatable.", show_default="the first ones")

@@ -31,13 +31,13 @@ class RunData:
         return value
 
 
-def run_data(path: Path, packing: Packing | None, **given: int | None) -> RunData:
-    """Of a prepared folder, read as options say, or of a job's file."""
-    if path.is_file():
-        run = job_data(path, (), **given)
+def run_data(path: str, packing: Packing | None, **given: int | None) -> RunData:
+    """Of a prepared folder, wherever it lies, read as options say, or of a job's file."""
+    if Path(path).is_file():
+        run = job_data(Path(path), (), **given)
         return replace(run, data=replace(run.data, packing=packing or run.data.packing))
     said = dict.fromkeys(_FIELDS) | given
-    return RunData(data=DataSource(path=str(path), packing=packing or "concatenate"), **said)
+    return RunData(data=DataSource(path=path, packing=packing or "concatenate"), **said)
 
 
 def job_data(file: Path, changes: Sequence[str], **given: int | None) -> RunData:
