@@ -65,7 +65,6 @@ def _fill(folder: Path, tars: Sequence[Path], classes: tuple[str, ...], crew: Cr
             names = ", ".join(f"{times} {reason}" for reason, times in sorted(found.skipped.items())) or "none at all"
             raise DataError("tar", path.name, f"holds no sample (its members: {names}); leave it out")
         if folder != path.parent:
-            (folder / path.name).unlink(missing_ok=True)
             (folder / path.name).symlink_to(path)
         shards.append(with_index(folder, found.tar, found.index, found.samples))
         counts = added(counts, found.fields)
@@ -88,7 +87,7 @@ def _folder(out: Path | None, tars: Sequence[Path]) -> Iterator[Path]:
         if out is None:
             yield tars[0].parent
         else:
-            with building(out) as folder:
+            with building(out, fresh=True) as folder:
                 yield folder
     except OSError as error:
         raise refused(out or tars[0].parent, error) from error
