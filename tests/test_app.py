@@ -161,3 +161,16 @@ def test_sampling_from_no_model_fails_with_its_exit_code(tmp_path: Path, capfd: 
     said = capfd.readouterr()
     assert said.out == ""
     assert "Traceback" not in said.err
+
+
+def test_what_a_run_reads_is_said_by_the_data_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`data sample` and `data mix`, wired."""
+    tokens = write_tokens(tmp_path / "web", [900])
+    words = ["--sequence", "50", "--batch", "4", "-o", "json"]
+    assert app.main(["data", "sample", str(tmp_path / "web"), "--index", "7", "--ids", *words]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["samples"]
+    assert shown["pieces"][0]["ids"] == tokens[350:401].tolist()
+    (tmp_path / "data.yaml").write_text("path: web\n")
+    assert app.main(["data", "mix", str(tmp_path / "data.yaml"), "--steps", "9", *words]) == 0
+    (source,) = json.loads(capsys.readouterr().out)["sources"]
+    assert (source["samples"], source["read"], source["next_epochs"]) == (17, 36, [4, 8])

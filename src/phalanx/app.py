@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import MadeAsked, PrepareAsked, SampleAsked
-    from phalanx.core.data_views import SamplesView
+    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
@@ -47,7 +47,8 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, make_data=make_data,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, mix_data=mix_data,
+            make_data=make_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -106,7 +107,7 @@ def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str
 
 
 def make_data(asked: "MadeAsked", progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.job.data.asked import make
+    from phalanx.job.data.made import make
 
     return make(asked, progress)
 
@@ -127,6 +128,12 @@ def sample_data(asked: "SampleAsked") -> "SamplesView":
     from phalanx.job.data.sampled import samples
 
     return samples(asked)
+
+
+def mix_data(asked: "MixAsked") -> "MixView":
+    from phalanx.job.data.outlook import outlook
+
+    return outlook(asked)
 
 
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:

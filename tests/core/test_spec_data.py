@@ -1,9 +1,11 @@
 """What a job spec may say about its data, and what is said about what it may not."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from phalanx.core import features, wire
 from phalanx.core.errors import SpecError
@@ -132,3 +134,13 @@ def test_paths_of_sources_begin_at_the_file_and_those_of_the_command_line_at_the
     assert spec.data is not None
     assert spec.data.paths == {"web": str(tmp_path / "jobs" / "w"), "code": str(here / "c")}
     assert spec.data.folders == (str(here / "c"), str(tmp_path / "jobs" / "w"))
+
+
+def test_the_example_of_a_mixture_is_accepted() -> None:
+    file = Path(__file__).parents[2] / "examples" / "mixture" / "job.yaml"
+    spec = parse_spec(yaml.safe_load(file.read_text()))
+    assert spec.data is not None
+    assert set(spec.data.sources) == {"code", "text"} and len(spec.data.changes) == 1 and spec.data.by_document
+    page = (file.parents[2] / "docs" / "job-spec.md").read_text()
+    shown = next(block for block in re.findall(r"```yaml\n(data:.*?)```", page, re.DOTALL) if "sources" in block)
+    assert set(parsed(yaml.safe_load(shown)["data"]).sources) == {"web", "code"}

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from phalanx.core.training_data import DataSource
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareAsked:
@@ -79,17 +81,31 @@ MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked
 class SampleAsked:
     """What `phalanx data sample` is asked for: samples of a split by their numbers, or those of a step of a run.
 
-    path: a prepared folder. index: numbers of samples; none of them, and no step, for the first ones. step: counted from 1, as in a
-    run's metrics, of a run that reads `batch` samples a step in the order of `seed`. most: samples shown. ids: also their tokens.
+    data: whose samples; with several sources `source` names the one, where no step does. index: numbers of samples; none of them,
+    and no step, for the first ones. step: counted from 1, as in a run's metrics, of a run that reads `batch` samples a step in the
+    order of `seed`. most: samples shown. ids: also their tokens.
     """
 
-    path: Path
+    data: DataSource
     split: Literal["train", "held_out"] = "train"
     sequence: int = 64
-    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    source: str = ""
     index: tuple[int, ...] = ()
     step: int | None = None
     batch: int | None = None
     seed: int = 0
     most: int = 3
     ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixAsked:
+    """The run of which `phalanx data mix` says what it will read. batch: samples of one step over all ranks. first: of the first so
+    many steps the shares are given apart."""
+
+    data: DataSource
+    sequence: int
+    seed: int
+    batch: int
+    steps: int
+    first: int = 100

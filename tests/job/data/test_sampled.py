@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,20 @@ import pytest
 from phalanx.core.data_asked import SampleAsked
 from phalanx.core.data_views import SampleView
 from phalanx.core.errors import DataError
+from phalanx.core.training_data import DataSource, MixtureSource, Packing, WeightChange
 from phalanx.job.data.documents import document_lengths
+from phalanx.job.data.draws import batch
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order import batch_indices
 from phalanx.job.data.sampled import samples
+from phalanx.job.data.sources import open_sources
 from phalanx.job.data.tokens import END_OF_DOCUMENT
 from tests.job.data.random_tokens import write_tokens
 
 
-def asked(path: Path, **given: object) -> SampleAsked:
-    return dataclasses.replace(SampleAsked(path=path, sequence=100, most=1_000), **given)  # type: ignore[arg-type]
+def asked(path: Path, packing: Packing = "concatenate", **given: Any) -> SampleAsked:
+    least = SampleAsked(data=DataSource(path=str(path), packing=packing), sequence=100, most=1_000)
+    return dataclasses.replace(least, **given)
 
 
 def ids(sample: SampleView) -> list[int]:
@@ -71,6 +76,30 @@ def test_some_of_many(prepared_once: Path) -> None:
     assert (shown.samples[0].position, shown.samples[0].epoch) == (None, None)
 
 
+def test_a_step_of_a_mixture_shows_what_its_order_draws(tmp_path: Path) -> None:
+    tokens = {name: write_tokens(tmp_path / name, [size, 300], seed=size) for name, size in (("web", 900), ("code", 500))}
+    mixed = DataSource(
+        sources={name: MixtureSource(path=str(tmp_path / name), weight=1) for name in tokens},
+        changes=(WeightChange(from_step=5, weights={"code": 1}),),
+    )
+    of = SampleAsked(data=mixed, sequence=50, step=5, batch=8, seed=3)
+    shown = samples(dataclasses.replace(of, most=6))
+    assert (shown.left_out, shown.sources["code"].samples, shown.sources["web"].samples) == (2, 15, 23)
+    drawn = batch(open_sources(mixed).order(50, seed=3, global_batch=8), 4)
+    assert [(sample.source, sample.sample, sample.epoch) for sample in shown.samples] == [
+        (("web", "code")[source], sample, epoch)
+        for source, epoch, sample in zip(drawn.source.tolist(), drawn.epoch.tolist(), drawn.sample.tolist(), strict=True)
+    ][:6]
+    for sample in shown.samples:
+        assert ids(sample) == tokens[sample.source][sample.sample * 50 : sample.sample * 50 + 51].tolist()
+    after = samples(dataclasses.replace(of, step=6, most=8))
+    assert {sample.source for sample in after.samples} == {"code"}, "the change is in force after 5 steps"
+    one = samples(SampleAsked(data=mixed, sequence=50, source="code", index=(14,)))
+    assert [(sample.source, sample.sample) for sample in one.samples] == [("code", 14)]
+    with pytest.raises(DataError, match="web, code"):
+        samples(SampleAsked(data=mixed, sequence=50))
+
+
 def test_without_a_tokenizer_the_ids_are_shown(tmp_path: Path, prepared_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = write_tokens(tmp_path / "data", [500, 301])
     shown = samples(asked(tmp_path / "data", index=(4,)))
@@ -85,18 +114,19 @@ def test_without_a_tokenizer_the_ids_are_shown(tmp_path: Path, prepared_once: Pa
     [
         ({"index": (-1,)}, "--index"),
         ({"index": (10**9,)}, "--index"),
-        ({"step": 3}, "--step and --batch"),
-        ({"batch": 3}, "--step and --batch"),
+        ({"step": 3}, "--batch"),
         ({"step": 0, "batch": 3}, "--step"),
         ({"step": 1, "batch": 3, "index": (1,)}, "--index"),
         ({"step": 1, "batch": 3, "split": "held_out"}, "--split"),
         ({"step": 1, "batch": 0}, "global_batch"),
+        ({"step": 1, "batch": 3, "source": "data"}, "--source"),
+        ({"source": "web"}, "--source"),
         ({"sequence": 0}, "--sequence"),
         ({"sequence": 10**9}, "samples of train"),
         ({"most": 0}, "-n"),
     ],
 )
-def test_what_cannot_be_shown_says_why(prepared_once: Path, given: dict[str, object], field: str) -> None:
+def test_what_cannot_be_shown_says_why(prepared_once: Path, given: dict[str, Any], field: str) -> None:
     with pytest.raises(DataError) as error:
         samples(asked(prepared_once, **given))
     assert error.value.field == field

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import pickle
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +14,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.draws import PlainOrder
+from phalanx.core.training_data import DataSource, MixtureSource, Packing, WeightChange
+from phalanx.job.data.draws import PlainOrder, batch
 from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Mixture, Source
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import batch_indices
+from phalanx.job.data.sources import open_sources
 from phalanx.job.train.datasets import BatchDataset, SampleDataset, StepBatches, StepLoader
 from tests.job.data.random_tokens import write_tokens
 
@@ -205,6 +209,26 @@ def test_trainers_resume_in_an_epoch_and_at_its_end(
     first = trained(kind(data, "train", SEQUENCE, order, 24, epoch_steps=8), 3, None, broken_off)
     then = trained(kind(data, "train", SEQUENCE, order, 24, epoch_steps=8), 3, first.saved, 24)
     assert first.batches + then.batches == wanted(data, order, range(24))
+
+
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_a_mixture_is_read_as_its_order_says(tmp_path: Path, kind: type[StepLoader] | type[BatchDataset], packing: Packing) -> None:
+    """Broken off and resumed; packed rows come with the numbers of their documents."""
+    for name, sizes in (("web", [900, 420]), ("code", [300, 90, 77])):
+        write_tokens(tmp_path / name, sizes, seed=sizes[0])
+    sources = {name: MixtureSource(path=str(tmp_path / name), weight=1) for name in ("web", "code")}
+    changes = (WeightChange(from_step=4, weights={"web": 1}),)
+    mixed = open_sources(DataSource(sources=sources, changes=changes, packing=packing))
+    order = mixed.order(50, seed=3, global_batch=4)
+    whole = [mixed.gather("train", mixed.numbers(batch(order, step), "train", 50), 50).tolist() for step in range(8)]
+    first = kind(mixed, "train", 50, order, 8)
+    seen = some(first, 5)
+    assert set(first.state_dict()["data"]) == {"web", "code"}
+    again = pickle.loads(pickle.dumps(mixed))  # as a loader's process gets it where processes are not forked
+    seen += some(resumed(kind(again, "train", 50, order, 8), first.state_dict()), 9)
+    assert seen == whole
+    assert np.shape(seen[0]) == ((4, 51) if packing == "concatenate" else (4, 2, 51))
 
 
 @pytest.mark.parametrize("kind", [StepLoader, BatchDataset])

@@ -9,8 +9,16 @@ from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import MadeAsked, PrepareAsked, SampleAsked
-from phalanx.core.data_views import PieceView, SamplesView, SampleView
+from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_views import (
+    MixSourceView,
+    MixView,
+    MixWeightsView,
+    PieceView,
+    SampledView,
+    SamplesView,
+    SampleView,
+)
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
@@ -56,18 +64,42 @@ def verify_data(path: Path, progress: ProgressSink) -> Mapping[str, Any]:
 def sample_data(asked: SampleAsked) -> SamplesView:
     """Two documents of which one would steer the terminal and pass its own text off as a head."""
     ids = (5, 6) if asked.ids else ()
+    text = "one\n\ttwo\x1b[31m\u202e\r  document 1 begins"
     pieces = (
-        PieceView(
-            document=8, start=90, tokens=10, document_tokens=100, text="one\n\ttwo\x1b[31m\u202e\r  document 1 begins", ids=ids
-        ),
+        PieceView(document=8, start=90, tokens=10, document_tokens=100, text=text, ids=ids),
         PieceView(document=9, start=0, tokens=20, document_tokens=50, text="three\n", ids=ids),
     )
     number = None if asked.step is None or asked.batch is None else (asked.step - 1) * asked.batch
-    shown = SampleView(sample=4, pieces=pieces, padding=35, position=number, epoch=None if number is None else 0)
+    epoch = None if number is None else 0
+    shown = SampleView(source=next(iter(asked.data.paths)), sample=4, pieces=pieces, padding=35, position=number, epoch=epoch)
+    sources = {name: SampledView(path=path, manifest_hash="ab", samples=50) for name, path in asked.data.paths.items()}
     return SamplesView(
-        path=str(asked.path), manifest_hash="ab", split=asked.split, sequence=asked.sequence, packing=asked.packing, num_samples=50,
-        samples=(shown,), step=asked.step, batch=asked.batch, seed=None if asked.step is None else asked.seed, left_out=7,
-        note="a note\x1b[2J",
+        split=asked.split, sequence=asked.sequence, packing=asked.data.packing, sources=sources, samples=(shown,), step=asked.step,
+        batch=asked.batch, seed=asked.seed, left_out=7, note="a note\x1b[2J",
+    )  # fmt: skip
+
+
+def mix_data(asked: MixAsked) -> MixView:
+    """Each source has half of everything; the first is read too often."""
+    names = tuple(asked.data.paths)
+    half = asked.steps * asked.batch // 2
+    sources = tuple(
+        MixSourceView(
+            name=name, path=path, tokens=5_000, samples=50, asked=0.5, first=0.5, whole=0.5, read=half, epochs=half / 50,
+            next_epochs=(9, 19, 29, 39, 49),
+        )
+        for name, path in asked.data.paths.items()
+    )  # fmt: skip
+    weights = tuple(
+        MixWeightsView(
+            after_step=after, steps=asked.steps // 2, asked=dict(zip(names, shares, strict=True)), read=dict.fromkeys(names, 100)
+        )
+        for after, shares in ((0, (0.5, 0.5)), (asked.steps // 2, (1.0, 0.00001)))
+    )
+    return MixView(
+        steps=asked.steps, batch=asked.batch, sequence=asked.sequence, seed=asked.seed, packing=asked.data.packing,
+        first=asked.first, sources=sources, weights=weights if len(names) > 1 else weights[:1],
+        parts=dict.fromkeys(names, (0.5, 1.0, 0.001, 0.0)), warnings=("web\x1b[31m is read too often",),
     )  # fmt: skip
 
 
@@ -177,7 +209,8 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, make_data=make_data,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, mix_data=mix_data,
+    make_data=make_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

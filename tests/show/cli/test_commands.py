@@ -176,6 +176,15 @@ def test_a_diverged_loss_is_shown_and_not_a_failure(phalanx: Terminal) -> None:
     assert shown["progress"]["loss"] == "NaN"
 
 
+def test_a_wait_for_data_is_shown_with_its_cause(phalanx: Terminal) -> None:
+    assert "Data wait" not in phalanx("describe", JOB).out
+    seen = Progress(
+        step=3, total_steps=9, loss=2.0, tokens_per_s=9.0, mfu=0.0, eta_ms=None, data_wait_ms=12, data_wait_cause="read"
+    )
+    phalanx.server.view(f"/jobs/{JOB}", JobView, job_view(progress=seen))
+    assert "12 ms of this step (read)" in phalanx("describe", JOB).out
+
+
 def test_why_shows_the_place_in_the_line(phalanx: Terminal) -> None:
     phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices", position=3))
     assert phalanx("why", JOB).out == f"{JOB} is pending: waits for devices\n"

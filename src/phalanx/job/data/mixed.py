@@ -89,6 +89,13 @@ class MixedOrder:
         """How many samples of each source the first `num_steps` batches have."""
         return dict(zip(self.names, self._drawn(self._at(num_steps * self.global_batch), num_steps).tolist(), strict=True))
 
+    def drawn_of(self, name: str, num_steps: int) -> int:
+        """How many samples of one source the first `num_steps` batches have, sooner known than those of all."""
+        segment, number = self._at(num_steps * self.global_batch), self.names.index(name)
+        active = np.flatnonzero(segment.active == number)
+        turns = (num_steps - segment.from_step) * self.global_batch
+        return int(segment.base[number]) + (segment.shares.taken(int(active[0]), turns) if active.size else 0)
+
     def fingerprint(self, delivered: int) -> str:
         """Names the order as far as it decided about the first `delivered` global samples: 64 hex digits.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
 from phalanx.job.data.shards import Shards, Watch, read_small, unreadable, wrong_size
 from phalanx.job.data.verify import VerifyProgress, verify_files
@@ -73,6 +74,20 @@ class TokenData:
         if out is not None and (out.shape != (len(indices), sequence + 1) or out.dtype != np.int64):
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
         return self._samples[split].gather(indices, sequence, out, watch)
+
+    def row_shape(self, sequence: int) -> tuple[int, ...]:
+        """Of what `gather` gives for each sample."""
+        return (sequence + 1,)
+
+    def gather_pieces(
+        self, split: Split, pieces: Pieces, document_begins: NDArray[np.int64], out: Rows, watch: Watch | None = None
+    ) -> None:
+        """The rows that are made of these pieces of the split's documents, into `out` [rows, width]; padding is end marks.
+
+        document_begins: the first token of each document, counted over the split. Raises DataError where the data is not what
+        `prepare` wrote.
+        """
+        self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
 
     def __reduce__(self) -> "tuple[Callable[[Path, str], TokenData], tuple[Path, str]]":
         return _reopened, (self.folder, self.manifest_hash)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.shards import Shards, Watch
 
 Rows = NDArray[np.int64]
@@ -69,6 +70,18 @@ class Samples:
             np.copyto(out, tokens.reshape(out.shape))
         return out
 
+    def gather_pieces(
+        self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
+    ) -> None:
+        """Rows made of pieces of documents, none of which crosses a border between shards, into `out` [rows, width]."""
+        shard = np.searchsorted(self.shards.ends, document_begins[pieces.document], side="right")
+        shift = self._shift[shard]
+        self._check(document_begins[pieces.document] + pieces.start + shift, pieces.length, watch)
+        tokens, segments = pieces.tokens(document_begins), pieces.segments()
+        tokens += pieces.painted(shift)
+        out[:] = self.shards.tokens[np.where(segments < 0, tokens[:, :1], tokens)]
+        out[segments < 0] = padding
+
     def _gather_unready(
         self,
         layout: _Layout,
@@ -92,8 +105,8 @@ class Samples:
             self._copy_across(int(indices[row]) * sequence, rows[row], watch)
         return rows
 
-    def _check(self, places: NDArray[np.int64], length: int, watch: Watch | None) -> None:
-        """Every block of these stretches of tokens, in the order of the file."""
+    def _check(self, places: NDArray[np.int64], length: int | NDArray[np.int64], watch: Watch | None) -> None:
+        """Every block of these stretches of tokens, in the order of the file. length: of all, or of each."""
         shards = self.shards
         first, last = places // shards.block_tokens, (places + (length - 1)) // shards.block_tokens
         if not (last - first > 1).any() and (shards.checked[first] & shards.checked[last]).all():

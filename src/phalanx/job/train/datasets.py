@@ -7,8 +7,9 @@ what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +19,29 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.cursor import Cursor
-from phalanx.job.data.draws import DataOrder, rows_of_rank
+from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
+from phalanx.job.data.order import Indices, rank_slice
+from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
 
-_STEPS_MAX: Final = 2**62
-"""A `range` may be that long, and no run is."""
+Data = TokenData | Sources
+"""One prepared folder, or several as `open_sources` opens them, whose order is `Sources.order`. Where documents are told apart, a
+row is [2, sequence + 1]: the tokens, and the number of each token's document in the row."""
+
+
+def _rows(data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int) -> Callable[[int], Indices]:
+    """From a step to the numbers of the samples that a rank reads in it. Raises DataError for a mixture over one folder."""
+    if isinstance(data, TokenData):
+        return rows_of_rank(order, rank, world_size)
+    return lambda step: data.numbers(order.draws(rank_slice(positions(order, step), rank, world_size)), split, sequence)
 
 
 class SampleDataset(Dataset[Tensor]):
     """Map-style: sample i of a split, int64 of shape [sequence + 1]. A batch of them is one gather."""
 
-    def __init__(self, data: TokenData, split: Split, sequence: int) -> None:
+    def __init__(self, data: Data, split: Split, sequence: int) -> None:
         self._data, self._split, self._sequence = data, split, sequence
 
     def __len__(self) -> int:
@@ -46,7 +57,8 @@ class SampleDataset(Dataset[Tensor]):
 
 
 class StepBatches:
-    """The samples of each step from `start` on and before `stop`, of one rank: a `batch_sampler` in the order of a run."""
+    """The samples of each step from `start` on and before `stop`, of one rank: a `batch_sampler` in the order of a run over one
+    folder."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
         self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, stop)
@@ -66,11 +78,11 @@ class Delivered:
     and the next one is whole again.
     """
 
-    def __init__(self, order: DataOrder, manifest_hash: str, stop: int | None, epoch_steps: int | None) -> None:
+    def __init__(self, order: DataOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
         if epoch_steps is not None and epoch_steps < 1:
             raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
         self.order, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self._manifests = dict.fromkeys(order.names, manifest_hash)
+        self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.names, data.manifest_hash)
 
     def state_dict(self) -> dict[str, Any]:
         """A data cursor over what was delivered: the same for every rank, and for a gang of any size."""
@@ -106,7 +118,7 @@ class StepLoader:
 
     def __init__(
         self,
-        data: TokenData,
+        data: Data,
         split: Split,
         sequence: int,
         order: DataOrder,
@@ -118,9 +130,8 @@ class StepLoader:
         **options: Any,
     ) -> None:
         self.dataset = SampleDataset(data, split, sequence)
-        self._order, self._rank, self._world_size, self._options = order, rank, world_size, options
-        self._delivered = Delivered(order, data.manifest_hash, stop, epoch_steps)
-        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+        self._rows, self._options = _rows(data, split, sequence, order, rank, world_size), options
+        self._delivered = Delivered(order, data, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -134,7 +145,8 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         start, end = self._delivered.step, self._delivered.end()
-        batches = StepBatches(self._order, start, _STEPS_MAX if end is None else end, self._rank, self._world_size)
+        steps = count(start) if end is None else range(start, end)
+        batches = (self._rows(step).tolist() for step in steps)
         own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
         loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
         for step, batch in enumerate(loader, start):
@@ -151,7 +163,7 @@ class BatchDataset(IterableDataset[Tensor]):
 
     def __init__(
         self,
-        data: TokenData,
+        data: Data,
         split: Split,
         sequence: int,
         order: DataOrder,
@@ -164,8 +176,8 @@ class BatchDataset(IterableDataset[Tensor]):
         threads: int = THREADS,
     ) -> None:
         self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows = rows_of_rank(order, rank, world_size)
-        self._delivered = Delivered(order, data.manifest_hash, stop, epoch_steps)
+        self._rows = _rows(data, split, sequence, order, rank, world_size)
+        self._delivered = Delivered(order, data, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()

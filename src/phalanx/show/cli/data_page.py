@@ -22,7 +22,7 @@ def samples_page(view: SamplesView) -> Iterator[RenderableType]:
         yield line(f"Note: {view.note}")
     for sample in view.samples:
         yield Text("")
-        yield line(_sample_head(sample), style="bold underline")
+        yield line(_sample_head(view, sample), style="bold underline")
         for piece in sample.pieces:
             yield line(f"  {_piece_head(piece)}", style="cyan")
             if piece.text:
@@ -38,16 +38,22 @@ def samples_page(view: SamplesView) -> Iterator[RenderableType]:
 
 def _what(view: SamplesView) -> str:
     rows = f"{view.sequence} tokens, {'whole documents' if view.packing == 'best_fit' else 'documents end to end'}"
-    split = f"{view.num_samples:,} samples of {rows}, in {view.split} of {view.path}"
+    if len(view.sources) == 1:
+        ((_, one),) = view.sources.items()
+        data = f"{one.samples:,} samples of {rows}, in {view.split} of {one.path}"
+    else:
+        sizes = ", ".join(f"{name} ({one.samples:,})" for name, one in view.sources.items())
+        data = f"samples of {rows}, in {view.split} of {sizes}"
     if view.step is None:
-        return split
-    return f"Step {view.step} of a run of {count_of(view.batch or 0, 'sample')} a step, seed {view.seed}; {split}"
+        return data
+    return f"Step {view.step} of a run of {count_of(view.batch or 0, 'sample')} a step, seed {view.seed}; {data}"
 
 
-def _sample_head(sample: SampleView) -> str:
+def _sample_head(view: SamplesView, sample: SampleView) -> str:
+    name = f"sample {sample.sample}" + (f" of {sample.source}" if len(view.sources) > 1 else "")
     if sample.position is None or sample.epoch is None:
-        return f"sample {sample.sample}"
-    return f"sample {sample.sample}, read as number {sample.position:,} of the run, in epoch {sample.epoch + 1}"
+        return name
+    return f"{name}, read as number {sample.position:,} of the run, in epoch {sample.epoch + 1}"
 
 
 def _piece_head(piece: PieceView) -> str:

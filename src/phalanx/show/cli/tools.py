@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import MadeAsked, PrepareAsked, SampleAsked
-    from phalanx.core.data_views import SamplesView
+    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -32,6 +32,7 @@ class Tools:
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
     sample_data(asked): samples of a prepared folder as a model would read them.
+    mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
     list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
@@ -53,6 +54,7 @@ class Tools:
     show_data: Callable[[Path], Mapping[str, Any]]
     verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
+    mix_data: "Callable[[MixAsked], MixView]"
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
