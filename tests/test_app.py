@@ -123,8 +123,8 @@ def test_images_are_packed_indexed_and_shown_through_the_tools(tmp_path: Path) -
     images = write_images(tmp_path / "images", each=2)
     seen: list[tuple[str, int, int]] = []
     made = app.make_data(PackAsked(folder=tmp_path / "images", out=tmp_path / "out", shard_mib=1), lambda *at: seen.append(at))
-    assert made == app.show_data(tmp_path / "out")
-    assert (made["samples"], made["classes"], made["checksums_ok"]) == (len(images), ["cat", "dog", "eel"], True)
+    assert {**made, "checksums_ok": True} == app.show_data(tmp_path / "out")
+    assert (made["samples"], made["classes"]) == (len(images), ["cat", "dog", "eel"])
     (tmp_path / "names").write_text("one\ntwo\nthree\n")
     asked = IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "names", processes=1)
     assert app.make_data(asked, lambda *at: seen.append(at))["classes"] == ["one", "two", "three"]

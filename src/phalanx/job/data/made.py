@@ -10,7 +10,7 @@ from phalanx.job.data.mds.export import export
 from phalanx.job.data.mds.read import MdsFolder
 from phalanx.job.data.mds.samples import import_samples
 from phalanx.job.data.mds.tokens import TokensAsked, import_tokens
-from phalanx.job.data.shown import shown
+from phalanx.job.data.shown import shown_unread
 from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.pack import ENDINGS, pack
 from phalanx.job.data.tokens import END_OF_DOCUMENT
@@ -48,7 +48,7 @@ def make(asked: MadeAsked, progress: Callable[[str, int, int], None]) -> Mapping
                 "size_bytes": written.size_bytes,
                 "columns": written.columns,
             }
-    return shown(made)
+    return shown_unread(made)
 
 
 def _imported(asked: ImportMdsAsked, report: Callable[[int, int], None]) -> Path:
