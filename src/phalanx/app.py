@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
@@ -47,8 +48,8 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, mix_data=mix_data,
-            make_data=make_data,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
+            mix_data=mix_data, make_data=make_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -122,6 +123,12 @@ def verify_data(path: Path, progress: "ProgressSink") -> Mapping[str, Any]:
     from phalanx.job.data.shown import shown
 
     return shown(path, lambda done, total: progress("checking", done, total))
+
+
+def audit_data(folder: Path, contents: bool, progress: "ProgressSink") -> "DataAudit":
+    from phalanx.job.data.audit_folder import audit_folder
+
+    return audit_folder(folder, contents, lambda done, total: progress("auditing", done, total))
 
 
 def sample_data(asked: "SampleAsked") -> "SamplesView":

@@ -36,6 +36,8 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
                 not given,
                 "is for several data sets: name them in data.sources, or leave it out",
             )
+    good = 0 <= data.bad_data_max < 1
+    yield "data.bad_data_max", data.bad_data_max, good, "write a share from 0 up to, but not, 1, such as 0.01"
     yield from _sources(data)
     yield from _shares(data)
     yield from _changes(data)

@@ -11,6 +11,7 @@ from phalanx.core import wire
 
 Packing = Literal["concatenate", "best_fit"]
 Attention = Literal["row", "document"]
+OnBadData = Literal["stop", "quarantine"]
 
 ONE: Final = "data"
 """The name of the only source, where there is but `path`."""
@@ -80,6 +81,10 @@ class DataSource:
     attention: of a token to those before it in its `row`, or in its `document` alone, whose positions begin at 0. Left out, it is
         by `row` where documents are concatenated, and by `document` where they are packed whole.
     shuffle: `full`, `in_order`, or by blocks.
+    on_bad_data: what is done about a block that is damaged, also when it was fetched again: `stop`, or `quarantine`, which reads
+        other samples instead, and says so in every checkpoint.
+    bad_data_max: of the samples of a source, the share that may be replaced; beyond, the run stops.
+    record: whether each rank of a job records what it was given, 20 bytes a sample, for `phalanx data audit`.
     """
 
     __pydantic_config__ = _STRICT
@@ -91,6 +96,9 @@ class DataSource:
     packing: Packing = "concatenate"
     attention: Attention | None = None
     shuffle: Literal["full", "in_order"] | Blocks = "full"
+    on_bad_data: OnBadData = "stop"
+    bad_data_max: float = 0.01
+    record: bool = True
 
     @property
     def paths(self) -> dict[str, str]:

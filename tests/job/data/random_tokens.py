@@ -14,9 +14,10 @@ from phalanx.storage.hashes import sha256_bytes
 
 
 def write_tokens(
-    folder: Path, sizes: Sequence[int], dtype: TokenType = "uint16", vocab_size: int = 50_000, seed: int = 1
+    folder: Path, sizes: Sequence[int], dtype: TokenType = "uint16", vocab_size: int = 50_000, seed: int = 1, held_out: int = 0
 ) -> NDArray[np.int64]:
-    """A data set of random tokens with a shard of each size for training and none held out; gives the tokens end to end."""
+    """A data set of random tokens with a shard of each size for training and so many tokens held out; gives the former end to
+    end."""
     folder.mkdir()
     tokens = np.random.default_rng(seed).integers(0, vocab_size, sum(sizes))
     writer, at = ShardWriter(folder, "train", dtype, 1), 0
@@ -25,15 +26,18 @@ def write_tokens(
         at += size
     tokenizer = b"{}"
     (folder / "tokenizer.json").write_bytes(tokenizer)
-    none = SplitCount(tokens=0, documents=0, text_bytes=0)
+    kept = ShardWriter(folder, "held_out", dtype, 1)
+    if held_out:
+        kept.add_document(np.random.default_rng(seed).integers(0, vocab_size, held_out).astype(dtype).tobytes())
+    counted = SplitCount(tokens=held_out, documents=int(held_out > 0), text_bytes=held_out)
     manifest = Manifest(
         format=FORMAT,
         vocab_size=vocab_size,
         dtype=dtype,
         end_of_document=0,
         tokenizer=FileEntry(name="tokenizer.json", size_bytes=len(tokenizer), sha256=sha256_bytes(tokenizer)),
-        splits={"train": SplitCount(tokens=at, documents=len(sizes), text_bytes=at), "held_out": none},
-        shards=tuple(writer.finish()),
+        splits={"train": SplitCount(tokens=at, documents=len(sizes), text_bytes=at), "held_out": counted},
+        shards=(*writer.finish(), *kept.finish()),
         sources=(),
         parameters={},
     )

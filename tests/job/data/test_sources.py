@@ -9,6 +9,7 @@ import pytest
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import Blocks, DataSource, MixtureSource, WeightChange
 from phalanx.job.data.asked import mixture_of, order_of, shuffle_of
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.blocks import BlockShuffle, FullShuffle, InOrder
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.documents import document_lengths
@@ -53,6 +54,35 @@ def test_one_folder_is_read_as_it_always_was(folders: dict[str, str]) -> None:
         found = data.gather("train", data.numbers(draws, "train", SEQUENCE), SEQUENCE)
         assert (found == plain.gather("train", draws.sample, SEQUENCE)).all()
     assert data.manifest_hash == plain.manifest_hash
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_the_samples_that_need_a_damaged_block_are_named(folders: dict[str, str], tmp_path: Path, packing: str) -> None:
+    """Of documents that are packed whole, those of the same runs as well."""
+    base = Path(folders["web"]).parent
+    prepare([base / "web"], tmp_path / "web", tokenizer=base / "w" / "tokenizer.json", held_out=0.2, shard_tokens_max=500)
+    data = open_sources(asked({**folders, "web": str(tmp_path / "web")}, packing=packing))
+    shard = next(one for one in data.opened["web"].manifest.shards if one.name == "train-00001")
+    path = tmp_path / "web" / "train-00001.bin"
+    path.write_bytes(b"\1\0" + path.read_bytes()[2:])
+    block = Block(data=data.manifests["web"], shard=shard.bin_sha256, block=0)
+    touching = data.touching(block, "train", SEQUENCE)
+    assert touching["code"] == () and data.touching(replace(block, block=1), "train", SEQUENCE)["web"] in ((), [])
+    ((first, stop),) = touching["web"]
+    hit = []
+    for number in range(data.sizes("train", SEQUENCE)["web"]):
+        try:
+            data.gather("train", np.array([number]), SEQUENCE)
+        except BadBlock as error:
+            assert error.block == block
+            hit.append(number)
+    assert first <= hit[0] and hit[-1] < stop and len(hit) > 3
+    if packing == "concatenate":
+        assert hit == list(range(first, stop))
+    numbers = np.arange(data.num_samples("train", SEQUENCE))
+    source, sample = data.drawn(numbers, "train", SEQUENCE)
+    web = data.sizes("train", SEQUENCE)["web"]
+    assert (source == (numbers >= web)).all() and (sample == np.where(source == 0, numbers, numbers - web)).all()
 
 
 def test_rows_of_a_mixture_are_those_of_its_sources_with_their_shares(folders: dict[str, str]) -> None:

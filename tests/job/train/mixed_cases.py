@@ -41,10 +41,11 @@ def mixed(web: str, code: str, weight: float = 3) -> DataSource:
     return DataSource(sources=sources, changes=(WeightChange(from_step=CHANGE, weights={"code": 1.0}),), packing="best_fit")
 
 
-def leg(job: Path, asked: DataSource, rank: Rank, stop: int = 0) -> Mapping[str, Any]:
+def leg(job: Path, asked: DataSource, rank: Rank, stop: int = 0, attempt: str = "") -> Mapping[str, Any]:
     """What was said of each step and of the model; `stop`: the step in which it ends, once its batch is there."""
     records = job / f"records-{time.monotonic_ns()}"
     env = {"PHALANX_JOB_DIR": str(job), "PHALANX_CHECKPOINT_EVERY": str(EVERY), "PHALANX_RECORDS": str(records)}
+    env["PHALANX_ATTEMPT"] = attempt
     session = attach(env)
     data = open_sources(asked)
     training, start = set_up(session, llama_recipe(MODEL), data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)

@@ -24,11 +24,12 @@ def run(page: str, blocks: int) -> dict[str, Any]:
 
 
 def test_data_is_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tokens(tmp_path / "data", [300_000])
+    write_tokens(tmp_path / "data", [1_200_000])
     monkeypatch.chdir(tmp_path)
-    names = run("data.md", blocks=3)
+    names = run("data.md", blocks=4)
     assert names["rows"].shape == (8, 2049) and names["stream"].step == 1010
     assert names["Cursor"].from_json(names["saved"]).delivered == 1010 * 64
+    assert names["resumed"].set_aside == names["sound"].set_aside and names["resumed"].set_aside[0].since == 64_000
 
 
 def test_samples_are_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
 from phalanx.core.data_views import (
     MixSourceView,
     MixView,
@@ -106,6 +107,23 @@ def mix_data(asked: MixAsked) -> MixView:
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:
     os.write(1, f"{prompt}{path} {digest[:4]} {tokens} {seed} {temperature}\x1b[2J\n".encode())
     return 0
+
+
+def audit_data(folder: Path, contents: bool, progress: ProgressSink) -> DataAudit:
+    progress("auditing", 1, 2)
+    says = "step 5 of attempt 2, generation 0: rank 1 was given sample 7 of te\x1b[31mxt, which is not of this step"
+    fault = DeliveryFault(
+        kind="other", attempt=2, generation=0, rank=1, step=5, source="te\x1b[31mxt", sample=9, says=says
+    ) if folder.name == "damaged" else None  # fmt: skip
+    return DataAudit(
+        complete=fault is None, says=says if fault else "48 samples, each delivered exactly once", steps=4, samples=48,
+        sources=(SourceRead(name="te\x1b[31mxt", samples=48, epochs=1, rest=18, replaced=2),),
+        legs=(
+            Leg(attempt=1, generation=0, world_size=3, first_step=1, last_step=2, superseded=2),
+            Leg(attempt=2, generation=0, world_size=4, first_step=3, last_step=4, superseded=0),
+        ),
+        set_aside=1, contents="compared" if contents else f"not compared: {folder}", fault=fault,
+    )  # fmt: skip
 
 
 STORED = (
@@ -209,8 +227,8 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, mix_data=mix_data,
-    make_data=make_data,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
+    mix_data=mix_data, make_data=make_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

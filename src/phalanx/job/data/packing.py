@@ -104,6 +104,11 @@ class BestFit:
             parts.append(whole.take(samples[rows] - (self._ends[each] - len(whole))))
         return Pieces.joined(self.width, parts).take(np.argsort(np.concatenate(asked))) if parts else Pieces.none(self.width)
 
+    def run_rows(self, first: int, last: int) -> tuple[int, int]:
+        """The rows [first, stop) of the runs that these documents, both among them, are packed in."""
+        begin, end = first // self.run_documents, last // self.run_documents
+        return int(self._ends[begin]) - self.counts[begin], int(self._ends[end])
+
     def _pack(self, run: int) -> Pieces:
         first = run * self.run_documents
         return _packed(self._lengths[first : first + self.run_documents].astype(np.int64), self.width, first)

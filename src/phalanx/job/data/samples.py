@@ -51,6 +51,23 @@ class Samples:
         """Whole samples; may be 0."""
         return max(0, (self.num_tokens - 1) // sequence)
 
+    def touching(self, shard_sha256: str, block: int, sequence: int) -> tuple[tuple[int, int], ...]:
+        """Stretches [first, stop) of samples that read from a block of a shard, named by the hash of its tokens."""
+        found = []
+        for begin, end in self.tokens_of(shard_sha256, block):
+            first, stop = max(0, -(-(begin - sequence) // sequence)), min(self.count(sequence), (end - 1) // sequence + 1)
+            found += [(first, stop)] if first < stop else []
+        return tuple(found)
+
+    def tokens_of(self, shard_sha256: str, block: int) -> list[tuple[int, int]]:
+        """The tokens [begin, end) of a block, counted over the split, of each shard that has it."""
+        shards, found = self.shards, []
+        for shard in shards.numbered(shard_sha256):
+            begin = int(self._begins[shard]) + block * shards.block_tokens
+            end = min(begin + shards.block_tokens, int(shards.ends[shard]))
+            found += [(begin, end)] if begin < end else []
+        return found
+
     def gather(self, indices: NDArray[np.int64], sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
         """Raises IndexError for a sample outside, DataError for damage."""
         layout = self._layouts.get(sequence) or self._layout(sequence)

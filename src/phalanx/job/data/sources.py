@@ -7,7 +7,7 @@ token's document, so that attention, positions and the loss can be kept within i
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,14 @@ import numpy as np
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import ONE, DataSource
 from phalanx.job.data.asked import order_of
+from phalanx.job.data.bad_block import Block
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices
 from phalanx.job.data.packing import BestFit, Concatenate, Packing
+from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
 
@@ -94,6 +96,16 @@ class Sources:
         numbers: Indices = draws.sample + first[draws.source]
         return numbers
 
+    def drawn(self, numbers: Indices, split: Split, sequence: int) -> tuple[Indices, Indices]:
+        """The reverse of `numbers`: the source of each, and which of its samples it is."""
+        ends = np.cumsum(list(self.sizes(split, sequence).values()))
+        source = np.searchsorted(ends, numbers, side="right")
+        return source, numbers - np.concatenate([[0], ends])[source]
+
+    def touching(self, block: Block, split: Split, sequence: int) -> Touching:
+        """The stretches [first, stop) of samples that need a block, by source."""
+        return {name: self._touching(name, block, split, sequence) for name in self.names}
+
     def row_shape(self, sequence: int) -> tuple[int, ...]:
         return (2, sequence + 1) if self.by_document else (sequence + 1,)
 
@@ -124,6 +136,20 @@ class Sources:
         rows[:, 1] = pieces.segments()
         data.gather_pieces(split, pieces, document_begins, rows[:, 0], watch)
         return rows
+
+    def _touching(self, name: str, block: Block, split: Split, sequence: int) -> Sequence[tuple[int, int]]:
+        data = self.opened[name]
+        if block.data != data.manifest_hash:
+            return ()
+        if self.asked.packing == "concatenate":
+            return data.touching(split, block, sequence)
+        packing, document_begins = self._packing(name, split, sequence)
+        assert isinstance(packing, BestFit)
+        found = []
+        for begin, end in data.tokens_of(split, block):  # whole runs, so that a cursor need not hold hundreds of stretches
+            first = int(np.searchsorted(document_begins, begin, side="right")) - 1
+            found.append(packing.run_rows(first, int(np.searchsorted(document_begins, end, side="left")) - 1))
+        return found
 
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":

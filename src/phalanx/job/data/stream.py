@@ -64,7 +64,8 @@ class BatchStream:
     A delivered array is filled anew after `keep` more were delivered: one that is copied in the background needs a `keep` as long
     as that copy may last. `depth` batches at most are fetched ahead. stop: the first step that is not delivered.
     An error of a batch is raised where that batch would have been delivered, and again at each further try; `step` stays
-    there. Close it, or leave its `with`: then its threads have ended.
+    there. newest: the samples of the batch that was delivered last, as they were asked of the data. Close the stream, or leave its
+    `with`: then its threads have ended.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class BatchStream:
         self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=start, taken=start, stop=stop, depth=depth)
         self._keep = keep
         self._held: deque[Rows] = deque()
+        self.newest: Indices = np.zeros(0, dtype=np.int64)
         self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(("start", "order", "read", "verify", "decode"), 0.0))
         self._threads = [
             threading.Thread(target=self._ahead.run, name=f"data-{split}-{number}", daemon=True) for number in range(threads)
@@ -124,6 +126,7 @@ class BatchStream:
         if fetched.error is not None:
             raise fetched.error
         self._held.append(fetched.array)
+        self.newest = fetched.samples
         ahead.deliver(self._held.popleft() if len(self._held) > self._keep else None)
         self._stats = StreamStats(delivered=self._stats.delivered + 1, waited_s=self._stats.waited_s)
         return fetched.rows
@@ -148,8 +151,9 @@ class BatchStream:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """rows: of the batch, a part of `array`; both empty where there is an error."""
+    """samples: of the batch, in order. rows: of it, a part of `array`. All empty where there is an error."""
 
+    samples: Indices
     rows: Rows
     array: Rows
     spans: Sequence[Span]
@@ -232,9 +236,9 @@ class _Ahead:
             rows = array[: len(indices)]
             self.data.gather(self.split, indices, self.sequence, rows, lambda *span: spans.append(span))
             spans.append(("decode", ordered, time.monotonic()))
-            return _Fetched(rows, array, spans)
+            return _Fetched(indices, rows, array, spans)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, who waits for the batch must hear of it
-            return _Fetched(_empty((0, 0)), _empty((0, 0)), spans, error)
+            return _Fetched(_empty((0,)), _empty((0, 0)), _empty((0, 0)), spans, error)
 
     def _array(self, shape: tuple[int, ...]) -> Rows:
         """One that is free and large enough, or a new one."""

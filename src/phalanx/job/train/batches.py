@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.job.data.draws import DataOrder, Draws, positions
+from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
@@ -79,14 +79,9 @@ def train_batches(feed: Feed, recipe: LlamaRecipe, batch: Batch) -> Callable[[in
     return fetch
 
 
-def shared_batches(data: Sources, order: DataOrder, recipe: LlamaRecipe, rank: Rank) -> Callable[[int], Tensor]:
+def shared_batches(feed: Feed, recipe: LlamaRecipe) -> Callable[[int], Tensor]:
     """A function from step to the first microbatch (b, *row) of its global batch, the same samples on every rank."""
-
-    def fetch(step: int) -> Tensor:
-        first = order.draws(positions(order, step - 1)[: recipe.batch_per_rank])
-        return _on_device(data, "train", data.numbers(first, "train", recipe.sequence), recipe.sequence, rank)
-
-    return fetch
+    return lambda step: feed.shared(step, recipe.batch_per_rank)
 
 
 HeldOut = Callable[[int], list[tuple[Tensor, int]]]

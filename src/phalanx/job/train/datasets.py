@@ -7,7 +7,7 @@ what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -18,11 +18,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, rank_slice
+from phalanx.job.data.quarantine import Touching, set_aside_of
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
 
@@ -30,12 +35,19 @@ Data = TokenData | Sources
 """One prepared folder, or several as `open_sources` opens them, whose order is `Sources.order`. Where documents are told apart, a
 row is [2, sequence + 1]: the tokens, and the number of each token's document in the row."""
 
+_Rows = Callable[[int], Indices]
 
-def _rows(data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int) -> Callable[[int], Indices]:
-    """From a step to the numbers of the samples that a rank reads in it. Raises DataError for a mixture over one folder."""
-    if isinstance(data, TokenData):
-        return rows_of_rank(order, rank, world_size)
-    return lambda step: data.numbers(order.draws(rank_slice(positions(order, step), rank, world_size)), split, sequence)
+
+def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Rows]:
+    """From an order to the numbers of the samples that a rank reads in each step; that raises DataError for a mixture over one
+    folder."""
+
+    def rows(order: DataOrder) -> _Rows:
+        if isinstance(data, TokenData):
+            return rows_of_rank(order, rank, world_size)
+        return lambda step: data.numbers(order.draws(rank_slice(positions(order, step), rank, world_size)), split, sequence)
+
+    return rows
 
 
 class SampleDataset(Dataset[Tensor]):
@@ -78,11 +90,16 @@ class Delivered:
     and the next one is whole again.
     """
 
-    def __init__(self, order: DataOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
+    def __init__(self, order: SoundOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
         if epoch_steps is not None and epoch_steps < 1:
             raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
-        self.order, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.names, data.manifest_hash)
+        self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
+        self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.order.names, data.manifest_hash)
+
+    @property
+    def order(self) -> DataOrder:
+        """In which the next batch is read: without what was set aside."""
+        return self._sound.order
 
     def state_dict(self) -> dict[str, Any]:
         """A data cursor over what was delivered: the same for every rank, and for a gang of any size."""
@@ -90,8 +107,11 @@ class Delivered:
         return cursor
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next batch is the one after those. Raises DataError for a state of other data or of another order, or for none."""
-        self.step = Cursor.from_json(json.dumps(dict(state))).next_step(self.order, self._manifests)
+        """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
+        another order, or for none."""
+        cursor = Cursor.from_json(json.dumps(dict(state)))
+        self._sound.resume(cursor)
+        self.step = cursor.next_step(self.order, self._manifests)
 
     def end(self) -> int | None:
         """Where the iteration that goes on now ends; None for never."""
@@ -113,7 +133,7 @@ class StepLoader:
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
     processes have fetched ahead is not delivered: the state does not depend on their number, and a run may go on with another one.
-    See `Delivered` for `stop`, `epoch_steps` and the state.
+    See `Delivered` for `stop`, `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
     """
 
     def __init__(
@@ -130,8 +150,9 @@ class StepLoader:
         **options: Any,
     ) -> None:
         self.dataset = SampleDataset(data, split, sequence)
-        self._rows, self._options = _rows(data, split, sequence, order, rank, world_size), options
-        self._delivered = Delivered(order, data, stop, epoch_steps)
+        self._rows, self._options = _ranked(data, split, sequence, rank, world_size), options
+        self._delivered = Delivered(SoundOrder(order, touching(data, split, sequence, order)), data, stop, epoch_steps)
+        self._rows(order)  # what it cannot read is refused now
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -145,8 +166,8 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         start, end = self._delivered.step, self._delivered.end()
-        steps = count(start) if end is None else range(start, end)
-        batches = (self._rows(step).tolist() for step in steps)
+        rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
+        batches = (rows(step).tolist() for step in steps)
         own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
         loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
         for step, batch in enumerate(loader, start):
@@ -158,7 +179,7 @@ class BatchDataset(IterableDataset[Tensor]):
     """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
 
     It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
-    `stop`, `epoch_steps` and the state.
+    `stop`, `epoch_steps` and the state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
     """
 
     def __init__(
@@ -174,10 +195,14 @@ class BatchDataset(IterableDataset[Tensor]):
         world_size: int = 1,
         depth: int = DEPTH,
         threads: int = THREADS,
+        bad_data: BadData = STOP,
+        log: DeliveryLog | None = None,
     ) -> None:
         self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows = _rows(data, split, sequence, order, rank, world_size)
-        self._delivered = Delivered(order, data, stop, epoch_steps)
+        self._rows, self._log = _ranked(data, split, sequence, rank, world_size), log
+        self._rows(order)  # what it cannot read is refused now
+        self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
+        self._delivered = Delivered(self._sound, data, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return self._delivered.state_dict()
@@ -194,8 +219,43 @@ class BatchDataset(IterableDataset[Tensor]):
         if worker is not None:
             fix = "write 0: threads fetch ahead already, and a loader process would count batches that were never delivered"
             raise DataError("num_workers", worker.num_workers, fix)
-        of = (self._data, self._split, self._sequence, self._rows, self._delivered.step, self._delivered.end())
+        end = self._delivered.end()
+        while (yield from self._until_changed(end)):
+            pass
+
+    def _until_changed(self, end: int | None) -> Generator[Tensor, None, bool]:
+        """Batches in the order as it is. Whether it then is another one, because some rank has met damage."""
+        step, rows = self._delivered.step, self._rows(self._delivered.order)
+        of = (self._data, self._split, self._sequence, rows, step, end)
         with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
-            for rows in stream:
-                self._delivered.step = stream.step
-                yield torch.from_numpy(rows.copy())  # since the array is filled anew
+            while step != end:
+                batch, met = _next(stream)
+                if self._sound.changed_by(met, step):
+                    return True
+                assert batch is not None
+                if self._log is not None:
+                    self._log.set_aside(set_aside_of(self._delivered.order))
+                    self._log.delivered(step, *self._drawn(stream.newest), content_of(batch))
+                self._delivered.step = step = stream.step
+                yield torch.from_numpy(batch.copy())  # since the array is filled anew
+        return False
+
+    def _drawn(self, numbers: Indices) -> tuple[Indices, Indices]:
+        """The source of each, and which of its samples it is."""
+        if isinstance(self._data, Sources):
+            return self._data.drawn(numbers, self._split, self._sequence)
+        return np.zeros_like(numbers), numbers
+
+
+def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
+    """The stretches of samples that need a block, by source."""
+    if isinstance(data, Sources):
+        return lambda block: data.touching(block, split, sequence)
+    return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
+
+
+def _next(stream: BatchStream) -> tuple[Rows | None, BadBlock | None]:
+    try:
+        return next(stream), None
+    except BadBlock as error:
+        return None, error

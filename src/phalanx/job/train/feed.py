@@ -5,15 +5,22 @@ with another number of ranks, asks for that step, and what was read ahead is thr
 """
 
 from collections import deque
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.job.data.bad_block import BadBlock
+from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions
 from phalanx.job.data.order import Indices, rank_slice
+from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.data.samples import Rows
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.waits import Cause
@@ -22,33 +29,73 @@ from phalanx.job.train.device import Rank
 _KEEP: Final = 2
 """Batches whose arrays are not filled again yet: one is trained on, and the next may be on its way to the device."""
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A batch on the device; numbers: of its samples. content: XXH3 of each, where that is recorded."""
+
+    step: int
+    batch: Tensor
+    numbers: Indices
+    content: Any
+
 
 class Feed:
     """This rank's samples of each step of a run.
 
     `feed(step)`, counted from 1, is [samples, *row] on the rank's device; it lasts until the next step is asked for. Another step
-    than the next one, or the same again, may be asked for at any time.
+    than the next one, or the same again, may be asked for at any time. bad_data: what is done about a damaged block; with
+    `quarantine` all ranks ask for the same steps, since they tell each other of what they met before any uses a batch.
     """
 
-    def __init__(self, data: Sources, order: DataOrder, sequence: int, rank: Rank) -> None:
-        self._data, self._order, self._sequence, self._rank = data, order, sequence, rank
+    def __init__(self, data: Sources, order: DataOrder, sequence: int, rank: Rank, bad_data: BadData = STOP) -> None:
+        self._data, self._sequence, self._rank = data, sequence, rank
+        self._sound = SoundOrder(order, lambda block: data.touching(block, "train", sequence), bad_data, rank.world_size)
+        self._log: DeliveryLog | None = None
         self._stream: BatchStream | None = None
         self._copies = _Copies(rank.device) if rank.device.type == "cuda" else None
-        self._next: tuple[int, Tensor] | None = None
-        self._newest: tuple[int, Tensor] | None = None
+        self._next: _Taken | None = None
+        self._newest: _Taken | None = None
         self._told: dict[Cause, float] = {}
 
+    @property
+    def order(self) -> DataOrder:
+        """As it is now: without what was set aside."""
+        return self._sound.order
+
+    def resume(self, cursor: Cursor) -> None:
+        """Goes on without what the cursor's run had set aside. Raises DataError where that is not of this order."""
+        self._sound.resume(cursor)
+        self.close()
+
+    def record(self, log: DeliveryLog | None) -> None:
+        """From now on each batch is recorded when it is handed out."""
+        self._log = log
+
     def __call__(self, step: int) -> Tensor:
-        """Raises DataError where the data is not what `prepare` wrote."""
-        if self._newest is not None and self._newest[0] == step:
-            return self._newest[1]
-        ready, self._next = self._next, None
-        batch = ready[1] if ready is not None and ready[0] == step else self._taken(self._at(step))
+        """Raises DataError where the data is not what `prepare` wrote, and is not set aside."""
+        if self._newest is not None and self._newest.step == step:
+            return self._newest.batch
+        taken = self._soundly(step, lambda: self._ready(step))
+        if self._log is not None:
+            self._log.set_aside(set_aside_of(self.order))
+            self._log.delivered(step - 1, *self._data.drawn(taken.numbers, "train", self._sequence), taken.content)
         if self._copies is not None:
             self._copies.wait()
             self._copy_next(step + 1)
-        self._newest = (step, batch)
-        return batch
+        self._newest = taken
+        return taken.batch
+
+    def shared(self, step: int, count: int) -> Tensor:
+        """The first `count` samples of the step's global batch, the same on every rank, on this rank's device."""
+
+        def read() -> Rows:
+            draws = self.order.draws(positions(self.order, step - 1)[:count])
+            return self._data.gather("train", self._data.numbers(draws, "train", self._sequence), self._sequence)
+
+        return torch.from_numpy(self._soundly(step, read)).to(self._rank.device)
 
     def start(self, step: int) -> None:
         """Begins to read what `step` and those after it need."""
@@ -71,6 +118,19 @@ class Feed:
         if self._copies is not None:
             self._copies.forget()
 
+    def _soundly(self, step: int, read: Callable[[], T]) -> T:
+        """What `read` gives once no rank meets damage in it that is not set aside."""
+        while True:
+            found, met = _tried(read)
+            if not self._sound.changed_by(met, step - 1):
+                assert found is not None
+                return found
+            self.close()  # what was read ahead is of the order before
+
+    def _ready(self, step: int) -> _Taken:
+        ready, self._next = self._next, None
+        return ready if ready is not None and ready.step == step else self._taken(self._at(step))
+
     def _at(self, step: int) -> BatchStream:
         """A stream whose next batch is that of `step`."""
         if self._stream is not None and self._stream.step == step - 1:
@@ -83,19 +143,29 @@ class Feed:
 
     def _numbers(self, step: int) -> Indices:
         """Of this rank's samples in a step, counted from 0."""
-        mine = rank_slice(positions(self._order, step), self._rank.rank, self._rank.world_size)
-        return self._data.numbers(self._order.draws(mine), "train", self._sequence)
+        mine = rank_slice(positions(self.order, step), self._rank.rank, self._rank.world_size)
+        return self._data.numbers(self.order.draws(mine), "train", self._sequence)
 
-    def _taken(self, stream: BatchStream) -> Tensor:
-        if self._copies is None:
-            return torch.from_numpy(next(stream))
-        self._copies.settle()
-        return self._copies.begin(next(stream))
+    def _taken(self, stream: BatchStream) -> _Taken:
+        if self._copies is not None:
+            self._copies.settle()
+        rows = next(stream)
+        content = content_of(rows) if self._log is not None else None
+        batch = torch.from_numpy(rows) if self._copies is None else self._copies.begin(rows)
+        return _Taken(stream.step, batch, stream.newest, content)
 
     def _copy_next(self, step: int) -> None:
-        """While the device computes, if its samples are there already."""
-        if self._stream is not None and self._stream.step == step - 1 and self._stream.num_ahead:
-            self._next = (step, self._taken(self._stream))
+        """While the device computes, if its samples are there already. What is wrong with them is said when they are asked for."""
+        stream = self._stream
+        if stream is not None and stream.step == step - 1 and stream.num_ahead:
+            self._next, _ = _tried(lambda: self._taken(stream))
+
+
+def _tried(read: Callable[[], T]) -> tuple[T | None, BadBlock | None]:
+    try:
+        return read(), None
+    except BadBlock as error:
+        return None, error
 
 
 class _Copies:

@@ -10,6 +10,7 @@ from phalanx.core.records import StepRecord
 from phalanx.job.train.measure import measure
 from phalanx.job.train.mend import mend
 from phalanx.job.train.mfu import mfu
+from phalanx.job.train.recorded import recording
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Start, Training
 from phalanx.job.train.sizes import flops_per_token
@@ -40,8 +41,9 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
             training.feed.start(start.step + 1)
         if first is None:
             first = measure(training, "val_loss_first", start.step)
-        for step in range(start.step + 1, training.recipe.steps + 1):
-            _one_step(training, saves, step, first, start.checkpoint)
+        with recording(training, start):
+            for step in range(start.step + 1, training.recipe.steps + 1):
+                _one_step(training, saves, step, first, start.checkpoint)
     finally:
         training.feed.close()
     if start.from_memory and start.step == training.recipe.steps:

@@ -24,7 +24,7 @@ from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
 from phalanx.job.train.saves import keeper_place, saving
-from phalanx.job.train.setup import Start, Training, assemble, claim_beside, set_up, state_numbers
+from phalanx.job.train.setup import Start, Training, assemble, claim_beside, resume_data, set_up, state_numbers
 from phalanx.job.train.snapshots import Snapshots
 from phalanx.job.train.watch import Watch
 
@@ -182,6 +182,7 @@ class Recipe:
             return None
         first = float.fromhex(str(note["val_loss_first"]))
         training.guard.restore(note)
+        resume_data(training, note)
         _check_cursor(note, state_numbers(training, step, first), step)
         _log.info("rank %d goes on after step %d from memory", rank.slot, step)
         return training, Start(step=step, val_loss_first=first, checkpoint=str(note["checkpoint"]), from_memory=True)

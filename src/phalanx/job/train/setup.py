@@ -24,10 +24,11 @@ from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
+from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
-from phalanx.job.train.agree import check_all_agree
+from phalanx.job.train.agree import check_all_agree, on_bad_blocks
 from phalanx.job.train.audit import Audit, tell
 from phalanx.job.train.batches import (
     Batch,
@@ -67,7 +68,6 @@ class Training:
     data: Sources
     model: Llama
     optimizer: torch.optim.Optimizer
-    order: DataOrder
     feed: Feed
     train_batch: Callable[[int], Tensor]
     batch: Batch
@@ -83,6 +83,11 @@ class Training:
     shared_batch: Callable[[int], Tensor]
     audit: Audit
     watch: Watch = field(default_factory=Watch)
+
+    @property
+    def order(self) -> DataOrder:
+        """In which the next step is read."""
+        return self.feed.order
 
     @property
     def shape(self) -> LlamaShape:
@@ -141,7 +146,9 @@ def assemble(
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)
     order = order_of_run(data, recipe, batch)
-    feed = Feed(data, order, recipe.sequence, rank)
+    asked = data.asked
+    bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks)
+    feed = Feed(data, order, recipe.sequence, rank, bad_data)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,
@@ -150,7 +157,6 @@ def assemble(
         data=data,
         model=model,
         optimizer=optimizer,
-        order=order,
         feed=feed,
         train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
         batch=batch,
@@ -169,7 +175,7 @@ def assemble(
         unix_ms=unix_ms,
         guard=Guard(recipe),
         local_time=local_time,
-        shared_batch=shared_batches(data, order, recipe, rank),
+        shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
         watch=watch or Watch(),
     )
@@ -290,12 +296,20 @@ def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, manif
     return saved
 
 
+def resume_data(training: Training, saved: Mapping[str, object]) -> None:
+    """Goes on without the damaged blocks that the run had set aside when this was saved. Raises DataError for no cursor, or one of
+    another order."""
+    if CURSOR in saved:
+        training.feed.resume(Cursor.from_json(str(saved[CURSOR])))
+
+
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
     patience = patience_of(training.session)
     found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
     step, extra = found.manifest.step, found.manifest.extra
+    resume_data(training, extra)
     extra = {CURSOR: check_cursor(extra, step, training.order, training.data.manifests), **extra}
     try:
         first = float.fromhex(str(extra["val_loss_first"]))

@@ -1,4 +1,4 @@
-"""data prepare, show, verify, sample and mix; those that make other data than text are in `data_samples`."""
+"""data prepare, show, verify, sample and mix; the others are in `data_audit` and `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.show.cli import data_samples
+from phalanx.show.cli.data_audit import audit
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add(app: typer.Typer) -> None:
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    app.command("audit", epilog=EXIT_CODES)(audit)
     app.command("sample", epilog=EXIT_CODES)(sample)
     app.command("mix", epilog=EXIT_CODES)(mix)
     data_samples.add(app)

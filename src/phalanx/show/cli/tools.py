@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
@@ -31,6 +32,8 @@ class Tools:
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
+    audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
+        `contents` also against the data. progress as of prepare_data.
     sample_data(asked): samples of a prepared folder as a model would read them.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
@@ -53,6 +56,7 @@ class Tools:
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path], Mapping[str, Any]]
     verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
+    audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
     sample_data: "Callable[[SampleAsked], SamplesView]"
     mix_data: "Callable[[MixAsked], MixView]"
     sample_model: Callable[[Path, str, str, int, int, float], int]

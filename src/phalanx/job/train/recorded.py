@@ -1,0 +1,49 @@
+"""Each rank's record of what it is given, for `phalanx data audit`: in the job's folder, a file a rank and generation."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.ids import AttemptId, split_attempt
+from phalanx.job.data.deliveries import FOLDER, DeliveryLog, Head
+from phalanx.job.data.order_facts import facts_of
+from phalanx.job.train.setup import Start, Training
+
+_log: Final = logging.getLogger(__name__)
+
+
+@contextmanager
+def recording(training: Training, start: Start) -> Iterator[None]:
+    """While the feed is used. Outside Phalanx, where nobody numbers attempts, nothing is recorded; nor where it cannot be: a run is
+    worth more than its proof."""
+    log = _opened(training, start) if training.session.attempt and training.data.asked.record else None
+    training.feed.record(log)
+    try:
+        yield
+    finally:
+        training.feed.record(None)
+        if log is not None:
+            log.close()
+
+
+def _opened(training: Training, start: Start) -> DeliveryLog | None:
+    try:
+        return DeliveryLog(Path(training.session.job_dir) / FOLDER, _head(training, start))
+    except PhalanxError as error:
+        _log.warning("what this rank is given cannot be recorded, and an audit will miss it: %s", error.sentence())
+        return None
+
+
+def _head(training: Training, start: Start) -> Head:
+    data, rank = training.data, training.rank
+    attempt = 0
+    with contextlib.suppress(ValueError):
+        attempt = split_attempt(AttemptId(training.session.attempt))[1]
+    return Head(
+        attempt=attempt, generation=rank.generation, rank=rank.rank, world_size=rank.world_size, start=start.step,
+        order=facts_of(training.order), data=data.manifests, sequence=training.recipe.sequence, asked=data.asked,
+    )  # fmt: skip

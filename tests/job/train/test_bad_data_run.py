@@ -1,0 +1,44 @@
+"""A recipe over damaged data: set aside at the step that meets it, carried by the checkpoints, and proven by the audit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from phalanx.job.data.block_sums import BLOCK_BYTES
+from phalanx.job.data.open import open_data
+from tests.job.data.random_tokens import write_tokens
+from tests.job.train.mixed_cases import EVERY, STEPS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_run_goes_on_past_a_damaged_block_and_is_proven(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_tokens(data, [1_600_000], vocab_size=200, held_out=3_000)
+    manifest_hash = open_data(data).manifest_hash
+    with (data / "train-00000.bin").open("r+b") as file:
+        file.seek(BLOCK_BYTES + 77)
+        file.write(b"\xff\xff")
+    words = [sys.executable, "-m", "tests.job.train.bad_data_cases", str(tmp_path), str(data)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "answer.json").read_text())
+
+    whole, (first, then) = answer["whole"], answer["legs"]
+    assert {**first["losses"], **then["losses"]} == whole["losses"] and len(whole["losses"]) == STEPS
+    assert then["model"]["weights_digest"] == whole["model"]["weights_digest"]
+    (aside,) = answer["saved"]["quarantine"]
+    assert (aside["block"], answer["saved"]["data"]) == (1, {"data": manifest_hash}) and aside["since"] < EVERY * 4
+    assert answer["last"]["quarantine"] == [aside], "found once"
+
+    audit = answer["audit"]
+    assert (audit["complete"], audit["steps"], audit["set_aside"], audit["contents"]) == (True, STEPS, 1, "compared"), audit
+    assert [(one["attempt"], one["first_step"], one["last_step"]) for one in audit["legs"]] == [
+        (1, 1, EVERY),
+        (2, EVERY + 1, STEPS),
+    ]
+    assert audit["sources"][0]["replaced"] > 0
+    assert "are damaged" in answer["stopped"], "without the policy"
