@@ -125,16 +125,16 @@ def verify_data(path: Path, progress: "ProgressSink") -> Mapping[str, Any]:
     return shown(path, lambda done, total: progress("checking", done, total))
 
 
-def audit_data(folder: Path, contents: bool, progress: "ProgressSink") -> "DataAudit":
-    from phalanx.job.data.audit_folder import audit_folder
-
-    return audit_folder(folder, contents, lambda done, total: progress("auditing", done, total))
-
-
 def sample_data(asked: "SampleAsked") -> "SamplesView":
     from phalanx.job.data.sampled import samples
 
     return samples(asked)
+
+
+def audit_data(folder: Path, contents: bool, progress: "ProgressSink") -> "DataAudit":
+    from phalanx.job.data.audit_folder import audit_folder
+
+    return audit_folder(folder, contents, lambda done, total: progress("auditing", done, total))
 
 
 def mix_data(asked: "MixAsked") -> "MixView":

@@ -26,6 +26,27 @@ class PrepareAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleAsked:
+    """What `phalanx data sample` is asked for: samples of a split by their numbers, or those of a step of a run.
+
+    data: whose samples; with several sources `source` names the one, where no step does. index: numbers of samples; none of them,
+    and no step, for the first ones. step: counted from 1, as in a run's metrics, of a run that reads `batch` samples a step in the
+    order of `seed`. most: samples shown. ids: also their tokens.
+    """
+
+    data: DataSource
+    split: Literal["train", "held_out"] = "train"
+    sequence: int = 64
+    source: str = ""
+    index: tuple[int, ...] = ()
+    step: int | None = None
+    batch: int | None = None
+    seed: int = 0
+    most: int = 3
+    ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAsked:
     """out None: the data set is made where the tars lie. classes None: a file with the name of each class on a line, or none."""
 
@@ -75,27 +96,6 @@ class ExportMdsAsked:
 
 
 MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleAsked:
-    """What `phalanx data sample` is asked for: samples of a split by their numbers, or those of a step of a run.
-
-    data: whose samples; with several sources `source` names the one, where no step does. index: numbers of samples; none of them,
-    and no step, for the first ones. step: counted from 1, as in a run's metrics, of a run that reads `batch` samples a step in the
-    order of `seed`. most: samples shown. ids: also their tokens.
-    """
-
-    data: DataSource
-    split: Literal["train", "held_out"] = "train"
-    sequence: int = 64
-    source: str = ""
-    index: tuple[int, ...] = ()
-    step: int | None = None
-    batch: int | None = None
-    seed: int = 0
-    most: int = 3
-    ids: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
+from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 
@@ -22,6 +23,8 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
         raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
     for path in paths:
+        if is_url(str(path)):
+            continue
         real = Path(os.path.realpath(path))
         if str(path) != STDLIB and out in (real, *real.parents) and out.exists():
             raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")

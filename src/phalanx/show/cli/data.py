@@ -1,4 +1,4 @@
-"""data prepare, show, verify, sample and mix; the others are in `data_audit` and `data_samples`."""
+"""data prepare, show, verify, sample, mix; audit is in `data_audit`, what is of other data than text in `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -41,10 +41,10 @@ def add(app: typer.Typer) -> None:
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
-    app.command("audit", epilog=EXIT_CODES)(audit)
     app.command("sample", epilog=EXIT_CODES)(sample)
-    app.command("mix", epilog=EXIT_CODES)(mix)
+    app.command("audit", epilog=EXIT_CODES)(audit)
     data_samples.add(app)
+    app.command("mix", epilog=EXIT_CODES)(mix)
 
 
 def prepare(
@@ -53,7 +53,8 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="PATHS...",
-            help="Files of text, .jsonl or .parquet, folders of them, quoted patterns, or stdlib: for Python's own sources.",
+            help="Files of text, .jsonl or .parquet, also .gz and .zst, folders of them, quoted patterns, the same in a store "
+            "(s3://bucket/..., gs://, az://), or stdlib: for Python's own sources.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],

@@ -32,9 +32,9 @@ class Tools:
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
-    audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
-        `contents` also against the data. progress as of prepare_data.
     sample_data(asked): samples of a prepared folder as a model would read them.
+    audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
+        `contents` also against the data. progress as of prepare_data, in samples.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
@@ -56,8 +56,8 @@ class Tools:
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path], Mapping[str, Any]]
     verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
-    audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
     sample_data: "Callable[[SampleAsked], SamplesView]"
+    audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
     mix_data: "Callable[[MixAsked], MixView]"
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"

@@ -97,7 +97,7 @@ def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
     """In the order of their paths and names. Raises DataError when there are none, or two have one name."""
     if not paths:
         raise DataError("paths", "(none)", "name tar files, or a folder of them")
-    found = [file for one in find(paths, out or Path(os.devnull)) for _, file in one.files]
+    found = [Path(file.path) for one in find(paths, out or Path(os.devnull)) for file in one.files]
     if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
         raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")
     tars = [file for file in found if file.name.endswith(".tar")]
