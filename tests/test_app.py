@@ -1,5 +1,6 @@
 """The console script and the daemons' entry points: cheap to load, strict about words, one clear error."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from phalanx import app
 from phalanx.core import wire
-from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked
+from phalanx.core.data_asked import ExportMdsAsked, ImportMdsAsked, IndexAsked, PackAsked, PrepareAsked
 from phalanx.core.errors import DataError, SetupError
 from phalanx.operate import daemons
 from phalanx.operate.control.questions import Question
@@ -121,16 +122,33 @@ def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
 def test_images_are_packed_indexed_and_shown_through_the_tools(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images", each=2)
     seen: list[tuple[str, int, int]] = []
-    made = app.make_samples(PackAsked(folder=tmp_path / "images", out=tmp_path / "out", shard_mib=1), lambda *at: seen.append(at))
-    assert made == app.show_data(tmp_path / "out")
-    assert (made["samples"], made["classes"], made["checksums_ok"]) == (len(images), ["cat", "dog", "eel"], True)
+    made = app.make_data(PackAsked(folder=tmp_path / "images", out=tmp_path / "out", shard_mib=1), lambda *at: seen.append(at))
+    assert {**made, "checksums_ok": True} == app.show_data(tmp_path / "out")
+    assert (made["samples"], made["classes"]) == (len(images), ["cat", "dog", "eel"])
     (tmp_path / "names").write_text("one\ntwo\nthree\n")
     asked = IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "names", processes=1)
-    assert app.make_samples(asked, lambda *at: seen.append(at))["classes"] == ["one", "two", "three"]
+    assert app.make_data(asked, lambda *at: seen.append(at))["classes"] == ["one", "two", "three"]
     assert app.verify_data(tmp_path / "out", lambda *at: seen.append(at))["samples"] == len(images)
     assert [stage for stage, done, total in seen if done == total > 0] == ["packing", "indexing", "checking"]
     with pytest.raises(DataError, match="classes"):
-        app.make_samples(IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "none"), lambda *_: None)
+        app.make_data(IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "none"), lambda *_: None)
+
+
+def test_mds_is_imported_and_exported_through_the_tools(tmp_path: Path) -> None:
+    def told(*at: object) -> None:
+        seen.append(at)
+
+    seen: list[tuple[object, ...]] = []
+    write_tokens(tmp_path / "data", [300, 260])
+    written = app.make_data(ExportMdsAsked(folder=tmp_path / "data", out=tmp_path / "mds", sequence=64), told)
+    assert (written["samples"], written["shards"], written["columns"]) == (8, 1, {"tokens": "ndarray:uint16:64"})
+    asked = ImportMdsAsked(folder=tmp_path / "mds", out=tmp_path / "samples")
+    assert app.make_data(asked, told)["fields"] == {"tokens.npy": {"samples": 8, "size_bytes": 8 * 256}}
+    assert seen == [("exporting", 600, 1120), ("exporting", 1120, 1120), ("importing", 1256, 1256)]
+    with pytest.raises(DataError, match="--tokens"):
+        app.make_data(dataclasses.replace(asked, tokenizer=tmp_path), told)
+    with pytest.raises(DataError, match="--tokenizer"):
+        app.make_data(dataclasses.replace(asked, tokens="tokens"), told)
 
 
 def test_a_workdir_is_packed(tmp_path: Path) -> None:

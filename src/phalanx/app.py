@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
@@ -48,8 +48,8 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, audit_data=audit_data,
-            make_samples=make_samples, mix_data=mix_data,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
+            mix_data=mix_data, make_data=make_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -107,10 +107,10 @@ def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str
     return show_data(asked.out)
 
 
-def make_samples(asked: "IndexAsked | PackAsked", progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.job.data.tars.asked import make
+def make_data(asked: "MadeAsked", progress: "ProgressSink") -> Mapping[str, Any]:
+    from phalanx.job.data.made import make
 
-    return show_data(make(asked, progress))
+    return make(asked, progress)
 
 
 def show_data(path: Path) -> Mapping[str, Any]:

@@ -69,6 +69,36 @@ class PackAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImportMdsAsked:
+    """tokens '': all columns become samples; else the column of token ids. tokenizer: of these. end_of_document '': the usual
+    token. documents: whether a sample is one, or what ends with an end mark. bytes_type: of the ids in a column of bytes."""
+
+    folder: Path
+    out: Path
+    tokens: str = ""
+    tokenizer: Path | None = None
+    end_of_document: str = ""
+    documents: Literal["samples", "end_marks"] = "samples"
+    bytes_type: str = ""
+    held_out: float = 0.05
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportMdsAsked:
+    """sequence None: a sample for each document."""
+
+    folder: Path
+    out: Path
+    split: Literal["train", "held_out"] = "train"
+    sequence: int | None = None
+    force: bool = False
+
+
+MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixAsked:
     """The run of which `phalanx data mix` says what it will read. batch: samples of one step over all ranks. first: of the first so
     many steps the shares are given apart."""

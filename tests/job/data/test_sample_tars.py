@@ -150,6 +150,11 @@ def test_a_folder_of_links_leaves_the_tars_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "tars").iterdir()) == ["train-0.tar", "train-1.tar", "val-0.tar"]
     summary = sample_summary(tmp_path / "train")
     assert (summary.samples, summary.shards, summary.classes, summary.first) == (58, 2, ("cat", "dog"), "0001")
+    before = contents(tmp_path / "train")
+    index([tmp_path / "train"])
+    assert contents(tmp_path / "train") == before and len(list((tmp_path / "tars").iterdir())) == 3, (
+        "links are indexed where they lie"
+    )
     index([tmp_path / "tars/val-0.tar"], tmp_path / "train")
     assert sample_summary(tmp_path / "train").samples == 29, "a data set of ours may be replaced"
 
@@ -163,6 +168,8 @@ def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "b/y.tar", PAIRS[:2])
     with pytest.raises(DataError, match="--out"):
         index([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(DataError, match="copy the tars there first"):
+        index(["s3://bucket/tars"])
     (tmp_path / "a" / MANIFEST).write_text('{"name": "a web page"}')
     with pytest.raises(Conflict, match="of something else"):
         index([tmp_path / "a"])

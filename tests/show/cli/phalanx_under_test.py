@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
 from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
 from phalanx.core.data_views import (
     MixSourceView,
@@ -46,7 +46,7 @@ def prepare_data(asked: PrepareAsked, progress: ProgressSink) -> Mapping[str, An
     return {"path": str(asked.out), **given, "splits": {"train": {"tokens": 900}}, "sources": [{"path": asked.paths[0]}]}
 
 
-def make_samples(asked: IndexAsked | PackAsked, progress: ProgressSink) -> Mapping[str, Any]:
+def make_data(asked: MadeAsked, progress: ProgressSink) -> Mapping[str, Any]:
     progress("indexing", 1, 1)
     return {name: str(value) for name, value in asdict(asked).items()}
 
@@ -227,8 +227,8 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, audit_data=audit_data,
-    make_samples=make_samples, mix_data=mix_data,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
+    mix_data=mix_data, make_data=make_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

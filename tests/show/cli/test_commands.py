@@ -300,6 +300,17 @@ def test_data_index_and_pack(phalanx: Terminal, tmp_path: Path) -> None:
     assert phalanx("data", "pack", "a", "--out", "o", "--shard-mib", "0").code == 2
 
 
+def test_data_import_and_export_of_mds(phalanx: Terminal) -> None:
+    words = ["--tokens", "ids", "--tokenizer", "t.json", "--documents", "end_marks", "--bytes-type", "int64", "--held-out", "0.1"]
+    imported = json.loads(phalanx("data", "import-mds", "m", "--out", "o", *words, "-o", "json").out)
+    wanted = {"folder": "m", "out": "o", "tokens": "ids", "tokenizer": "t.json", "documents": "end_marks", "bytes_type": "int64"}
+    assert wanted | {"held_out": "0.1", "end_of_document": "", "force": "False"} == imported
+    exported = json.loads(
+        phalanx("data", "export-mds", "d", "--out", "o", "--split", "held_out", "--sequence", "9", "-o", "json").out
+    )
+    assert exported == {"folder": "d", "out": "o", "split": "held_out", "sequence": "9", "force": "False"}
+
+
 def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:
     shown = phalanx("checkpoint", "ls", str(tmp_path))
     assert [row.split()[0] for row in shown.out.splitlines()] == [

@@ -43,10 +43,11 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
 
 
 @contextlib.contextmanager
-def building(out: Path) -> Iterator[Path]:
+def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     """A folder beside `out`, locked against a second run, with what an interrupted run left in it.
 
-    It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault.
+    It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault. fresh:
+    by one that cannot go on from what is there, which is removed.
     """
     folder = out.parent / f".{out.name}.preparing"
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def building(out: Path) -> Iterator[Path]:
         if not _locked(descriptor, folder):
             raise Conflict("out", str(out), "another prepare is writing it; wait for it, or name another folder")
         try:
-            _without_folders(folder)
+            _without_folders(folder, fresh)
             yield folder
         except BaseException as error:
             if isinstance(error, DataError) or not _has_shards(folder):
@@ -74,10 +75,10 @@ def _locked(descriptor: int, folder: Path) -> bool:
         return False
 
 
-def _without_folders(folder: Path) -> None:
-    """Nothing of ours is a folder or a link."""
+def _without_folders(folder: Path, fresh: bool) -> None:
+    """Nothing that is gone on from is a folder or a link."""
     for entry in folder.iterdir():
-        if entry.is_symlink():
+        if entry.is_symlink() or (fresh and not entry.is_dir()):
             entry.unlink()
         elif entry.is_dir():
             shutil.rmtree(entry)

@@ -13,9 +13,19 @@ from phalanx.job.data.verify import VerifyProgress
 
 def shown(path: Path, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
     """The summary of a folder, of which every byte was compared. Raises DataError."""
+    return _summary(path, verify=True, progress=progress)
+
+
+def shown_unread(path: Path) -> Mapping[str, Any]:
+    """The summary of a folder that was just made: nothing is read again, and nothing is said of it."""
+    found = _summary(path, verify=False, progress=None)
+    return {name: value for name, value in found.items() if name != "checksums_ok"}
+
+
+def _summary(path: Path, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
     plain: Mapping[str, Any]
     if manifests.kind(manifests.load(path)) == "samples":
-        plain = wire.plain(SampleSummary, sample_summary(path, progress=progress))
+        plain = wire.plain(SampleSummary, sample_summary(path, verify, progress))
     else:
-        plain = wire.plain(DataSummary, summary(path, progress=progress))
+        plain = wire.plain(DataSummary, summary(path, verify, progress))
     return plain

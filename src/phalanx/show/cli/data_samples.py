@@ -1,5 +1,6 @@
-"""data index, data pack: data sets of samples that are no text."""
+"""data index, data pack, data import-mds, data export-mds: data that is no text, or of another format."""
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,13 +9,29 @@ import typer
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
-    from phalanx.core.data_asked import IndexAsked, PackAsked
+    from phalanx.core.data_asked import MadeAsked
+
+
+class DocumentsOption(Enum):
+    """What a document of an MDS folder is."""
+
+    SAMPLES = "samples"
+    END_MARKS = "end_marks"
+
+
+class SplitOption(Enum):
+    """Parts of a folder."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
 
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("index", epilog=EXIT_CODES)(index)
     app.command("pack", epilog=EXIT_CODES)(pack)
+    app.command("import-mds", epilog=EXIT_CODES)(import_mds)
+    app.command("export-mds", epilog=EXIT_CODES)(export_mds)
 
 
 def index(
@@ -59,10 +76,59 @@ def pack(
     _make(context, PackAsked(folder=folder, out=out, shard_mib=shard_mib, endings=tuple(ending or ()), force=force), output)
 
 
-def _make(context: typer.Context, asked: "IndexAsked | PackAsked", output: Output) -> None:
+def import_mds(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that MDSWriter wrote, with its index.json.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
+    tokens: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Column of token ids.", show_default="all columns, as samples")
+    ] = "",
+    tokenizer: Annotated[Path | None, typer.Option(help="With --tokens: the tokenizer.json that the ids are of.")] = None,
+    end_of_document: Annotated[
+        str, typer.Option(help="With --tokens: the token between documents.", show_default="<|endoftext|>")
+    ] = "",
+    documents: Annotated[
+        DocumentsOption, typer.Option(help="With --tokens: whether each sample is a document, or what ends with an end mark is.")
+    ] = DocumentsOption.SAMPLES,
+    bytes_type: Annotated[str, typer.Option(help="With --tokens: type of the ids in a column of plain bytes, as int64.")] = "",
+    held_out: Annotated[float, typer.Option(help="With --tokens: share of the documents that training never sees.")] = 0.05,
+    force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a data set of MosaicML Streaming's MDS.
+
+    Token shards of a column of token ids, or tars of all columns, after every hash in the index was compared.
+    """
+    from phalanx.core.data_asked import ImportMdsAsked
+
+    asked = ImportMdsAsked(
+        folder=folder, out=out, tokens=tokens, tokenizer=tokenizer, end_of_document=end_of_document, documents=documents.value,
+        bytes_type=bytes_type, held_out=held_out, force=force,
+    )  # fmt: skip
+    _make(context, asked, output)
+
+
+def export_mds(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
+    split: Annotated[SplitOption, typer.Option(help="Which part of the folder.")] = SplitOption.TRAIN,
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens of a sample.", min=1, show_default="a sample for each document")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Write token shards as MDS, for MosaicML's StreamingDataset."""
+    from phalanx.core.data_asked import ExportMdsAsked
+
+    _make(context, ExportMdsAsked(folder=folder, out=out, split=split.value, sequence=sequence, force=force), output)
+
+
+def _make(context: typer.Context, asked: "MadeAsked", output: Output) -> None:
     from phalanx.show.cli.data import show_summary
     from phalanx.show.cli.stages import stages
 
     with stages() as progress:
-        summary = tools_of(context).make_samples(asked, progress)
+        summary = tools_of(context).make_data(asked, progress)
     show_summary(summary, output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
@@ -29,7 +29,7 @@ class Tools:
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
-    make_samples(asked, progress): a data set of tars, of a folder of images; returns what show_data shows.
+    make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
     sample_data(asked): samples of a prepared folder as a model would read them.
@@ -53,7 +53,7 @@ class Tools:
     up: Callable[[Path, int, int | None, str], bool]
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
-    make_samples: "Callable[[IndexAsked | PackAsked, ProgressSink], Mapping[str, Any]]"
+    make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path], Mapping[str, Any]]
     verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"

@@ -53,7 +53,7 @@ class Index:
 
     def key(self, row: int) -> str:
         begin = int(self.key_ends[row - 1]) if row else 0
-        return bytes(self.keys[begin : int(self.key_ends[row])]).decode()
+        return bytes(self.keys[begin : int(self.key_ends[row])]).decode(errors="replace")
 
     def places(self, row: int) -> dict[str, Place]:
         """Of the fields that the sample has, by name."""

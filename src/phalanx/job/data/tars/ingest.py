@@ -13,6 +13,7 @@ from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars.manifest import FieldCount, SampleManifest, SampleShard, commit, read
 from phalanx.job.data.tars.scan import scan
 from phalanx.job.data.tars.writer import added, manifest_of, with_index
@@ -42,13 +43,15 @@ def index(
     """
     place = Path(os.path.realpath(out)) if out is not None else None
     tars = _tars(paths, place)
+    there = _beside(paths, tars) if place is None else tars[0].parent
     if place is not None:
         check_out(place, paths, force)
-    else:
-        _check_beside(tars)
     total = sum(tar.stat().st_size for tar in tars)
-    with Crew(default_processes(total) if processes is None else processes) as crew, _folder(place, tars) as folder:
-        names = _known(tars[0].parent) if classes is None else tuple(classes)
+    with (
+        Crew(default_processes(total) if processes is None else processes) as crew,
+        _folder(place or there, place is None) as folder,
+    ):
+        names = _known(there) if classes is None else tuple(classes)
         commit(folder, _fill(folder, tars, names, crew, progress or (lambda *_: None), total))
         if place is not None:
             move_into_place(folder, place)
@@ -64,8 +67,7 @@ def _fill(folder: Path, tars: Sequence[Path], classes: tuple[str, ...], crew: Cr
         if not found.samples:
             names = ", ".join(f"{times} {reason}" for reason, times in sorted(found.skipped.items())) or "none at all"
             raise DataError("tar", path.name, f"holds no sample (its members: {names}); leave it out")
-        if folder != path.parent:
-            (folder / path.name).unlink(missing_ok=True)
+        if not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
         shards.append(with_index(folder, found.tar, found.index, found.samples))
         counts = added(counts, found.fields)
@@ -83,21 +85,26 @@ def _known(folder: Path) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _folder(out: Path | None, tars: Sequence[Path]) -> Iterator[Path]:
+def _folder(place: Path, is_there: bool) -> Iterator[Path]:
+    """Where the data set is written. Raises what `refused` says."""
     try:
-        if out is None:
-            yield tars[0].parent
+        if is_there:
+            yield place
         else:
-            with building(out) as folder:
+            with building(place, fresh=True) as folder:
                 yield folder
     except OSError as error:
-        raise refused(out or tars[0].parent, error) from error
+        raise refused(place, error) from error
 
 
 def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
     """In the order of their paths and names. Raises DataError when there are none, or two have one name."""
     if not paths:
         raise DataError("paths", "(none)", "name tar files, or a folder of them")
+    if urls := [str(path) for path in paths if is_url(str(path))]:
+        raise DataError(
+            "paths", urls[0], "lies in a store; samples are read from disks of this machine, so copy the tars there first"
+        )
     found = [Path(file.path) for one in find(paths, out or Path(os.devnull)) for file in one.files]
     if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
         raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")
@@ -114,11 +121,14 @@ def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
     return tars
 
 
-def _check_beside(tars: Sequence[Path]) -> None:
-    folder = tars[0].parent
-    if other := [tar for tar in tars if tar.parent != folder]:
-        raise DataError("paths", str(other[0]), f"lies in another folder than {tars[0]}; name a folder for all of them with --out")
+def _beside(paths: Sequence[str | Path], tars: Sequence[Path]) -> Path:
+    """The folder of all tars: the one that was given, if it was, since it may hold links to them. Raises DataError, Conflict."""
+    folder = Path(paths[0]).resolve() if len(paths) == 1 and Path(paths[0]).is_dir() else tars[0].parent
+    for tar in tars:
+        if not (folder / tar.name).exists() or not (folder / tar.name).samefile(tar):
+            raise DataError("paths", str(tar), f"lies in another folder than {folder}; name a folder for all of them with --out")
     with contextlib.suppress(FileNotFoundError):
         data = (folder / MANIFEST).read_bytes()
         if manifests.kind(data) != "samples":
             raise Conflict("paths", str(folder), f"has a {MANIFEST} of something else; name a folder to be made with --out")
+    return folder

@@ -61,7 +61,7 @@ def pack(
     report, done = progress or (lambda *_: None), 0
     try:
         sizes = [image.path.stat().st_size for image in images]
-        with building(out) as folder, TarWriter(folder, shard_bytes_max) as writer:
+        with building(out, fresh=True) as folder, TarWriter(folder, shard_bytes_max) as writer:
             for number in sample(_SEED, 0, np.arange(len(images), dtype=np.int64), len(images)).tolist():
                 image = images[number]
                 writer.add(image.key, {image.ending: _read(image.path), CLASS_FIELD: str(image.number).encode()})
