@@ -13,6 +13,7 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.manifest import FileEntry, Manifest
 from phalanx.job.data.megatron import DTYPES
 from phalanx.job.data.shards import check_range, damaged, unreadable, wrong_size
+from phalanx.job.data.tars.manifest import SampleManifest, of_samples
 
 VerifyProgress = Callable[[int, int], None]
 """Told how many bytes are checked, of how many."""
@@ -21,8 +22,10 @@ _PIECE_BYTES: Final = 4 * 2**20
 _NAMED_MAX: Final = 3
 
 
-def verify_files(folder: Path, manifest: Manifest, progress: VerifyProgress | None = None, threads: int = 0) -> None:
-    """Reads every file once and compares size, SHA-256 and range of tokens; `threads` at once, as many as cores when 0.
+def verify_files(
+    folder: Path, manifest: Manifest | SampleManifest, progress: VerifyProgress | None = None, threads: int = 0
+) -> None:
+    """Reads every file once and compares size, SHA-256 and any tokens' range; `threads` at once, as many as cores when 0.
 
     Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
     """
@@ -47,9 +50,17 @@ def _all_of(errors: list[DataError]) -> DataError:
     return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
 
 
-def _damage(folder: Path, entry: FileEntry, manifest: Manifest) -> DataError | None:
+def _damage(folder: Path, entry: FileEntry, manifest: Manifest | SampleManifest) -> DataError | None:
+    if isinstance(manifest, SampleManifest):
+        found = _damage_of(folder, entry, None)
+        return of_samples(found) if found else None
+    return _damage_of(folder, entry, manifest if entry.name.endswith(".bin") else None)
+
+
+def _damage_of(folder: Path, entry: FileEntry, tokens: Manifest | None) -> DataError | None:
+    """tokens: whose tokens the file holds, if any."""
     try:
-        _check(folder, entry, manifest)
+        _check(folder, entry, tokens)
     except DataError as error:
         return error
     except OSError as error:
@@ -57,18 +68,19 @@ def _damage(folder: Path, entry: FileEntry, manifest: Manifest) -> DataError | N
     return None
 
 
-def _check(folder: Path, entry: FileEntry, manifest: Manifest) -> None:
+def _check(folder: Path, entry: FileEntry, tokens: Manifest | None) -> None:
     """Raises DataError, OSError."""
-    digest, buffer, is_bin = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES)), entry.name.endswith(".bin")
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES))
     most, least = 0, 0
     with (folder / entry.name).open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != entry.size_bytes:
             raise wrong_size(entry, folder, size)
         while got := file.readinto(buffer):
             digest.update(buffer[:got])
-            if is_bin:
-                tokens = np.frombuffer(buffer[:got], dtype=DTYPES[manifest.dtype])
-                most, least = max(most, int(tokens.max())), min(least, int(tokens.min()))
+            if tokens is not None:
+                ids = np.frombuffer(buffer[:got], dtype=DTYPES[tokens.dtype])
+                most, least = max(most, int(ids.max())), min(least, int(ids.min()))
     if digest.hexdigest() != entry.sha256:
         raise damaged(entry, folder, digest.hexdigest())
-    check_range(entry, folder / entry.name, least, most, manifest.vocab_size)
+    if tokens is not None:
+        check_range(entry, folder / entry.name, least, most, tokens.vocab_size)

@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-Cause = Literal["start", "order", "read", "verify", "decode"]
+Cause = Literal["start", "order", "read", "verify", "decode", "transform"]
 """start: nobody had begun with the batch. order: which samples it has. read: blocks from the disk. verify: their checksums.
-decode: tokens to int64 rows."""
+decode: tokens to int64 rows, or a sample's bytes to what they mean. transform: what a user does with that, as augmentation."""
 
 Span = tuple[Cause, float, float]
 """A cause with its begin and end in seconds."""
 
-_INNER: Final = ("read", "verify")
+_INNER: Final = ("read", "verify", "transform")
 
 
 def causes(spans: Sequence[Span], began: float, ended: float) -> Mapping[Cause, float]:
-    """Seconds of the wait by cause, which add up to it. `spans` are of the awaited batch; read and verify lie within decode."""
+    """Seconds of the wait by cause, which add up to it. `spans` are of the awaited batch; these but order lie within decode."""
     found: dict[Cause, float] = {}
     for cause, begin, end in spans:
         found[cause] = found.get(cause, 0.0) + max(0.0, min(end, ended) - max(begin, began))
