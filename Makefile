@@ -8,8 +8,10 @@ TEST_WORKERS ?= --numprocesses $(shell nproc | awk '{print ($$1 < 2 ? 2 : $$1 > 
 
 .PHONY: install demo test check bench soak clean
 
+# Where Python may not keep bytecode, each of a thousand processes would compile Phalanx anew: a third of a server's start.
 install: ## environment in .venv; quick when nothing changed
 	@scripts/install
+	@$(BIN)/python -m compileall -q src
 
 demo: install ## the main job: DEMO_ARGS="--seed S --kill-step N" or --no-kill
 	@$(BIN)/python examples/tiny-lm/demo.py $(DEMO_ARGS)

@@ -285,7 +285,10 @@ def _refusal(error: "PhalanxError") -> str:
 
 
 def _server(home: Path, given: Any) -> int:
-    from phalanx.operate.control.server import run_server
+    from phalanx.core.imports import long_imports
+
+    with long_imports():
+        from phalanx.operate.control.server import run_server
 
     def command(child: str) -> list[str]:
         return [*_python("phalanx.app"), child, "--home", str(home)]

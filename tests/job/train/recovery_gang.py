@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.core.timeouts import Timeouts
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.launch_env import GangPlace
-from tests.job.checkpoint.gang_launch import ROOT
+from tests.job.checkpoint.gang_launch import ROOT, Rank
 
 TRAINER = ("-m", "phalanx.job.train", "llama")
 TIMES = Timeouts(beat_ms=100, silent_ms=1_000, gather_ms=10_000, hang_ms=4_000)
@@ -24,7 +24,7 @@ class ShimGang:
 
     folder: Path
     world_size: int
-    process: subprocess.Popen[bytes]
+    process: Rank
 
     def end(self, limit_s: float = 120) -> list[int]:
         """Exit codes in rank order."""

@@ -74,7 +74,7 @@ def test_replicas_that_differ_at_a_save_name_the_rank_that_is_alone(tmp_path: Pa
 
 
 def test_t11_a_resume_that_changes_weights_silently_is_refused(tmp_path: Path, data: Path) -> None:
-    assert attempt(tmp_path, data, 1, "sigkill rank=0 step=6", **LOOKING).codes[0] == -9
+    assert attempt(tmp_path, data, 1, "sigkill rank=0 step=6", saved=4, **LOOKING).codes[0] == -9
     changed = attempt(tmp_path, data, 2, program=(*FAULTY, "changed_by_loading"), **LOOKING)
     assert changed.codes == [2, 2], changed.log()
     assert changed.log().count("loading has changed weights or moments") == 2 and "Traceback" not in changed.log()

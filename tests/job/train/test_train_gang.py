@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,8 @@ from phalanx.job.checkpoint import manifest
 from phalanx.job.data.prepare import prepare
 from phalanx.job.serve.sample import load_model
 from phalanx.job.train.__main__ import main
-from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
+from tests.job.checkpoint.gang_launch import Rank, end_gang, logs, start_gang
+from tests.job.checkpoint.keeper_places import eventually
 from tests.job.train.faulty_trainer import DEADLY_STEP
 
 HYPERPARAMETERS = {
@@ -58,9 +58,11 @@ TRAINER = ("-m", "phalanx.job.train", "llama")
 FAULTY = ("-m", "tests.job.train.faulty_trainer")
 
 
-def attempt(job: Path, data: Path, number: int, *arguments: Any, **more: Any) -> Attempt:
-    """As `start_attempt`, and waits for its end."""
-    return ended_attempt(job, number, start_attempt(job, data, number, *arguments, **more))
+def attempt(job: Path, data: Path, number: int, *arguments: Any, saved: int = 0, **more: Any) -> Attempt:
+    """As `start_attempt`, and waits for its end; saved: and for that step's checkpoint, on which keepers go on after the ranks."""
+    ended = ended_attempt(job, number, start_attempt(job, data, number, *arguments, **more))
+    eventually(lambda: not saved or saved in [step for step, _ in manifest.committed(job / "checkpoints")], limit_s=60)
+    return ended
 
 
 def start_attempt(
@@ -73,7 +75,7 @@ def start_attempt(
     rank_1: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     **changed: float | str,
-) -> list["subprocess.Popen[bytes]"]:
+) -> list[Rank]:
     """`rank_1`: what that rank's environment has otherwise. `env`: what all have."""
     folder = job / f"attempt-{number}"
     given = {
@@ -84,7 +86,7 @@ def start_attempt(
     return start_gang(program, folder, world_size, {**given, **(env or {})}, {1: rank_1 or {}})
 
 
-def ended_attempt(job: Path, number: int, ranks: Sequence["subprocess.Popen[bytes]"]) -> Attempt:
+def ended_attempt(job: Path, number: int, ranks: Sequence[Rank]) -> Attempt:
     folder, codes = job / f"attempt-{number}", end_gang(ranks)
     records = [
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -104,8 +106,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Attempt
 def legs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
     """Rank 0 killed after step 7, then rank 1 after step 15, then to the end."""
     job = tmp_path_factory.mktemp("legs")
-    faults = ("sigkill rank=0 step=7", "sigkill rank=1 step=15", "")
-    return [attempt(job, data, number, fault) for number, fault in enumerate(faults, start=1)]
+    faults = (("sigkill rank=0 step=7", 4), ("sigkill rank=1 step=15", 12), ("", 16))
+    return [attempt(job, data, number, fault, saved=saved) for number, (fault, saved) in enumerate(faults, start=1)]
 
 
 def test_an_undisturbed_run_says_what_it_did(undisturbed: Attempt) -> None:
@@ -172,10 +174,10 @@ def resized(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attemp
     """A run of two ranks, and one that went on with one rank and then with four."""
     alone = attempt(tmp_path_factory.mktemp("two-ranks"), data, 1, accumulate=2, steps=10)
     job = tmp_path_factory.mktemp("resized")
-    gangs = ((2, "sigkill rank=0 step=5"), (1, "sigkill rank=0 step=9"), (4, ""))
+    gangs = ((2, "sigkill rank=0 step=5", 4), (1, "sigkill rank=0 step=9", 8), (4, "", 10))
     legs = [
-        attempt(job, data, number, fault, world_size=ranks, accumulate=2, steps=10)
-        for number, (ranks, fault) in enumerate(gangs, start=1)
+        attempt(job, data, number, fault, world_size=ranks, saved=saved, accumulate=2, steps=10)
+        for number, (ranks, fault, saved) in enumerate(gangs, start=1)
     ]
     return [alone, *legs]
 
@@ -283,7 +285,7 @@ def test_a_disk_full_at_the_end_ends_every_rank_with_3_and_the_next_attempt_save
 
 
 def test_D13_a_batch_that_was_delivered_and_not_trained_on_is_not_skipped(tmp_path: Path, data: Path, undisturbed: Attempt) -> None:
-    killed = attempt(tmp_path, data, 1, program=(*FAULTY, "killed_between_fetch_and_update"))
+    killed = attempt(tmp_path, data, 1, program=(*FAULTY, "killed_between_fetch_and_update"), saved=4)
     assert killed.codes[1] == -9 and max(killed.losses()) == DEADLY_STEP - 1
     again = attempt(tmp_path, data, 2)
     assert again.codes == [0, 0], again.log()

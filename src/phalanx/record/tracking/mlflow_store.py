@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from phalanx.core.errors import PhalanxError, StoreUnavailable, UserError
 from phalanx.core.ids import JobId, split_attempt
+from phalanx.core.imports import long_imports
 from phalanx.record.tracking.entries import Entry, MetricPoint, MetricPoints, ModelVersion, RunFinished, RunStarted, RunWaits
 from phalanx.storage.atomic import write_atomic
 
@@ -112,8 +113,9 @@ class MlflowStore:
         with _mlflow():
             self._probe()
             self._set_half_made_aside()
-            client = importlib.import_module("mlflow.tracking.client").MlflowClient
-            self._client: Any = client(tracking_uri=self._places.tracking_uri, registry_uri=self._places.registry_uri)
+            with long_imports():  # some of them when the client is made
+                client = importlib.import_module("mlflow.tracking.client").MlflowClient
+                self._client: Any = client(tracking_uri=self._places.tracking_uri, registry_uri=self._places.registry_uri)
             self._entities: Any = importlib.import_module("mlflow.entities")
             self._errors: Any = importlib.import_module("mlflow.exceptions")
 

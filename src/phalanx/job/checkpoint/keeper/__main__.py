@@ -13,7 +13,6 @@ def main(arguments: list[str]) -> None:
     folder, slot, attempt, idle_s = arguments
     if not is_the_only_one(folder, int(slot)) or os.fork():
         os._exit(0)
-    os.nice(10)  # training first: what a keeper does can wait for a while
     import signal
     from pathlib import Path
 
@@ -22,6 +21,7 @@ def main(arguments: list[str]) -> None:
 
     keeper = Keeper(Place(folder=Path(folder), slot=int(slot), attempt=attempt), float(idle_s))
     signal.signal(signal.SIGTERM, lambda *_: keeper.dismiss())
+    os.nice(10)  # training first: what a keeper does can wait for a while; its start cannot, a rank waits for it
     keeper.run()
 
 
