@@ -87,7 +87,7 @@ def test_processes_end_with_the_one_that_started_them(texts: Path, tokenizer: Pa
         assert process.stdout is not None
         assert process.stdout.readline() == b"holds\n"
         left = workers(process.pid)
-        assert len(left) == 2
+        assert len(left) == 1, "and the one that was killed"
         process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(left, timeout=60)
     assert not alive
@@ -127,7 +127,7 @@ def test_results_come_in_order_and_few_are_in_flight() -> None:
     with Crew(2) as crew:
         for number, result in enumerate(crew.map(double, tasks())):
             assert result == 2 * number
-            assert taken - number <= 6
+            assert taken - number <= 9
     with Crew(1) as crew:
         assert list(crew.map(double, range(5))) == [0, 2, 4, 6, 8]
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from mmap import ACCESS_READ, mmap
+from pathlib import Path
 
 import numpy as np
 
 from phalanx.job.data.crew import Crew
 from phalanx.job.data.encoding import Plan, Run, Task, encode
-from phalanx.job.data.file_pieces import batches
+from phalanx.job.data.file_pieces import batches, is_short
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import OUT, Kinds
 from phalanx.job.data.manifest import SPLITS, Shard
@@ -32,7 +33,7 @@ def write_shards(
             )
             for split in SPLITS
         }
-        for (size, _), runs in zip(tasks, crew.map(encode, (task for _, task in tasks)), strict=True):
+        for (size, _), runs in zip(tasks, crew.map(encode, (task for _, task in tasks), _is_short), strict=True):
             for kind, run in runs.items():
                 with _tokens(run) as data:
                     writers[kind].add_run(data, run.lengths)
@@ -41,15 +42,19 @@ def write_shards(
         return [shard for split in SPLITS for shard in writers[KINDS[split]].finish()]
 
 
+def _is_short(task: Task) -> bool:
+    return is_short(task.pieces)
+
+
 @contextmanager
-def _tokens(run: Run) -> Iterator[bytes | memoryview]:
+def _tokens(run: Run) -> Iterator[memoryview]:
     """The bytes of a run, whose file is removed after."""
-    if isinstance(run.data, bytes):
-        yield run.data
+    if not isinstance(run.tokens, Path):
+        yield run.tokens.data.cast("B")
         return
-    with run.data.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
+    with run.tokens.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
         yield view
-    run.data.unlink()
+    run.tokens.unlink()
 
 
 def _tasks(survey: Survey, kinds: Kinds, plan: Plan) -> Iterator[tuple[int, Task]]:

@@ -1,29 +1,34 @@
 """Work spread over processes: results in the order of the tasks, few of them in flight, one clear error when a process dies.
 
-The processes are started afresh: a fork of a process whose libraries have threads may hang. They run `crew_member`, and not the
-script that called us, which `multiprocessing` would import again. Each has a pipe of its own, on which a thread of this process
-waits. `concurrent.futures` has processes too, but lets them share queues, and a process that is killed with a queue's lock in its
-hand makes all others wait for ever.
+This process is one of them: another would cost its start, its own tokenizer and its cache of words, and this one would wait. The
+others are started afresh: a fork of a process whose libraries have threads may hang. They run `crew_member`, and not the script
+that called us, which `multiprocessing` would import again. Each has a pipe of its own, whose answers a thread of this one takes.
+`concurrent.futures` has processes too, but lets them share queues, and a process that is killed with a queue's lock in its hand
+makes all others wait for ever.
 """
 
 import os
-import queue
+import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Pipe
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from phalanx.core.errors import DataError, SetupError
+from phalanx.job.data.crew_pipe import Pipe
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_IN_FLIGHT: Final = 2
-"""Tasks of each process, under way or done and not yet taken: one that it works on, one that waits for it."""
+_AHEAD: Final = 2
+"""Tasks that a process has: one that it works on, and one that lies in its pipe for the moment when it is done."""
+
+_IN_FLIGHT: Final = 4
+"""Tasks of each process, under way or done and not yet taken: so many may be done while an earlier one is not."""
 
 PROCESSES_MAX: Final = 1024
 _BYTES_EACH: Final = 4 * 10**6
@@ -35,13 +40,10 @@ serve(int(sys.argv[1]))"""
 
 
 class Crew:
-    """This process alone, until others are begun. To be used as a context."""
+    """`processes` of them, this one among them. To be used as a context."""
 
     def __init__(self, processes: int = 1) -> None:
-        self._processes = 1
         self._members: list[_Member] = []
-        self._idle: queue.SimpleQueue[_Member] = queue.SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
         self._wanted = processes
         check_processes(processes)
 
@@ -52,69 +54,109 @@ class Crew:
     def begin(self, processes: int) -> None:
         """Starts so many, where none are yet. They get ready by themselves."""
         check_processes(processes)
-        if processes == 1 or self._members:
-            return
-        self._processes = processes
-        self._members = [_Member(processes) for _ in range(processes)]
-        for member in self._members:
-            self._idle.put(member)
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="crew")
+        if not self._members:
+            self._members = [_Member(processes) for _ in range(processes - 1)]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             for member in self._members:
                 member.kill()
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)  # before the pipes are closed that they wait on
         for member in self._members:
             member.end()
 
-    def map(self, act: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+    def map(self, act: Callable[[T], R], tasks: Iterable[T], here: Callable[[T], bool] = lambda _: True) -> Iterator[R]:
         """act(task) of each, in order. Bounded: a task is taken only when there is room for its result.
 
-        `act` is a module's function. Raises what it raises, and SetupError when a process was killed.
+        here: whether this process may do it where others could too; it hands out none meanwhile. `act` is a module's function.
+        Raises what it raises, and SetupError when a process was killed.
         """
-        if self._threads is None:
+        if not self._members:
             yield from map(act, tasks)
             return
         waiting: deque[Future[Any]] = deque()
         for task in tasks:
-            if len(waiting) >= self._processes * _IN_FLIGHT:
+            while (begun := self._begun(act, task, here, len(waiting))) is None:
+                if len(waiting) < self._in_flight_max:
+                    wait([one for one in waiting if not one.done()], return_when=FIRST_COMPLETED)
+                else:
+                    yield waiting.popleft().result()
+            waiting.append(begun)
+            while waiting and waiting[0].done():
                 yield waiting.popleft().result()
-            waiting.append(self._threads.submit(self._ask, act, task))
         while waiting:
             yield waiting.popleft().result()
 
-    def _ask(self, act: Callable[[T], R], task: T) -> R:
-        member = self._idle.get()
-        try:
-            answer: R = member.ask(act, task)
-            return answer
-        finally:
-            self._idle.put(member)
+    @property
+    def _in_flight_max(self) -> int:
+        return (len(self._members) + 1) * _IN_FLIGHT
+
+    def _begun(self, act: Callable[[T], R], task: T, here: Callable[[T], bool], waiting: int) -> "Future[R] | None":
+        """None where nobody can take it now."""
+        if waiting >= self._in_flight_max:
+            return None
+        member = min(self._members, key=lambda one: one.load)
+        if member.load < _AHEAD:
+            return member.ask(act, task)
+        return _done(act, task) if len(self._members) == 1 or here(task) else None
+
+
+def _done(act: Callable[[T], R], task: T) -> "Future[R]":
+    found: Future[R] = Future()
+    try:
+        found.set_result(act(task))
+    except Exception as error:  # noqa: BLE001  # it is raised when its turn has come
+        found.set_exception(error)
+    return found
 
 
 class _Member:
-    """One process, and this end of its pipe."""
+    """One process, this end of its pipe, and the thread that takes its answers."""
 
     def __init__(self, processes: int) -> None:
         self._of = processes
-        self._pipe, theirs = Pipe()
+        self._asked: deque[Future[Any]] = deque()
+        ours, theirs = socket.socketpair()
+        self._pipe = Pipe(ours)
         with theirs:
             number = theirs.fileno()
             command = [sys.executable, "-c", _BEGIN, str(number), *sys.path]
             self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
+        self._thread = threading.Thread(target=self._take_answers, name="crew", daemon=True)
+        self._thread.start()
 
-    def ask(self, act: Callable[[T], R], task: T) -> R:
+    @property
+    def load(self) -> int:
+        """Tasks that it has not answered."""
+        return len(self._asked)
+
+    def ask(self, act: Callable[[T], R], task: T) -> "Future[R]":
+        """Its answer, some time: answers come in the order of the tasks."""
+        found: Future[R] = Future()
+        self._asked.append(found)
         try:
             self._pipe.send((act, task))
-            answer, error = self._pipe.recv()
-        except (EOFError, OSError) as gone:
-            raise self._dead() from gone
-        if error is not None:
-            raise error
-        result: R = answer
-        return result
+        except OSError:  # the thread has seen it too, maybe before this one was among those that it told
+            self._thread.join()
+            self._tell_dead()
+        return found
+
+    def _take_answers(self) -> None:
+        try:
+            while True:
+                answer, error = self._pipe.receive()
+                asked = self._asked.popleft()
+                if error is not None:
+                    asked.set_exception(error)
+                else:
+                    asked.set_result(answer)
+        except (EOFError, OSError):
+            self._tell_dead()
+
+    def _tell_dead(self) -> None:
+        if self._asked:
+            dead = self._dead()
+            while self._asked:
+                self._asked.popleft().set_exception(dead)
 
     def kill(self) -> None:
         """Nobody wants what it does."""
@@ -122,6 +164,8 @@ class _Member:
 
     def end(self) -> None:
         """It has nothing to do any more."""
+        self._pipe.end()
+        self._thread.join()
         self._pipe.close()
         self._wait()
 

@@ -5,10 +5,12 @@ Imports little: every process pays for it before it does anything.
 
 import os
 import signal
+import socket
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
+
+from phalanx.job.data.crew_pipe import Pipe
 
 
 def serve(descriptor: int) -> None:
@@ -17,10 +19,10 @@ def serve(descriptor: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the others
     from phalanx.job.data import encoding, looking  # noqa: F401  # what most tasks need, while the owner looks for files
 
-    pipe = Connection(descriptor)
+    pipe = Pipe(socket.socket(fileno=descriptor))
     try:
         while True:
-            act, task = pipe.recv()
+            act, task = pipe.receive()
             pipe.send(_answer(act, task))
     except (EOFError, OSError):
         return

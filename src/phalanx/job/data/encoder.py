@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 class Encoder:
     """Documents to ids, the same ones whichever library is chosen."""
 
-    def __init__(self, tokenizer_json: str, choice: Choice) -> None:
+    def __init__(self, tokenizer_json: str, choice: Choice, fast: Any = None) -> None:
+        """fast: the fast library's tokenizer, where it is loaded already."""
         self._json = tokenizer_json
         self._theirs: Tokenizer | None = None
         self._fast: Any = None
         self._doubtful = re.compile(f"[{re.escape(choice.doubtful)}]") if choice.doubtful else None
         if choice.engine == "gigatoken":
-            import gigatoken
-
-            self._fast = gigatoken.Tokenizer.from_json(fast_json(tokenizer_json))
+            self._fast = fast or _fast(tokenizer_json)
 
     def encode(self, documents: Sequence[bytes]) -> list[NDArray[np.uint32]]:
         """Ids of each document, which is UTF-8, without end marks."""
@@ -41,3 +40,9 @@ class Encoder:
             self._theirs = tokens.parse(self._json)
         found = tokens.encode(self._theirs, [document.decode() for document in documents])
         return [np.asarray(ids, dtype=np.uint32) for ids in found]
+
+
+def _fast(tokenizer_json: str) -> Any:
+    import gigatoken
+
+    return gigatoken.Tokenizer.from_json(fast_json(tokenizer_json))

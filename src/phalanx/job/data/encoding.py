@@ -3,9 +3,8 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ SPOOLED_BYTES: Final = 32 * 10**6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every process must know. tokenizer: its file, of which each process keeps what it has loaded by `tokenizer_sha256`."""
+    """What every process must know. tokenizer: its file, of which each process keeps what it has loaded."""
 
     tokenizer: Path
     tokenizer_sha256: str
@@ -56,10 +55,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Documents of a split end to end, each with its end mark: the bytes of a `.bin`, or the file that holds them, and the tokens
-    of each document."""
+    """Documents of a split end to end, each with its end mark, or the file that holds them so, and the tokens of each document."""
 
-    data: bytes | Path
+    tokens: NDArray[Any] | Path
     lengths: NDArray[np.int64]
 
 
@@ -90,8 +88,8 @@ class _Growing:
         self._path = task.plan.tokenizer.parent / f"{_SPOOL}{task.number}.{kind}"
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._data: list[bytes] = []
-        self._data_bytes = 0
+        self._tokens: list[NDArray[Any]] = []
+        self._tokens_bytes = 0
         self._lengths: list[NDArray[np.int64]] = []
 
     def add(self, document: bytes) -> None:
@@ -103,25 +101,28 @@ class _Growing:
 
     def _encode(self) -> None:
         plan = self._plan
-        ids = _loaded(plan.tokenizer, plan.tokenizer_sha256, plan.choice).encode(self._waiting)
+        ids = _loaded(plan).encode(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        data, lengths = _joined(ids, plan)
-        self._data.append(data)
-        self._data_bytes += len(data)
+        found, lengths = _joined(ids, plan)
+        self._tokens.append(found)
+        self._tokens_bytes += found.nbytes
         self._lengths.append(lengths)
-        if self._data_bytes >= SPOOLED_BYTES:
-            with self._path.open("ab") as file:
-                file.writelines(self._data)
-            self._data, self._data_bytes = [], 0
+        if self._tokens_bytes >= SPOOLED_BYTES:
+            self._spool()
+
+    def _spool(self) -> None:
+        with self._path.open("ab") as file:
+            file.writelines([one.data for one in self._tokens])
+        self._tokens, self._tokens_bytes = [], 0
 
     def run(self) -> Run:
-        self._encode()
+        if self._waiting:
+            self._encode()
         lengths = np.concatenate(self._lengths)
-        if not self._path.exists():
-            return Run(b"".join(self._data), lengths)
-        with self._path.open("ab") as file:
-            file.writelines(self._data)
-        return Run(self._path, lengths)
+        if self._path.exists():
+            self._spool()
+            return Run(self._path, lengths)
+        return Run(self._tokens[0] if len(self._tokens) == 1 else np.concatenate(self._tokens), lengths)
 
 
 def _wanted(documents: Sequence[bytes], kinds: Kinds, held_out: float) -> Iterator[tuple[int, bytes]]:
@@ -132,15 +133,27 @@ def _wanted(documents: Sequence[bytes], kinds: Kinds, held_out: float) -> Iterat
             yield kind, document
 
 
-@lru_cache(maxsize=1)
-def _loaded(tokenizer: Path, sha256: str, choice: Choice) -> Encoder:
-    data = tokenizer.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError("tokenizer", str(tokenizer), "changed while data was being prepared; run it again")
-    return Encoder(data.decode(), choice)
+def keep(plan: Plan, encoder: Encoder) -> None:
+    """What this process has loaded already; the last one only."""
+    _KEPT.clear()
+    _KEPT[plan.tokenizer_sha256, plan.choice] = encoder
 
 
-def _joined(found: Sequence[NDArray[np.uint32]], plan: Plan) -> tuple[bytes, NDArray[np.int64]]:
+_KEPT: Final[dict[tuple[str, Choice], Encoder]] = {}
+
+
+def _loaded(plan: Plan) -> Encoder:
+    found = _KEPT.get((plan.tokenizer_sha256, plan.choice))
+    if found is None:
+        data = plan.tokenizer.read_bytes()
+        if hashlib.sha256(data).hexdigest() != plan.tokenizer_sha256:
+            raise DataError("tokenizer", str(plan.tokenizer), "changed while data was being prepared; run it again")
+        found = Encoder(data.decode(), plan.choice)
+        keep(plan, found)
+    return found
+
+
+def _joined(found: Sequence[NDArray[np.uint32]], plan: Plan) -> tuple[NDArray[Any], NDArray[np.int64]]:
     lengths = np.fromiter((len(ids) + 1 for ids in found), dtype=np.int64, count=len(found))
     tokens = np.empty(int(lengths.sum()), dtype=megatron.DTYPES[plan.dtype])
     at = 0
@@ -149,4 +162,4 @@ def _joined(found: Sequence[NDArray[np.uint32]], plan: Plan) -> tuple[bytes, NDA
         tokens[at:end] = ids
         tokens[end] = plan.end_of_document
         at = end + 1
-    return tokens.tobytes(), lengths
+    return tokens, lengths

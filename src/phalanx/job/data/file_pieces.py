@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final, Literal, NamedTuple
 
 from phalanx.core.errors import DataError, SetupError
@@ -94,6 +94,14 @@ _AT_MOST: Final = f"of at most {DOCUMENT_BYTES_MAX} bytes each"
 def too_long(name: str, at: int) -> DataError:
     """For a line of JSONL that ends nowhere near."""
     return DataError("paths", f"{name}, byte {at}", f"a line is longer than {DOCUMENT_BYTES_MAX} bytes; write documents {_AT_MOST}")
+
+
+def is_short(pieces: Sequence[Piece]) -> bool:
+    """Whether they take about as long as other tasks: what is packed has any size."""
+    return not any(piece.packing for piece in pieces) and sum(piece.size_bytes for piece in pieces) < _SHORT_BYTES
+
+
+_SHORT_BYTES: Final = 16 * 10**6
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

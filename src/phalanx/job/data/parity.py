@@ -53,17 +53,19 @@ class Choice:
 
 
 class Proof:
-    """Both libraries with one tokenizer, for which the fast one has passed the hard cases, or `why` says that it did not."""
+    """Both libraries with one tokenizer, for which the fast one has passed the hard cases, or `why` says that it did not. fast: its
+    tokenizer, where it could load this one."""
 
     def __init__(self, tokenizer_json: str, theirs: "Tokenizer | None" = None) -> None:
         """theirs: that tokenizer, where it is loaded already."""
         self.why = ""
+        self.fast: Any = None
         self._theirs = theirs or tokens.parse(tokenizer_json)
         try:
             import gigatoken
 
             fields = json.loads(tokenizer_json)
-            self._fast = gigatoken.Tokenizer.from_json(_fast_json(fields))
+            self.fast = gigatoken.Tokenizer.from_json(_fast_json(fields))
             probe = _probe_json(fields)
             self._fast_probe = gigatoken.Tokenizer.from_json(probe)
             self._probe = tokens.parse(probe)
@@ -88,7 +90,7 @@ class Proof:
 
     def _agree(self, texts: Sequence[str]) -> bool:
         pairs = zip(texts, tokens.encode(self._theirs, texts), strict=True)
-        return all(self._fast.encode(text).tolist() == ids for text, ids in pairs)
+        return all(self.fast.encode(text).tolist() == ids for text, ids in pairs)
 
 
 def choose(tokenizer_json: str, sample: Sequence[bytes], alphabet: NDArray[np.uint32]) -> Choice:

@@ -22,7 +22,8 @@ from phalanx.job.data.assembly import write_shards
 from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.default_corpus import STDLIB
-from phalanx.job.data.encoding import Plan
+from phalanx.job.data.encoder import Encoder
+from phalanx.job.data.encoding import Plan, keep
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
@@ -186,13 +187,14 @@ def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew
         tokenizer = tokens.train(texts, asked.vocab_size)
     end = tokens.end_id(tokenizer, asked.end_of_document)
     if journal.tokenizer is None:
-        text = given.text if given else tokenizer.to_str(pretty=True)
-        journal.begin(_written(folder / TOKENIZER, text.encode()))
+        written = given.text if given else tokenizer.to_str(pretty=True)
+        journal.begin(_written(folder / TOKENIZER, written.encode()))
     assert journal.tokenizer is not None
     vocab_size = tokens.vocab_size(tokenizer)
     if texts is None:
         texts = sample(found, asked.reading, _COMPARED_BYTES, asked.held_out, crew, lambda *_: None)
-    proof = given.proof if given else Proof((folder / TOKENIZER).read_text(encoding="utf-8"))
+    text = given.text if given else (folder / TOKENIZER).read_text(encoding="utf-8")
+    proof = given.proof if given else Proof(text)
     choice = proof.choose(_some(texts), found.alphabet)
     plan = Plan(
         tokenizer=folder / TOKENIZER,
@@ -203,6 +205,7 @@ def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew
         reading=asked.reading,
         held_out=asked.held_out,
     )
+    keep(plan, Encoder(text, choice, proof.fast))
     phase = _phase(choice)
     shards = write_shards(found, plan, asked.shard_tokens_max, journal, crew, lambda *at: report(PrepareProgress(phase, *at)))
     manifest = _manifest(found, shards, asked, journal.tokenizer, plan, vocab_size)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data.corpus import Found
 from phalanx.job.data.crew import Crew
-from phalanx.job.data.file_pieces import File, Piece, batches, cut
+from phalanx.job.data.file_pieces import File, Piece, batches, cut, is_short
 from phalanx.job.data.kinds import CUT, HELD_OUT, OUT, TRAIN, Kinds
 from phalanx.job.data.looking import Batch, Looked, look
 from phalanx.job.data.manifest import Source, Split
@@ -67,7 +67,7 @@ def survey(
     done, at = 0, 0
     tasks = [Batch(batch, reading) for batch in batches(pieces)]
     all_looked: list[Looked] = []
-    for batch, looked in zip(tasks, crew.map(look, tasks), strict=True):
+    for batch, looked in zip(tasks, crew.map(look, tasks, _is_short), strict=True):
         for number, skipped, trouble in looked.skipped:
             sources[bisect_right(starts, at + number) - 1].skip(skipped, trouble)
         all_looked.append(looked)
@@ -75,6 +75,10 @@ def survey(
         done += sum([piece.size_bytes for piece in batch.pieces])
         seen(done)
     return _decided(pieces, all_looked, sources, dedup, held_out)
+
+
+def _is_short(batch: Batch) -> bool:
+    return is_short(batch.pieces)
 
 
 class Gathered:
