@@ -46,7 +46,7 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, push_data=push_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -104,15 +104,21 @@ def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str
     return show_data(asked.out)
 
 
-def show_data(path: Path) -> Mapping[str, Any]:
+def show_data(path: Path | str) -> Mapping[str, Any]:
     from phalanx.core import wire
     from phalanx.job.data.show import DataSummary, summary
 
-    shown: Mapping[str, Any] = wire.plain(DataSummary, summary(path))
+    shown: Mapping[str, Any] = wire.plain(DataSummary, summary(path, verify="://" not in str(path)))
     return shown
 
 
-def verify_data(path: Path, progress: "ProgressSink") -> Mapping[str, Any]:
+def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
+    from phalanx.job.data.push import push
+
+    return push(path, place, lambda done, total: progress("pushing", done, total))
+
+
+def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
     from phalanx.core import wire
     from phalanx.job.data.show import DataSummary, summary
 

@@ -187,15 +187,20 @@ def read(folder: Path) -> tuple[Manifest, bytes]:
         raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
     except OSError as error:
         raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
+    return parse(data, str(path)), data
+
+
+def parse(data: bytes, path: str) -> Manifest:
+    """Of the bytes of a manifest.json. path: where it lies, for errors. Raises DataError."""
     try:
         manifest = _parsed(data, path)
     except ValueError as error:
-        raise DataError("manifest", str(path), f"is not a manifest of ours ({error}); {REMAKE}") from error
+        raise DataError("manifest", path, f"is not a manifest of ours ({error}); {REMAKE}") from error
     _check(manifest, path)
-    return manifest, data
+    return manifest
 
 
-def _parsed(data: bytes, path: Path) -> Manifest:
+def _parsed(data: bytes, path: str) -> Manifest:
     """Raises ValueError for what is no manifest at all."""
     try:
         manifest: Manifest = wire.loads(Manifest, data)
@@ -216,7 +221,7 @@ def _of_format_1(data: bytes) -> Manifest:
     return manifest
 
 
-def _check(manifest: Manifest, path: Path) -> None:
+def _check(manifest: Manifest, path: str) -> None:
     """Holds for every manifest that `prepare` writes; a file name is the one thing in it that could reach outside the folder."""
     for name in (manifest.tokenizer.name, *(shard.name for shard in manifest.shards)):
         if not _PLAIN_NAME.fullmatch(name):

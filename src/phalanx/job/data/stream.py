@@ -20,7 +20,7 @@ from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices
 from phalanx.job.data.samples import Rows
-from phalanx.job.data.waits import Cause, Span, causes
+from phalanx.job.data.waits import CAUSES, Cause, Span, causes
 
 Order = Callable[[int], Indices]
 """From a step to the samples of its batch, in order; called by the stream's threads. See `order`."""
@@ -77,7 +77,8 @@ class BatchStream:
         self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=start, taken=start, stop=stop, depth=depth)
         self._keep = keep
         self._held: deque[Rows] = deque()
-        self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(("start", "order", "read", "verify", "decode"), 0.0))
+        self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(CAUSES, 0.0))
+        self._far = data.read_ahead(split, sequence, order, start, stop)
         self._threads = [
             threading.Thread(target=self._ahead.run, name=f"data-{split}-{number}", daemon=True) for number in range(threads)
         ]
@@ -114,11 +115,15 @@ class BatchStream:
         self._held.append(fetched.array)
         ahead.deliver(self._held.popleft() if len(self._held) > self._keep else None)
         self._stats = StreamStats(delivered=self._stats.delivered + 1, waited_s=self._stats.waited_s)
+        if self._far is not None:
+            self._far.delivered(self.step)
         return fetched.rows
 
     def close(self) -> None:
         """Ends the threads, each after what it is reading. May be called again."""
         self._close()
+        if self._far is not None:
+            self._far.close()
 
     def __enter__(self) -> "BatchStream":
         return self

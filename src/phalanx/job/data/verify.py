@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -26,11 +26,23 @@ def verify_files(folder: Path, manifest: Manifest, progress: VerifyProgress | No
 
     Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
     """
+    verify_pieces(folder, manifest, lambda entry: _pieces(folder, entry), progress, threads)
+
+
+def verify_pieces(
+    where: Path | str,
+    manifest: Manifest,
+    pieces: Callable[[FileEntry], Iterator[memoryview]],
+    progress: VerifyProgress | None = None,
+    threads: int = 0,
+) -> None:
+    """As `verify_files`, of files that are given piece by piece, each of which is done with before the next one is asked for."""
     files = manifest.files
     total, done = sum(entry.size_bytes for entry in files), 0
     errors: list[DataError] = []
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        for entry, error in zip(files, pool.map(lambda entry: _damage(folder, entry, manifest), files), strict=True):
+        damage = pool.map(lambda entry: _damage(where, entry, pieces, manifest), files)
+        for entry, error in zip(files, damage, strict=True):
             done += entry.size_bytes
             errors += [error] if error else []
             if progress is not None:
@@ -47,28 +59,36 @@ def _all_of(errors: list[DataError]) -> DataError:
     return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
 
 
-def _damage(folder: Path, entry: FileEntry, manifest: Manifest) -> DataError | None:
+def _damage(
+    where: Path | str, entry: FileEntry, pieces: Callable[[FileEntry], Iterator[memoryview]], manifest: Manifest
+) -> DataError | None:
     try:
-        _check(folder, entry, manifest)
+        _check(where, entry, pieces(entry), manifest)
     except DataError as error:
         return error
     except OSError as error:
-        return unreadable(entry, folder / entry.name, error)
+        return unreadable(entry, f"{where}/{entry.name}", error)
     return None
 
 
-def _check(folder: Path, entry: FileEntry, manifest: Manifest) -> None:
+def _check(where: Path | str, entry: FileEntry, pieces: Iterator[memoryview], manifest: Manifest) -> None:
     """Raises DataError, OSError."""
-    digest, buffer, is_bin = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES)), entry.name.endswith(".bin")
+    digest, is_bin = hashlib.sha256(), entry.name.endswith(".bin")
     most, least = 0, 0
+    for piece in pieces:
+        digest.update(piece)
+        if is_bin:
+            tokens = np.frombuffer(piece, dtype=DTYPES[manifest.dtype])
+            most, least = max(most, int(tokens.max())), min(least, int(tokens.min()))
+    if digest.hexdigest() != entry.sha256:
+        raise damaged(entry, where, digest.hexdigest())
+    check_range(entry, f"{where}/{entry.name}", least, most, manifest.vocab_size)
+
+
+def _pieces(folder: Path, entry: FileEntry) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
     with (folder / entry.name).open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != entry.size_bytes:
             raise wrong_size(entry, folder, size)
         while got := file.readinto(buffer):
-            digest.update(buffer[:got])
-            if is_bin:
-                tokens = np.frombuffer(buffer[:got], dtype=DTYPES[manifest.dtype])
-                most, least = max(most, int(tokens.max())), min(least, int(tokens.min()))
-    if digest.hexdigest() != entry.sha256:
-        raise damaged(entry, folder, digest.hexdigest())
-    check_range(entry, folder / entry.name, least, most, manifest.vocab_size)
+            yield buffer[:got]

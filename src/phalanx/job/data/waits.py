@@ -1,20 +1,22 @@
 """What a wait for a batch was for."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-Cause = Literal["start", "order", "read", "verify", "decode"]
-"""start: nobody had begun with the batch. order: which samples it has. read: blocks from the disk. verify: their checksums.
-decode: tokens to int64 rows."""
+Cause = Literal["start", "order", "store", "cache", "read", "verify", "decode"]
+"""start: nobody had begun with the batch. order: which samples it has. store: blocks on their way from a store. cache: room for
+them on the node. read: blocks from the disk. verify: their checksums. decode: tokens to int64 rows."""
+
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
 Span = tuple[Cause, float, float]
 """A cause with its begin and end in seconds."""
 
-_INNER: Final = ("read", "verify")
+_INNER: Final = ("store", "cache", "read", "verify")
 
 
 def causes(spans: Sequence[Span], began: float, ended: float) -> Mapping[Cause, float]:
-    """Seconds of the wait by cause, which add up to it. `spans` are of the awaited batch; read and verify lie within decode."""
+    """Seconds of the wait by cause, which add up to it. `spans` are of the awaited batch; those of blocks lie within decode."""
     found: dict[Cause, float] = {}
     for cause, begin, end in spans:
         found[cause] = found.get(cause, 0.0) + max(0.0, min(end, ended) - max(begin, began))

@@ -25,6 +25,7 @@ def add(app: typer.Typer) -> None:
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    app.command("push", epilog=EXIT_CODES)(push)
 
 
 def prepare(
@@ -76,16 +77,16 @@ def prepare(
 
 def show(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`, or a place in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a prepared folder holds, once it was checked."""
+    """Show what a prepared folder holds, once it was checked; in a store, only what is shown is."""
     _show(tools_of(context).show_data(path), output)
 
 
 def verify(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`, or a place in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte of a prepared folder and compare it with its hash."""
@@ -94,6 +95,21 @@ def verify(
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
     _show(summary, output)
+
+
+def push(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    place: Annotated[str, typer.Argument(metavar="URL", help="Where to put it: s3://bucket/prefix, gs:// or az://.")],
+) -> None:
+    """Put a prepared folder into an object store, its manifest last. Other data that lies there is left alone."""
+    from phalanx.show.cli.output import line
+    from phalanx.show.cli.output import show as show_parts
+    from phalanx.show.cli.stages import stages
+
+    with stages() as progress:
+        there = tools_of(context).push_data(path, place, progress)
+    show_parts([line(f"{path} is in {there}")])
 
 
 def _show(summary: "Mapping[str, Any]", output: Output) -> None:

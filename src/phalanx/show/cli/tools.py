@@ -29,6 +29,7 @@ class Tools:
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
+    push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
     list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
@@ -46,8 +47,9 @@ class Tools:
     up: Callable[[Path, int, int | None, str], bool]
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
-    show_data: Callable[[Path], Mapping[str, Any]]
-    verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
+    show_data: Callable[[Path | str], Mapping[str, Any]]
+    verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
+    push_data: Callable[[Path, str, ProgressSink], str]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
