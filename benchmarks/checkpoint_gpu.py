@@ -1,8 +1,9 @@
 """What a save of a 7B model's state costs on two GPUs of one host, against PyTorch's own.
 
-Usage: python benchmarks/checkpoint_gpu.py [--only ID] [--quick] [--layers N] [--accumulate N] [--folder DIR]. The last line is one
-JSON object; the exit code is 1 when a claim does not hold. Two CUDA GPUs are needed, and host memory for two copies of the state;
-without them the same roles are played by a tiny model on the CPU, and nothing is claimed.
+Usage: python benchmarks/checkpoint_gpu.py [--only ID] [--quick] [--ranks N] [--layers N] [--accumulate N] [--folder DIR]. The last
+line is one JSON object; the exit code is 1 when a claim does not hold. Two CUDA GPUs are needed, and host memory for two copies of
+the state; without them the same roles are played by a tiny model on the CPU, and nothing is claimed. With --ranks 1 one GPU holds
+as much state as each of the two, half of the layers, and computes as long: twice the microbatches.
 
 A decoder of about 7 billion parameters is trained with FSDP2 (float32 weights and moments, bfloat16 arithmetic): about 43 GB of
 state on each GPU. A stall is by how much longer a step lasts, all GPU work included, when a save begins before it: the call, the
@@ -27,9 +28,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-RANKS: Final = 2
+RANKS = 2
 DIM, FFN_DIM, HEADS, LAYERS, VOCAB = 4096, 11008, 32, 34, 32_000
 """7.14 billion parameters: 42.9 GB of float32 weights and two moments on each of two GPUs."""
 SEQUENCE = 2048
@@ -91,8 +92,8 @@ def gang(options: argparse.Namespace, folder: str) -> Answer:
         port = str(probe.getsockname()[1])
     words = [sys.executable, __file__, *sys.argv[1:], "--as-rank", folder]
     ranks = []
-    for rank in range(RANKS):
-        torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    for rank in range(options.ranks):
+        torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
         own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         ranks.append(subprocess.Popen(words, env={**os.environ, **own}))
     codes = [rank.wait() for rank in ranks]
@@ -165,7 +166,7 @@ class Trainer:
         from phalanx.job.checkpoint.retention import Keep
         from phalanx.job.checkpoint.save import Identity, SavePolicy
 
-        origin = Origin(config="", data="", world_size=RANKS, layout={"dp": RANKS})
+        origin = Origin(config="", data="", world_size=self.rank.world_size, layout={"dp": self.rank.world_size})
         policy = SavePolicy(root=self.folder / "checkpoints", every=1, keep=Keep(last=1))
         place = Place(folder=self.folder / "keepers", slot=self.rank.rank)
         identity = Identity(origin=origin, dtype="fp32", device=torch.device(self.rank.device))
@@ -359,7 +360,7 @@ def conditions(answer: Answer, options: argparse.Namespace) -> dict[str, Any]:
             versions[name] = "from its source"
     return {
         "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": answer["card"],
-        "versions": versions, "ranks": RANKS, "layers": options.layers, "accumulate": options.accumulate, "seeds": [0],
+        "versions": versions, "ranks": options.ranks, "layers": options.layers, "accumulate": options.accumulate, "seeds": [0],
     }  # fmt: skip
 
 
@@ -368,11 +369,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(CLAIMS), help="tell one claim; both come of the same run")
     parser.add_argument("--quick", action="store_true", help=f"{PLAIN_STEPS_QUICK} plain steps")
-    parser.add_argument("--layers", type=int, default=LAYERS, help=f"of the model, {LAYERS} unless told")
-    parser.add_argument("--accumulate", type=int, default=ACCUMULATE, help="microbatches of a step")
+    parser.add_argument("--ranks", type=int, choices=(1, RANKS), default=RANKS, help="GPUs to train on")
+    parser.add_argument("--layers", type=int, help=f"of the model, {LAYERS // RANKS} for each rank unless told")
+    parser.add_argument("--accumulate", type=int, help=f"microbatches of a step, {ACCUMULATE} for two ranks unless told")
     parser.add_argument("--folder", help="where checkpoints are written; a temporary folder unless told")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.layers = options.layers or LAYERS // RANKS * options.ranks
+    options.accumulate = options.accumulate or ACCUMULATE * RANKS // options.ranks
     if options.as_rank:
         rank_main(options)
     with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-gpu-", dir=options.folder) as folder:
@@ -380,7 +384,7 @@ def main() -> int:
     real = answer["card"] != "cpu"
     claims = [CLAIMS[name](answer) for name in ([options.only] if options.only else CLAIMS)] if real else []
     if not real:
-        print("no two GPUs here: the roles were played by a tiny model, and nothing is claimed")
+        print("no such GPUs here: the roles were played by a tiny model, and nothing is claimed")
     print(json.dumps({"benchmark": "checkpoint_gpu", "conditions": conditions(answer, options), "claims": claims}))
     return 0 if all(one["holds"] for one in claims) else 1
 

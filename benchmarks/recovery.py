@@ -505,7 +505,8 @@ def in_process_main(folder: Path) -> None:
     import torch.distributed as dist
     from nvidia_resiliency_ext import inprocess  # type: ignore[import-not-found]  # no dependency of ours
 
-    from phalanx.job.data.open import open_data
+    from phalanx.core.training_data import DataSource
+    from phalanx.job.data.sources import open_sources
     from phalanx.job.sdk import attach
     from phalanx.job.train.device import prepare_device, this_rank
     from phalanx.job.train.loop import run
@@ -515,7 +516,7 @@ def in_process_main(folder: Path) -> None:
 
     os.environ["PHALANX_RECORDS"] = str(folder / f"rank-{os.environ['RANK']}.records")
     records = os.environ["PHALANX_RECORDS"]
-    data = open_data(Path(os.environ["PHALANX_DATA"]))
+    data = open_sources(DataSource(path=os.environ["PHALANX_DATA"]))
 
     def body(call_wrapper: inprocess.CallWrapper | None = None) -> None:
         assert call_wrapper is not None

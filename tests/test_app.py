@@ -11,13 +11,14 @@ import pytest
 
 from phalanx import app
 from phalanx.core import wire
-from phalanx.core.data_asked import PrepareAsked
-from phalanx.core.errors import SetupError
+from phalanx.core.data_asked import IndexAsked, PackAsked, PrepareAsked
+from phalanx.core.errors import DataError, SetupError
 from phalanx.operate import daemons
 from phalanx.operate.control.questions import Question
 from phalanx.operate.control.scheduler_process import Answer
 from phalanx.operate.home import open_home
 from phalanx.show.cli.tools import Tools
+from tests.job.data.image_folders import write_images
 
 
 def python(*words: str, feed: str = "") -> "subprocess.CompletedProcess[str]":
@@ -114,6 +115,21 @@ def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:
     assert seen[-1][1] == seen[-1][2] > 0
     assert made["documents"] == 40
     assert seen
+
+
+def test_images_are_packed_indexed_and_shown_through_the_tools(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", each=2)
+    seen: list[tuple[str, int, int]] = []
+    made = app.make_samples(PackAsked(folder=tmp_path / "images", out=tmp_path / "out", shard_mib=1), lambda *at: seen.append(at))
+    assert made == app.show_data(tmp_path / "out")
+    assert (made["samples"], made["classes"], made["checksums_ok"]) == (len(images), ["cat", "dog", "eel"], True)
+    (tmp_path / "names").write_text("one\ntwo\nthree\n")
+    asked = IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "names", processes=1)
+    assert app.make_samples(asked, lambda *at: seen.append(at))["classes"] == ["one", "two", "three"]
+    assert app.verify_data(tmp_path / "out", lambda *at: seen.append(at))["samples"] == len(images)
+    assert [stage for stage, done, total in seen if done == total > 0] == ["packing", "indexing", "checking"]
+    with pytest.raises(DataError, match="classes"):
+        app.make_samples(IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "none"), lambda *_: None)
 
 
 def test_a_workdir_is_packed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core import errors, events, recipe, spec
+from phalanx.core import errors, events, recipe, spec, training_data
 from phalanx.record.telemetry.ledger.categories import CATEGORIES
 from tests.conftest import LONGEST
 
@@ -80,7 +80,10 @@ def documented(path: Path) -> Iterator[tuple[str, str | None]]:
         spec.Resources,
         spec.Environment,
         spec.CheckpointPolicy,
-        spec.DataSource,
+        training_data.DataSource,
+        training_data.MixtureSource,
+        training_data.WeightChange,
+        training_data.Blocks,
         spec.Notify,
         spec.Recovery,
         recipe.LlamaRecipe,

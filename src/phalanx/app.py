@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import PrepareAsked
+    from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_audit import DataAudit
+    from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
@@ -46,7 +48,8 @@ def _command(words: Sequence[str]) -> int:
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, push_data=push_data,
+            verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, audit_data=audit_data,
+            make_samples=make_samples, mix_data=mix_data, push_data=push_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -104,12 +107,16 @@ def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str
     return show_data(asked.out)
 
 
-def show_data(path: Path | str) -> Mapping[str, Any]:
-    from phalanx.core import wire
-    from phalanx.job.data.show import DataSummary, summary
+def make_samples(asked: "IndexAsked | PackAsked", progress: "ProgressSink") -> Mapping[str, Any]:
+    from phalanx.job.data.tars.asked import make
 
-    shown: Mapping[str, Any] = wire.plain(DataSummary, summary(path, verify="://" not in str(path)))
-    return shown
+    return show_data(make(asked, progress))
+
+
+def show_data(path: Path | str) -> Mapping[str, Any]:
+    from phalanx.job.data.shown import shown
+
+    return shown(path, verify="://" not in str(path))
 
 
 def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
@@ -119,13 +126,27 @@ def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
 
 
 def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.core import wire
-    from phalanx.job.data.show import DataSummary, summary
+    from phalanx.job.data.shown import shown
 
-    shown: Mapping[str, Any] = wire.plain(
-        DataSummary, summary(path, progress=lambda done, total: progress("checking", done, total))
-    )
-    return shown
+    return shown(path, lambda done, total: progress("checking", done, total))
+
+
+def sample_data(asked: "SampleAsked") -> "SamplesView":
+    from phalanx.job.data.sampled import samples
+
+    return samples(asked)
+
+
+def audit_data(folder: Path, contents: bool, progress: "ProgressSink") -> "DataAudit":
+    from phalanx.job.data.audit_folder import audit_folder
+
+    return audit_folder(folder, contents, lambda done, total: progress("auditing", done, total))
+
+
+def mix_data(asked: "MixAsked") -> "MixView":
+    from phalanx.job.data.outlook import outlook
+
+    return outlook(asked)
 
 
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:

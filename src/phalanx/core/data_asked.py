@@ -1,8 +1,10 @@
-"""What `phalanx data prepare` is asked for, from the command line to the job's room."""
+"""What `phalanx data prepare`, `index`, `pack` and the like are asked for, from the command line to the job's room."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from phalanx.core.training_data import DataSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +23,59 @@ class PrepareAsked:
     dedup: bool = False
     processes: int | None = None
     force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleAsked:
+    """What `phalanx data sample` is asked for: samples of a split by their numbers, or those of a step of a run.
+
+    data: whose samples; with several sources `source` names the one, where no step does. index: numbers of samples; none of them,
+    and no step, for the first ones. step: counted from 1, as in a run's metrics, of a run that reads `batch` samples a step in the
+    order of `seed`. most: samples shown. ids: also their tokens.
+    """
+
+    data: DataSource
+    split: Literal["train", "held_out"] = "train"
+    sequence: int = 64
+    source: str = ""
+    index: tuple[int, ...] = ()
+    step: int | None = None
+    batch: int | None = None
+    seed: int = 0
+    most: int = 3
+    ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexAsked:
+    """out None: the data set is made where the tars lie. classes None: a file with the name of each class on a line, or none."""
+
+    paths: tuple[str, ...]
+    out: Path | None = None
+    classes: Path | None = None
+    processes: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackAsked:
+    """endings (): the usual ones of images."""
+
+    folder: Path
+    out: Path
+    shard_mib: int
+    endings: tuple[str, ...] = ()
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixAsked:
+    """The run of which `phalanx data mix` says what it will read. batch: samples of one step over all ranks. first: of the first so
+    many steps the shares are given apart."""
+
+    data: DataSource
+    sequence: int
+    seed: int
+    batch: int
+    steps: int
+    first: int = 100

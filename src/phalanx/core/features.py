@@ -26,6 +26,8 @@ CHAOS: Final = "chaos"
 """Plans faults for its ranks."""
 RECOVERY_NODES: Final = "recovery-nodes"
 """Its shims lead, or follow, gangs of several nodes that recover inside."""
+DATA_SPEC: Final = "data-spec"
+"""Its ranks find all of `data`: a mixture, and how rows are made, not a path alone."""
 CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
 
@@ -40,6 +42,7 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,
         CHAOS: spec.chaos,
+        DATA_SPEC: spec.data is not None and not spec.data.is_plain,
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
     }

@@ -17,11 +17,12 @@ _Index = Annotated[int, Field(ge=0, le=2**62)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSample:
     """One sample of a bad batch. sample: its index in the data order. row: which one of the training split that is. loss: its own
-    mean over tokens; None when it was no number."""
+    mean over tokens; None when it was no number. source: of a mixture, whose row it is."""
 
     sample: _Index
     row: _Index
     loss: FiniteFloat | None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ class LossSpike:
 
 def _named(one: BadSample) -> str:
     loss = "no number" if one.loss is None else f"{one.loss:.4g}"
-    return f"{one.sample} (row {one.row}, loss {loss})"
+    of = f" of {one.source}" if one.source else ""
+    return f"{one.sample} (row {one.row}{of}, loss {loss})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

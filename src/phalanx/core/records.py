@@ -16,6 +16,9 @@ NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
 
 
+CAUSE_CHARS_MAX: Final = 32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimiser step of one rank, written before the next step starts.
@@ -24,6 +27,7 @@ class StepRecord:
     tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
     local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured.
     *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
+    data_wait_cause: what most of `data_wait_ms` was for, such as `read`; '' where nothing was waited for. See docs/data.md.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -46,6 +50,7 @@ class StepRecord:
     optimizer_ms: int = 0
     checkpoint_ms: int = 0
     local_us: int = 0
+    data_wait_cause: Annotated[str, Field(max_length=CAUSE_CHARS_MAX)] = ""
     kind: Literal["step"] = "step"
 
 

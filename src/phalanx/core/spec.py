@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from phalanx.core.devices import DeviceRequest, parse_devices
 from phalanx.core.policy import Tier
 from phalanx.core.timeouts import HANG_MS
+from phalanx.core.training_data import DataSource
 from phalanx.core.units import duration_ms, moment_ms, size_bytes
 
 Kind = Literal["batch", "train", "service", "interactive"]
@@ -180,18 +181,6 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSource:
-    """Token shards made by `phalanx data prepare`.
-
-    path: the prepared folder.
-    """
-
-    __pydantic_config__ = _STRICT
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One job.
 
@@ -224,7 +213,7 @@ class JobSpec:
     recovery: what becomes of the other ranks when one dies or hangs.
     chaos: faults may be planned for it with `phalanx chaos`.
     hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
-    data: token shards for the recipe; their manifest hash goes into the lineage.
+    data: token shards for the recipe, one data set or a mixture; their manifest hash goes into the lineage.
     """
 
     __pydantic_config__ = _STRICT

@@ -17,10 +17,12 @@ from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES
-from phalanx.core.spec import Array, CheckpointPolicy, DataSource, Environment, JobSpec, Notify, Placing, Recovery, Resources
+from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, Notify, Placing, Recovery, Resources
 from phalanx.core.spec_checkpoint import checkpoint_checks
+from phalanx.core.spec_data import data_checks, refuse_unprepared
 from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
+from phalanx.core.training_data import Blocks, DataSource, MixtureSource, WeightChange
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
 
@@ -49,7 +51,7 @@ _MAPPING: Final = "write a mapping of fields, starting with name: ..."
 
 
 def load_spec(path: Path, change: Callable[[object], object] = lambda data: data) -> JobSpec:
-    """The spec in a YAML file. Relative `workdir` and `data.path` are taken from the file's folder.
+    """The spec in a YAML file. Relative `workdir` and paths of `data` are taken from the file's folder.
 
     change: made to the file's data before it is checked, e.g. by `submit --set`.
     Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
@@ -59,10 +61,8 @@ def load_spec(path: Path, change: Callable[[object], object] = lambda data: data
         what = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"
         raise SpecError("job file", str(path), f"{what}; {_MAPPING}")
     spec = anchored(parse_spec(change(data)), path.parent)
-    if spec.data and not (Path(spec.data.path) / "manifest.json").is_file():
-        raise SpecError(
-            "data.path", spec.data.path, f"holds no prepared data; run `phalanx data prepare PATHS --out {spec.data.path}`"
-        )
+    if spec.data:
+        refuse_unprepared(spec.data)
     if spec.environment.lock:
         absent = "is no file in workdir; make it there, or name the one that is"
         checked_lock(spec.environment.lock, lambda name: _file_in(Path(spec.workdir), name), absent)
@@ -78,10 +78,9 @@ def _file_in(workdir: Path, name: str) -> bytes | None:
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
-    """`spec` with relative `workdir` and `data.path` made absolute from `folder`."""
+    """`spec` with relative `workdir` and paths of `data` made absolute from `folder`."""
     workdir = str((folder / spec.workdir).resolve()) if spec.workdir else ""
-    data = DataSource(path=str((folder / spec.data.path).resolve())) if spec.data else None
-    return dataclasses.replace(spec, workdir=workdir, data=data)
+    return dataclasses.replace(spec, workdir=workdir, data=spec.data.anchored(folder) if spec.data else None)
 
 
 def parse_spec(data: object) -> JobSpec:
@@ -102,7 +101,10 @@ def parse_spec(data: object) -> JobSpec:
 def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
-    checks = (_field_checks, _pair_checks, checkpoint_checks, sharing_checks, recovery_checks, _environment_checks, _outside_checks)
+    checks = (
+        _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, recovery_checks, _environment_checks,
+        _outside_checks,
+    )  # fmt: skip
     for check in checks:
         for name, value, good, fix in check(spec):
             if not good:
@@ -138,6 +140,9 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
     for name in ("secrets", "after"):
         if isinstance(normal.get(name), list):
             normal[name] = tuple(normal[name])
+    source = normal.get("data")
+    if isinstance(source, dict) and isinstance(source.get("changes"), list):
+        normal["data"] = {**source, "changes": tuple(source["changes"])}
     if isinstance(normal.get("placing"), dict):
         normal["placing"] = _normal_placing(normal["placing"])
     notify = normal.get("notify")
@@ -277,10 +282,12 @@ def command_line(entrypoint: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) -> SpecError:
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
-    where = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple[", "literal["))]
+    where = [str(part) for part in first["loc"] if not str(part).startswith(_UNSAID)]
+    if where[:2] == ["data", "shuffle"]:
+        where = [part for part in where if part != Blocks.__name__]
     name = ".".join([*([prefix] if prefix else []), *where]) or "job"
     if first["type"] == "unexpected_keyword_argument":
-        owner = _NESTED.get(where[0], kind) if len(where) > 1 else kind
+        owner = _owner(where) or kind
         return SpecError(name, first["input"], _nearest(where[-1], [item.name for item in dataclasses.fields(owner)]))
     union = (_UNIONS.get(where[0]) or _UNIONS.get(".".join(where[:2]))) if where and not prefix else None
     if union is not None:  # what is wrong is said of each of its types; to people it is one field
@@ -289,7 +296,19 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     return SpecError(name, value_of(first), form or what_to_write(first))
 
 
+_UNSAID: Final = ("function-", "constrained-", "tuple[", "literal[")
+"""Parts of a place that are no field: which of several types was tried."""
+
+
+def _owner(where: list[str]) -> type | None:
+    """The dataclass that would have this field; None for the outermost."""
+    if where[0] == "data" and len(where) > 2:
+        return {"sources": MixtureSource, "changes": WeightChange, "shuffle": Blocks}[where[1]]
+    return _NESTED.get(where[0]) if len(where) > 1 else None
+
+
 _UNIONS: Final = {
+    "data.shuffle": (2, "write full, in_order, or {block_samples: N, window_blocks: M}"),
     "entrypoint": (1, "write a command line, or a list of words such as [python, train.py]"),
     "checkpoint.every": (2, "write a number of steps, 0 or more, or auto"),
     "hyperparameters": (2, "write text, a number, true or false"),

@@ -12,7 +12,7 @@ from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The newest step of the current attempt. `eta_ms` is None until a rate is known."""
+    """The newest step of the current attempt. `eta_ms` is None until a rate is known. data_wait_*: as in StepRecord."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -22,6 +22,8 @@ class Progress:
     tokens_per_s: float
     mfu: float
     eta_ms: int | None
+    data_wait_ms: int = 0
+    data_wait_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, MemoryStore
 
-from phalanx.core.errors import Bug, NotFound, SetupError, StoreUnavailable
+from phalanx.core.errors import Bug, Conflict, NotFound, SetupError, StoreUnavailable
 from phalanx.storage.atomic import make_folders, refused
 from phalanx.storage.local_writes import LocalWrites
 from phalanx.storage.places import Place, checked_key, parse_place
@@ -106,11 +106,17 @@ class ObjectStore:
             return b""
         return bytes(self.read_range(key, start, length))
 
-    def read_range(self, key: str, start: int, length: int) -> memoryview:
-        """As `get_range`, of an object whose size the caller knows: one request, and no copy. Raises NotFound."""
+    def read_range(self, key: str, start: int, length: int, etag: str = "") -> memoryview:
+        """As `get_range`, of an object whose size the caller knows: one request, and no copy. etag: of that version alone. Raises
+        NotFound, and Conflict where it is another version by now."""
         checked_key(key)
         try:
+            if etag:
+                wanted: Any = {"range": (start, start + length), "if_match": etag}
+                return memoryview(obstore.get(self._store, key, options=wanted).bytes())
             return memoryview(obstore.get_range(self._store, key, start=start, length=length))
+        except PreconditionError as error:
+            raise Conflict("object", key, f"{self.url} holds another version of it by now") from error
         except _TROUBLE as error:
             raise told(self.place, key, error) from error
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES
+from phalanx.job.data.manifest import FileEntry
 from phalanx.job.data.open import TokenData, open_data
 from tests.job.data.random_tokens import write_tokens
 
@@ -251,3 +254,61 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert (data.gather("train", np.arange(data.num_samples("train", 10)), 10)[:, :-1].ravel() == tokens[:-10]).all()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_damaged_block_says_which_and_what_needs_it(damaged: Path, written: tuple[Path, NDArray[np.int64]]) -> None:
+    flip(damaged / "train-00002.bin", MIB + 7)
+    data = open_data(damaged)
+    with pytest.raises(BadBlock) as caught:
+        sample(data, (SIZES[0] + SIZES[1] + MIB // 2) // SEQUENCE + 1)
+    block = pickle.loads(pickle.dumps(caught.value)).block
+    assert block == Block(data=data.manifest_hash, shard=data.manifest.shards[2].bin_sha256, block=1)
+    for sequence in (7, SEQUENCE, 700_000):
+        count, begin = data.num_samples("train", sequence), SIZES[0] + SIZES[1] + MIB // 2
+        needs = [i for i in range(count) if i * sequence < begin + MIB // 2 and i * sequence + sequence >= begin]
+        assert data.touching("train", block, sequence) == ((needs[0], needs[-1] + 1),)
+    assert data.touching("held_out", block, SEQUENCE) == () == data.touching("train", replace(block, data="other"), SEQUENCE)
+    assert data.touching("train", replace(block, block=9), SEQUENCE) == ()
+
+
+def test_a_block_that_is_right_when_read_again_is_no_damage(
+    damaged: Path, written: tuple[Path, NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a bit that flipped between disk and memory; a local folder has no other place to fetch it from."""
+    flip(damaged / "train-00000.bin", 7)
+    advised: list[tuple[int, int, int]] = []
+
+    def drop(descriptor: int, offset: int, length: int, advice: int) -> None:
+        advised.append((offset, length, advice))
+        flip(damaged / "train-00000.bin", 7)
+
+    monkeypatch.setattr(os, "posix_fadvise", drop)
+    assert sample(open_data(damaged), 0) == written[1][: SEQUENCE + 1].tolist()
+    assert advised == [(0, MIB, os.POSIX_FADV_DONTNEED)]
+
+
+def test_a_bad_shard_is_fetched_again_where_it_came_from_elsewhere(damaged: Path, written: tuple[Path, NDArray[np.int64]]) -> None:
+    """Damaged, cut short, or gone, and its checksums too: once each, and then it is read."""
+    fetched: list[tuple[str, int]] = []
+
+    def refetch(entry: FileEntry, block: int) -> None:
+        fetched.append((entry.name, block))
+        shutil.copy(written[0] / entry.name, damaged / "new")
+        (damaged / "new").rename(damaged / entry.name)
+
+    data = open_data(damaged, refetch=refetch)
+    flip(damaged / "train-00000.bin", MIB + 7)
+    assert sample(data, MIB // 2 // SEQUENCE + 1) == written[1][SEQUENCE * (MIB // 2 // SEQUENCE + 1) :][: SEQUENCE + 1].tolist()
+    os.truncate(damaged / "train-00001.bin", 9)
+    (damaged / "train-00002.xxh3").unlink()
+    assert len(data.gather("train", np.arange(data.num_samples("train", SEQUENCE)), SEQUENCE))
+    assert sorted(fetched) == [("train-00000.bin", 1), ("train-00001.bin", 0), ("train-00002.xxh3", 0)]
+
+
+def test_a_block_that_comes_damaged_again_is_refused(damaged: Path) -> None:
+    flip(damaged / "train-00000.bin", 7)
+    fetched: list[str] = []
+    data = open_data(damaged, refetch=lambda entry, _: fetched.append(entry.name))
+    with pytest.raises(BadBlock, match="are damaged"):
+        sample(data, 0)
+    assert fetched == ["train-00000.bin"]

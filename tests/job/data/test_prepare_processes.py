@@ -25,7 +25,7 @@ def workers(of: int | None = None) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(of).children():
         with contextlib.suppress(psutil.Error):  # it is ending just now
-            if any("spawn_main" in word for word in one.cmdline()):
+            if any("crew_member" in word for word in one.cmdline()):
                 found.append(one)
     return found
 
@@ -34,6 +34,7 @@ def workers(of: int | None = None) -> list[psutil.Process]:
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tasks than are in flight at a time. The process that hands them out decides their size."""
     monkeypatch.setattr(file_pieces, "PIECE_BYTES", 150_000)
+    monkeypatch.setattr(file_pieces, "TASK_PIECES", 1)
 
 
 def test_one_two_and_three_processes_give_the_same_bytes(texts: Path, tokenizer: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from phalanx.job.data import file_pieces
 from phalanx.job.data.prepare import prepare
 text, out, tokenizer, phase, reports, piece_bytes, shard_tokens = sys.argv[1:]
-file_pieces.PIECE_BYTES = int(piece_bytes)
+file_pieces.PIECE_BYTES, file_pieces.TASK_PIECES = int(piece_bytes), 1
 left = int(reports)
 def die(progress):
     global left
@@ -39,6 +39,7 @@ if __name__ == "__main__":
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_pieces, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(file_pieces, "TASK_PIECES", 1)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.cache_place import node_cache
 from phalanx.job.data.draws import PlainOrder, rows_of_rank
 from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.packing import BestFit
 from phalanx.job.data.push import push, push_into
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import StoredData, open_stored
@@ -250,7 +251,7 @@ def test_another_process_may_be_given_the_data_but_not_by_a_fork(data: StoredDat
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     reopen, given = data.__reduce__()
-    assert given == (data.url, data.manifest_hash)
+    assert given == (data.url, data.manifest_hash, None)
     assert pickle.loads(pickle.dumps(reopen)) is reopen
 
 
@@ -312,3 +313,13 @@ def test_the_cache_is_where_it_is_said_to_be(tmp_path: Path) -> None:
     for wrong in ("many", "0"):
         with pytest.raises(SetupError, match="write a size"):
             node_cache(limit=wrong, environ=environ)
+
+
+def test_packed_rows_are_those_of_the_folder(folder: Path, data: StoredData) -> None:
+    packing = BestFit(np.array(SIZES), 3000)
+    begins = np.cumsum([0, *SIZES[:-1]])
+    for rows in (np.arange(0, packing.num_samples, 1999), np.array([packing.num_samples - 1]), np.zeros(0, dtype=np.int64)):
+        found, wanted = (np.empty((len(rows), 3000), dtype=np.int64) for _ in range(2))
+        data.gather_pieces("train", packing.pieces(rows), begins, found)
+        open_data(folder).gather_pieces("train", packing.pieces(rows), begins, wanted)
+        assert (found == wanted).all()

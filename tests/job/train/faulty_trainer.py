@@ -18,7 +18,6 @@ from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.restore import load
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import training_state
-from phalanx.job.data.open import TokenData
 from phalanx.job.models.llama import Llama
 from phalanx.job.sdk.session import Session
 from phalanx.job.train import __main__ as trainer
@@ -71,8 +70,8 @@ def unreadable_rows() -> None:
 
 
 def _poisoning(make: Callable[..., Callable[[int], Tensor]]) -> Callable[..., Callable[[int], Tensor]]:
-    def batches(data: TokenData, *arguments: Any) -> Callable[[int], Tensor]:
-        fetch = make(data, *arguments)
+    def batches(*arguments: Any) -> Callable[[int], Tensor]:
+        fetch = make(*arguments)
 
         def poisoned(step: int) -> Tensor:
             batch = fetch(step)

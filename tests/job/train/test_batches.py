@@ -1,6 +1,8 @@
 """Which samples a step reads, and which are held out: the same for a gang of any size, each of them once."""
 
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -11,8 +13,10 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.open import TokenData
-from phalanx.job.train.batches import Batch, batch_of_run, first_batch, held_out_batches, train_batches
+from phalanx.job.data.sources import Sources
+from phalanx.job.train.batches import Batch, batch_of_run, first_batch, held_out_batches, order_of_run, train_batches
 from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import Feed
 
 RECIPE = LlamaRecipe(batch_per_rank=2, accumulate=6, sequence=3, eval_batches=5)
 
@@ -20,18 +24,28 @@ RECIPE = LlamaRecipe(batch_per_rank=2, accumulate=6, sequence=3, eval_batches=5)
 class Numbered:
     """Data whose sample n is n in every place."""
 
+    folder = Path("numbered")
+
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
 
     def num_samples(self, split: str, sequence: int) -> int:
         return self.sizes[split]
 
-    def gather(self, split: str, indices: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+    def gather(
+        self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64] | None = None, watch: object = None
+    ) -> NDArray[np.int64]:
         assert indices.max() < self.sizes[split]
-        return np.repeat(indices[:, None], sequence + 1, axis=1)
+        rows = np.empty((len(indices), sequence + 1), dtype=np.int64) if out is None else out
+        rows[:] = indices[:, None]
+        return rows
 
 
-DATA = cast(TokenData, Numbered({"train": 50, "held_out": 23}))
+def numbered(train: int, held_out: int) -> Sources:
+    return Sources.of(cast(TokenData, Numbered({"train": train, "held_out": held_out})))
+
+
+DATA = numbered(50, 23)
 
 
 def rank_of(rank: int, world_size: int) -> Rank:
@@ -39,7 +53,10 @@ def rank_of(rank: int, world_size: int) -> Rank:
 
 
 def samples(step: int, world_size: int, batch: Batch) -> list[int]:
-    read = [train_batches(DATA, RECIPE, rank_of(rank, world_size), batch)(step) for rank in range(world_size)]
+    read = []
+    for rank in range(world_size):
+        with closing(Feed(DATA, order_of_run(DATA, RECIPE, batch), RECIPE.sequence, rank_of(rank, world_size))) as feed:
+            read.append(train_batches(feed, RECIPE, batch)(step).clone())
     assert {tuple(one.shape) for one in read} == {(batch.accumulate, 2, 4)}
     return torch.cat([one[:, :, 0].reshape(-1) for one in read]).tolist()
 
@@ -73,6 +90,5 @@ def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: i
 
 
 def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
-    short = cast(TokenData, Numbered({"train": 50, "held_out": 3}))
     with pytest.raises(DataError, match="held-out"):
-        held_out_batches(short, RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+        held_out_batches(numbered(50, 3), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Mixture, Source
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import batch_indices
-from phalanx.job.train.datasets import BatchDataset, SampleDataset, StepBatches
+from phalanx.job.train.datasets import BatchDataset, SampleDataset, StepBatches, StepLoader
 from tests.job.data.random_tokens import write_tokens
 
 SEQUENCE = 100
@@ -86,6 +88,135 @@ def test_t01_a_gang_of_another_size_goes_on_with_the_same_samples(data: TokenDat
     first, state = gang(3, None, 5)
     then, _ = gang(2, state, 9)
     assert first + then == wanted(data, order, range(9))
+
+
+def some(loader: StepLoader | BatchDataset, count: int) -> list[list[list[int]]]:
+    """So many of the next batches, and then the iteration is broken off, with others fetched ahead."""
+    return [batch.tolist() for _, batch in zip(range(count), loader, strict=False)]  # in this order, else one more is taken
+
+
+def resumed(loader: StepLoader | BatchDataset, state: dict[str, Any]) -> StepLoader | BatchDataset:
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+def test_t08_three_legs_are_one_run(data: TokenData, order: PlainOrder, kind: type[StepLoader] | type[BatchDataset]) -> None:
+    """D13: an adaptor's own state, asked for in the middle, counts what was delivered. Each leg has other processes or threads."""
+    legs: list[dict[str, Any]] = (
+        [{"num_workers": 2, "prefetch_factor": 4}, {}, {"num_workers": 1}]
+        if kind is StepLoader
+        else [{"depth": 8}, {}, {"threads": 1}]
+    )
+    seen, state = [], kind(data, "train", SEQUENCE, order, 12).state_dict()
+    for options, count in zip(legs, (5, 4, 9), strict=True):
+        loader = resumed(kind(data, "train", SEQUENCE, order, 12, **options), state)
+        seen += some(loader, count)
+        state = loader.state_dict()
+    assert seen == wanted(data, order, range(12))
+    assert some(resumed(kind(data, "train", SEQUENCE, order, 8), state), 3) == [], "a run that is over has no batches"
+
+
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+def test_t09_d11_after_a_resume_in_an_epoch_the_next_ones_are_whole(
+    data: TokenData, order: PlainOrder, kind: type[StepLoader] | type[BatchDataset]
+) -> None:
+    """What a trainer takes for an epoch; its length stays that of a whole one, since trainers count on from where they were."""
+    first = kind(data, "train", SEQUENCE, order, 18, epoch_steps=5)
+    seen = [some(first, 9), some(first, 2)]
+    assert [len(epoch) for epoch in seen] == [5, 2]
+    second = resumed(kind(data, "train", SEQUENCE, order, 18, epoch_steps=5), first.state_dict())
+    iter(second)  # trainers make iterators that they do not use
+    seen += [some(second, 9) for _ in range(4)]
+    assert [len(epoch) for epoch in seen[2:]] == [3, 5, 3, 0]
+    assert [batch for epoch in seen for batch in epoch] == wanted(data, order, range(18))
+    assert len(second) == 5
+    assert (len(kind(data, "train", SEQUENCE, order, 18)), second.state_dict()["delivered"]) == (18, 72)
+
+
+def test_t01_a_loader_of_another_gang_goes_on_with_the_same_samples(data: TokenData, order: PlainOrder) -> None:
+    alone = StepLoader(data, "train", SEQUENCE, order, 6)
+    first = some(alone, 4)
+    ranks = [StepLoader(data, "train", SEQUENCE, order, 6, rank=rank, world_size=3) for rank in range(3)]
+    for rank in ranks:
+        rank.load_state_dict(alone.state_dict())
+    then = [torch.cat(parts).tolist() for parts in zip(*ranks, strict=True)]
+    assert first + then == wanted(data, order, range(6))
+
+
+def test_a_loader_takes_the_options_of_a_plain_one_and_leaves_the_global_generator_alone(
+    data: TokenData, order: PlainOrder
+) -> None:
+    """A draw from it at each resume would change what dropout does after it."""
+    before = torch.get_rng_state()
+    loader = StepLoader(data, "train", SEQUENCE, order, 6, collate_fn=lambda rows: {"input_ids": torch.stack(rows)})
+    assert [batch["input_ids"].tolist() for batch in loader] == wanted(data, order, range(6))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Legs(NamedTuple):
+    """What a run has read, and what it saved: the loader's state, and how many batches it says to have done."""
+
+    batches: list[list[list[int]]]
+    saved: tuple[dict[str, Any], int]
+
+
+def as_lightning(loader: StepLoader | BatchDataset, epochs: int, saved: tuple[dict[str, Any], int] | None, most: int) -> Legs:
+    """The calls of Lightning 2.6: the state before the first iterator; of an epoch never more batches than its length says, those
+    before a resume counted among them. examples/trainers shows the real one."""
+    state, done = saved or (loader.state_dict(), 0)
+    loader.load_state_dict(state)
+    batches, seen = iter(loader), Legs([], (state, 0))
+    for epoch in range(done // len(loader), epochs):
+        if epoch > done // len(loader):
+            batches = iter(loader)
+        for at in range(max(done, epoch * len(loader)), (epoch + 1) * len(loader)):
+            seen.batches.append(next(batches).tolist())
+            if len(seen.batches) == most:
+                return seen._replace(saved=(loader.state_dict(), at + 1))
+    return seen
+
+
+def as_hugging_face(loader: StepLoader | BatchDataset, epochs: int, saved: tuple[dict[str, Any], int] | None, most: int) -> Legs:
+    """The calls of Hugging Face's Trainer 5.24: a new iterator for each epoch, also for the rest of one, asked for two batches at a
+    time for as many times as a whole epoch has, and then left alone."""
+    state, done = saved or (loader.state_dict(), 0)
+    loader.load_state_dict(state)
+    seen = Legs([], (state, 0))
+    for _ in range(done // len(loader), epochs):
+        batches = iter(loader)
+        for _ in range(len(loader) // 2):
+            seen.batches.extend(batch.tolist() for batch in islice(batches, 2))
+            if len(seen.batches) == most:
+                return seen._replace(saved=(loader.state_dict(), done + most))
+    return seen
+
+
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+@pytest.mark.parametrize("trained", [as_lightning, as_hugging_face])
+@pytest.mark.parametrize("broken_off", [2, 6, 8, 16])
+def test_trainers_resume_in_an_epoch_and_at_its_end(
+    data: TokenData,
+    order: PlainOrder,
+    kind: type[StepLoader] | type[BatchDataset],
+    trained: Callable[..., Legs],
+    broken_off: int,
+) -> None:
+    first = trained(kind(data, "train", SEQUENCE, order, 24, epoch_steps=8), 3, None, broken_off)
+    then = trained(kind(data, "train", SEQUENCE, order, 24, epoch_steps=8), 3, first.saved, 24)
+    assert first.batches + then.batches == wanted(data, order, range(24))
+
+
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+def test_batches_without_an_end_have_no_length(
+    data: TokenData, order: PlainOrder, kind: type[StepLoader] | type[BatchDataset]
+) -> None:
+    endless = kind(data, "train", SEQUENCE, order)
+    with pytest.raises(TypeError, match="epoch_steps"):
+        len(endless)
+    assert some(endless, 3) == wanted(data, order, range(3))
+    with pytest.raises(DataError, match="epoch_steps"):
+        kind(data, "train", SEQUENCE, order, epoch_steps=0)
 
 
 def test_a_batch_that_is_kept_stays_as_it_is(data: TokenData, order: PlainOrder) -> None:

@@ -3,17 +3,21 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.open import open_data
+from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
-from phalanx.job.train.batches import first_batch, held_out_batches, train_batches
+from phalanx.job.train.batches import Batch, first_batch, held_out_batches, order_of_run, train_batches
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.evaluate import held_out_loss
+from phalanx.job.train.feed import Feed
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import make_mesh, sharded_llama
@@ -23,27 +27,31 @@ RECIPE = LlamaRecipe(dim=16, layers=2, heads=2, ffn_dim=24, sequence=16, batch_p
 Numbers = list[tuple[float, float]]
 
 
-def shape_of(data: TokenData) -> LlamaShape:
+def shape_of(data: Sources) -> LlamaShape:
     return LlamaShape(vocab=data.vocab_size, dim=RECIPE.dim, layers=RECIPE.layers, heads=RECIPE.heads, ffn_dim=RECIPE.ffn_dim)
 
 
-def sharded(data: TokenData, rank: Rank, recipe: LlamaRecipe) -> tuple[Numbers, float]:
+def read(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
+    return train_batches(Feed(data, order_of_run(data, recipe, batch), recipe.sequence, rank), recipe, batch)
+
+
+def sharded(data: Sources, rank: Rank, recipe: LlamaRecipe) -> tuple[Numbers, float]:
     """(loss, gradient norm) of each step over the gang, and the held-out loss after them."""
     model = sharded_llama(shape_of(data), recipe, rank, make_mesh(rank), "fp32")
     batch = first_batch(recipe, rank.world_size)
-    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, rank, batch)
+    optimizer, fetch = make_adamw(model, recipe), read(data, recipe, rank, batch)
     facts = [train_step(model, optimizer, fetch, recipe, step, lambda: 0.0) for step in range(1, recipe.steps + 1)]
     return [(fact.loss, fact.grad_norm) for fact in facts], held_out_loss(model, *held_out_batches(data, recipe, rank, batch))
 
 
-def plain(data: TokenData) -> Numbers:
+def plain(data: Sources) -> Numbers:
     """The same without sharding, mesh or gang: one process, the whole batch."""
     alone = Rank(rank=0, world_size=1, device=torch.device("cpu"), device_name="cpu")
     recipe = replace(RECIPE, batch_per_rank=2 * RECIPE.batch_per_rank)
     model = Llama(shape_of(data))
     for name, part in model.named_children():
         initialise(part, name, recipe.seed, recipe.init_std)
-    optimizer, fetch = make_adamw(model, recipe), train_batches(data, recipe, alone, first_batch(recipe, 1))
+    optimizer, fetch = make_adamw(model, recipe), read(data, recipe, alone, first_batch(recipe, 1))
     numbers = []
     for step in range(1, recipe.steps + 1):
         set_lr(optimizer, lr_at(step, recipe))
@@ -57,7 +65,7 @@ def plain(data: TokenData) -> Numbers:
 
 
 def main(out: Path, data_folder: Path) -> None:
-    data = open_data(data_folder)
+    data = Sources.of(open_data(data_folder))
     with gang() as rank:
         whole, held_out = sharded(data, rank, RECIPE)
         halves, _ = sharded(data, rank, replace(RECIPE, batch_per_rank=2, accumulate=2))

@@ -17,7 +17,7 @@ from phalanx.operate.agent.devices import GpuSeen, discover, gpu_type, node_shap
 from phalanx.operate.agent.fence import Fence
 from phalanx.operate.agent.launch_env import Paths, rank_starts
 from phalanx.operate.agent.ports import claim_block, is_taken
-from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
+from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
 from tests.operate.agent.agent_cell import TOKEN, AgentProcess, Cell, FarSide, until
 
 H200 = GpuSeen(0, "NVIDIA H200", 150_754_820_096, "GPU-34a3a564-9ebf-c544-dd3b-8f12a181879c")
@@ -112,6 +112,18 @@ def test_sockets_fit_their_address_however_deep_the_home(tmp_path: Path) -> None
     assert agent_socket(short).parent == short
     short.rmdir()
     short.parent.rmdir()
+
+
+def test_the_socket_folder_of_a_deep_home_goes_with_its_last_socket(tmp_path: Path) -> None:
+    folder = socket_folder(tmp_path / ("d" * 120), tmp_path)
+    shim = shim_socket(folder, AttemptId("demo-1.1"))
+    for path in (agent_socket(folder), shim):
+        path.touch()
+    leave_sockets(folder)
+    assert list(folder.iterdir()) == [shim]
+    shim.unlink()
+    leave_sockets(folder)
+    assert not folder.exists()
 
 
 def test_a_link_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import json
 import socket
 from pathlib import Path
 
-from phalanx.core.messages import Forget
-from phalanx.operate.agent.sockets import socket_folder
+from phalanx.core.ids import AttemptId
+from phalanx.core.messages import Forget, StopRanks
+from phalanx.operate.agent.sockets import shim_socket, socket_folder
 from phalanx.storage import workdir
 from tests.operate.agent.agent_cell import Cell, until
 
@@ -87,6 +88,19 @@ def test_a_start_sent_twice_starts_once_and_a_forgotten_attempt_leaves_nothing(c
     until(lambda: not cell.folder().exists())
     sockets = [path for folder in (cell.home / "run", socket_folder(cell.home)) for path in folder.glob("*.sock")]
     assert {path.name for path in sockets} == {"agent.sock"}
+
+
+def test_an_agent_that_ends_leaves_no_socket_but_those_of_living_shims(cell: Cell) -> None:
+    folder = socket_folder(cell.home)
+    cell.far.start(cell.launch("import time; time.sleep(600)", ranks=1))
+    cell.far.phase("demo-1.1", "running")
+    cell.agent.end()
+    assert [path.name for path in folder.glob("*.sock")] == [shim_socket(folder, AttemptId("demo-1.1")).name]
+    before = len(cell.far.hellos())
+    cell.agent.start()
+    until(lambda: len(cell.far.hellos()) > before)
+    cell.far.say(StopRanks(AttemptId("demo-1.1"), 1, 0))
+    cell.far.phase("demo-1.1", "ended")
 
 
 def test_a_stale_epoch_is_refused_even_after_a_restart_of_the_agent(cell: Cell) -> None:

@@ -11,8 +11,9 @@ from phalanx.core.events import AttemptPlaced, JobResumed, JobRetried, NodeDrain
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.reasons import NoNodes, NoRoom
 from phalanx.core.records import CheckpointCommitted
-from phalanx.core.spec import DataSource, Environment, JobSpec
+from phalanx.core.spec import Environment, JobSpec
 from phalanx.core.states import Finished, Paused, Pending
+from phalanx.core.training_data import DataSource
 from phalanx.decide.scheduler import Plan
 from phalanx.operate.control.asked import REASON_CHARS_MAX
 from phalanx.operate.control.tracked import lineage_of, outbox_entries

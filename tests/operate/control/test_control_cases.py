@@ -13,8 +13,9 @@ from phalanx.core.events import AttemptEnded, AttemptPlaced, AttemptRunning, Job
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.messages import PROTOCOL, Hello, Phase, RankExit, RankProcess, StopRanks
 from phalanx.core.records import CheckpointCommitted, ModelSaved
-from phalanx.core.spec import DataSource, JobSpec, Kind, Resources
+from phalanx.core.spec import JobSpec, Kind, Resources
 from phalanx.core.states import Finished, Pending
+from phalanx.core.training_data import DataSource
 from phalanx.core.units import MILLI
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.facts import FACTS_MAX

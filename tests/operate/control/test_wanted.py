@@ -19,7 +19,8 @@ from phalanx.core.events import (
 )
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import AttemptReport, Forget, RankExit, RankProcess, StartRanks, StopRanks
-from phalanx.core.spec import DataSource, Environment, JobSpec, Recovery, Resources
+from phalanx.core.spec import Environment, JobSpec, Recovery, Resources
+from phalanx.core.training_data import DataSource, MixtureSource, data_of
 from phalanx.operate.control.fences import Fence, Fences, fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.names import NUMBER_LEAP, forgotten, next_attempt, next_job
@@ -122,6 +123,10 @@ def test_a_recipe_runs_the_trainer_with_its_data() -> None:
     assert argv(spec) == part.argv == ("", "-m", "phalanx.job.train", "llama")
     assert part.env == {"A": "b", "PHALANX_DATA": "/d"}
     assert part.python == "/py"
+    mixed = replace(spec, data=DataSource(sources={"web": MixtureSource(path="/w")}))
+    now = world(spec=mixed)
+    env = launch(now, now.jobs[JOB], now.attempts[FIRST], A, TERMS).env
+    assert data_of(env) == mixed.data
 
 
 def port_of(now: World, fenced: Fences, job: JobRecord) -> int | None:

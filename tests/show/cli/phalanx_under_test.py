@@ -9,7 +9,17 @@ from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import PrepareAsked
+from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
+from phalanx.core.data_views import (
+    MixSourceView,
+    MixView,
+    MixWeightsView,
+    PieceView,
+    SampledView,
+    SamplesView,
+    SampleView,
+)
 from phalanx.core.errors import Conflict, DataError, SetupError
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
@@ -36,6 +46,11 @@ def prepare_data(asked: PrepareAsked, progress: ProgressSink) -> Mapping[str, An
     return {"path": str(asked.out), **given, "splits": {"train": {"tokens": 900}}, "sources": [{"path": asked.paths[0]}]}
 
 
+def make_samples(asked: IndexAsked | PackAsked, progress: ProgressSink) -> Mapping[str, Any]:
+    progress("indexing", 1, 1)
+    return {name: str(value) for name, value in asdict(asked).items()}
+
+
 def show_data(path: Path | str) -> Mapping[str, Any]:
     if not Path(path).exists():
         raise DataError("data", str(path), "is not a folder made by `phalanx data prepare`")
@@ -52,9 +67,68 @@ def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     return {**show_data(path), "checksums_ok": True}
 
 
+def sample_data(asked: SampleAsked) -> SamplesView:
+    """Two documents of which one would steer the terminal and pass its own text off as a head."""
+    ids = (5, 6) if asked.ids else ()
+    text = "one\n\ttwo\x1b[31m\u202e\r  document 1 begins"
+    pieces = (
+        PieceView(document=8, start=90, tokens=10, document_tokens=100, text=text, ids=ids),
+        PieceView(document=9, start=0, tokens=20, document_tokens=50, text="three\n", ids=ids),
+    )
+    number = None if asked.step is None or asked.batch is None else (asked.step - 1) * asked.batch
+    epoch = None if number is None else 0
+    shown = SampleView(source=next(iter(asked.data.paths)), sample=4, pieces=pieces, padding=35, position=number, epoch=epoch)
+    sources = {name: SampledView(path=path, manifest_hash="ab", samples=50) for name, path in asked.data.paths.items()}
+    return SamplesView(
+        split=asked.split, sequence=asked.sequence, packing=asked.data.packing, sources=sources, samples=(shown,), step=asked.step,
+        batch=asked.batch, seed=asked.seed, left_out=7, note="a note\x1b[2J",
+    )  # fmt: skip
+
+
+def mix_data(asked: MixAsked) -> MixView:
+    """Each source has half of everything; the first is read too often."""
+    names = tuple(asked.data.paths)
+    half = asked.steps * asked.batch // 2
+    sources = tuple(
+        MixSourceView(
+            name=name, path=path, tokens=5_000, samples=50, asked=0.5, first=0.5, whole=0.5, read=half, epochs=half / 50,
+            next_epochs=(9, 19, 29, 39, 49),
+        )
+        for name, path in asked.data.paths.items()
+    )  # fmt: skip
+    weights = tuple(
+        MixWeightsView(
+            after_step=after, steps=asked.steps // 2, asked=dict(zip(names, shares, strict=True)), read=dict.fromkeys(names, 100)
+        )
+        for after, shares in ((0, (0.5, 0.5)), (asked.steps // 2, (1.0, 0.00001)))
+    )
+    return MixView(
+        steps=asked.steps, batch=asked.batch, sequence=asked.sequence, seed=asked.seed, packing=asked.data.packing,
+        first=asked.first, sources=sources, weights=weights if len(names) > 1 else weights[:1],
+        parts=dict.fromkeys(names, (0.5, 1.0, 0.001, 0.0)), warnings=("web\x1b[31m is read too often",),
+    )  # fmt: skip
+
+
 def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, temperature: float) -> int:
     os.write(1, f"{prompt}{path} {digest[:4]} {tokens} {seed} {temperature}\x1b[2J\n".encode())
     return 0
+
+
+def audit_data(folder: Path, contents: bool, progress: ProgressSink) -> DataAudit:
+    progress("auditing", 1, 2)
+    says = "step 5 of attempt 2, generation 0: rank 1 was given sample 7 of te\x1b[31mxt, which is not of this step"
+    fault = DeliveryFault(
+        kind="other", attempt=2, generation=0, rank=1, step=5, source="te\x1b[31mxt", sample=9, says=says
+    ) if folder.name == "damaged" else None  # fmt: skip
+    return DataAudit(
+        complete=fault is None, says=says if fault else "48 samples, each delivered exactly once", steps=4, samples=48,
+        sources=(SourceRead(name="te\x1b[31mxt", samples=48, epochs=1, rest=18, replaced=2),),
+        legs=(
+            Leg(attempt=1, generation=0, world_size=3, first_step=1, last_step=2, superseded=2),
+            Leg(attempt=2, generation=0, world_size=4, first_step=3, last_step=4, superseded=0),
+        ),
+        set_aside=1, contents="compared" if contents else f"not compared: {folder}", fault=fault,
+    )  # fmt: skip
 
 
 STORED = (
@@ -158,7 +232,8 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, push_data=push_data,
+    verify_checkpoints=verify_checkpoints, verify_data=verify_data, sample_data=sample_data, audit_data=audit_data,
+    make_samples=make_samples, mix_data=mix_data, push_data=push_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

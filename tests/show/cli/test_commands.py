@@ -176,6 +176,15 @@ def test_a_diverged_loss_is_shown_and_not_a_failure(phalanx: Terminal) -> None:
     assert shown["progress"]["loss"] == "NaN"
 
 
+def test_a_wait_for_data_is_shown_with_its_cause(phalanx: Terminal) -> None:
+    assert "Data wait" not in phalanx("describe", JOB).out
+    seen = Progress(
+        step=3, total_steps=9, loss=2.0, tokens_per_s=9.0, mfu=0.0, eta_ms=None, data_wait_ms=12, data_wait_cause="read"
+    )
+    phalanx.server.view(f"/jobs/{JOB}", JobView, job_view(progress=seen))
+    assert "12 ms of this step (read)" in phalanx("describe", JOB).out
+
+
 def test_why_shows_the_place_in_the_line(phalanx: Terminal) -> None:
     phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="pending", sentence="waits for devices", position=3))
     assert phalanx("why", JOB).out == f"{JOB} is pending: waits for devices\n"
@@ -276,6 +285,19 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     assert (json.loads(verified.out)["checksums_ok"], verified.err) == (True, "checking\n")
     missing = phalanx("data", "show", "/nonexistent")
     assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
+
+
+def test_data_index_and_pack(phalanx: Terminal, tmp_path: Path) -> None:
+    words = ["--out", "o", "--classes", "names", "--processes", "3", "-o", "json"]
+    indexed = phalanx("data", "index", "a/*.tar", "b", *words)
+    assert json.loads(indexed.out) == {
+        "paths": "('a/*.tar', 'b')", "out": "o", "classes": "names", "processes": "3", "force": "False",
+    }  # fmt: skip
+    assert indexed.err == "indexing\n"
+    words = ["--out", "o", "--shard-mib", "64", "--ending", "npy", "--ending", "png", "-o", "json"]
+    packed = json.loads(phalanx("data", "pack", str(tmp_path), *words).out)
+    assert (packed["endings"], packed["shard_mib"]) == ("('npy', 'png')", "64")
+    assert phalanx("data", "pack", "a", "--out", "o", "--shard-mib", "0").code == 2
 
 
 def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ from phalanx.job.data.order import Indices
 _WINDOW: Final = 0x57494E444F57
 """Tells the seed of what is permuted in windows from that of the blocks."""
 
+_NEAR: Final = 0x4E454152
+"""Tells the seeds of what stands in for a sample from those of the epoch itself."""
+
+_NEAR_TURNS: Final = 16
+"""That stay in the window: only where nearly all of it is damaged does none of them find a sample that is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
@@ -37,6 +43,10 @@ class InOrder:
         """The reverse of `samples`."""
         return samples.copy()
 
+    def near(self, seed: int, epoch: int | Indices, samples: Indices, num_samples: int, turn: int) -> Indices:
+        """Other samples of the epoch, one for each of these: any."""
+        return order.sample(seed ^ (_NEAR + turn), epoch, samples, num_samples)
+
 
 @dataclass(frozen=True, slots=True)
 class FullShuffle:
@@ -51,6 +61,10 @@ class FullShuffle:
     def places(self, seed: int, epoch: int | Indices, samples: Indices, num_samples: int) -> Indices:
         """The reverse of `samples`."""
         return order.place(seed, epoch, samples, num_samples)
+
+    def near(self, seed: int, epoch: int | Indices, samples: Indices, num_samples: int, turn: int) -> Indices:
+        """Other samples of the epoch, one for each of these: any."""
+        return order.sample(seed ^ (_NEAR + turn), epoch, samples, num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,16 @@ class BlockShuffle:
         blocks, offset = np.divmod(samples, np.int64(self.block_samples))
         places = order.place(seed, epochs, blocks, laid.num_blocks)
         return laid.windowed(order.place, seed, epochs, laid.start(places) + offset, places // self.window_blocks)
+
+    def near(self, seed: int, epoch: int | Indices, samples: Indices, num_samples: int, turn: int) -> Indices:
+        """Other samples of the epoch, one each: of the same window, whose blocks are read anyway; late turns give any."""
+        if turn >= _NEAR_TURNS:
+            return FULL.near(seed, epoch, samples, num_samples, turn)
+        index = self.places(seed, epoch, samples, num_samples)
+        epochs, laid = self._laid(seed, epoch, index, num_samples)
+        windows = laid.place_of(index) // self.window_blocks
+        other = laid.windowed(order.sample, seed ^ (_NEAR + turn), epochs, index, windows)
+        return self.samples(seed, epoch, other, num_samples)
 
     def windows(self, seed: int, epoch: int | Indices, index: Indices, num_samples: int) -> Indices:
         """The number of the window in which each of these places of an epoch lies."""

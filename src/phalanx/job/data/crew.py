@@ -1,19 +1,19 @@
 """Work spread over processes: results in the order of the tasks, few of them in flight, one clear error when a process dies.
 
-The processes are started afresh (`spawn`): a fork of a process whose libraries have threads may hang. Each has a pipe of its own,
-on which a thread of this process waits. `concurrent.futures` has processes too, but lets them share queues, and a process that is
-killed with a queue's lock in its hand makes all others wait for ever.
+The processes are started afresh: a fork of a process whose libraries have threads may hang. They run `crew_member`, and not the
+script that called us, which `multiprocessing` would import again. Each has a pipe of its own, on which a thread of this process
+waits. `concurrent.futures` has processes too, but lets them share queues, and a process that is killed with a queue's lock in its
+hand makes all others wait for ever.
 """
 
 import os
 import queue
-import signal
-import traceback
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Pipe
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -28,26 +28,37 @@ _IN_FLIGHT: Final = 2
 PROCESSES_MAX: Final = 1024
 _BYTES_EACH: Final = 4 * 10**6
 _END_S: Final = 10.0
+_BEGIN: Final = """import sys
+sys.path[:] = sys.argv[2:]
+from phalanx.job.data.crew_member import serve
+serve(int(sys.argv[1]))"""
 
 
 class Crew:
-    """`processes` of them, or this one alone for 1. To be used as a context."""
+    """This process alone, until others are begun. To be used as a context."""
 
-    def __init__(self, processes: int) -> None:
-        if not 1 <= processes <= PROCESSES_MAX:
-            raise DataError("processes", processes, f"write a number from 1 to {PROCESSES_MAX}")
-        self._processes = processes
+    def __init__(self, processes: int = 1) -> None:
+        self._processes = 1
         self._members: list[_Member] = []
         self._idle: queue.SimpleQueue[_Member] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
+        self._wanted = processes
+        check_processes(processes)
 
     def __enter__(self) -> Self:
-        if self._processes > 1:
-            self._members = [_Member(self._processes) for _ in range(self._processes)]
-            for member in self._members:
-                self._idle.put(member)
-            self._threads = ThreadPoolExecutor(self._processes, thread_name_prefix="crew")
+        self.begin(self._wanted)
         return self
+
+    def begin(self, processes: int) -> None:
+        """Starts so many, where none are yet. They get ready by themselves."""
+        check_processes(processes)
+        if processes == 1 or self._members:
+            return
+        self._processes = processes
+        self._members = [_Member(processes) for _ in range(processes)]
+        for member in self._members:
+            self._idle.put(member)
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="crew")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
@@ -87,12 +98,12 @@ class _Member:
     """One process, and this end of its pipe."""
 
     def __init__(self, processes: int) -> None:
-        context = get_context("spawn")
         self._of = processes
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._pipe, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-c", _BEGIN, str(number), *sys.path]
+            self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
 
     def ask(self, act: Callable[[T], R], task: T) -> R:
         try:
@@ -112,42 +123,31 @@ class _Member:
     def end(self) -> None:
         """It has nothing to do any more."""
         self._pipe.close()
-        self._process.join(_END_S)
-        if self._process.exitcode is None:
+        self._wait()
+
+    def _wait(self) -> int:
+        """Its exit code: it ends once its pipe is closed, or is ended."""
+        try:
+            return self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
-        self._process.close()
+            return self._process.wait()
 
     def _dead(self) -> SetupError:
-        self._process.join(_END_S)
-        code = self._process.exitcode
-        if code is not None and code > 0:  # it never began: it imports the script that called us
-            fix = f"one of the processes ended with exit code {code}; call prepare below `if __name__ == '__main__':`, or with 1"
+        code = self._wait()
+        if code > 0:
+            fix = f"one of the processes ended with exit code {code}, after the words above; mend what they say, or use one process"
         else:
             fix = "one of the processes was killed, most likely for want of memory; run it again, with fewer --processes"
         return SetupError("processes", self._of, fix)
 
 
+def check_processes(processes: int) -> None:
+    """Raises DataError."""
+    if not 1 <= processes <= PROCESSES_MAX:
+        raise DataError("processes", processes, f"write a number from 1 to {PROCESSES_MAX}")
+
+
 def default_processes(text_bytes: int) -> int:
     """As many as this process may use cores, fewer for a text that is done before they have begun."""
     return max(1, min(len(os.sched_getaffinity(0)), text_bytes // _BYTES_EACH))
-
-
-def _serve(pipe: Connection) -> None:
-    """A process: answers until the other end is closed, by whatever happens to its owner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the others
-    try:
-        while True:
-            act, task = pipe.recv()
-            pipe.send(_answer(act, task))
-    except (EOFError, OSError):
-        return
-
-
-def _answer(act: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
-    try:
-        return act(task), None
-    except Exception as error:  # noqa: BLE001  # it is raised again where it was asked for
-        error.add_note(traceback.format_exc())
-        return None, error

@@ -11,8 +11,12 @@ from typing import Final
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.draws import DataOrder
+from phalanx.job.data.quarantine import ANY_SHARE, SetAside, quarantined, set_aside_of
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_UNDAMAGED: Final = 1
+"""The format without a quarantine. What has none is still written so, for readers who know no other."""
+
 _SHOWN: Final = 12
 _CHARS_MAX: Final = 64
 
@@ -22,20 +26,29 @@ class Cursor:
     """Saved with the weights of the same step, as one thing with them.
 
     delivered: global samples that the steps so far were trained on. data: manifest hash of each source that was read from. order:
-    the fingerprint of the order over these samples.
+    the fingerprint of the order over these samples. quarantine: damaged blocks that are not read any more, with what was read
+    instead following from them; see `quarantine`.
     """
 
     delivered: int
     data: Mapping[str, str]
     order: str
-    format: int = FORMAT
+    quarantine: tuple[SetAside, ...] = ()
+    format: int = _UNDAMAGED
 
     @classmethod
     def after(cls, num_steps: int, order: DataOrder, manifests: Mapping[str, str]) -> "Cursor":
         """After so many steps. manifests: manifest hash of each source, by its name."""
         delivered = num_steps * order.global_batch
         read = {name: _manifest(name, manifests) for name in order.sources_read(delivered)}
-        return cls(delivered=delivered, data=read, order=order.fingerprint(delivered))
+        aside = set_aside_of(order)
+        return cls(
+            delivered=delivered,
+            data=read,
+            order=order.fingerprint(delivered),
+            quarantine=aside,
+            format=FORMAT if aside else _UNDAMAGED,
+        )
 
     def to_json(self) -> str:
         return wire.dumps(Cursor, self)
@@ -56,6 +69,10 @@ class Cursor:
             raise DataError("delivered", cursor.delivered, "a run cannot have read so many samples; resume from another checkpoint")
         return cursor
 
+    def over(self, order: DataOrder) -> DataOrder:
+        """The order to go on with: without what this run has set aside. Raises DataError where that is not of this order."""
+        return quarantined(order, (*set_aside_of(order), *self.quarantine), ANY_SHARE)
+
     def next_step(self, order: DataOrder, manifests: Mapping[str, str]) -> int:
         """The first step that is not done, counted from 0, under an order over data with these manifest hashes.
 
@@ -69,6 +86,9 @@ class Cursor:
         if self.delivered % order.global_batch:
             fix = f"does not divide the {self.delivered} samples that this run has read; keep the global batch it began with"
             raise DataError("global_batch", order.global_batch, fix)
+        if lacking := set(self.quarantine) - set(set_aside_of(order)):
+            fix = "this run reads these damaged blocks no more; go on with `cursor.over(order)`"
+            raise DataError("quarantine of the order", f"lacks {len(lacking)} of {len(self.quarantine)} blocks", fix)
         if (found := order.fingerprint(self.delivered)) != self.order:
             fix = (
                 f"is not the order in which this run has read ({self.order[:_SHOWN]}): keep its seed, global batch, sources, "

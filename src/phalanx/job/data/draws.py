@@ -25,6 +25,10 @@ class Draws:
     def __len__(self) -> int:
         return len(self.sample)
 
+    def take(self, rows: Indices) -> "Draws":
+        """These rows, in this order."""
+        return Draws(self.source[rows], self.epoch[rows], self.sample[rows])
+
 
 class DataOrder(Protocol):
     """From the number of a global sample to what it is; a run keeps its order and its global batch."""
@@ -37,8 +41,16 @@ class DataOrder(Protocol):
     def global_batch(self) -> int:
         """Samples of one step over all ranks."""
 
+    @property
+    def sizes(self) -> Indices:
+        """Samples of each source, by its number."""
+
     def draws(self, positions: Indices) -> Draws:
         """What is read at these global samples."""
+
+    def near(self, draws: Draws, turn: int) -> Indices:
+        """Another sample for each of these, of the same source, out of what is read at about that time of its epoch anyway: by a
+        permutation of its own for each turn."""
 
     def fingerprint(self, delivered: int) -> str:
         """Names the order as far as it decided about the first `delivered` global samples."""
@@ -98,6 +110,14 @@ class PlainOrder:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,)
+
+    @property
+    def sizes(self) -> Indices:
+        return np.array([self.num_samples], dtype=np.int64)
+
+    def near(self, draws: Draws, turn: int) -> Indices:
+        """Another sample for each of these."""
+        return self.shuffle.near(self.seed, draws.epoch, draws.sample, self.num_samples, turn)
 
     def draws(self, positions: Indices) -> Draws:
         """What is read at these global samples. Ask for many at once: a call has a fixed cost of a tenth of a millisecond or

@@ -1,26 +1,31 @@
-"""The second reading of all text: documents to tokens, in every process, and to shards in this one."""
+"""The second reading, as each process does it: documents to tokens."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import megatron
-from phalanx.job.data.crew import Crew
 from phalanx.job.data.encoder import Encoder
-from phalanx.job.data.file_pieces import Piece, batches
-from phalanx.job.data.journal import Journal
-from phalanx.job.data.manifest import SPLITS, Shard, Split
+from phalanx.job.data.file_pieces import Piece
+from phalanx.job.data.kinds import CUT, HELD_OUT, OUT, TRAIN, Kinds, halves
+from phalanx.job.data.object_files import changed
 from phalanx.job.data.parity import Choice
-from phalanx.job.data.shard_writer import ShardWriter
-from phalanx.job.data.survey import CUT, KINDS, OUT, Kinds, Survey, halves
-from phalanx.job.data.texts import Reading, read
+from phalanx.job.data.texts import DIGEST_BYTES, Reading, begun, parts
+
+_PARTS: Final = (TRAIN, HELD_OUT)
+_SPOOL: Final = "spool-"
+ENCODED_BYTES: Final = 4 * 10**6
+"""Of text: the documents that are encoded in one call."""
+
+SPOOLED_BYTES: Final = 32 * 10**6
+"""Of tokens that a task keeps in memory: a compressed file of any size is a single task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +43,93 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Pieces with what becomes of each document of theirs, and the digests that they had in the survey."""
+    """Pieces with the digests that they had in the first reading, end to end, the number of documents of each, and what becomes of
+    each document. number: of the task, for the names of files."""
 
+    number: int
     plan: Plan
     pieces: Sequence[Piece]
-    digests: Sequence[bytes]
-    kinds: Sequence[Kinds]
+    digests: bytes
+    documents: Sequence[int]
+    kinds: Kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Documents of a split end to end, each with its end mark: the bytes of a `.bin`, and the tokens of each."""
+    """Documents of a split end to end, each with its end mark: the bytes of a `.bin`, or the file that holds them, and the tokens
+    of each document."""
 
-    data: bytes
+    data: bytes | Path
     lengths: NDArray[np.int64]
 
 
-def encode(task: Task) -> dict[Split, Run]:
-    """Raises DataError when a file is not what was surveyed."""
-    documents: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
-    for piece, digest, kinds in zip(task.pieces, task.digests, task.kinds, strict=True):
-        texts = read(piece, task.plan.reading)
-        if texts.digest != digest or len(texts.documents) != len(kinds):
-            raise DataError("paths", piece.file, "changed while it was being prepared; run it again when it is at rest")
-        for split, document in _wanted(texts.documents, kinds, task.plan.held_out):
-            documents[split].append(document)
-    encoder = _loaded(task.plan.tokenizer, task.plan.tokenizer_sha256, task.plan.choice)
-    return {split: _run(encoder.encode(found), task.plan) for split, found in documents.items()}
+def encode(task: Task) -> dict[int, Run]:
+    """A run of each split that has any of it, by TRAIN and HELD_OUT. Raises DataError when a file is not what was looked at."""
+    runs = {kind: _Growing(task, kind) for kind in _PARTS}
+    at = 0
+    for number, (piece, first) in enumerate(zip(task.pieces, begun(task.pieces), strict=True)):
+        digest, end = b"", at + task.documents[number]
+        for texts in parts(piece, task.plan.reading, first):
+            digest = texts.digest
+            if at + len(texts.documents) > end:
+                raise changed(piece.file)
+            for kind, document in _wanted(texts.documents, task.kinds[at : at + len(texts.documents)], task.plan.held_out):
+                runs[kind].add(document)
+            at += len(texts.documents)
+        if digest != task.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] or at != end:
+            raise changed(piece.file)
+    return {kind: run.run() for kind, run in runs.items() if run.documents}
 
 
-def _wanted(documents: Sequence[bytes], kinds: Kinds, held_out: float) -> Iterator[tuple[Split, bytes]]:
+class _Growing:
+    """A run of a task, encoded as it grows; beyond some memory it goes on in a file."""
+
+    def __init__(self, task: Task, kind: int) -> None:
+        self.documents = 0
+        self._plan = task.plan
+        self._path = task.plan.tokenizer.parent / f"{_SPOOL}{task.number}.{kind}"
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._lengths: list[NDArray[np.int64]] = []
+
+    def add(self, document: bytes) -> None:
+        self.documents += 1
+        self._waiting.append(document)
+        self._waiting_bytes += len(document)
+        if self._waiting_bytes >= ENCODED_BYTES:
+            self._encode()
+
+    def _encode(self) -> None:
+        plan = self._plan
+        ids = _loaded(plan.tokenizer, plan.tokenizer_sha256, plan.choice).encode(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        data, lengths = _joined(ids, plan)
+        self._data.append(data)
+        self._data_bytes += len(data)
+        self._lengths.append(lengths)
+        if self._data_bytes >= SPOOLED_BYTES:
+            with self._path.open("ab") as file:
+                file.writelines(self._data)
+            self._data, self._data_bytes = [], 0
+
+    def run(self) -> Run:
+        self._encode()
+        lengths = np.concatenate(self._lengths)
+        if not self._path.exists():
+            return Run(b"".join(self._data), lengths)
+        with self._path.open("ab") as file:
+            file.writelines(self._data)
+        return Run(self._path, lengths)
+
+
+def _wanted(documents: Sequence[bytes], kinds: Kinds, held_out: float) -> Iterator[tuple[int, bytes]]:
     for document, kind in zip(documents, kinds.tolist(), strict=True):
         if kind == CUT:
-            yield from zip(SPLITS, halves(document, held_out), strict=True)
+            yield from zip(_PARTS, halves(document, held_out), strict=True)
         elif kind != OUT:
-            yield "train" if kind == KINDS["train"] else "held_out", document
+            yield kind, document
 
 
 @lru_cache(maxsize=1)
@@ -83,47 +140,13 @@ def _loaded(tokenizer: Path, sha256: str, choice: Choice) -> Encoder:
     return Encoder(data.decode(), choice)
 
 
-def _run(found: Sequence[NDArray[np.uint32]], plan: Plan) -> Run:
-    lengths = np.asarray([len(ids) + 1 for ids in found], dtype=np.int64)
-    end = np.asarray([plan.end_of_document], dtype=np.uint32)
-    parts = [part for ids in found for part in (ids, end)]
-    joined = np.concatenate(parts) if parts else end[:0]
-    return Run(joined.astype(megatron.DTYPES[plan.dtype]).tobytes(), lengths)
-
-
-def write_shards(
-    survey: Survey, plan: Plan, tokens_max: int, journal: Journal, crew: Crew, seen: Callable[[int, int], None]
-) -> list[Shard]:
-    """All shards of all splits, those that the journal has among them. seen(bytes of text done, bytes in all)."""
-    total, kinds = int(survey.sizes[survey.kinds != OUT].sum()), survey.kinds.copy()
-    for split in SPLITS:
-        kinds[survey.of(split)[: sum(shard.documents for shard in journal.shards[split])]] = OUT
-    done = total - int(survey.sizes[kinds != OUT].sum())
-    tasks = list(_tasks(survey, kinds, plan))
-    with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(
-                ShardWriter(plan.tokenizer.parent, split, plan.dtype, tokens_max, journal.shards[split], journal.add)
-            )
-            for split in SPLITS
-        }
-        for (size, _), runs in zip(tasks, crew.map(encode, (task for _, task in tasks)), strict=True):
-            for split, run in runs.items():
-                writers[split].add_run(run.data, run.lengths.tolist())
-            done += size
-            seen(done, total)
-        return [shard for split in SPLITS for shard in writers[split].finish()]
-
-
-def _tasks(survey: Survey, kinds: Kinds, plan: Plan) -> Iterator[tuple[int, Task]]:
-    """Batches of the pieces of which something is wanted, each with the bytes of text that it is about."""
-    number = 0
-    for batch in batches(survey.pieces):
-        numbers = range(number, number + len(batch))
-        number += len(batch)
-        wanted = {one: kinds[survey.first[one] : survey.first[one + 1]] for one in numbers}
-        left = [one for one in numbers if wanted[one].any()]
-        size = sum(int(survey.sizes[survey.first[one] : survey.first[one + 1]][wanted[one] != OUT].sum()) for one in left)
-        if left:
-            pieces, digests = [survey.pieces[one] for one in left], [survey.piece_digests[one] for one in left]
-            yield size, Task(plan, pieces, digests, [wanted[one] for one in left])
+def _joined(found: Sequence[NDArray[np.uint32]], plan: Plan) -> tuple[bytes, NDArray[np.int64]]:
+    lengths = np.fromiter((len(ids) + 1 for ids in found), dtype=np.int64, count=len(found))
+    tokens = np.empty(int(lengths.sum()), dtype=megatron.DTYPES[plan.dtype])
+    at = 0
+    for ids in found:
+        end = at + len(ids)
+        tokens[at:end] = ids
+        tokens[end] = plan.end_of_document
+        at = end + 1
+    return tokens.tobytes(), lengths

@@ -20,6 +20,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST_BYTES_MAX: Final = 64 * 2**20
 
 Split = Literal["train", "held_out"]
+Kind = Literal["tokens", "samples"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "held_out")
 REMAKE: Final = "make the folder again with `phalanx data prepare PATHS --out DIR`"
 
@@ -150,9 +151,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Read before all else, since a newer format may have any other field."""
+    """Read before all else, since a newer format may have any other field. kind: manifests of tokens do not say theirs."""
 
     format: int
+    kind: Kind = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +179,9 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read(folder: Path) -> tuple[Manifest, bytes]:
-    """The manifest of a prepared folder and its bytes. Raises DataError when there is none that this version can read."""
-    path = folder / MANIFEST
-    try:
-        if path.stat().st_size > _MANIFEST_BYTES_MAX:
-            raise DataError("manifest", str(path), f"is far too large for a manifest; {REMAKE}")
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
-    except OSError as error:
-        raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
-    return parse(data, str(path)), data
+    """The manifest of a folder of tokens and its bytes. Raises DataError when there is none that this version can read."""
+    data = load(folder)
+    return parse(data, str(folder / MANIFEST)), data
 
 
 def parse(data: bytes, path: str) -> Manifest:
@@ -200,13 +194,44 @@ def parse(data: bytes, path: str) -> Manifest:
     return manifest
 
 
+def load(folder: Path) -> bytes:
+    """The bytes of the manifest of a folder, whatever kind of data it holds. Raises DataError when there is none."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _MANIFEST_BYTES_MAX:
+            raise DataError("manifest", str(path), f"is far too large for a manifest; {REMAKE}")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
+    except OSError as error:
+        raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
+
+
+def kind(data: bytes) -> Kind | None:
+    """What the folder of this manifest holds; None for what is no manifest of ours."""
+    try:
+        found: Kind = wire.loads(_Version, data).kind
+    except ValueError:
+        return None
+    return found
+
+
+def is_plain(name: str) -> bool:
+    """Whether it may name a file of a folder: a manifest's names are the one thing in it that could reach outside."""
+    return _PLAIN_NAME.fullmatch(name) is not None
+
+
 def _parsed(data: bytes, path: str) -> Manifest:
     """Raises ValueError for what is no manifest at all."""
     try:
         manifest: Manifest = wire.loads(Manifest, data)
         found = manifest.format
     except ValueError:
-        found = wire.loads(_Version, data).format
+        version: _Version = wire.loads(_Version, data)
+        if version.kind == "samples":
+            fix = "holds samples, not tokens: read it with `open_samples`, or name a folder made by `phalanx data prepare`"
+            raise DataError("data", path.rpartition("/")[0], fix) from None
+        found = version.format
         if found == FORMAT:
             raise
     if found > FORMAT:
@@ -222,9 +247,9 @@ def _of_format_1(data: bytes) -> Manifest:
 
 
 def _check(manifest: Manifest, path: str) -> None:
-    """Holds for every manifest that `prepare` writes; a file name is the one thing in it that could reach outside the folder."""
+    """Holds for every manifest that `prepare` writes."""
     for name in (manifest.tokenizer.name, *(shard.name for shard in manifest.shards)):
-        if not _PLAIN_NAME.fullmatch(name):
+        if not is_plain(name):
             raise DataError("manifest", name, f"{path} names a file outside its folder; {REMAKE}")
     if manifest.vocab_size > 1 << _ID_BITS[manifest.dtype]:
         raise DataError("vocab_size", manifest.vocab_size, f"{path} has {manifest.dtype} tokens, which cannot hold it; {REMAKE}")

@@ -10,6 +10,7 @@ import struct
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 
@@ -48,3 +49,9 @@ def index_bytes(lengths: list[int], dtype: TokenType) -> bytes:
     bounds = np.arange(len(lengths) + 1, dtype="<i8")
     header = MAGIC + _HEADER.pack(_VERSION, _CODES[dtype], len(lengths), len(bounds))
     return header + sizes.tobytes() + pointers.tobytes() + bounds.tobytes()
+
+
+def index_lengths(data: bytes) -> NDArray[np.int32]:
+    """The lengths of the documents of an `.idx` that `index_bytes` made, in tokens."""
+    _, _, count, _ = _HEADER.unpack_from(data, len(MAGIC))
+    return np.frombuffer(data, dtype="<i4", count=count, offset=len(MAGIC) + _HEADER.size)

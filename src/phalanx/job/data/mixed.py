@@ -9,7 +9,7 @@ sets of weights.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -73,11 +73,19 @@ class MixedOrder:
             source[rows], turn[rows] = self._turns(self._segments[each], positions[rows])
         epoch, index = np.divmod(turn, self.sizes[source])
         sample = np.empty_like(positions)
-        for each in np.unique(source):
-            rows = np.flatnonzero(source == each)
+        for each, rows in _by_source(source):
             shuffle: Shuffle = self.mixture.sources[each].shuffle
             sample[rows] = shuffle.samples(self._seeds[each], epoch[rows], index[rows], int(self.sizes[each]))
         return Draws(source, epoch, sample)
+
+    def near(self, draws: Draws, turn: int) -> Indices:
+        """Another sample for each of these, of the same source."""
+        found = np.empty_like(draws.sample)
+        for each, rows in _by_source(draws.source):
+            shuffle: Shuffle = self.mixture.sources[each].shuffle
+            of = (draws.epoch[rows], draws.sample[rows], int(self.sizes[each]))
+            found[rows] = shuffle.near(self._seeds[each], *of, turn)
+        return found
 
     def shares(self, step: int) -> dict[str, Fraction]:
         """The exact share of each source at a step; 0 where it has none."""
@@ -88,6 +96,13 @@ class MixedOrder:
     def drawn(self, num_steps: int) -> dict[str, int]:
         """How many samples of each source the first `num_steps` batches have."""
         return dict(zip(self.names, self._drawn(self._at(num_steps * self.global_batch), num_steps).tolist(), strict=True))
+
+    def drawn_of(self, name: str, num_steps: int) -> int:
+        """How many samples of one source the first `num_steps` batches have, sooner known than those of all."""
+        segment, number = self._at(num_steps * self.global_batch), self.names.index(name)
+        active = np.flatnonzero(segment.active == number)
+        turns = (num_steps - segment.from_step) * self.global_batch
+        return int(segment.base[number]) + (segment.shares.taken(int(active[0]), turns) if active.size else 0)
 
     def fingerprint(self, delivered: int) -> str:
         """Names the order as far as it decided about the first `delivered` global samples: 64 hex digits.
@@ -146,6 +161,11 @@ class MixedOrder:
             shares = Shares(whole_weights([row[number] for number in active]))
             segments.append(_Segment(from_step, np.array(active, dtype=np.int64), shares, base))
         return segments
+
+
+def _by_source(source: Indices) -> Iterator[tuple[int, Indices]]:
+    """Each source that there is, and its rows."""
+    return ((int(each), np.flatnonzero(source == each)) for each in np.unique(source))
 
 
 def _seed(seed: int, name: str) -> int:

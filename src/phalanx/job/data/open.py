@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.bad_block import Block
 from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
 from phalanx.job.data.order import Indices
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
-from phalanx.job.data.shards import Shards, Watch, read_small, unreadable, wrong_size
+from phalanx.job.data.shards import Refetch, Shards, Watch, read_small, unreadable, wrong_size
 from phalanx.job.data.verify import VerifyProgress, verify_files
 from phalanx.storage.hashes import sha256_bytes
 from phalanx.storage.places import parse_place
@@ -31,13 +33,15 @@ class TokenData:
     included, over the concatenated documents: inputs are all but the last, targets all but the first. Any thread may gather, and
     a loader's processes may be given it: each opens the folder again."""
 
-    def __init__(self, folder: Path, manifest: Manifest, manifest_hash: str) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, manifest_hash: str, refetch: Refetch | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self.manifest_hash = manifest_hash
+        self._refetch = refetch
         self._samples: Mapping[Split, Samples] = {
-            split: Samples(Shards(folder, manifest, [shard for shard in manifest.shards if shard.split == split]))
+            split: Samples(Shards(folder, manifest, shards, manifest_hash, refetch))
             for split in manifests.SPLITS
+            for shards in [[shard for shard in manifest.shards if shard.split == split]]
         }
 
     @property
@@ -71,7 +75,8 @@ class TokenData:
     ) -> Rows:
         """The samples, in the order asked: int64 of shape [len(sample_indices), sequence + 1], in `out` where it is given.
 
-        Raises IndexError for a sample outside the split, DataError where the data is not what `prepare` wrote.
+        Raises IndexError for a sample outside the split, DataError where the data is not what `prepare` wrote: BadBlock where a
+        single block of it is not.
         """
         indices = np.asarray(sample_indices, dtype=np.int64)
         if sequence < 1:
@@ -86,12 +91,30 @@ class TokenData:
         """What fetches the steps to come from afar, for a stream to tell how far it is; None where nothing is far."""
         return None
 
-    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path | str, str]]":
-        return reopened, (self.folder, self.manifest_hash)
-
     def verify(self, progress: VerifyProgress | None = None) -> None:
         """Reads every file and compares it. Raises DataError."""
         verify_files(self.folder, self.manifest, progress)
+
+    def touching(self, split: Split, block: Block, sequence: int) -> tuple[tuple[int, int], ...]:
+        """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""
+        return self._samples[split].touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
+
+    def row_shape(self, sequence: int) -> tuple[int, ...]:
+        """Of what `gather` gives for each sample."""
+        return (sequence + 1,)
+
+    def gather_pieces(
+        self, split: Split, pieces: Pieces, document_begins: NDArray[np.int64], out: Rows, watch: Watch | None = None
+    ) -> None:
+        """The rows that are made of these pieces of the split's documents, into `out` [rows, width]; padding is end marks.
+
+        document_begins: the first token of each document, counted over the split. Raises DataError where the data is not what
+        `prepare` wrote.
+        """
+        self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
+
+    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]":
+        return reopened, (self.folder, self.manifest_hash, self._refetch)
 
     def _trust(self) -> None:
         for samples in self._samples.values():
@@ -99,10 +122,15 @@ class TokenData:
 
 
 def open_data(
-    path: Path | str, verify: bool = False, progress: VerifyProgress | None = None, cache: "NodeCache | None" = None
+    path: Path | str,
+    verify: bool = False,
+    progress: VerifyProgress | None = None,
+    refetch: Refetch | None = None,
+    cache: "NodeCache | None" = None,
 ) -> TokenData:
     """Opens what `prepare` made: reads the manifest and the tokenizer and looks at the sizes of the shards, of which each block is
     checked when it is first read. `verify` reads every file now (1.5 GB/s a core), as is always done in a folder of format 1.
+    refetch: for a folder that copies of files from elsewhere are put into, how one is brought again; see `Refetch`.
 
     path: a folder, or a place that `storage.places` knows, such as s3://bucket/prefix: blocks then come through a cache on this
     node; see `cache_place`. Raises DataError naming the file, what is wrong with it and what to do; for a store also SetupError and
@@ -117,7 +145,7 @@ def open_data(
     manifest, data = manifests.read(path)
     _check_sizes(path, manifest)
     read_small(path, manifest.tokenizer)
-    opened = TokenData(path, manifest, sha256_bytes(data))
+    opened = TokenData(path, manifest, sha256_bytes(data), refetch)
     if verify or manifest.format == CHECKED_WHOLE:
         opened.verify(progress)
     if manifest.format == CHECKED_WHOLE:
@@ -135,9 +163,9 @@ def _opened_afar(url: str, verify: bool, progress: VerifyProgress | None, cache:
     return data
 
 
-def reopened(folder: Path | str, manifest_hash: str) -> TokenData:
+def reopened(folder: Path | str, manifest_hash: str, refetch: Refetch | None = None) -> TokenData:
     """In another process. Raises DataError when other data stands there by now."""
-    data = open_data(folder)
+    data = open_data(folder, refetch=refetch)
     if data.manifest_hash != manifest_hash:
         raise DataError(
             "manifest", data.manifest_hash, f"{folder} holds other data than {manifest_hash}, which was opened; start again"

@@ -37,9 +37,14 @@ class Concatenate:
     def __init__(self, lengths: Lengths, sequence: int) -> None:
         _check(lengths, sequence)
         self.sequence, self.width = sequence, sequence + 1
-        self.name = f"rows of {sequence} tokens end to end"
+        self.name = self.named(sequence)
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self.num_samples = max(0, (int(self._ends[-1]) - 1) // sequence) if len(lengths) else 0
+
+    @staticmethod
+    def named(sequence: int) -> str:
+        """Its name, for who does not need its pieces."""
+        return f"rows of {sequence} tokens end to end"
 
     def pieces(self, samples: Indices) -> Pieces:
         """What these rows are made of. Raises IndexError."""

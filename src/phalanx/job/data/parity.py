@@ -6,7 +6,7 @@ a vocabulary made for it, in which a token goes over each border that the two co
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -52,51 +52,74 @@ class Choice:
     why: str = ""
 
 
+class Proof:
+    """Both libraries with one tokenizer, for which the fast one has passed the hard cases, or `why` says that it did not."""
+
+    def __init__(self, tokenizer_json: str, theirs: "Tokenizer | None" = None) -> None:
+        """theirs: that tokenizer, where it is loaded already."""
+        self.why = ""
+        self._theirs = theirs or tokens.parse(tokenizer_json)
+        try:
+            import gigatoken
+
+            fields = json.loads(tokenizer_json)
+            self._fast = gigatoken.Tokenizer.from_json(_fast_json(fields))
+            probe = _probe_json(fields)
+            self._fast_probe = gigatoken.Tokenizer.from_json(probe)
+            self._probe = tokens.parse(probe)
+        except ImportError:
+            self.why = "gigatoken is not installed"
+            return
+        except Exception as error:  # noqa: BLE001  # whatever it cannot load, the other library can
+            self.why = f"gigatoken cannot load this tokenizer: {str(error)[:100]}"
+            return
+        if not self._agree(NASTY):
+            self.why = "gigatoken gives other ids for this tokenizer"
+        elif any(_doubtful(self._fast_probe, self._probe, range(1, 128))):
+            self.why = "gigatoken splits text otherwise than this tokenizer"
+
+    def choose(self, sample: Sequence[bytes], alphabet: NDArray[np.uint32]) -> Choice:
+        """sample: some of the very documents. alphabet: every code point beyond ASCII that any document holds."""
+        if self.why:
+            return Choice("tokenizers", why=self.why)
+        if not self._agree([document.decode() for document in sample]):
+            return Choice("tokenizers", why="gigatoken gives other ids for this text")
+        return Choice("gigatoken", "".join(_doubtful(self._fast_probe, self._probe, alphabet.tolist())))
+
+    def _agree(self, texts: Sequence[str]) -> bool:
+        pairs = zip(texts, tokens.encode(self._theirs, texts), strict=True)
+        return all(self._fast.encode(text).tolist() == ids for text, ids in pairs)
+
+
 def choose(tokenizer_json: str, sample: Sequence[bytes], alphabet: NDArray[np.uint32]) -> Choice:
-    """sample: some of the very documents. alphabet: every code point beyond ASCII that any document holds."""
-    try:
-        import gigatoken
-    except ImportError:
-        return Choice("tokenizers", why="gigatoken is not installed")
-    theirs = tokens.parse(tokenizer_json)
-    try:
-        ours = gigatoken.Tokenizer.from_json(fast_json(tokenizer_json))
-        probe = _probe_json(tokenizer_json)
-        fast_probe = gigatoken.Tokenizer.from_json(probe)
-    except Exception as error:  # noqa: BLE001  # whatever it cannot load, the other library can
-        return Choice("tokenizers", why=f"gigatoken cannot load this tokenizer: {str(error)[:100]}")
-    texts = [*NASTY, *(document.decode() for document in sample)]
-    if any(ours.encode(text).tolist() != ids for text, ids in zip(texts, tokens.encode(theirs, texts), strict=True)):
-        return Choice("tokenizers", why="gigatoken gives other ids for this tokenizer")
-    doubtful = "".join(_doubtful(fast_probe, tokens.parse(probe), [*range(1, 128), *alphabet.tolist()]))
-    if any(ord(character) < 128 for character in doubtful):
-        return Choice("tokenizers", why="gigatoken splits text otherwise than this tokenizer")
-    return Choice("gigatoken", doubtful)
+    """Of a tokenizer that is asked once."""
+    return Proof(tokenizer_json).choose(sample, alphabet)
 
 
 def fast_json(tokenizer_json: str) -> str:
     """The tokenizer without its special tokens: gigatoken always finds them in a text, and in a document they are only text."""
-    fields = json.loads(tokenizer_json)
-    fields["added_tokens"] = [token for token in fields.get("added_tokens", ()) if not token["special"]]
-    return json.dumps(fields)
+    return _fast_json(json.loads(tokenizer_json))
+
+
+def _fast_json(fields: Mapping[str, Any]) -> str:
+    return json.dumps({**fields, "added_tokens": [token for token in fields.get("added_tokens", ()) if not token["special"]]})
 
 
 _NEIGHBOURS: Final = "a1! "
 
 
-def _probe_json(tokenizer_json: str) -> str:
+def _probe_json(fields: Mapping[str, Any]) -> str:
     """The tokenizer's own way to split text over a vocabulary of bytes and of each pair of a byte with a neighbour."""
-    fields = json.loads(tokenizer_json)
-    if fields["model"]["type"] != "BPE" or fields["model"].get("byte_fallback") or "ByteLevel" not in json.dumps(fields):
+    model, others = fields["model"], {name: value for name, value in fields.items() if name != "model"}
+    if model["type"] != "BPE" or model.get("byte_fallback") or "ByteLevel" not in json.dumps(others):
         raise ValueError("it is no byte-level BPE")
     shown = _shown_bytes()
     near = [shown[ord(neighbour)] for neighbour in _NEIGHBOURS]
     merges = [pair for one in near for byte in shown for pair in ((one, byte), (byte, one))]
     merges = list(dict.fromkeys(merges))
     words = dict.fromkeys([*shown, *("".join(pair) for pair in merges)])
-    fields["model"] = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": merges}
-    fields["added_tokens"], fields["post_processor"] = [], None
-    return json.dumps(fields)
+    small = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": merges}
+    return json.dumps({**others, "model": small, "added_tokens": [], "post_processor": None})
 
 
 def _shown_bytes() -> list[str]:

@@ -83,6 +83,10 @@ class Pieces:
         segments = self.segments()
         return np.asarray((segments[:, :-1] == segments[:, 1:]) & (segments[:, 1:] >= 0))
 
+    def painted(self, numbers: Indices) -> Indices:
+        """A number for each piece, at each of its tokens, and 0 for padding: [rows, width]."""
+        return self._painted(numbers, fill=0)
+
     def tokens(self, document_begins: Indices, padding: int = -1) -> Indices:
         """For each token its place in the data, where document d begins at document_begins[d]; `padding` for padding: [rows,
         width]."""

@@ -11,6 +11,8 @@ from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
+from phalanx.job.data.stored_corpus import is_url
+from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 
 
@@ -21,12 +23,16 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
         raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
     for path in paths:
+        if is_url(str(path)):
+            continue
         real = Path(os.path.realpath(path))
         if str(path) != STDLIB and out in (real, *real.parents) and out.exists():
             raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
     try:
         taken = out.exists() and any(out.iterdir()) and not force
-        if taken:
+        if taken and manifests.kind(manifests.load(out)) == "samples":
+            sample_manifests.read(out)
+        elif taken:
             manifests.read(out)
     except DataError as error:
         raise DataError(

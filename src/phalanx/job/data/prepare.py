@@ -12,28 +12,27 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
+from phalanx.job.data.assembly import write_shards
 from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.default_corpus import STDLIB
-from phalanx.job.data.encoding import Plan, write_shards
+from phalanx.job.data.encoding import Plan
 from phalanx.job.data.journal import Journal
+from phalanx.job.data.kinds import halves
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
-from phalanx.job.data.parity import Choice, choose
+from phalanx.job.data.parity import Choice, Proof
 from phalanx.job.data.place import building, check_out, move_into_place
-from phalanx.job.data.survey import Gathered, Survey, halves, survey
-from phalanx.job.data.texts import Reading, read
-from phalanx.job.data.training_text import sample
+from phalanx.job.data.survey import Gathered, Survey, survey
+from phalanx.job.data.texts import Reading
+from phalanx.job.data.training_text import only_document, sample
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 TRAINING_TEXT_BYTES_MAX: Final = 16 * 10**6
 """Of text shown to the tokenizer's trainer. A vocabulary of thousands changes little past it; training time goes on growing."""
@@ -58,7 +57,7 @@ Report = Callable[[PrepareProgress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The parameters that decide the result, besides the text. given: a tokenizer's own, and its file's name."""
+    """The parameters that decide the result, besides the text. tokenizer: the given one, or None to train one."""
 
     vocab_size: int
     held_out: float
@@ -67,10 +66,10 @@ class _Asked:
     end_of_document: str
     reading: Reading
     dedup: bool
-    given: "Tokenizer | None"
+    tokenizer: Path | None
 
     def check(self) -> None:
-        if self.given is None and not tokens.VOCAB_MIN <= self.vocab_size <= tokens.VOCAB_MAX:
+        if self.tokenizer is None and not tokens.VOCAB_MIN <= self.vocab_size <= tokens.VOCAB_MAX:
             raise DataError("vocab_size", self.vocab_size, f"write a number from {tokens.VOCAB_MIN} to {tokens.VOCAB_MAX}")
         if not 0 < self.held_out <= 0.5:
             raise DataError("held_out", self.held_out, "write a share above 0, at most 0.5")
@@ -88,9 +87,9 @@ class _Asked:
             "normalize": self.reading.normalize,
             "min_chars": self.reading.min_chars,
             "dedup": "exact" if self.dedup else "none",
-            "tokenizer": "trained" if self.given is None else "given",
+            "tokenizer": "trained" if self.tokenizer is None else "given",
             "tokenizers": tokens.library_version(),
-            **({"training_text_bytes_max": self.training_text_bytes_max} if self.given is None else {}),
+            **({"training_text_bytes_max": self.training_text_bytes_max} if self.tokenizer is None else {}),
             **({"unicode": unicodedata.unidata_version} if self.reading.normalize == "nfc" else {}),
         }
 
@@ -120,8 +119,7 @@ def prepare(
     tokenizer: a tokenizer.json, or a prepared folder, instead of training one of `vocab_size` (4096) tokens.
     end_of_document: the token of a given tokenizer that ends documents.
     text_field: of JSONL objects and Parquet rows. min_chars: shorter documents are left out. dedup: those equal to an earlier one.
-    processes: any number gives the same bytes; None as many as help. More than one need a script of yours to be importable, as
-    `multiprocessing` says.
+    processes: any number gives the same bytes; None as many as help.
     Raises DataError, SetupError (no `tokenizers`, a place that cannot be written, a killed process), StoreUnavailable (disk full),
     Conflict.
     """
@@ -136,7 +134,7 @@ def prepare(
         end_of_document=end_of_document,
         reading=reading,
         dedup=dedup,
-        given=tokens.given(tokenizer) if tokenizer is not None else None,
+        tokenizer=tokenizer,
     )
     asked.check()
     if not paths:
@@ -144,45 +142,58 @@ def prepare(
     tokens.library_version()  # a missing extra shows before the reading
     out = Path(os.path.realpath(out))
     check_out(out, paths, force)
-    sources = [Gathered(one) for one in find(paths, out)]
-    text_bytes = sum(source.size_bytes for source in sources)
-    with Crew(default_processes(text_bytes) if processes is None else processes) as crew:
-        return _prepare(sources, out, asked, crew, progress or (lambda _: None))
+    with Crew(1 if processes is None else processes) as crew:
+        given = None if tokenizer is None else _Given(tokenizer)  # while the processes start
+        sources = [Gathered(one) for one in find(paths, out)]
+        if processes is None:
+            crew.begin(default_processes(sum(source.size_bytes for source in sources)))
+        return _prepare(sources, out, asked, given, crew, progress or (lambda _: None))
 
 
-def _prepare(sources: Sequence[Gathered], out: Path, asked: _Asked, crew: Crew, report: Report) -> Manifest:
+class _Given:
+    """The tokenizer that a user gives, in both libraries. text: of its tokenizer.json, as we write it."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = tokens.given(path)
+        self.text = self.tokenizer.to_str(pretty=True)
+        self.proof = Proof(self.text, self.tokenizer)
+
+
+def _prepare(sources: Sequence[Gathered], out: Path, asked: _Asked, given: _Given | None, crew: Crew, report: Report) -> Manifest:
     total = sum(source.size_bytes for source in sources)
     found = survey(
         sources, asked.reading, asked.dedup, asked.held_out, crew, lambda done: report(PrepareProgress("reading", done, total))
     )
     try:
         with building(out) as folder:
-            manifest = _fill(folder, found, asked, crew, report)
+            manifest = _fill(folder, found, asked, given, crew, report)
             move_into_place(folder, out)
     except OSError as error:
         raise refused(out, error) from error
     return manifest
 
 
-def _fill(folder: Path, found: Survey, asked: _Asked, crew: Crew, report: Report) -> Manifest:
-    journal = Journal(folder, _key(found, asked))
+def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew: Crew, report: Report) -> Manifest:
+    journal = Journal(folder, _key(found, asked, given))
     journal.recover(shards_too=not found.lone)
     texts: list[str] | None = None
-    if journal.tokenizer is None:
-        if asked.given is None:
-            texts = _sample(found, asked, asked.training_text_bytes_max, crew, report)
-        tokenizer = asked.given if texts is None else tokens.train(texts, asked.vocab_size)
-        assert tokenizer is not None
-        end = tokens.end_id(tokenizer, asked.end_of_document)
-        journal.begin(_written(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode()))
+    if journal.tokenizer is not None:
+        tokenizer = given.tokenizer if given else tokens.load(folder / TOKENIZER)
+    elif given:
+        tokenizer = given.tokenizer
     else:
-        tokenizer = tokens.load(folder / TOKENIZER)
-        end = tokens.end_id(tokenizer, asked.end_of_document)
+        texts = _sample(found, asked, asked.training_text_bytes_max, crew, report)
+        tokenizer = tokens.train(texts, asked.vocab_size)
+    end = tokens.end_id(tokenizer, asked.end_of_document)
+    if journal.tokenizer is None:
+        text = given.text if given else tokenizer.to_str(pretty=True)
+        journal.begin(_written(folder / TOKENIZER, text.encode()))
     assert journal.tokenizer is not None
     vocab_size = tokens.vocab_size(tokenizer)
     if texts is None:
         texts = sample(found, asked.reading, _COMPARED_BYTES, asked.held_out, crew, lambda *_: None)
-    choice = choose((folder / TOKENIZER).read_text(encoding="utf-8"), _some(texts), found.alphabet)
+    proof = given.proof if given else Proof((folder / TOKENIZER).read_text(encoding="utf-8"))
+    choice = proof.choose(_some(texts), found.alphabet)
     plan = Plan(
         tokenizer=folder / TOKENIZER,
         tokenizer_sha256=journal.tokenizer.sha256,
@@ -200,15 +211,14 @@ def _fill(folder: Path, found: Survey, asked: _Asked, crew: Crew, report: Report
     return manifest
 
 
-def _key(found: Survey, asked: _Asked) -> str:
+def _key(found: Survey, asked: _Asked, given: _Given | None) -> str:
     """Of the text and all parameters: what an interrupted run has finished is only for one that is asked the same."""
-    given = None if asked.given is None else sha256_bytes(asked.given.to_str(pretty=True).encode())
     facts = [
         FORMAT,
         asked.parameters,
         asked.vocab_size,
         asked.end_of_document,
-        given,
+        sha256_bytes(given.text.encode()) if given else None,
         wire.plain(tuple[Source, ...], found.sources),
     ]
     return hashlib.sha256(json.dumps(facts).encode() + found.kinds.tobytes()).hexdigest()
@@ -265,10 +275,7 @@ def _manifest(found: Survey, shards: Sequence[Shard], asked: _Asked, tokenizer: 
 
 def _text_bytes(found: Survey, asked: _Asked) -> dict[Split, int]:
     if found.lone:
-        number = int(found.of("train")[0])
-        owner = int(found.first.searchsorted(number, side="right")) - 1
-        document = read(found.pieces[owner], asked.reading).documents[number - int(found.first[owner])]
-        parts = halves(document, asked.held_out)
+        parts = halves(only_document(found, asked.reading), asked.held_out)
         return {split: len(part) for split, part in zip(SPLITS, parts, strict=True)}
     return {split: int(found.sizes[found.of(split)].sum()) for split in SPLITS}
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.shards import Shards, Watch
 
 Rows = NDArray[np.int64]
@@ -50,6 +51,16 @@ class Samples:
         """Whole samples; may be 0."""
         return max(0, (self.num_tokens - 1) // sequence)
 
+    def touching(self, shard_sha256: str, block: int, sequence: int) -> tuple[tuple[int, int], ...]:
+        """Stretches [first, stop) of samples that read from a block of a shard, named by the hash of its tokens."""
+        shards, found = self.shards, []
+        for shard in shards.numbered(shard_sha256):
+            begin = int(self._begins[shard]) + block * shards.block_tokens
+            end = min(begin + shards.block_tokens, int(shards.ends[shard]))
+            first, stop = max(0, -(-(begin - sequence) // sequence)), min(self.count(sequence), (end - 1) // sequence + 1)
+            found += [(first, stop)] if begin < end and first < stop else []
+        return tuple(found)
+
     def gather(self, indices: NDArray[np.int64], sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
         """Raises IndexError for a sample outside, DataError for damage."""
         layout = self._layouts.get(sequence) or self._layout(sequence)
@@ -68,6 +79,18 @@ class Samples:
         else:
             np.copyto(out, tokens.reshape(out.shape))
         return out
+
+    def gather_pieces(
+        self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
+    ) -> None:
+        """Rows made of pieces of documents, none of which crosses a border between shards, into `out` [rows, width]."""
+        shard = np.searchsorted(self.shards.ends, document_begins[pieces.document], side="right")
+        shift = self._shift[shard]
+        self._check(document_begins[pieces.document] + pieces.start + shift, pieces.length, watch)
+        tokens, segments = pieces.tokens(document_begins), pieces.segments()
+        tokens += pieces.painted(shift)
+        out[:] = self.shards.tokens[np.where(segments < 0, tokens[:, :1], tokens)]
+        out[segments < 0] = padding
 
     def _gather_unready(
         self,
@@ -92,8 +115,8 @@ class Samples:
             self._copy_across(int(indices[row]) * sequence, rows[row], watch)
         return rows
 
-    def _check(self, places: NDArray[np.int64], length: int, watch: Watch | None) -> None:
-        """Every block of these stretches of tokens, in the order of the file."""
+    def _check(self, places: NDArray[np.int64], length: int | NDArray[np.int64], watch: Watch | None) -> None:
+        """Every block of these stretches of tokens, in the order of the file. length: of all, or of each."""
         shards = self.shards
         first, last = places // shards.block_tokens, (places + (length - 1)) // shards.block_tokens
         if not (last - first > 1).any() and (shards.checked[first] & shards.checked[last]).all():

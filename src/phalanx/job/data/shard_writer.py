@@ -7,6 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phalanx.job.data import megatron
 from phalanx.job.data.block_sums import BlockSums
 from phalanx.job.data.manifest import FileEntry, Shard, Split, shard_name
@@ -49,19 +52,23 @@ class ShardWriter:
 
     def add_document(self, data: bytes | memoryview) -> None:
         """One document with its end mark, as `megatron.token_bytes` gives it."""
-        if self._open is None:
-            self._open = _OpenShard(self._folder / f"{shard_name(self._split, len(self._shards))}.bin")
-        self._open.write(data, len(data) // megatron.WIDTHS[self._dtype])
-        if self._open.tokens >= self._tokens_max:
-            self._close(self._open)
+        self.add_run(data, np.asarray([len(data) // megatron.WIDTHS[self._dtype]]))
 
-    def add_run(self, data: bytes, lengths: Sequence[int]) -> None:
+    def add_run(self, data: bytes | memoryview, lengths: NDArray[np.int64]) -> None:
         """Documents end to end, each with its end mark, and how many tokens each has."""
-        view, width, at = memoryview(data), megatron.WIDTHS[self._dtype], 0
-        for length in lengths:
-            end = at + length * width
-            self.add_document(view[at:end])
-            at = end
+        ends, first = np.cumsum(lengths), 0
+        while first < len(lengths):
+            if self._open is None:
+                self._open = _OpenShard(self._folder / f"{shard_name(self._split, len(self._shards))}.bin")
+            before = int(ends[first - 1]) if first else 0
+            fits = int(ends.searchsorted(before + self._tokens_max - self._open.tokens))  # the document that fills the shard
+            last = min(fits + 1, len(lengths))
+            end, width = int(ends[last - 1]), megatron.WIDTHS[self._dtype]
+            with memoryview(data)[before * width : end * width] as view:
+                self._open.write(view, lengths[first:last].tolist())
+            if self._open.tokens >= self._tokens_max:
+                self._close(self._open)
+            first = last
 
     def finish(self) -> list[Shard]:
         if self._open is not None:
@@ -90,12 +97,12 @@ class _OpenShard:
         self._sha256 = hashlib.sha256()
         self._sums = BlockSums()
 
-    def write(self, data: bytes | memoryview, tokens: int) -> None:
+    def write(self, data: memoryview, lengths: list[int]) -> None:
         self._file.write(data)
         self._sha256.update(data)
         self._sums.update(data)
-        self.lengths.append(tokens)
-        self.tokens += tokens
+        self.lengths += lengths
+        self.tokens += sum(lengths)
 
     def abandon(self) -> None:
         self._file.close()

@@ -1,5 +1,6 @@
 """The shards of one split as one stretch of tokens, each block of them checked when it is first read."""
 
+import errno
 import hashlib
 import os
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, num_blocks, read_sums
 from phalanx.job.data.manifest import REMAKE, FileEntry, Manifest, Shard
 from phalanx.job.data.mapping import MappedFiles
@@ -22,6 +24,10 @@ Phase = Literal["store", "cache", "read", "verify"]
 Watch = Callable[[Phase, float, float], None]
 """Told what took time while blocks were read first: the phase (see `waits`), its begin and its end by `time.monotonic`."""
 
+Refetch = Callable[[FileEntry, int], None]
+"""Asked, with the file and the number of the block, before anything of it counts as bad: brings the file again, from where it came.
+What it raises is raised."""
+
 _SHIFT: Final = BLOCK_BYTES.bit_length() - 1
 
 
@@ -29,12 +35,18 @@ class Shards:
     """`tokens[place]` of all shards, where place = `places[s] + i` for token i of shard s; and which blocks may be read.
 
     checked: of each block, that it was read and is what `prepare` wrote; the block of a place is place // block_tokens, since a
-    shard's slot begins with a block. whole: of each shard, that all of its blocks are checked.
+    shard's slot begins with a block. whole: of each shard, that all of its blocks are checked. data: manifest hash, for errors.
+    refetch: how a file is brought again that is damaged or missing; None for a folder that is itself the source, where a block is
+    read once more, from the disk.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, shards: Sequence[Shard], data: str = "", refetch: Refetch | None = None
+    ) -> None:
         self._folder = folder
         self._shards = shards
+        self._data = data
+        self._refetch = refetch
         self._vocab_size = manifest.vocab_size
         width = WIDTHS[manifest.dtype]
         self._files = MappedFiles([shard.bin_bytes for shard in shards], BLOCK_BYTES)
@@ -53,21 +65,24 @@ class Shards:
     def check(self, block: int, watch: Watch | None = None) -> int:
         """Reads a block for the first time, by its number over all shards, and gives the number of its shard.
 
-        Raises DataError when the block is not what `prepare` wrote. Two threads may do so at once for one block.
+        Raises BadBlock when the block is not what `prepare` wrote, and another DataError when the shard is not there in its size.
+        Two threads may do so at once for one block.
         """
         shard = int(np.searchsorted(self._files.begins, block << _SHIFT, side="right")) - 1
-        entry, at = self._shards[shard].bin, block - self._blocks(shard).start
-        with self._opened(shard) as descriptor:
-            began = time.monotonic()
-            data = self._read(entry, descriptor, at)
-            read = time.monotonic()
-            self._compare(entry, at, data, shard)
+        at = block - self._blocks(shard).start
+        try:
+            self._check(shard, at, watch)
+        except DataError as error:
+            if not self._bring_again(shard, at, error):
+                raise
+            self._check(shard, at, watch)
         self.checked[block] = True
         self.whole[shard] = self.checked[self._blocks(shard)].all()
-        if watch is not None:
-            watch("read", began, read)
-            watch("verify", read, time.monotonic())
         return shard
+
+    def numbered(self, shard_sha256: str) -> list[int]:
+        """Numbers of the shards whose tokens have this hash."""
+        return [number for number, shard in enumerate(self._shards) if shard.bin_sha256 == shard_sha256]
 
     def trust_all(self) -> None:
         """After the files were checked whole by other means: maps them all."""
@@ -75,6 +90,28 @@ class Shards:
             with self._opened(shard):
                 pass
         self.checked[:] = self.whole[:] = True
+
+    def _check(self, shard: int, at: int, watch: Watch | None) -> None:
+        with self._opened(shard) as descriptor:
+            began = time.monotonic()
+            data = self._read(shard, descriptor, at)
+            read = time.monotonic()
+            self._compare(shard, at, data)
+        if watch is not None:
+            watch("read", began, read)
+            watch("verify", read, time.monotonic())
+
+    def _bring_again(self, shard: int, at: int, error: DataError) -> bool:
+        """Whether there is something new to read."""
+        bin_, sums = self._shards[shard].bin, self._shards[shard].xxh3
+        if self._refetch is not None:
+            self._refetch(sums if sums is not None and error.field == sums.name else bin_, at)
+        elif isinstance(error, BadBlock):
+            with self._opened(shard) as descriptor:  # what went wrong between disk and memory is then read from the disk
+                os.posix_fadvise(descriptor, at * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+        else:
+            return False
+        return True
 
     def _blocks(self, shard: int) -> slice:
         first = int(self._files.begins[shard]) >> _SHIFT
@@ -112,30 +149,39 @@ class Shards:
         self._files.map(shard, descriptor, entry.size_bytes)
         self._sums[shard], self._inodes[shard] = found, inode
 
-    def _read(self, entry: FileEntry, descriptor: int, at: int) -> NDArray[np.uint8]:
+    def _read(self, shard: int, descriptor: int, at: int) -> NDArray[np.uint8]:
         """By `pread`: a disk that fails is an error then, and not the end of the process, as it would be through the mapping."""
+        entry = self._shards[shard].bin
         if not hasattr(self._scratch, "block"):
             self._scratch.block = np.empty(BLOCK_BYTES, dtype=np.uint8)
         data: NDArray[np.uint8] = self._scratch.block[: entry.size_bytes - at * BLOCK_BYTES]
         view, filled = data.data, 0
         while filled < len(view):
-            got = os.preadv(descriptor, [view[filled:]], at * BLOCK_BYTES + filled)
+            try:
+                got = os.preadv(descriptor, [view[filled:]], at * BLOCK_BYTES + filled)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise self._bad(shard, at, len(view), "cannot be read from the disk") from error
             if got == 0:
                 raise wrong_size(entry, self._folder, at * BLOCK_BYTES + filled)
             filled += got
         return data
 
-    def _compare(self, entry: FileEntry, at: int, data: NDArray[np.uint8], shard: int) -> None:
-        path = self._folder / entry.name
+    def _compare(self, shard: int, at: int, data: NDArray[np.uint8]) -> None:
         wanted, found = int(self._sums[shard][at]), block_sum(data.data)
         if found != wanted:
-            where = f"bytes {at * BLOCK_BYTES} to {at * BLOCK_BYTES + len(data)} of {path} are damaged"
-            raise DataError(
-                entry.name, f"block {at}", f"{where}: their XXH3 is {found:016x}, not {wanted:016x}; restore it, or {REMAKE}"
-            )
+            raise self._bad(shard, at, len(data), f"are damaged: their XXH3 is {found:016x}, not {wanted:016x}")
+        entry = self._shards[shard].bin
         tokens = data.view(self.tokens.dtype)
         least = int(tokens.min()) if tokens.dtype.kind == "i" else 0
-        check_range(entry, f"block {at} of {path}", least, int(tokens.max()), self._vocab_size)
+        check_range(entry, f"block {at} of {self._folder / entry.name}", least, int(tokens.max()), self._vocab_size)
+
+    def _bad(self, shard: int, at: int, length: int, what: str) -> BadBlock:
+        entry = self._shards[shard].bin
+        where = f"bytes {at * BLOCK_BYTES} to {at * BLOCK_BYTES + length} of {self._folder / entry.name}"
+        block = Block(data=self._data, shard=entry.sha256, block=at)
+        return BadBlock(entry.name, f"block {at}", f"{where} {what}; restore it, or {REMAKE}", block)
 
 
 def check_range(entry: FileEntry, where: object, least: int, most: int, vocab_size: int) -> None:

@@ -39,6 +39,7 @@ class Shares:
         self._children = np.array([left, right], dtype=np.int64).reshape(2, -1)
         self._first = np.array(first, dtype=np.int64)
         self._whole = np.array(whole, dtype=np.int64)
+        self._parents: dict[int, tuple[int, bool]] = {}
 
     def takers(self, turns: Indices) -> tuple[Indices, Indices]:
         """Who takes each of these turns (its number in `weights`), and how many turns it had before."""
@@ -67,6 +68,27 @@ class Shares:
             left = int(self._to_left(np.array([at]), np.array([number]))[0])
             line += [(int(self._children[0, at]), left), (int(self._children[1, at]), number - left)]
         return counts
+
+    def taken(self, number: int, turns: int) -> int:
+        """How many of the first `turns` this one has taken."""
+        for at, to_left in self._path(number):
+            first, whole = int(self._first[at]), int(self._whole[at])
+            left = (turns * first + whole // 2) // whole
+            turns = left if to_left else turns - left
+        return turns
+
+    def _path(self, number: int) -> list[tuple[int, bool]]:
+        """From the root to a leaf: inner nodes, and whether it goes on to the left."""
+        if not self._parents:
+            for side, children in enumerate(self._children):
+                self._parents |= {int(child): (at, side == 0) for at, child in enumerate(children)}
+        path: list[tuple[int, bool]] = []
+        node = number
+        while node != self._root:
+            at, to_left = self._parents[node]
+            path.append((at, to_left))
+            node = at + len(self.weights)
+        return path[::-1]
 
     def _to_left(self, at: Indices, numbers: Indices) -> Indices:
         """Of a node's first turns, how many go to its left: a rounded product, taken apart so that it fits in 64 bits."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, NotFound, StoreUnavailable
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, read_sums
 from phalanx.job.data.manifest import MANIFEST, FileEntry, Manifest, Shard
 from phalanx.storage.cache.index import Unit
@@ -144,10 +145,12 @@ class _Small:
 
 
 class ShardOrigin:
-    """Units of shards, each block compared with its checksum as it comes; one that differs is fetched again once."""
+    """Units of shards, each block compared with its checksum as it comes; one that differs is fetched again once. data: manifest
+    hash, for errors."""
 
-    def __init__(self, source: StoreSource, shards: Sequence[Shard]) -> None:
+    def __init__(self, source: StoreSource, shards: Sequence[Shard], data: str) -> None:
         self._source = source
+        self._data = data
         self._shards: Mapping[str, Shard] = {shard.bin_sha256: shard for shard in shards}
         self._sums: dict[str, NDArray[np.uint64]] = {}
 
@@ -177,7 +180,8 @@ class ShardOrigin:
             return [again]
         begin = bad * BLOCK_BYTES
         where = f"bytes {begin} to {min(begin + BLOCK_BYTES, entry.size_bytes)} of {self._source.where(entry)}"
-        raise DataError(entry.name, f"block {bad}", f"{where} are damaged, also when read again; put the shard there again")
+        fix = f"{where} are damaged, also when read again; put the shard there again"
+        raise BadBlock(entry.name, f"block {bad}", fix, Block(data=self._data, shard=unit.sha256, block=bad))
 
     def differing(self, unit: Unit, data: memoryview) -> int | None:
         """The first block of the shard, if any, that is not what its checksum says."""

@@ -7,8 +7,9 @@ from typing import Final
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.manifest import Manifest, Split
-from phalanx.job.data.open import CHECKED_WHOLE, TokenData
+from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
 from phalanx.job.data.read_ahead import ReadAhead, StepOrder
+from phalanx.job.data.shards import Refetch
 from phalanx.job.data.store_source import REQUEST, StoreSource
 from phalanx.job.data.stored_shards import StoredSamples, StoredShards
 from phalanx.job.data.verify import VerifyProgress, verify_pieces
@@ -27,8 +28,9 @@ class StoredData(TokenData):
         self.source = source
         self.url = source.url
         self.stored: Mapping[Split, StoredSamples] = {
-            split: StoredSamples(StoredShards(source, manifest, [shard for shard in manifest.shards if shard.split == split]))
+            split: StoredSamples(StoredShards(source, manifest, shards, manifest_hash))
             for split in manifests.SPLITS
+            for shards in [[shard for shard in manifest.shards if shard.split == split]]
         }
         self._samples = self.stored
         self._tokenizer = source.kept(manifest.tokenizer)
@@ -44,8 +46,8 @@ class StoredData(TokenData):
     def read_ahead(self, split: Split, sequence: int, order: StepOrder, start: int, stop: int | None) -> ReadAhead:
         return ReadAhead(self.stored[split], sequence, order, start, stop)
 
-    def __reduce__(self) -> tuple[Callable[..., TokenData], tuple[str, str]]:
-        return _reopened, (self.url, self.manifest_hash)
+    def __reduce__(self) -> tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]:
+        return reopened, (self.url, self.manifest_hash, None)
 
 
 def open_stored(source: StoreSource) -> StoredData:
@@ -62,9 +64,3 @@ def open_stored(source: StoreSource) -> StoredData:
 def open_url(url: str, cache: NodeCache) -> StoredData:
     """What was prepared and put at a place such as s3://bucket/prefix. Raises SetupError for a URL that names no place too."""
     return open_stored(StoreSource(open_store(url, patience=REQUEST, field="data"), cache))
-
-
-def _reopened(url: str, manifest_hash: str) -> TokenData:
-    from phalanx.job.data.open import reopened
-
-    return reopened(url, manifest_hash)

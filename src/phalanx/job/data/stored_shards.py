@@ -19,6 +19,7 @@ from phalanx.core.errors import PhalanxError, SetupError, StoreUnavailable
 from phalanx.job.data.block_sums import BLOCK_BYTES, num_blocks
 from phalanx.job.data.manifest import Manifest, Shard
 from phalanx.job.data.order import Indices
+from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
 from phalanx.job.data.shards import Shards, Watch, check_range
 from phalanx.job.data.store_source import UNIT_BLOCKS, UNIT_BYTES, ShardOrigin, StoreSource
@@ -36,10 +37,10 @@ class _DamagedError(Exception):
 class StoredShards(Shards):
     """As `Shards`, of which a unit may be read only while it is pinned."""
 
-    def __init__(self, source: StoreSource, manifest: Manifest, shards: Sequence[Shard]) -> None:
-        super().__init__(Path(), manifest, shards)
+    def __init__(self, source: StoreSource, manifest: Manifest, shards: Sequence[Shard], data: str) -> None:
+        super().__init__(Path(), manifest, shards, data)
         self.source = source
-        self.origin = ShardOrigin(source, shards)
+        self.origin = ShardOrigin(source, shards, data)
         self._process = os.getpid()
         self._state = threading.Lock()
         self._pins: Counter[int] = Counter()
@@ -216,7 +217,21 @@ class StoredSamples(Samples):
             return []
         if not (indices.min() >= 0 and indices.max() < (count := self.count(sequence))):
             raise IndexError(f"a sample lies outside [0, {count})")
-        first, last = self._blocks(indices * sequence), self._blocks(indices * sequence + sequence)
+        return self._between(indices * sequence, indices * sequence + sequence)
+
+    def gather_pieces(
+        self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
+    ) -> None:
+        """Waits for the units that the pieces lie in."""
+        begins = document_begins[pieces.document] + pieces.start
+        with self.stored.pinned(self._between(begins, begins + np.maximum(pieces.length - 1, 0)), watch):
+            super().gather_pieces(pieces, document_begins, padding, out, watch)
+
+    def _between(self, begins: Indices, lasts: Indices) -> list[int]:
+        """The units of these stretches of tokens, by their first and last one."""
+        if not begins.size:
+            return []
+        first, last = self._blocks(begins), self._blocks(lasts)
         spread = [np.minimum(first + further, last) for further in range(int((last - first).max()) + 1)]
         return self.stored.firsts(np.unique(np.concatenate(spread)))
 

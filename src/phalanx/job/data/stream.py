@@ -11,22 +11,44 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.manifest import Split
-from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices
 from phalanx.job.data.samples import Rows
+from phalanx.job.data.shards import Watch
 from phalanx.job.data.waits import CAUSES, Cause, Span, causes
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
 
 Order = Callable[[int], Indices]
 """From a step to the samples of its batch, in order; called by the stream's threads. See `order`."""
 
-Buffers = Callable[[tuple[int, int]], Rows]
+Buffers = Callable[[tuple[int, ...]], Rows]
 """Makes an int64 array of a shape, such as one over pinned memory; called by the stream's threads, and only until all are made."""
+
+
+class Gathered(Protocol):
+    """What batches are gathered from: a `TokenData`, or `Sources`."""
+
+    def row_shape(self, sequence: int) -> tuple[int, ...]:
+        """Of each sample."""
+
+    def gather(self, split: Split, numbers: Indices, sequence: int, out: Rows | None = None, watch: Watch | None = None, /) -> Rows:
+        """The samples of these numbers, in `out` where it is given. Any thread may ask."""
+
+
+@runtime_checkable
+class Far(Protocol):
+    """What also fetches the steps to come, where the data lies in a store."""
+
+    def read_ahead(self, split: Split, sequence: int, order: Order, start: int, stop: int | None) -> "ReadAhead | None":
+        """To be told how far the stream is; None where nothing is far."""
+
 
 DEPTH: Final = 4
 THREADS: Final = 2
@@ -47,17 +69,19 @@ class StreamStats:
 
 
 class BatchStream:
-    """The batches of one split from the step `start` on, counted from 0: an iterator of int64 arrays [samples, sequence + 1].
+    """The batches of one split from the step `start` on, counted from 0: an iterator of int64 arrays [samples, *row], where a
+    row of a `TokenData` has sequence + 1 tokens.
 
     A delivered array is filled anew after `keep` more were delivered: one that is copied in the background needs a `keep` as long
     as that copy may last. `depth` batches at most are fetched ahead. stop: the first step that is not delivered.
     An error of a batch is raised where that batch would have been delivered, and again at each further try; `step` stays
-    there. Close it, or leave its `with`: then its threads have ended.
+    there. newest: the samples of the batch that was delivered last, as they were asked of the data. Close the stream, or leave its
+    `with`: then its threads have ended.
     """
 
     def __init__(
         self,
-        data: TokenData,
+        data: Gathered,
         split: Split,
         sequence: int,
         order: Order,
@@ -77,8 +101,9 @@ class BatchStream:
         self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=start, taken=start, stop=stop, depth=depth)
         self._keep = keep
         self._held: deque[Rows] = deque()
+        self.newest: Indices = np.zeros(0, dtype=np.int64)
         self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(CAUSES, 0.0))
-        self._far = data.read_ahead(split, sequence, order, start, stop)
+        self._far = data.read_ahead(split, sequence, order, start, stop) if isinstance(data, Far) else None
         self._threads = [
             threading.Thread(target=self._ahead.run, name=f"data-{split}-{number}", daemon=True) for number in range(threads)
         ]
@@ -113,6 +138,7 @@ class BatchStream:
         if fetched.error is not None:
             raise fetched.error
         self._held.append(fetched.array)
+        self.newest = fetched.samples
         ahead.deliver(self._held.popleft() if len(self._held) > self._keep else None)
         self._stats = StreamStats(delivered=self._stats.delivered + 1, waited_s=self._stats.waited_s)
         if self._far is not None:
@@ -141,8 +167,9 @@ class BatchStream:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """rows: of the batch, a part of `array`; both empty where there is an error."""
+    """samples: of the batch, in order. rows: of it, a part of `array`. All empty where there is an error."""
 
+    samples: Indices
     rows: Rows
     array: Rows
     spans: Sequence[Span]
@@ -156,7 +183,7 @@ class _Ahead:
     delivered, taken: the next step to be delivered, and the next one to be fetched. ready: by step. free: arrays to fill.
     """
 
-    data: TokenData
+    data: Gathered
     split: Split
     sequence: int
     order: Order
@@ -221,22 +248,22 @@ class _Ahead:
             indices = self.order(step)
             ordered = time.monotonic()
             spans.append(("order", began, ordered))
-            array = self._array((len(indices), self.sequence + 1))
+            array = self._array((len(indices), *self.data.row_shape(self.sequence)))
             rows = array[: len(indices)]
             self.data.gather(self.split, indices, self.sequence, rows, lambda *span: spans.append(span))
             spans.append(("decode", ordered, time.monotonic()))
-            return _Fetched(rows, array, spans)
+            return _Fetched(indices, rows, array, spans)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, who waits for the batch must hear of it
-            return _Fetched(_empty((0, 0)), _empty((0, 0)), spans, error)
+            return _Fetched(_empty((0,)), _empty((0, 0)), _empty((0, 0)), spans, error)
 
-    def _array(self, shape: tuple[int, int]) -> Rows:
+    def _array(self, shape: tuple[int, ...]) -> Rows:
         """One that is free and large enough, or a new one."""
         with self.changed:
             array = self.free.pop() if self.free else None
         return self.buffers(shape) if array is None or len(array) < shape[0] else array
 
 
-def _empty(shape: tuple[int, int]) -> Rows:
+def _empty(shape: tuple[int, ...]) -> Rows:
     return np.empty(shape, dtype=np.int64)
 
 

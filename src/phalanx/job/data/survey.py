@@ -5,8 +5,10 @@ some 30 bytes a document of this process's memory, and the text none.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,69 +18,24 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data.corpus import Found
 from phalanx.job.data.crew import Crew
-from phalanx.job.data.file_pieces import Piece, batches, cut
+from phalanx.job.data.file_pieces import File, Piece, batches, cut
+from phalanx.job.data.kinds import CUT, HELD_OUT, OUT, TRAIN, Kinds
+from phalanx.job.data.looking import Batch, Looked, look
 from phalanx.job.data.manifest import Source, Split
-from phalanx.job.data.texts import DIGEST_BYTES, Reading, Texts, Unfit, digest, read
-
-OUT, TRAIN, HELD_OUT, CUT = 0, 1, 2, 3
-"""What becomes of a document: nothing, one of the splits, or the start of it to train on and its end held out."""
+from phalanx.job.data.object_files import AT_ONCE, is_stored
+from phalanx.job.data.texts import DIGEST_BYTES, Reading, Unfit
 
 KINDS: Final[dict[Split, int]] = {"train": TRAIN, "held_out": HELD_OUT}
 _DIGESTS: Final = np.dtype([("high", ">u8"), ("low", ">u8")])
-Kinds = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A task of the survey."""
-
-    pieces: Sequence[Piece]
-    reading: Reading
-
-
-@dataclass(frozen=True, slots=True)
-class PieceFacts:
-    """What a piece holds. keys: the first 8 bytes of the SHA-256 of each document's name. digests: of each document."""
-
-    digest: bytes
-    keys: bytes
-    digests: bytes
-    sizes: NDArray[np.int64]
-    skipped: Counter[Unfit]
-    trouble: str
-
-
-def look(batch: Batch) -> tuple[list[PieceFacts], NDArray[np.uint32]]:
-    """The facts of each piece, and the code points that occur in them."""
-    occurs = np.zeros(0x110000, dtype=bool)
-    facts = []
-    for piece in batch.pieces:
-        texts = read(piece, batch.reading)
-        facts.append(_facts(texts))
-        for document in texts.documents:
-            if not document.isascii():
-                occurs[np.frombuffer(document.decode().encode("utf-32-le"), dtype="<u4")] = True
-    return facts, np.flatnonzero(occurs).astype(np.uint32)
-
-
-def _facts(texts: Texts) -> PieceFacts:
-    return PieceFacts(
-        digest=texts.digest,
-        keys=b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in texts.names),
-        digests=b"".join(digest(document) for document in texts.documents),
-        sizes=np.asarray([len(document) for document in texts.documents], dtype=np.int64),
-        skipped=texts.skipped,
-        trouble=texts.trouble,
-    )
 
 
 @dataclass(slots=True)
 class Survey:
-    """All pieces in order, and arrays over all documents in order. first: the number of the first document of each piece, and at
-    the end the number of all. alphabet: the code points beyond ASCII that occur."""
+    """All pieces in order, their digests end to end, and arrays over all documents in order. first: the number of the first
+    document of each piece, and at the end the number of all. alphabet: the code points beyond ASCII that occur."""
 
     pieces: list[Piece]
-    piece_digests: list[bytes]
+    piece_digests: bytes
     first: NDArray[np.int64]
     keys: NDArray[np.uint64]
     digests: NDArray[np.void]
@@ -90,6 +47,9 @@ class Survey:
     def of(self, split: Split) -> NDArray[np.int64]:
         """Numbers of the documents of a split, in order; a lone document is of both."""
         return np.flatnonzero((self.kinds == KINDS[split]) | (self.kinds == CUT))
+
+    def piece_digest(self, number: int) -> bytes:
+        return self.piece_digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
     @property
     def lone(self) -> bool:
@@ -103,22 +63,18 @@ def survey(
     """Reads everything once. seen(bytes done). Raises DataError where a path that was named directly holds no text, or nothing at
     all does."""
     pieces = [piece for source in sources for piece in source.pieces]
-    owners = [source for source in sources for _ in source.pieces]
+    starts = np.cumsum([0, *(len(source.pieces) for source in sources)]).tolist()
     done, at = 0, 0
-    occurs = np.zeros(0x110000, dtype=bool)
     tasks = [Batch(batch, reading) for batch in batches(pieces)]
-    all_facts: list[PieceFacts] = []
-    for batch, (facts, alphabet) in zip(tasks, crew.map(look, tasks), strict=True):
-        occurs[alphabet] = True
-        for one in facts:
-            owners[at].add(one)
-            at += 1
-        all_facts += facts
-        done += sum(piece.size_bytes for piece in batch.pieces)
+    all_looked: list[Looked] = []
+    for batch, looked in zip(tasks, crew.map(look, tasks), strict=True):
+        for number, skipped, trouble in looked.skipped:
+            sources[bisect_right(starts, at + number) - 1].skip(skipped, trouble)
+        all_looked.append(looked)
+        at += len(batch.pieces)
+        done += sum([piece.size_bytes for piece in batch.pieces])
         seen(done)
-    for source in sources:
-        source.check()
-    return _decided(pieces, all_facts, sources, dedup, held_out, np.flatnonzero(occurs).astype(np.uint32))
+    return _decided(pieces, all_looked, sources, dedup, held_out)
 
 
 class Gathered:
@@ -127,45 +83,59 @@ class Gathered:
     def __init__(self, found: Found) -> None:
         self.found = found
         self.pieces: list[Piece] = []
-        self.facts: list[PieceFacts] = []
-        self.skipped: Counter[Unfit] = Counter()
-        for name, file in found.files:
-            pieces = cut(file, name)
-            self.pieces += pieces or []
-            self.skipped["unreadable"] += pieces is None
-            self.skipped["empty"] += pieces == []
+        self._skipped: Counter[Unfit] = Counter()
+        self._trouble = ""
+        for pieces in _cut(found.files):
+            if pieces:
+                self.pieces += pieces
+            else:
+                self._skipped["unreadable" if pieces is None else "empty"] += 1
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
+        return sum([piece.size_bytes for piece in self.pieces])
 
-    def add(self, facts: PieceFacts) -> None:
-        self.facts.append(facts)
-        self.skipped.update(facts.skipped)
+    @property
+    def num_skipped(self) -> int:
+        return self._skipped.total()
 
-    def check(self) -> None:
+    def skip(self, why: Counter[Unfit], trouble: str) -> None:
+        self._skipped.update(why)
+        self._trouble = self._trouble or trouble
+
+    def check(self, documents: int) -> None:
         """A file that was named must hold something; one met in a folder is only counted."""
-        if not self.found.direct or not self.found.files or any(len(facts.sizes) for facts in self.facts):
+        if not self.found.direct or not self.found.files or documents:
             return
-        trouble = next((facts.trouble for facts in self.facts if facts.trouble), "")
-        why: Unfit = next((why for why in _DIRECT if self.skipped[why]), "empty")
-        lines = f"holds no text: {trouble}" if trouble and self.pieces[0].kind != "text" else ""
+        why: Unfit = next((why for why in _DIRECT if self._skipped[why]), "empty")
+        lines = f"holds no text: {self._trouble}" if self._trouble and self.pieces[0].kind != "text" else ""
         raise DataError("paths", self.found.path, lines or _DIRECT[why])
 
-    def source(self, documents: int, text_bytes: int, duplicates: int) -> Source:
-        hasher = hashlib.sha256()
-        for piece, facts in zip(self.pieces, self.facts, strict=True):
-            if len(facts.sizes):
-                hasher.update(f"{facts.digest.hex()} {piece.name} {piece.start}\n".encode())
-        counts = {f"skipped_{why}": self.skipped[why] for why in _COUNTED}
+    def source(self, piece_digests: bytes, documents: NDArray[np.int64], kept: int, text_bytes: int) -> Source:
+        """documents: in each of its pieces. kept: how many of them are no duplicates, of `text_bytes`."""
+        lines = []
+        for number in np.flatnonzero(documents).tolist():
+            piece = self.pieces[number]
+            digest = piece_digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+            lines.append(f"{digest.hex()} {piece.name} {piece.start}\n")
+        counts = {f"skipped_{why}": self._skipped[why] for why in _COUNTED}
         return Source(
             name=self.found.label,
-            documents=documents,
+            documents=kept,
             text_bytes=text_bytes,
-            skipped_duplicate=duplicates,
-            sha256=hasher.hexdigest(),
+            skipped_duplicate=int(documents.sum()) - kept,
+            sha256=hashlib.sha256("".join(lines).encode()).hexdigest(),
             **counts,
         )
+
+
+def _cut(files: Sequence[File]) -> Iterator[list[Piece] | None]:
+    """Many at once where it takes a look into an object."""
+    if files and is_stored(files[0].path):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            yield from threads.map(cut, files)
+    else:
+        yield from map(cut, files)
 
 
 _DIRECT: Final[Mapping[Unfit, str]] = {
@@ -178,36 +148,34 @@ _DIRECT: Final[Mapping[Unfit, str]] = {
 _COUNTED: Final[tuple[Unfit, ...]] = ("binary", "not_utf8", "unreadable", "empty", "not_json", "no_text", "short")
 
 
-def _decided(
-    pieces: list[Piece],
-    facts: list[PieceFacts],
-    sources: Sequence[Gathered],
-    dedup: bool,
-    held_out: float,
-    alphabet: NDArray[np.uint32],
-) -> Survey:
-    sizes = np.concatenate([np.zeros(0, np.int64), *(one.sizes for one in facts)])
-    keys = np.frombuffer(b"".join(one.keys for one in facts), dtype=">u8").astype(np.uint64)
-    digests = np.frombuffer(b"".join(one.digests for one in facts), dtype=_DIGESTS)
+def _decided(pieces: list[Piece], looked: Sequence[Looked], sources: Sequence[Gathered], dedup: bool, held_out: float) -> Survey:
+    digests = np.frombuffer(b"".join([one.digests for one in looked]), dtype=_DIGESTS)
     assert digests.itemsize == DIGEST_BYTES
+    sizes = _joined([one.sizes for one in looked])
+    keys = np.frombuffer(b"".join([one.keys for one in looked]), dtype=">u8").astype(np.uint64)
     kept = _first_ones(digests) if dedup else np.ones(len(sizes), dtype=bool)
-    counts = [len(one.sizes) for one in facts]
+    first = np.cumsum(_joined([np.zeros(1, np.int64), *(one.documents for one in looked)]), dtype=np.int64)
+    piece_digests = b"".join([one.piece_digests for one in looked])
     found = Survey(
         pieces=pieces,
-        piece_digests=[one.digest for one in facts],
-        first=np.cumsum([0, *counts], dtype=np.int64),
+        piece_digests=piece_digests,
+        first=first,
         keys=keys,
         digests=digests,
         sizes=sizes,
         kinds=_divided(keys, kept, held_out),
-        sources=tuple(_sources(sources, kept, sizes)),
-        alphabet=alphabet,
+        sources=tuple(_sources(sources, piece_digests, first, kept, sizes)),
+        alphabet=np.unique(np.concatenate([np.zeros(0, np.uint32), *(one.alphabet for one in looked)])),
     )
     if not kept.any():
-        skipped = sum(sum(source.skipped.values()) for source in sources)
+        skipped = sum(source.num_skipped for source in sources)
         paths = ", ".join(source.found.path for source in sources)
         raise DataError("paths", paths, f"hold no text ({skipped} files, lines and rows skipped); name UTF-8 text files")
     return found
+
+
+def _joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])
 
 
 def _first_ones(digests: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -236,21 +204,14 @@ def _divided(keys: NDArray[np.uint64], kept: NDArray[np.bool_], held_out: float)
     return kinds
 
 
-def _sources(sources: Sequence[Gathered], kept: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Iterator[Source]:
-    start = 0
+def _sources(
+    sources: Sequence[Gathered], piece_digests: bytes, first: NDArray[np.int64], kept: NDArray[np.bool_], sizes: NDArray[np.int64]
+) -> Iterator[Source]:
+    at = 0
     for source in sources:
-        end = start + sum(len(facts.sizes) for facts in source.facts)
-        mine = kept[start:end]
-        yield source.source(int(mine.sum()), int(sizes[start:end][mine].sum()), int(len(mine) - mine.sum()))
-        start = end
-
-
-def halves(document: bytes, held_out: float) -> tuple[bytes, bytes]:
-    """A lone document in two, the end at a line's start where there is one."""
-    at = int(len(document) * (1 - held_out))
-    at = document.rfind(b"\n", 0, at) + 1 or at
-    while 0 < at < len(document) and document[at] & 0xC0 == 0x80:  # not inside a character
-        at -= 1
-    if not 0 < at < len(document):
-        raise DataError("paths", "the text", "is one document too short to hold any of it out; give more text")
-    return document[:at], document[at:]
+        end = at + len(source.pieces)
+        mine = slice(int(first[at]), int(first[end]))
+        source.check(mine.stop - mine.start)
+        digests = piece_digests[at * DIGEST_BYTES : end * DIGEST_BYTES]
+        yield source.source(digests, np.diff(first[at : end + 1]), int(kept[mine].sum()), int(sizes[mine][kept[mine]].sum()))
+        at = end

@@ -1,22 +1,28 @@
 """One piece of a file as clean documents, and counts of what in it is none. Runs in every process that prepares."""
 
+import io
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 from blake3 import blake3
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, too_long
+from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, columns_of, opened_file, too_long
+from phalanx.job.data.object_files import ObjectFile, Version, asked, is_stored
+from phalanx.job.data.unpacked import unpacked
 
 Unfit = Literal["binary", "not_utf8", "unreadable", "empty", "not_json", "no_text", "short", "duplicate"]
 """Why a file, a line or a row is not taken."""
 
 DIGEST_BYTES: Final = 16
+PART_BYTES: Final = 10**6
+"""Of a compressed file, whose text may be far larger than memory."""
+
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -39,11 +45,13 @@ class Reading:
 
 @dataclass(slots=True)
 class Texts:
-    """The documents of a piece in their order, as UTF-8. digest: of what was read. trouble: the first that was no document."""
+    """The documents of a piece in their order, as UTF-8. digest: of what was read; one_whole: that is the very document. trouble:
+    the first that was no document."""
 
     names: list[str] = field(default_factory=list)
     documents: list[bytes] = field(default_factory=list)
     digest: bytes = b""
+    one_whole: bool = False
     skipped: Counter[Unfit] = field(default_factory=Counter)
     trouble: str = ""
 
@@ -51,37 +59,100 @@ class Texts:
         self.skipped[why] += 1
         self.trouble = self.trouble or trouble
 
+    def digests(self) -> bytes:
+        """Of each document."""
+        return self.digest if self.one_whole else b"".join(map(digest, self.documents))
+
 
 def digest(data: bytes) -> bytes:
     """Of contents: fast, and short enough to keep one for each document."""
     return blake3(data).digest(DIGEST_BYTES)
 
 
-def read(piece: Piece, reading: Reading) -> Texts:
-    """Raises DataError only for what is too long to be read at all."""
-    found = Texts()
+def parts(piece: Piece, reading: Reading, first: "Future[memoryview] | None" = None) -> Iterator[Texts]:
+    """One after the other, since a compressed file is a single piece, whatever its size; only the last has the digest, which is of
+    all of them.
+
+    first: the start of the piece, where somebody has begun to read it. Raises DataError only for what is too long to be read at
+    all, damaged, or not what was found; and what `fetch` does.
+    """
     try:
         match piece.kind:
             case "text":
-                _read_text(piece, reading, found)
+                yield _text(piece, reading, first)
+            case "jsonl" if piece.packing:
+                yield from _read_packed_lines(piece, reading)
             case "jsonl":
-                _read_lines(piece, reading, found)
+                yield _read_lines(piece, reading, first)
             case "parquet":
-                _read_rows(piece, reading, found)
+                yield _read_rows(piece, reading)
     except OSError:
         found = Texts()
         found.skip("unreadable")
+        yield found
+
+
+def read(piece: Piece, reading: Reading) -> Texts:
+    """All of a piece at once."""
+    found = Texts()
+    for part in parts(piece, reading):
+        part.names[:0], part.documents[:0] = found.names, found.documents
+        part.skipped.update(found.skipped)
+        part.trouble = found.trouble or part.trouble
+        found = part
     return found
 
 
-def _read_text(piece: Piece, reading: Reading, found: Texts) -> None:
-    with Path(piece.file).open("rb") as file:
-        data = file.read(DOCUMENT_BYTES_MAX + 1)
+def begun(pieces: Sequence[Piece]) -> "list[Future[memoryview] | None]":
+    """Of each piece that lies in a store its start, which is on its way."""
+    wanted = [piece for piece in pieces if is_stored(piece.file) and piece.kind != "parquet" and not piece.packing]
+    spans = [(Version(one.file, one.file_bytes, one.etag), _border(one), one.end - _border(one)) for one in wanted]
+    if not spans:
+        return [None] * len(pieces)
+    found = dict(zip(wanted, asked(spans), strict=True))
+    return [found.get(piece) for piece in pieces]
+
+
+def _border(piece: Piece) -> int:
+    """Where to read from: a line begins in the piece when the byte before ends another."""
+    return max(0, piece.start - 1)
+
+
+def _opened(piece: Piece, first: "Future[memoryview] | None" = None) -> IO[bytes]:
+    if first is not None:
+        return io.BufferedReader(ObjectFile(Version(piece.file, piece.file_bytes, piece.etag), first, _border(piece)))
+    return opened_file(piece.file, piece.file_bytes, piece.etag)
+
+
+def _text(piece: Piece, reading: Reading, first: "Future[memoryview] | None") -> Texts:
+    found = Texts()
+    with _opened(piece, first) as file:
+        data = _unpacked_whole(piece, file) if piece.packing else _whole(piece, file)
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise too_long(piece.name, 0)
     found.digest = digest(data)
     if b"\0" in data:
         found.skip("binary")
-        return
+        return found
     _take(piece.name, data, reading, found)
+    found.one_whole = bool(found.documents) and found.documents[0] is data
+    return found
+
+
+def _whole(piece: Piece, file: IO[bytes]) -> bytes:
+    data = file.read(piece.size_bytes + 1)
+    if len(data) != piece.size_bytes:  # another length than when it was found
+        data += file.read(DOCUMENT_BYTES_MAX + 1 - len(data))
+    return data
+
+
+def _unpacked_whole(piece: Piece, file: IO[bytes]) -> bytes:
+    data = bytearray()
+    for part in unpacked(file, piece.packing, piece.file, piece.file_bytes):
+        data += part
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise too_long(piece.name, 0)
+    return bytes(data)
 
 
 def _take(name: str, data: bytes, reading: Reading, found: Texts) -> None:
@@ -103,20 +174,55 @@ def _take(name: str, data: bytes, reading: Reading, found: Texts) -> None:
         found.documents.append(data)
 
 
-def _read_lines(piece: Piece, reading: Reading, found: Texts) -> None:
-    hasher = blake3()
-    for at, line in _lines(piece):
+def _read_lines(piece: Piece, reading: Reading, first: "Future[memoryview] | None") -> Texts:
+    found, hasher = Texts(), blake3()
+    for at, line in _lines(piece, first):
         hasher.update(line + b"\n")
-        if not line.isspace() and line:
-            _take_line(f"{piece.name}#{at}", line, f"byte {at} of {piece.name}", reading, found)
+        _take_line(piece.name, at, line, reading, found)
     found.digest = hasher.digest(DIGEST_BYTES)
+    return found
 
 
-def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
+def _read_packed_lines(piece: Piece, reading: Reading) -> Iterator[Texts]:
+    found, hasher, begun_at = Texts(), blake3(), 0
+    with _opened(piece) as file:
+        for at, line in _packed_lines(piece, file):
+            hasher.update(line + b"\n")
+            _take_line(piece.name, at, line, reading, found)
+            if at - begun_at >= PART_BYTES:
+                yield found
+                found, begun_at = Texts(), at
+    found.digest = hasher.digest(DIGEST_BYTES)
+    yield found
+
+
+def _packed_lines(piece: Piece, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The lines, each with its place in the text."""
+    at, rest = 0, bytearray()
+    for part in unpacked(file, piece.packing, piece.file, piece.file_bytes):
+        rest += part
+        if b"\n" in part:
+            *lines, last = bytes(rest).split(b"\n")
+            for line in lines:
+                yield at, _without_mark(line, at)
+                at += len(line) + 1
+            rest = bytearray(last)
+        if len(rest) > DOCUMENT_BYTES_MAX:
+            raise too_long(piece.name, at)
+    if rest:
+        yield at, _without_mark(bytes(rest), at)
+
+
+def _without_mark(line: bytes, at: int) -> bytes:
+    return line.removeprefix(_BYTE_ORDER_MARK) if at == 0 else line
+
+
+def _lines(piece: Piece, first: "Future[memoryview] | None") -> Iterator[tuple[int, bytes]]:
     """The lines that begin in the piece, each with its place in the file; the last one may reach beyond the piece."""
-    with Path(piece.file).open("rb") as file:
-        at = max(0, piece.start - 1)  # a line begins here when the byte before ends another
-        file.seek(at)
+    at = _border(piece)
+    with _opened(piece, first) as file:
+        if first is None:
+            file.seek(at)
         data = file.read(piece.end - at)
         if piece.start:
             border = data.find(b"\n")
@@ -124,18 +230,35 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
                 return
             at, data = at + border + 1, data[border + 1 :]
         if data and not data.endswith(b"\n"):
-            data += file.readline(DOCUMENT_BYTES_MAX + 1)
+            data += _rest_of_line(file)
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
     for line in lines:
         if len(line) > DOCUMENT_BYTES_MAX:
             raise too_long(piece.name, at)
-        yield at, line.removeprefix(_BYTE_ORDER_MARK) if at == 0 else line
+        yield at, _without_mark(line, at)
         at += len(line) + 1
 
 
-def _take_line(name: str, line: bytes, where: str, reading: Reading, found: Texts) -> None:
+def _rest_of_line(file: IO[bytes]) -> bytes:
+    """By blocks: a file without a buffer looks for the end of a line byte by byte."""
+    found = bytearray()
+    while len(found) <= DOCUMENT_BYTES_MAX and (block := file.read(_LINE_BYTES)):
+        line, end, _ = block.partition(b"\n")
+        found += line + end
+        if end:
+            break
+    return bytes(found)
+
+
+_LINE_BYTES: Final = 64 * 2**10
+
+
+def _take_line(name: str, at: int, line: bytes, reading: Reading, found: Texts) -> None:
+    if not line or line.isspace():
+        return
+    where = f"byte {at} of {name}"
     try:
         fields = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -150,7 +273,7 @@ def _take_line(name: str, line: bytes, where: str, reading: Reading, found: Text
         found.skip("no_text", f"{where} has no text in field {reading.text_field!r}; its fields: {names}; choose with --text-field")
         return
     try:
-        _take(name, text.encode(), reading, found)
+        _take(f"{name}#{at}", text.encode(), reading, found)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
         found.skip("not_utf8", f"{where} has half a surrogate pair")
 
@@ -158,8 +281,8 @@ def _take_line(name: str, line: bytes, where: str, reading: Reading, found: Text
 _NAMES_SHOWN: Final = 8
 
 
-def _read_rows(piece: Piece, reading: Reading, found: Texts) -> None:
-    hasher = blake3()
+def _read_rows(piece: Piece, reading: Reading) -> Texts:
+    found, hasher = Texts(), blake3()
     for number, data in enumerate(_column(piece, reading, found)):
         hasher.update(b"-" if data is None else b"%d:" % len(data) + data)
         if data is None:
@@ -169,11 +292,12 @@ def _read_rows(piece: Piece, reading: Reading, found: Texts) -> None:
         else:
             _take(f"{piece.name}#{piece.end + number}", data, reading, found)
     found.digest = hasher.digest(DIGEST_BYTES)
+    return found
 
 
 def _column(piece: Piece, reading: Reading, found: Texts) -> list[bytes | None]:
     library = arrow()
-    with library.parquet.ParquetFile(piece.file) as file:
+    with columns_of(piece.file, piece.file_bytes, piece.etag) as file:
         try:
             names = file.schema_arrow.names
             if reading.text_field not in names:

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from phalanx.job.data.crew import Crew
 from phalanx.job.data.file_pieces import Piece
-from phalanx.job.data.survey import Survey, halves
-from phalanx.job.data.texts import Reading, read
+from phalanx.job.data.kinds import halves
+from phalanx.job.data.object_files import changed
+from phalanx.job.data.survey import Survey
+from phalanx.job.data.texts import Reading, begun, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,31 @@ class Pick:
 
 def pick(task: Pick) -> list[str]:
     """The texts of a task; fewer than were asked for when the file is not what it was."""
-    documents = read(task.piece, task.reading).documents
-    found = [documents[number] for number in task.numbers if number < len(documents)]
+    found = _documents(task.piece, task.reading, task.numbers)
     if task.held_out:
         found = [halves(document, task.held_out)[0] for document in found]
     return [document.decode()[: task.bytes_max] for document in found]  # characters: a little over is fine
+
+
+def _documents(piece: Piece, reading: Reading, numbers: Sequence[int]) -> list[bytes]:
+    """Those of a piece, in the order of the numbers; no more is read than must be."""
+    wanted, found, at = set(numbers), {}, 0
+    for texts in parts(piece, reading, begun([piece])[0]):
+        found.update({at + number: one for number, one in enumerate(texts.documents) if at + number in wanted})
+        at += len(texts.documents)
+        if len(found) == len(wanted):
+            break
+    return [found[number] for number in numbers if number in found]
+
+
+def only_document(survey: Survey, reading: Reading) -> bytes:
+    """The one document that there is. Raises DataError when it is gone."""
+    number = int(survey.of("train")[0])
+    owner = int(survey.first.searchsorted(number, side="right")) - 1
+    piece = survey.pieces[owner]
+    for document in _documents(piece, reading, [number - int(survey.first[owner])]):
+        return document
+    raise changed(piece.file)
 
 
 def sample(

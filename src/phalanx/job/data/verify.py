@@ -13,6 +13,7 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.manifest import FileEntry, Manifest
 from phalanx.job.data.megatron import DTYPES
 from phalanx.job.data.shards import check_range, damaged, unreadable, wrong_size
+from phalanx.job.data.tars.manifest import SampleManifest, of_samples
 
 VerifyProgress = Callable[[int, int], None]
 """Told how many bytes are checked, of how many."""
@@ -21,8 +22,10 @@ _PIECE_BYTES: Final = 4 * 2**20
 _NAMED_MAX: Final = 3
 
 
-def verify_files(folder: Path, manifest: Manifest, progress: VerifyProgress | None = None, threads: int = 0) -> None:
-    """Reads every file once and compares size, SHA-256 and range of tokens; `threads` at once, as many as cores when 0.
+def verify_files(
+    folder: Path, manifest: Manifest | SampleManifest, progress: VerifyProgress | None = None, threads: int = 0
+) -> None:
+    """Reads every file once and compares size, SHA-256 and any tokens' range; `threads` at once, as many as cores when 0.
 
     Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
     """
@@ -31,7 +34,7 @@ def verify_files(folder: Path, manifest: Manifest, progress: VerifyProgress | No
 
 def verify_pieces(
     where: Path | str,
-    manifest: Manifest,
+    manifest: Manifest | SampleManifest,
     pieces: Callable[[FileEntry], Iterator[memoryview]],
     progress: VerifyProgress | None = None,
     threads: int = 0,
@@ -59,11 +62,20 @@ def _all_of(errors: list[DataError]) -> DataError:
     return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
 
 
-def _damage(
-    where: Path | str, entry: FileEntry, pieces: Callable[[FileEntry], Iterator[memoryview]], manifest: Manifest
-) -> DataError | None:
+Pieces = Callable[[FileEntry], Iterator[memoryview]]
+
+
+def _damage(where: Path | str, entry: FileEntry, pieces: Pieces, manifest: Manifest | SampleManifest) -> DataError | None:
+    if isinstance(manifest, SampleManifest):
+        found = _damage_of(where, entry, pieces, None)
+        return of_samples(found) if found else None
+    return _damage_of(where, entry, pieces, manifest if entry.name.endswith(".bin") else None)
+
+
+def _damage_of(where: Path | str, entry: FileEntry, pieces: Pieces, tokens: Manifest | None) -> DataError | None:
+    """tokens: whose tokens the file holds, if any."""
     try:
-        _check(where, entry, pieces(entry), manifest)
+        _check(where, entry, pieces(entry), tokens)
     except DataError as error:
         return error
     except OSError as error:
@@ -71,18 +83,19 @@ def _damage(
     return None
 
 
-def _check(where: Path | str, entry: FileEntry, pieces: Iterator[memoryview], manifest: Manifest) -> None:
+def _check(where: Path | str, entry: FileEntry, pieces: Iterator[memoryview], tokens: Manifest | None) -> None:
     """Raises DataError, OSError."""
-    digest, is_bin = hashlib.sha256(), entry.name.endswith(".bin")
+    digest = hashlib.sha256()
     most, least = 0, 0
     for piece in pieces:
         digest.update(piece)
-        if is_bin:
-            tokens = np.frombuffer(piece, dtype=DTYPES[manifest.dtype])
-            most, least = max(most, int(tokens.max())), min(least, int(tokens.min()))
+        if tokens is not None:
+            ids = np.frombuffer(piece, dtype=DTYPES[tokens.dtype])
+            most, least = max(most, int(ids.max())), min(least, int(ids.min()))
     if digest.hexdigest() != entry.sha256:
         raise damaged(entry, where, digest.hexdigest())
-    check_range(entry, f"{where}/{entry.name}", least, most, manifest.vocab_size)
+    if tokens is not None:
+        check_range(entry, f"{where}/{entry.name}", least, most, tokens.vocab_size)
 
 
 def _pieces(folder: Path, entry: FileEntry) -> Iterator[memoryview]:

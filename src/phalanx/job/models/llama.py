@@ -43,11 +43,11 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
         batch, sequence, _ = x_bsd.shape
         q_bhsk, k_bhsk, v_bhsk = self.qkv(x_bsd).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q_bhsk, k_bhsk = rotate(q_bhsk, cos_sk, sin_sk), rotate(k_bhsk, cos_sk, sin_sk)
-        y_bhsk = F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, is_causal=True)
+        y_bhsk = F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, mask_b1ss, is_causal=mask_b1ss is None)
         attended: Tensor = self.out(y_bhsk.transpose(1, 2).reshape(batch, sequence, -1))
         return attended
 
@@ -76,14 +76,18 @@ class Block(nn.Module):
         self.feed_norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
         self.feed = FeedForward(shape)
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk)
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, mask_b1ss)
         fed: Tensor = x_bsd + self.feed(self.feed_norm(x_bsd))
         return fed
 
 
 class Llama(nn.Module):
-    """Token ids (b, s) to logits (b, s, v)."""
+    """Token ids (b, s) to logits (b, s, v).
+
+    segments_bs: for each token the number of its document in the row. A token then attends to its own document alone, in which
+    positions begin at 0: its logits are those that it has when the document is alone. None makes one document of each row.
+    """
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -93,11 +97,16 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
         self.output = nn.Linear(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, ids_bs: Tensor) -> Tensor:
+    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None) -> Tensor:
         x_bsd = self.embedding(ids_bs)
-        cos_sk, sin_sk = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device)
+        cos, sin = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device)
+        mask_b1ss = None
+        if segments_bs is not None:
+            places_bs = places_in_documents(segments_bs)
+            cos, sin = cos[places_bs].unsqueeze(1), sin[places_bs].unsqueeze(1)  # (b, 1, s, k)
+            mask_b1ss = document_mask(segments_bs).unsqueeze(1)
         for block in self.blocks:
-            x_bsd = block(x_bsd, cos_sk, sin_sk)
+            x_bsd = block(x_bsd, cos, sin, mask_b1ss)
         logits_bsv: Tensor = self.output(self.norm(x_bsd))
         return logits_bsv
 
@@ -109,8 +118,23 @@ def rope_tables(sequence: int, head_dim: int, device: torch.device) -> tuple[Ten
     return angle.cos(), angle.sin()
 
 
+def places_in_documents(segments_bs: Tensor) -> Tensor:
+    """For each token how many of its document come before it in the row. The tokens of a document stand side by side."""
+    place_s = torch.arange(segments_bs.shape[1], device=segments_bs.device)
+    begins_bs = torch.ones_like(segments_bs, dtype=torch.bool)
+    begins_bs[:, 1:] = segments_bs[:, 1:] != segments_bs[:, :-1]
+    places_bs: Tensor = place_s - torch.where(begins_bs, place_s, 0).cummax(dim=1).values
+    return places_bs
+
+
+def document_mask(segments_bs: Tensor) -> Tensor:
+    """(b, s, s): whether a token may see another one, of its own document and not after it."""
+    same_bss = segments_bs[:, :, None] == segments_bs[:, None, :]
+    return same_bss.tril()
+
+
 def rotate(x_bhsk: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
-    """Turns each pair (i, i + k/2) of a head; in float32, given back in x's dtype."""
+    """Turns each pair (i, i + k/2) of a head; in float32, given back in x's dtype. The tables may also be (b, 1, s, k)."""
     wide = x_bhsk.float()
     low, high = wide.chunk(2, dim=-1)
     return (wide * cos_sk + torch.cat((-high, low), dim=-1) * sin_sk).to(x_bhsk.dtype)

@@ -19,6 +19,7 @@ from phalanx.core.health import REASON_CHARS_MAX, Corruption, LossSpike, ReadTro
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
+from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource, data_of
 from phalanx.job.sdk.chaos import Chaos
 from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
 from phalanx.job.sdk.fault import Kind as FaultKind
@@ -42,8 +43,9 @@ class Session:
 
     job, attempt: their ids, '' outside Phalanx. job_dir: the job's durable folder, shared by its attempts. checkpoints: the folder,
     or URL in an object store, for its checkpoints; '' is the folder `checkpoints` in `job_dir`. data: the prepared
-    folder of the job's data source, or ''. code: SHA-256 of the packed workdir, or ''. artifacts_dir: files that are put there are
-    kept by the platform, see docs/artifacts.md; the current folder outside Phalanx. keepers_dir: of this attempt on this node,
+    folder of the job's data source, or ''. data_source: all that the job's `data` says, or None. code: SHA-256 of the packed
+    workdir, or ''. artifacts_dir: files that are put there are kept by the platform, see docs/artifacts.md; the current folder
+    outside Phalanx. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each snapshot
     of a gang that recovers inside. checkpoint_patience_s: how long a save is tried
     again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for saves as often as pays; 0
@@ -63,6 +65,7 @@ class Session:
     checkpoint_best_mode: BestMode = _POLICY.best_mode
     checkpoint_keep_every: int = _POLICY.keep_every
     data: str = ""
+    data_source: DataSource | None = None
     code: str = ""
     artifacts_dir: str = "."
     local_rank: int = 0
@@ -214,7 +217,8 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         checkpoint_best_metric=env.get("PHALANX_CHECKPOINT_BEST_METRIC", _POLICY.best_metric),
         checkpoint_best_mode=_mode(env.get("PHALANX_CHECKPOINT_BEST_MODE", "")),
         checkpoint_keep_every=_whole(env, "PHALANX_CHECKPOINT_KEEP_EVERY", _POLICY.keep_every),
-        data=env.get("PHALANX_DATA", ""),
+        data=env.get(DATA_VARIABLE, ""),
+        data_source=_data_source(env),
         code=env.get("PHALANX_CODE", ""),
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
         local_rank=_whole(env, "LOCAL_RANK", 0),
@@ -236,6 +240,13 @@ def _whole(env: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise UserError(name, text, "write a whole number, 0 or more")
     return int(text)
+
+
+def _data_source(env: Mapping[str, str]) -> DataSource | None:
+    try:
+        return data_of(env)
+    except ValueError as error:
+        raise UserError(DATA_SPEC_VARIABLE, env.get(DATA_SPEC_VARIABLE, ""), f"write a job's data as JSON ({error})") from error
 
 
 def _mode(text: str) -> BestMode:

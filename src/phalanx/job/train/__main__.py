@@ -4,12 +4,11 @@ import logging
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.recipe import RECIPES
-from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.verify import verify_files
 from phalanx.job.sdk import Session, attach
 from phalanx.job.sdk.gang import Gang
@@ -76,13 +75,15 @@ def train_in_generations(coordinated: Gang) -> None:
             log.warning("%d records were lost: the record file could not be written", run_of_recipe.lost_records)
 
 
-def _data(session: Session) -> TokenData:
-    if not session.data:
+def _data(session: Session) -> Sources:
+    if session.data_source is None:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
-    data = open_data(Path(session.data))
-    if sum(entry.size_bytes for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
-        verify_files(data.folder, data.manifest)
-    return data
+    sources = open_sources(session.data_source)
+    opened = sources.opened.values()
+    if sum(entry.size_bytes for data in opened for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
+        for data in opened:
+            verify_files(data.folder, data.manifest)
+    return sources
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """One gang trains one thing: what each rank was given is compared before anything is built from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.together import told_by_all
+from phalanx.job.data.bad_block import Block
 from phalanx.job.sdk.session import Session
 
 Given = Mapping[str, str | int | float]
@@ -36,3 +40,11 @@ def check_all_agree(session: Session, recipe: LlamaRecipe, manifest_hash: str) -
             if value != first[field]:
                 error = DataError if field == "data" else SpecError
                 raise error(f"{field} of rank {rank}", value, f"rank 0 has {first[field]!r}; give every rank of the gang the same")
+
+
+def on_bad_blocks(mine: Sequence[Block]) -> list[Block]:
+    """The damaged blocks that any rank has met, on every rank. A collective of all ranks, of one number where there is none; over
+    gloo. See `job.data.sound`."""
+    met = torch.tensor(len(mine), dtype=torch.int32)
+    dist.all_reduce(met, dist.ReduceOp.MAX)
+    return sorted({block for blocks in told_by_all(list(mine)) for block in blocks}) if met.item() else []

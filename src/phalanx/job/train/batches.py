@@ -1,7 +1,7 @@
 """Samples of a step as tensors: the data room's order, this rank's part of it, on this rank's device.
 
-Nothing is fetched ahead and nothing is counted: the samples of a step are a function of the step, so a batch that was read and
-not trained on is read again after a resume.
+A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart; below, a row. Nothing is counted: the samples of a step
+are a function of the step, so a batch that was read and not trained on is read again after a resume.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.data.draws import DataOrder, Draws, positions
+from phalanx.job.data.draws import batch as global_batch
 from phalanx.job.data.manifest import Split
-from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
+from phalanx.job.data.sources import Sources
 from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import Feed
 
 _HELD_OUT_SEED: Final = 0
 """Not the run's: the held-out batches are the same whatever is being compared."""
@@ -56,40 +59,44 @@ def batch_of_run(samples: int, recipe: LlamaRecipe, world_size: int) -> Batch:
     return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // world_size)
 
 
-def train_rows(data: TokenData, recipe: LlamaRecipe, batch: Batch, step: int) -> Indices:
-    """The rows of the training split in the global batch of `step`, counted from 1; each rank reads its part of them in order."""
-    return batch_indices(recipe.seed, step - 1, batch.samples, _samples(data, "train", recipe.sequence))
+def order_of_run(data: Sources, recipe: LlamaRecipe, batch: Batch) -> DataOrder:
+    """The same for a gang of any size. Raises DataError for a source without any sample."""
+    return data.order(recipe.sequence, seed=recipe.seed, global_batch=batch.samples)
 
 
-def train_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
-    """A function from step (counted from 1) to this rank's (accumulate, b, s + 1). Raises DataError without any sample."""
-    _samples(data, "train", recipe.sequence)
+def train_draws(order: DataOrder, step: int) -> Draws:
+    """The samples of the global batch of `step`, counted from 1; each rank reads its part of them in order."""
+    return global_batch(order, step - 1)
+
+
+def train_batches(feed: Feed, recipe: LlamaRecipe, batch: Batch) -> Callable[[int], Tensor]:
+    """A function from step (counted from 1) to this rank's (accumulate, b, *row)."""
 
     def fetch(step: int) -> Tensor:
-        whole = train_rows(data, recipe, batch, step)
-        flat = _on_device(data, "train", rank_slice(whole, rank.rank, rank.world_size), recipe.sequence, rank)
-        return flat.view(batch.accumulate, recipe.batch_per_rank, recipe.sequence + 1)
+        samples = feed(step)
+        return samples.view(batch.accumulate, recipe.batch_per_rank, *samples.shape[1:])
 
     return fetch
 
 
-def shared_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> Callable[[int], Tensor]:
-    """A function from step to the first microbatch (b, s + 1) of its global batch, the same samples on every rank."""
+def shared_batches(data: Sources, order: DataOrder, recipe: LlamaRecipe, rank: Rank) -> Callable[[int], Tensor]:
+    """A function from step to the first microbatch (b, *row) of its global batch, the same samples on every rank."""
 
     def fetch(step: int) -> Tensor:
-        first = train_rows(data, recipe, batch, step)[: recipe.batch_per_rank]
-        return _on_device(data, "train", first, recipe.sequence, rank)
+        first = order.draws(positions(order, step - 1)[: recipe.batch_per_rank])
+        return _on_device(data, "train", data.numbers(first, "train", recipe.sequence), recipe.sequence, rank)
 
     return fetch
 
 
 HeldOut = Callable[[int], list[tuple[Tensor, int]]]
-"""From a batch, counted from 0, to this rank's samples in microbatches (b, s + 1), each with how many of them count, from the first
+"""From a batch, counted from 0, to this rank's samples in microbatches (b, *row), each with how many of them count, from the first
 on: none, where the rank has fewer than others, so that every rank runs the model as often."""
 
 
-def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> tuple[HeldOut, int]:
-    """The function, and how many batches there are: the same samples for a gang of any size, each once.
+def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> tuple[HeldOut, int]:
+    """The function, and how many batches there are: the same samples for a gang of any size, each once. Of several sources all
+    samples are drawn from alike, whatever the mixture.
 
     A short held-out split gives fewer than asked. Raises DataError when it gives none.
     """
@@ -112,12 +119,12 @@ def held_out_batches(data: TokenData, recipe: LlamaRecipe, rank: Rank, batch: Ba
     return fetch, num_batches
 
 
-def _samples(data: TokenData, split: Split, sequence: int) -> int:
+def _samples(data: Sources, split: Split, sequence: int) -> int:
     count = data.num_samples(split, sequence)
     if count == 0:
         raise DataError(f"{split} samples", 0, f"not one sequence of {sequence} tokens; prepare more text or shorten `sequence`")
     return count
 
 
-def _on_device(data: TokenData, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:
+def _on_device(data: Sources, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:
     return torch.from_numpy(data.gather(split, mine, sequence)).to(rank.device)

@@ -1,25 +1,35 @@
 """Prepared data under PyTorch's own `DataLoader`, and under what is built on it.
 
 `SampleDataset` with `StepBatches` as its `batch_sampler` works with any number of loader processes; the step is counted by who
-trains. `BatchDataset` fetches ahead by threads of this process and counts for itself.
+trains. `StepLoader` is that with a state, and `BatchDataset` fetches ahead by threads of this process instead. Both count what they
+have delivered, go on from there each time they are iterated, and have a length, so that who trains by them looks no batch ahead:
+what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
+from phalanx.job.data.quarantine import Touching, set_aside_of
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
+
+_STEPS_MAX: Final = 2**62
+"""A `range` may be that long, and no run is."""
 
 
 class SampleDataset(Dataset[Tensor]):
@@ -53,12 +63,58 @@ class StepBatches:
         return (self._rows(step).tolist() for step in self._steps)
 
 
-class BatchDataset(IterableDataset[Tensor]):
-    """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)`.
+class Delivered:
+    """Which batches of a run were delivered. Steps are counted from 0; `stop` is the first that is never delivered.
 
-    `state_dict` is a data cursor over the batches that were delivered: the same for every rank, and for a gang of any size. Each
-    iteration goes on from there, up to the step `stop`. It refuses loader processes, which would fetch ahead what nobody has
-    counted; its own threads do that.
+    epoch_steps: batches of what a trainer takes for an epoch, one iteration; None for all up to `stop`. It has nothing to do with
+    the epochs of the data, which the order goes through by itself. After a resume in the middle only the rest of that epoch comes,
+    and the next one is whole again.
+    """
+
+    def __init__(self, order: SoundOrder, manifest_hash: str, stop: int | None, epoch_steps: int | None) -> None:
+        if epoch_steps is not None and epoch_steps < 1:
+            raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
+        self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
+        self._manifests = dict.fromkeys(order.order.names, manifest_hash)
+
+    @property
+    def order(self) -> DataOrder:
+        """In which the next batch is read: without what was set aside."""
+        return self._sound.order
+
+    def state_dict(self) -> dict[str, Any]:
+        """A data cursor over what was delivered: the same for every rank, and for a gang of any size."""
+        cursor: dict[str, Any] = wire.plain(Cursor, Cursor.after(self.step, self.order, self._manifests))
+        return cursor
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
+        another order, or for none."""
+        cursor = Cursor.from_json(json.dumps(dict(state)))
+        self._sound.resume(cursor)
+        self.step = cursor.next_step(self.order, self._manifests)
+
+    def end(self) -> int | None:
+        """Where the iteration that goes on now ends; None for never."""
+        ends = [] if self.stop is None else [self.stop]
+        if self.epoch_steps is not None:
+            ends.append((self.step // self.epoch_steps + 1) * self.epoch_steps)
+        return max(self.step, min(ends)) if ends else None
+
+    def __len__(self) -> int:
+        """Batches of a whole iteration. Raises TypeError, as Python has it, where it never ends."""
+        length = self.stop if self.epoch_steps is None else self.epoch_steps
+        if length is None:
+            raise TypeError("batches without `stop` or `epoch_steps` have no length")
+        return length
+
+
+class StepLoader:
+    """A loader of whole batches of one rank, [samples, sequence + 1], by any number of loader processes, with a state.
+
+    options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
+    processes have fetched ahead is not delivered: the state does not depend on their number, and a run may go on with another one.
+    See `Delivered` for `stop`, `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
     """
 
     def __init__(
@@ -69,31 +125,110 @@ class BatchDataset(IterableDataset[Tensor]):
         order: DataOrder,
         stop: int | None = None,
         *,
+        epoch_steps: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        **options: Any,
+    ) -> None:
+        self.dataset = SampleDataset(data, split, sequence)
+        self._rank, self._world_size, self._options = rank, world_size, options
+        sound = SoundOrder(order, touching(data, split, sequence, order))
+        self._delivered = Delivered(sound, data.manifest_hash, stop, epoch_steps)
+        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._delivered.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises DataError for a state of other data or of another order, or for none."""
+        self._delivered.load_state_dict(state)
+
+    def __len__(self) -> int:
+        return len(self._delivered)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, end = self._delivered.step, self._delivered.end()
+        batches = StepBatches(self._delivered.order, start, _STEPS_MAX if end is None else end, self._rank, self._world_size)
+        own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
+        loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
+        for step, batch in enumerate(loader, start):
+            self._delivered.step = step + 1
+            yield batch
+
+
+class BatchDataset(IterableDataset[Tensor]):
+    """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
+
+    It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
+    `stop`, `epoch_steps` and the state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
+    """
+
+    def __init__(
+        self,
+        data: TokenData,
+        split: Split,
+        sequence: int,
+        order: DataOrder,
+        stop: int | None = None,
+        *,
+        epoch_steps: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = DEPTH,
         threads: int = THREADS,
+        bad_data: BadData = STOP,
+        log: DeliveryLog | None = None,
     ) -> None:
-        self._data, self._split, self._sequence, self._order, self._stop = data, split, sequence, order, stop
-        self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
-        self._manifests = dict.fromkeys(order.names, data.manifest_hash)
-        self._step = 0
+        self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
+        self._rank, self._world_size, self._log = rank, world_size, log
+        rows_of_rank(order, rank, world_size)  # what it cannot read is refused now
+        self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
+        self._delivered = Delivered(self._sound, data.manifest_hash, stop, epoch_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        cursor: dict[str, Any] = wire.plain(Cursor, Cursor.after(self._step, self._order, self._manifests))
-        return cursor
+        return self._delivered.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises DataError for a state of other data or of another order, or for none."""
-        self._step = Cursor.from_json(json.dumps(dict(state))).next_step(self._order, self._manifests)
+        self._delivered.load_state_dict(state)
+
+    def __len__(self) -> int:
+        return len(self._delivered)
 
     def __iter__(self) -> Iterator[Tensor]:
         worker = get_worker_info()
         if worker is not None:
             fix = "write 0: threads fetch ahead already, and a loader process would count batches that were never delivered"
             raise DataError("num_workers", worker.num_workers, fix)
-        of = (self._data, self._split, self._sequence, rows_of_rank(self._order, self._rank, self._world_size))
-        with BatchStream(*of, self._step, self._stop, depth=self._depth, threads=self._threads) as stream:
-            for rows in stream:
-                self._step = stream.step
-                yield torch.from_numpy(rows.copy())  # since the array is filled anew
+        end = self._delivered.end()
+        while (yield from self._until_changed(end)):
+            pass
+
+    def _until_changed(self, end: int | None) -> Generator[Tensor, None, bool]:
+        """Batches in the order as it is. Whether it then is another one, because some rank has met damage."""
+        step, rows = self._delivered.step, rows_of_rank(self._delivered.order, self._rank, self._world_size)
+        of = (self._data, self._split, self._sequence, rows, step, end)
+        with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
+            while step != end:
+                batch, met = _next(stream)
+                if self._sound.changed_by(met, step):
+                    return True
+                assert batch is not None
+                if self._log is not None:
+                    self._log.set_aside(set_aside_of(self._delivered.order))
+                    self._log.delivered(step, np.zeros_like(stream.newest), stream.newest, batch)
+                self._delivered.step = step = stream.step
+                yield torch.from_numpy(batch.copy())  # since the array is filled anew
+        return False
+
+
+def touching(data: TokenData, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
+    """Of an order over one data set."""
+    return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
+
+
+def _next(stream: BatchStream) -> tuple[Rows | None, BadBlock | None]:
+    try:
+        return next(stream), None
+    except BadBlock as error:
+        return None, error

@@ -72,7 +72,7 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
     save_file({name: tensor.contiguous() for name, tensor in whole.items()}, beside / WEIGHTS)
     with (beside / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())
-    tokenizer = training.data.tokenizer_path.read_bytes()
+    tokenizer = training.data.first.tokenizer_path.read_bytes()
     config = {
         "format": 1,
         "recipe": "llama",
@@ -88,6 +88,7 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
 def _lineage(training: Training, trained: Trained) -> dict[str, str]:
     return {
         "data_manifest": training.identity.origin.data,
+        **_sources(training),
         "environment": describe_environment(),
         "environment.lock": lock_of(os.environ),
         "config": training.identity.origin.config,
@@ -96,6 +97,13 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
         "dtype": training.identity.dtype,
         "device": training.rank.device_name,
     }
+
+
+def _sources(training: Training) -> dict[str, str]:
+    """Of a mixture, whose manifests one hash stands for."""
+    if not training.data.asked.sources:
+        return {}
+    return {f"data_manifest.{name}": found for name, found in training.data.manifests.items()}
 
 
 def _tokens(training: Training) -> float:

@@ -17,6 +17,8 @@ from phalanx.job.train.step import StepFacts, train_step
 
 _log: Final = logging.getLogger(__name__)
 LINES_A_RUN: Final = 20
+WAIT_S_MIN: Final = 0.001
+"""Of a batch: less has no cause worth a name, and is no millisecond of the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,15 @@ class Trained:
 def run(training: Training, start: Start, saves: Saves) -> Trained:
     """A collective of all ranks. Raises UserError on divergence, StoreUnavailable when the last checkpoint cannot be written."""
     first = start.val_loss_first
-    if first is None:
-        first = measure(training, "val_loss_first", start.step)
-    for step in range(start.step + 1, training.recipe.steps + 1):
-        _one_step(training, saves, step, first, start.checkpoint)
+    try:
+        if start.step < training.recipe.steps:
+            training.feed.start(start.step + 1)
+        if first is None:
+            first = measure(training, "val_loss_first", start.step)
+        for step in range(start.step + 1, training.recipe.steps + 1):
+            _one_step(training, saves, step, first, start.checkpoint)
+    finally:
+        training.feed.close()
     if start.from_memory and start.step == training.recipe.steps:
         _save_again(training, saves, start, first)
     final = measure(training, "val_loss_final", training.recipe.steps)
@@ -65,17 +72,20 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     )  # fmt: skip
     training.local_time.stop()
     error = None if facts.updated else mend(training, saves, step, facts)
+    cause = training.feed.take_cause()
     facts, waited_s = _without_wait(facts, saves.take_waited_s())
     trained_s = training.clock_s()
     if error is not None:
-        training.session.step(_record(training, step, facts, started_ms, trained_s - started_s, waited_s, 0.0))  # shows where
+        training.session.step(
+            _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, 0.0)
+        )  # shows where
         raise error
     if facts.updated or step == training.recipe.steps:
         saves.after(step, facts.loss, val_loss_first)
     training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
     training.audit.rest(training, step)
     ended_s = training.clock_s()
-    record = _record(training, step, facts, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
+    record = _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
     training.watch.recorded(training, step)
     tell(record, training.rank.rank)
@@ -103,12 +113,13 @@ def tell(record: StepRecord, rank: int) -> None:
     if rank != 0:
         return
     if record.step % max(1, record.total_steps // LINES_A_RUN) == 0 or record.step == record.total_steps:
-        numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s"
+        waited = f"  waited {record.data_wait_ms} ms for data ({record.data_wait_cause})" if record.data_wait_cause else ""
+        numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s{waited}"
         _log.info("step %d/%d  %s", record.step, record.total_steps, numbers)
 
 
 def _record(
-    training: Training, step: int, facts: StepFacts, started_ms: int, step_s: float, waited_s: float, save_s: float
+    training: Training, step: int, facts: StepFacts, cause: str, started_ms: int, step_s: float, waited_s: float, save_s: float
 ) -> StepRecord:
     """Times are cut, not rounded, so that the phases never add up to more than the step. waited_s: of step_s, for a copy."""
     recipe, rank = training.recipe, training.rank
@@ -128,6 +139,7 @@ def _record(
         started_ms=started_ms,
         ended_ms=started_ms + int((step_s + save_s) * 1000),
         data_wait_ms=int(facts.data_wait_s * 1000),
+        data_wait_cause=cause if facts.data_wait_s >= WAIT_S_MIN else "",
         compute_ms=int(facts.compute_s * 1000),
         comm_ms=int(facts.comm_s * 1000),
         optimizer_ms=int(facts.optimizer_s * 1000),

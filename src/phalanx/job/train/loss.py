@@ -1,23 +1,34 @@
-"""Next-token cross-entropy, and its mean over all ranks."""
+"""Next-token cross-entropy, and its mean over all ranks.
+
+Samples are (b, s + 1) token ids, or (b, 2, s + 1) where documents are told apart: ids, and the number of each one's document in the
+row, -1 for padding. Each id but the last predicts the one after it, where that is of the same document.
+"""
+
+from typing import Final
 
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+_UNCOUNTED: Final = -100
+"""What torch leaves out of a cross-entropy."""
+
 
 def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
-    """Mean over the tokens of `samples` (b, s + 1): each but the last predicts the one after it. Float32."""
+    """Mean over the tokens of the samples; of packed ones the mean over rows of each one's mean, so that it does not depend on
+    which rows are computed together. Float32."""
+    if samples.dim() == 3:
+        return sample_losses(model, samples).mean()
     logits_bsv = model(samples[:, :-1])
     return F.cross_entropy(logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten())
 
 
 def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
-    """As `token_loss`, of each sample of (b, s + 1) alone: float32 (b,)."""
+    """As `token_loss`, of each sample alone: float32 (b,)."""
+    if samples.dim() == 3:
+        return _packed_losses(model, samples[:, 0], samples[:, 1])
     logits_bsv = model(samples[:, :-1])
-    losses = F.cross_entropy(
-        logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten(), reduction="none"
-    )  # the 2-d form is refused
-    return losses.view(len(samples), -1).mean(dim=1)  # on CUDA where arithmetic has to be deterministic
+    return _losses(logits_bsv, samples[:, 1:]).mean(dim=1)
 
 
 def mean_over_ranks(total: Tensor, count: int) -> float:
@@ -26,3 +37,17 @@ def mean_over_ranks(total: Tensor, count: int) -> float:
     total = total.detach().clone()
     dist.all_reduce(total)
     return float(total.item()) / (count * dist.get_world_size())
+
+
+def _packed_losses(model: nn.Module, ids: Tensor, segments: Tensor) -> Tensor:
+    """0 for a row none of whose targets counts."""
+    logits_bsv = model(ids[:, :-1], segments[:, :-1])
+    counted_bs = (segments[:, :-1] == segments[:, 1:]) & (segments[:, 1:] >= 0)
+    losses_bs = _losses(logits_bsv, ids[:, 1:].masked_fill(~counted_bs, _UNCOUNTED))
+    return losses_bs.sum(dim=1) / counted_bs.sum(dim=1).clamp(min=1)
+
+
+def _losses(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
+    """Of each token: (b, s). Flat, since the 2-d form is refused on CUDA where arithmetic has to be deterministic."""
+    flat = F.cross_entropy(logits_bsv.float().flatten(0, 1), targets_bs.flatten(), reduction="none", ignore_index=_UNCOUNTED)
+    return flat.view(targets_bs.shape)

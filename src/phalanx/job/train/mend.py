@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from phalanx.core.errors import UserError
 from phalanx.core.health import NAMED_MAX, BadSample, LossSpike
 from phalanx.job.checkpoint.restore import find, load
-from phalanx.job.data.order import Indices
-from phalanx.job.train.batches import train_rows
+from phalanx.job.data.draws import Draws
+from phalanx.job.train.batches import train_draws
 from phalanx.job.train.loss import sample_losses
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Training
@@ -48,15 +49,21 @@ def worst_samples(training: Training, step: int) -> tuple[BadSample, ...]:
     model.train()
     everyone = [torch.empty_like(mine, device=device) for _ in range(training.rank.world_size)]
     dist.all_gather(everyone, mine)
-    rows = train_rows(training.data, training.recipe, training.batch, step)
-    return _highest(torch.cat(everyone).cpu(), rows, (step - 1) * len(rows))
+    draws = train_draws(training.order, step)
+    names = training.order.names if training.data.asked.sources else ("",)
+    return _highest(torch.cat(everyone).cpu(), draws, names, (step - 1) * len(draws))
 
 
-def _highest(losses: Tensor, rows: Indices, first: int) -> tuple[BadSample, ...]:
-    """What is no number is higher than any."""
+def _highest(losses: Tensor, draws: Draws, names: Sequence[str], first: int) -> tuple[BadSample, ...]:
+    """What is no number is higher than any. names: of the sources."""
     height = torch.nan_to_num(losses, nan=math.inf, posinf=math.inf, neginf=math.inf)
     order = torch.argsort(height, descending=True, stable=True)[:NAMED_MAX].tolist()
-    return tuple(BadSample(sample=first + at, row=int(rows[at]), loss=_number(float(losses[at]))) for at in order)
+    return tuple(
+        BadSample(
+            sample=first + at, row=int(draws.sample[at]), loss=_number(float(losses[at])), source=names[int(draws.source[at])]
+        )
+        for at in order
+    )
 
 
 def _put_back(training: Training, saves: Saves, step: int) -> int:

@@ -13,7 +13,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.keeper.place import Place as KeeperPlace
 from phalanx.job.checkpoint.replicas import Moment
 from phalanx.job.checkpoint.together import told_by_all
-from phalanx.job.data.open import TokenData
+from phalanx.job.data.sources import Sources
 from phalanx.job.sdk.gang import Gang, Place
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.batches import batch_of_run
@@ -108,7 +108,7 @@ class GangWatch(Watch):
 class Recipe:
     """One process's run of a recipe. `session` attaches when the process has a rank, which a spare has not at its start."""
 
-    def __init__(self, gang: Gang, recipe: LlamaRecipe, data: TokenData, session: Callable[[], Session]) -> None:
+    def __init__(self, gang: Gang, recipe: LlamaRecipe, data: Sources, session: Callable[[], Session]) -> None:
         self._gang = gang
         self._recipe = recipe
         self._data = data

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -22,13 +22,25 @@ from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
-from phalanx.job.data.open import TokenData
+from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.draws import DataOrder
+from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree
 from phalanx.job.train.audit import Audit, tell
-from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, held_out_batches, shared_batches, train_batches
+from phalanx.job.train.batches import (
+    Batch,
+    HeldOut,
+    batch_of_run,
+    first_batch,
+    held_out_batches,
+    order_of_run,
+    shared_batches,
+    train_batches,
+)
 from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.local_time import LocalTimer
 from phalanx.job.train.mfu import peak_flops
@@ -41,19 +53,22 @@ from phalanx.job.train.watch import Watch
 _log: Final = logging.getLogger(__name__)
 
 STATE: Final = "state"
+CURSOR: Final = "data_cursor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples,
-    `shared_batch(step)` rank 0's first ones."""
+    `shared_batch(step)` rank 0's first ones. feed: what `train_batch` reads from."""
 
     session: Session
     recipe: LlamaRecipe
     rank: Rank
-    data: TokenData
+    data: Sources
     model: Llama
     optimizer: torch.optim.Optimizer
+    order: DataOrder
+    feed: Feed
     train_batch: Callable[[int], Tensor]
     batch: Batch
     held_out_batch: HeldOut
@@ -88,7 +103,7 @@ class Start:
 def set_up(
     session: Session,
     recipe: LlamaRecipe,
-    data: TokenData,
+    data: Sources,
     rank: Rank,
     clock_s: Callable[[], float],
     unix_ms: Callable[[], int],
@@ -110,7 +125,7 @@ def set_up(
 def assemble(
     session: Session,
     recipe: LlamaRecipe,
-    data: TokenData,
+    data: Sources,
     rank: Rank,
     dtype: Dtype,
     batch: Batch,
@@ -125,6 +140,8 @@ def assemble(
     model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)
+    order = order_of_run(data, recipe, batch)
+    feed = Feed(data, order, recipe.sequence, rank)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,
@@ -133,7 +150,9 @@ def assemble(
         data=data,
         model=model,
         optimizer=optimizer,
-        train_batch=planted(session, model.blocks[0], train_batches(data, recipe, rank, batch)),
+        order=order,
+        feed=feed,
+        train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
         batch=batch,
         held_out_batch=held_out_batch,
         num_held_out=num_held_out,
@@ -150,7 +169,7 @@ def assemble(
         unix_ms=unix_ms,
         guard=Guard(recipe),
         local_time=local_time,
-        shared_batch=shared_batches(data, recipe, rank, batch),
+        shared_batch=shared_batches(data, order, recipe, rank),
         audit=Audit(recipe.recompute_every, rank),
         watch=watch or Watch(),
     )
@@ -160,7 +179,7 @@ def checkpoints_of(session: Session) -> Folder:
     return folder_at(session.checkpoints_at)
 
 
-def origin_of(recipe: LlamaRecipe, data: TokenData, rank: Rank) -> Origin:
+def origin_of(recipe: LlamaRecipe, data: Sources, rank: Rank) -> Origin:
     return Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
 
 
@@ -240,9 +259,11 @@ def config_hash(recipe: LlamaRecipe) -> str:
 
 
 def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
-    """What a checkpoint carries besides tensors. `samples` is the data cursor: global samples consumed by `step` updates."""
+    """What a checkpoint carries besides tensors. `samples`: global samples consumed by `step` updates, as the data cursor has them,
+    which also knows of what data and in which order."""
     size, first = training.batch.samples, val_loss_first.hex()
-    return {"samples": step * size, "global_batch": size, "val_loss_first": first, **training.guard.numbers()}
+    cursor = Cursor.after(step, training.order, training.data.manifests).to_json()
+    return {"samples": step * size, "global_batch": size, "val_loss_first": first, CURSOR: cursor, **training.guard.numbers()}
 
 
 def digest_numbers(training: Training, step: int) -> dict[str, str]:
@@ -254,12 +275,28 @@ def digest_numbers(training: Training, step: int) -> dict[str, str]:
     return {STATE: digest.text}
 
 
+def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, manifests: Mapping[str, str]) -> str:
+    """The data cursor of what was saved after `step`. Checkpoints of older versions have none: the hashes of their one data set and
+    of their configuration, with the number of samples, said the same.
+
+    Raises DataError for one of other data or of another order, CheckpointError for one of another step: weights and data are one.
+    """
+    wanted = Cursor.after(step, order, manifests).to_json()
+    saved = str(extra.get(CURSOR, wanted))
+    if (reached := Cursor.from_json(saved).next_step(order, manifests)) != step:
+        raise CheckpointError(
+            "data cursor", f"after step {reached}", f"weights and data cursor differ: the weights are of step {step}"
+        )
+    return saved
+
+
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
     patience = patience_of(training.session)
     found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
     step, extra = found.manifest.step, found.manifest.extra
+    extra = {CURSOR: check_cursor(extra, step, training.order, training.data.manifests), **extra}
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         training.guard.restore(extra)

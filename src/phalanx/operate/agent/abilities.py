@@ -10,6 +10,7 @@ ALWAYS: Final = (
     features.ARTIFACTS,
     features.CHAOS,
     features.CHECKPOINT_STORE,
+    features.DATA_SPEC,
     features.LEASE,
     features.RECOVERY,
     features.RECOVERY_NODES,

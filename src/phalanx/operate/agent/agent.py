@@ -53,7 +53,7 @@ from phalanx.operate.agent.ports import PortBlock, claim_block
 from phalanx.operate.agent.processes import boot_id
 from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shipping import Shipping
-from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
+from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
 from phalanx.operate.agent.spare_shim import SpareShim
 from phalanx.operate.agent.together import cancelled, together, until_asked
 from phalanx.operate.agent.uploading import upload
@@ -123,6 +123,7 @@ class Agent:
             await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures(), *spare)
         finally:
             server.close()
+            leave_sockets(self._sockets)
             self._shipping.close()
             await cancelled([*self._running.values(), *self._artifacts.close()])
 

@@ -21,6 +21,7 @@ from phalanx.core.ids import AttemptId
 from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import Launch
 from phalanx.operate.agent import boottime, code, shim
+from phalanx.operate.agent.agent_calls import LINE_BYTES_MAX
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
@@ -273,7 +274,7 @@ class AttemptRun:
         """Reads the files whenever the shim says that they changed. Connects as often as needed."""
         while True:
             with contextlib.suppress(OSError, ValueError):
-                reader, self._control = await asyncio.open_unix_connection(str(self._node.shim_socket), limit=shim.LINE_BYTES_MAX)
+                reader, self._control = await asyncio.open_unix_connection(str(self._node.shim_socket), limit=LINE_BYTES_MAX)
                 try:
                     self._tell_stop()
                     self._tell_lease()

@@ -182,6 +182,7 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_CHECKPOINT_MTBF_S": str(math.ceil(launch.checkpoint_mtbf_s)),
         "PHALANX_CHECKPOINTS": launch.checkpoints,
         "PHALANX_DATA": launch.env.get("PHALANX_DATA", ""),
+        "PHALANX_DATA_SPEC": launch.env.get("PHALANX_DATA_SPEC", ""),
         "PHALANX_CODE": launch.code,
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,
         "PHALANX_ARTIFACTS": f"{paths.folder}/artifacts",

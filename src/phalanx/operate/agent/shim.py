@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.core.interruptions import WITH_LEASE, WITH_PLATFORM
 from phalanx.operate.agent import boottime, own_pids
+from phalanx.operate.agent.agent_calls import AgentCalls
 from phalanx.operate.agent.durable import fsync_folder
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
 from phalanx.operate.agent.sweeping import end_namespace, finish_saves, kill_orphans, sweep
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
-LINE_BYTES_MAX: Final = 4096
 RETRY_S: Final = 0.5
 KILL_AGAIN_S: Final = 0.05
 _WHY_NOT_STARTED: Final = {WITH_PLATFORM: "the platform was stopped", WITH_LEASE: WITH_LEASE}
@@ -125,15 +125,14 @@ class Shim:
         self.lease: dict[str, int] | None = order.get("lease")  # None also once it has ended
         self.gang: Ranks | None = None
         self.alarm = boottime.Alarm()
-        self.agents: dict[socket.socket, bytes] = {}
-        self.hung_up: list[socket.socket] = []  # in this turn, so that an event waiting for it is not served
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.alarm, selectors.EVENT_READ, self.alarm.quiet)
-        self.writing = Writing(folder, self.selector, self._announce, writer)
+        self.agents = AgentCalls(self.selector, self._obey)
+        self.writing = Writing(folder, self.selector, self.agents.announce, writer)
 
     def run(self) -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren come to us instead of init
-        self._listen()
+        self.agents.listen(Path(self.order["socket"]))
         if self.order.get("gang"):
             from phalanx.operate.agent.gang.ranks import Ranks  # 15 ms, which other attempts can do without
 
@@ -195,38 +194,6 @@ class Shim:
         left = [] if self.kill_at_ms is None else [max(0, self.kill_at_ms - boottime.now_ms())]
         return min([*left, *([] if self.stop_grace_ms is None else [self.stop_grace_ms])], default=None)
 
-    def _listen(self) -> None:
-        path = Path(self.order["socket"])
-        path.unlink(missing_ok=True)
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        server.bind(str(path))
-        server.listen(8)
-        server.setblocking(False)
-        self.selector.register(server, selectors.EVENT_READ, functools.partial(self._accept, server))
-
-    def _accept(self, server: socket.socket) -> None:
-        try:
-            agent = server.accept()[0]
-        except OSError:
-            return
-        agent.setblocking(False)
-        self.agents[agent] = b""
-        self.selector.register(agent, selectors.EVENT_READ, functools.partial(self._hear, agent))
-        self._announce("agents")  # it may have connected, and read the files, long before we came to accept it
-
-    def _hear(self, agent: socket.socket) -> None:
-        try:
-            got = agent.recv(LINE_BYTES_MAX)
-        except OSError:
-            got = b""
-        *lines, rest = (self.agents[agent] + got).split(b"\n")
-        if not got or len(rest) > LINE_BYTES_MAX:
-            self._hang_up(agent)
-            return
-        self.agents[agent] = rest
-        for line in lines:
-            self._obey(line)
-
     def _obey(self, line: bytes) -> None:
         try:
             said = json.loads(line)
@@ -242,19 +209,6 @@ class Shim:
             case {"lease_ends_ms": int(ends_ms)}:
                 self._end_with_lease()  # it may be over, and only not seen yet
                 self.lease = self.lease and self.lease | {"ends_ms": ends_ms}
-
-    def _hang_up(self, agent: socket.socket) -> None:
-        self.selector.unregister(agent)
-        del self.agents[agent]
-        self.hung_up.append(agent)
-        agent.close()
-
-    def _announce(self, what: str) -> None:
-        for agent in list(self.agents):
-            try:
-                agent.send(json.dumps({"changed": what}).encode() + b"\n")
-            except OSError:
-                self._hang_up(agent)  # it reads the files when it comes again
 
     def _start(self) -> None:
         for index, entry in enumerate(self.order["ranks"]):
@@ -315,10 +269,7 @@ class Shim:
 
     def _turn(self) -> None:
         self.alarm.ring_at(self._next_moment())
-        for key, _ in self.selector.select(self._patience_s()):
-            if key.fileobj not in self.hung_up:
-                key.data()
-        self.hung_up.clear()
+        self.agents.serve(self._patience_s())
         self._reap()
         if self.gang:
             self.gang.turn()
@@ -383,7 +334,7 @@ class Shim:
             return
         self.kill_at_ms = kill_at_ms
         self._signal_groups(signal.SIGTERM)
-        self._announce("stopping")
+        self.agents.announce("stopping")
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for pid in self.alive:  # not reaped yet, so the number still names this rank's group

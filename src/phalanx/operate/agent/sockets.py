@@ -31,6 +31,13 @@ def agent_socket(folder: Path) -> Path:
     return folder / "agent.sock"
 
 
+def leave_sockets(folder: Path) -> None:
+    """As an agent ends: its own is removed, and the folder unless shims still listen there. `socket_folder` makes it anew."""
+    with contextlib.suppress(OSError):
+        agent_socket(folder).unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def shim_socket(folder: Path, attempt: AttemptId) -> Path:
     return folder / f"{hashlib.sha256(attempt.encode()).hexdigest()[:16]}.sock"
 

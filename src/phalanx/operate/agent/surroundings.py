@@ -14,6 +14,7 @@ import structlog
 from phalanx.core.devices import NodeShape
 from phalanx.core.errors import SetupError, SpecError, StoreUnavailable
 from phalanx.core.messages import Launch
+from phalanx.core.training_data import data_of
 from phalanx.operate.agent import environments, images
 from phalanx.operate.agent.attempts import AttemptFolder
 from phalanx.operate.agent.environments import Environment
@@ -24,7 +25,6 @@ from phalanx.operate.agent.together import to_its_end
 from phalanx.storage.atomic import fsync_folder
 
 TIDY_S_MAX: Final = 30.0
-_DATA_VARIABLE: Final = "PHALANX_DATA"
 _log = structlog.get_logger()
 
 
@@ -68,9 +68,9 @@ async def _container(folder: AttemptFolder, shape: NodeShape, agent_socket: Path
     launch, runtime = folder.accepted.launch, images.find_runtime()
     if runtime is None:
         raise SetupError("environment.image", launch.image, "this node has none of podman, apptainer and enroot; install one")
-    data = launch.env.get(_DATA_VARIABLE, "")
+    data = data_of(launch.env)
     mounts = [Mount(launch.folder), Mount(str(folder.path)), Mount(str(agent_socket.parent))]
-    mounts += [Mount(data, read_only=True)] if data else []
+    mounts += [Mount(path, read_only=True) for path in data.folders] if data else []
     container = Container(
         runtime,
         launch.image,

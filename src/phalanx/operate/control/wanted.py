@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from phalanx.core import features
+from phalanx.core import features, wire
 from phalanx.core.chaos import EVERY, PlannedFault
 from phalanx.core.devices import WHOLE, NodeSlice, Placement
 from phalanx.core.ids import NodeId
@@ -27,6 +27,7 @@ from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_parse import command_line
 from phalanx.core.spec_recovery import gang_sizes
 from phalanx.core.states import Running, Starting, Stopping
+from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource
 from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.saving_places import checkpoints_at
@@ -34,10 +35,7 @@ from phalanx.operate.control.taken import Taken
 from phalanx.operate.control.verdict import awaited, broken, goes_without, gone
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World, part_bytes, slice_of
 
-DATA_VARIABLE: Final = "PHALANX_DATA"
 REPLICAS_VARIABLE: Final = "PHALANX_REPLICAS"
-"""The rank's environment variable with the path of its prepared data."""
-
 INDEX_VARIABLE: Final = "PHALANX_ARRAY_INDEX"
 """Which one of its array a job is."""
 
@@ -153,6 +151,8 @@ def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
     env = {**job.spec.env}
     if job.spec.data:
         env[DATA_VARIABLE] = job.spec.data.path
+        if not job.spec.data.is_plain:
+            env[DATA_SPEC_VARIABLE] = wire.dumps(DataSource, job.spec.data)
     if job.spec.recovery.replicas:
         env[REPLICAS_VARIABLE] = str(job.spec.recovery.replicas)
     if job.array:

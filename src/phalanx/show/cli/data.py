@@ -1,4 +1,4 @@
-"""data prepare, data show, data verify."""
+"""data prepare, show, verify, sample, mix; audit is in `data_audit`, what is of other data than text in `data_samples`."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.show.cli import data_samples
+from phalanx.show.cli.data_audit import audit
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
@@ -20,11 +22,29 @@ class Normalize(Enum):
     NFC = "nfc"
 
 
+class SplitOption(Enum):
+    """Parts of a prepared folder."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+class PackingOption(Enum):
+    """How samples are made of documents."""
+
+    CONCATENATE = "concatenate"
+    BEST_FIT = "best_fit"
+
+
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("prepare", epilog=EXIT_CODES)(prepare)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("verify", epilog=EXIT_CODES)(verify)
+    app.command("sample", epilog=EXIT_CODES)(sample)
+    app.command("audit", epilog=EXIT_CODES)(audit)
+    data_samples.add(app)
+    app.command("mix", epilog=EXIT_CODES)(mix)
     app.command("push", epilog=EXIT_CODES)(push)
 
 
@@ -34,7 +54,8 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="PATHS...",
-            help="Files of text, .jsonl or .parquet, folders of them, quoted patterns, or stdlib: for Python's own sources.",
+            help="Files of text, .jsonl or .parquet, also .gz and .zst, folders of them, quoted patterns, the same in a store "
+            "(s3://bucket/..., gs://, az://), or stdlib: for Python's own sources.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
@@ -72,21 +93,21 @@ def prepare(
     )  # fmt: skip
     with stages() as progress:
         summary = tools_of(context).prepare_data(asked, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
 def show(
     context: typer.Context,
-    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`, or a place in a store.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a prepared folder holds, once it was checked; in a store, only what is shown is."""
-    _show(tools_of(context).show_data(path), output)
+    show_summary(tools_of(context).show_data(path), output)
 
 
 def verify(
     context: typer.Context,
-    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`, or a place in a store.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte of a prepared folder and compare it with its hash."""
@@ -94,7 +115,7 @@ def verify(
 
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
-    _show(summary, output)
+    show_summary(summary, output)
 
 
 def push(
@@ -112,7 +133,88 @@ def push(
     show_parts([line(f"{path} is in {there}")])
 
 
-def _show(summary: "Mapping[str, Any]", output: Output) -> None:
+def sample(
+    context: typer.Context,
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="A folder made by `phalanx data prepare`, or a job spec in YAML.")
+    ],
+    index: Annotated[
+        list[int] | None, typer.Option("--index", help="Number of a sample, from 0. Repeatable.", show_default="the first ones")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Samples of this step of a run, counted from 1 as in its metrics.", min=1)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="With --step: samples of one step over all ranks.", min=1, show_default="of the job")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --step: the run's seed.", show_default="of the job, else 0")] = None,
+    source: Annotated[str, typer.Option(metavar="NAME", help="Without --step: of this source of the job.")] = "",
+    split: Annotated[SplitOption, typer.Option(help="Which part of the folder.")] = SplitOption.TRAIN,
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.", min=1, show_default="of the job, else 64")] = None,
+    packing: Annotated[
+        PackingOption | None, typer.Option(help="How samples are made of documents.", show_default="of the job, else concatenate")
+    ] = None,
+    most: Annotated[int, typer.Option("-n", metavar="N", help="Show at most so many samples.", min=1, max=1000)] = 3,
+    ids: Annotated[bool, typer.Option("--ids", help="Also the token ids.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the text that a model reads, sample by sample.
+
+    Decoded from the shards, with the bounds of the documents: any samples, or those of one step of a run, in the run's own order.
+    """
+    from phalanx.core.data_asked import SampleAsked
+    from phalanx.core.data_views import SamplesView
+    from phalanx.show.cli.data_page import samples_page
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.run_data import run_data
+
+    run = run_data(path, packing=packing.value if packing else None, sequence=sequence, seed=seed, batch=batch)
+    asked = SampleAsked(
+        data=run.data, split=split.value, sequence=run.sequence or 64, source=source, index=tuple(index or ()), step=step,
+        batch=run.batch, seed=run.seed or 0, most=most, ids=ids,
+    )  # fmt: skip
+    found = tools_of(context).sample_data(asked)
+    emit(output, SamplesView, found, lambda: samples_page(found))
+
+
+def mix(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec, or the data of one alone, in YAML.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, e.g. data.sources.web.weight=0.5. Repeatable."),
+    ] = None,
+    first: Annotated[int, typer.Option("--first", metavar="N", help="Also the shares in the first N steps.", min=1)] = 100,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run.", min=1, show_default="of the recipe")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of one step over all ranks.", min=1, show_default="of the recipe and the gang")
+    ] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a sample.", min=1, show_default="of the recipe")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order.", show_default="of the recipe")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say what a run will read: of each source how much, how often, and from when on anew.
+
+    Shares that are asked for beside those that the order gives, what each change of weights does, and what looks like a mistake.
+    Nothing is submitted.
+    """
+    from phalanx.core.data_asked import MixAsked
+    from phalanx.core.data_views import MixView
+    from phalanx.show.cli.mix_page import mix_page
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.run_data import job_data
+
+    run = job_data(file, changes or (), steps=steps, batch=batch, sequence=sequence, seed=seed)
+    asked = MixAsked(
+        data=run.data, sequence=run.needed("sequence"), seed=run.seed or 0, batch=run.needed("batch"), steps=run.needed("steps"),
+        first=first,
+    )  # fmt: skip
+    found = tools_of(context).mix_data(asked)
+    emit(output, MixView, found, lambda: mix_page(found))
+
+
+def show_summary(summary: "Mapping[str, Any]", output: Output) -> None:
+    """What a data set holds."""
     from phalanx.show.cli.output import emit_plain
     from phalanx.show.cli.output import show as show_parts
     from phalanx.show.cli.pages import mapping_page

@@ -271,6 +271,8 @@ def _progress(job: JobView) -> Iterator[tuple[str, object]]:
     yield "Step", f"{seen.step} of {seen.total_steps}"
     yield "Loss", f"{seen.loss:.6g}"
     yield "Tokens/s", f"{seen.tokens_per_s:,.0f}"
+    if seen.data_wait_cause:
+        yield "Data wait", f"{seen.data_wait_ms} ms of this step ({seen.data_wait_cause})"
     yield "MFU", f"{seen.mfu:.1%}" if seen.mfu > 0 else "- (no peak known for these devices)"
     if job.state != "finished":
         yield "ETA", "-" if seen.eta_ms is None else show_duration(seen.eta_ms)

@@ -1,5 +1,6 @@
 """A job file with the changes of the command line laid over it."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import load_spec
 from phalanx.core.yaml_text import read_yaml
 
-_PATHS: Final = ("workdir", "data.path")
+_PATHS: Final = re.compile(r"workdir|data\.path|data\.sources\.[^.]+\.path")
 """Fields that are paths: given on the command line they start at the current folder, not at the file's."""
 
 
@@ -27,7 +28,7 @@ def changed(data: object, changes: Sequence[str], folder: Path) -> object:
         return data
     for change in changes:
         key, value = _key_value(change)
-        if key in _PATHS and isinstance(value, str) and value:
+        if _PATHS.fullmatch(key) and isinstance(value, str) and value:
             value = str((folder / value).resolve())
         data = _with(data, key.split("."), value, key)
     return data

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import PrepareAsked
+    from phalanx.core.data_asked import IndexAsked, MixAsked, PackAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_audit import DataAudit
+    from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -27,9 +29,14 @@ class Tools:
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
+    make_samples(asked, progress): a data set of tars, of a folder of images; returns what show_data shows.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
     push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
+    sample_data(asked): samples of a prepared folder as a model would read them.
+    audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
+        `contents` also against the data. progress as of prepare_data, in samples.
+    mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
     list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
@@ -47,8 +54,12 @@ class Tools:
     up: Callable[[Path, int, int | None, str], bool]
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
+    make_samples: "Callable[[IndexAsked | PackAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path | str], Mapping[str, Any]]
     verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
+    sample_data: "Callable[[SampleAsked], SamplesView]"
+    audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
+    mix_data: "Callable[[MixAsked], MixView]"
     push_data: Callable[[Path, str, ProgressSink], str]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"

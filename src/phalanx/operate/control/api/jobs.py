@@ -130,4 +130,6 @@ def progress_of(newest: StepRecord) -> Progress:
         tokens_per_s=newest.tokens_per_s,
         mfu=newest.mfu,
         eta_ms=None if left_s is None else max(0, round(left_s * 1000)),
+        data_wait_ms=newest.data_wait_ms,
+        data_wait_cause=newest.data_wait_cause,
     )

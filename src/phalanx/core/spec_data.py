@@ -1,0 +1,120 @@
+"""What is wrong with the data of a job. Part of `spec_parse`: (field, value, good, what to change)."""
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from phalanx.core import wire
+from phalanx.core.errors import SpecError
+from phalanx.core.spec import JobSpec
+from phalanx.core.spec_sharing import Check
+from phalanx.core.training_data import Blocks, DataSource, MixtureSource
+
+SOURCES_MAX: Final = 10_000
+SAMPLES_MAX: Final = 2**62
+TEXT_BYTES_MAX: Final = 120_000
+"""It reaches the ranks as a variable of their environment, of which Linux takes 128 KiB."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,62})")
+_SHARE: Final = "write a number from 0 up"
+_NO_SHARE: Final = "no source has a share; give one a weight above 0"
+
+
+def data_checks(spec: JobSpec) -> Iterable[Check]:
+    data = spec.data
+    if data is None:
+        return
+    if data.sources:
+        yield "data", "path and sources", not data.path, "give path or sources, one of them"
+    else:
+        yield "data.path", data.path, bool(data.path), "name a folder made by `phalanx data prepare`, or several in data.sources"
+        for name, given in (("temperature", data.temperature is not None), ("changes", bool(data.changes))):
+            yield (
+                f"data.{name}",
+                getattr(data, name),
+                not given,
+                "is for several data sets: name them in data.sources, or leave it out",
+            )
+    yield from _sources(data)
+    yield from _shares(data)
+    yield from _changes(data)
+    yield from _rows(data)
+    size = len(wire.dumps(DataSource, data).encode())
+    yield (
+        "data",
+        f"({size} bytes)",
+        size <= TEXT_BYTES_MAX,
+        f"write it in {TEXT_BYTES_MAX} bytes, by fewer sources or shorter paths",
+    )
+
+
+def refuse_unprepared(data: DataSource) -> None:
+    """Raises SpecError for a folder without prepared data."""
+    for name, path in data.paths.items():
+        if not (Path(path) / "manifest.json").is_file():
+            fix = f"holds no prepared data; run `phalanx data prepare PATHS --out {path}`"
+            raise SpecError(data.field_of(name), path, fix)
+
+
+def _sources(data: DataSource) -> Iterable[Check]:
+    yield "data.sources", len(data.sources), len(data.sources) <= SOURCES_MAX, f"name at most {SOURCES_MAX}"
+    for name, source in data.sources.items():
+        at = f"data.sources.{name}"
+        yield at, name, _NAME.fullmatch(name) is not None, "name sources with letters, digits, '-' and '_', at most 63"
+        yield f"{at}.path", source.path, bool(source.path), "name a folder made by `phalanx data prepare`"
+        both = source.weight is not None and source.epochs is not None
+        yield at, f"weight {source.weight} and epochs {source.epochs}", not both, "give one of them"
+        for field in ("weight", "epochs"):
+            value = getattr(source, field)
+            yield f"{at}.{field}", value, value is None or _is_share(value), _SHARE
+
+
+def _shares(data: DataSource) -> Iterable[Check]:
+    """All sources say their shares in one way."""
+    given = {
+        name: "weight" if one.weight is not None else "epochs" if one.epochs is not None else ""
+        for name, one in data.sources.items()
+    }
+    if len(set(given.values())) > 1:
+        field = next(field for field in given.values() if field)
+        odd = next(name for name, other in given.items() if other != field)
+        fix = f"others have {field}: give it {field} too; all sources have weights, or all epochs, or none of both"
+        yield f"data.sources.{odd}", given[odd] or "(no share)", False, fix
+    by_size = not any(given.values())
+    if data.temperature is not None:
+        yield "data.temperature", data.temperature, by_size, "is for sources by their sizes: leave it out, or weights and epochs"
+        good = 0 < data.temperature < math.inf
+        yield "data.temperature", data.temperature, good, "write a number above 0; 1 reads sources in proportion to their sizes"
+    if not by_size:
+        yield "data.sources", 0, any(one.weight or one.epochs for one in data.sources.values()), _NO_SHARE
+
+
+def _way(source: MixtureSource) -> str:
+    return "weight" if source.weight is not None else "epochs" if source.epochs is not None else ""
+
+
+def _changes(data: DataSource) -> Iterable[Check]:
+    before = 0
+    for number, change in enumerate(data.changes):
+        at = f"data.changes.{number}"
+        order = "write changes in the order of their steps, the first after step 0"
+        yield f"{at}.from_step", change.from_step, change.from_step > before, order
+        before = change.from_step
+        for name, weight in change.weights.items():
+            yield f"{at}.weights", name, name in data.sources, f"is no source; there are {', '.join(sorted(data.sources))}"
+            yield f"{at}.weights.{name}", weight, _is_share(weight), _SHARE
+        yield f"{at}.weights", dict(change.weights), any(change.weights.values()), _NO_SHARE
+
+
+def _rows(data: DataSource) -> Iterable[Check]:
+    fix = "leave it out: whole documents of a row are always told apart"
+    yield "data.attention", data.attention, data.packing != "best_fit" or data.attention != "row", fix
+    if isinstance(data.shuffle, Blocks):
+        for name in ("block_samples", "window_blocks"):
+            value = getattr(data.shuffle, name)
+            yield f"data.shuffle.{name}", value, 1 <= value <= SAMPLES_MAX, "write a whole number above 0"
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value < math.inf

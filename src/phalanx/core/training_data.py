@@ -1,0 +1,131 @@
+"""What a job trains on, as its spec says it: one prepared folder, or several mixed, and how rows are made of their documents."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ConfigDict
+
+from phalanx.core import wire
+
+Packing = Literal["concatenate", "best_fit"]
+Attention = Literal["row", "document"]
+
+ONE: Final = "data"
+"""The name of the only source, where there is but `path`."""
+
+DATA_VARIABLE: Final = "PHALANX_DATA"
+"""Where a rank finds the path of a single data set."""
+
+DATA_SPEC_VARIABLE: Final = "PHALANX_DATA_SPEC"
+"""Where it finds all of `data` as JSON, when that says more than a path."""
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A shuffle for data that is read from a store, in which samples that are read together lie together.
+
+    block_samples: neighbouring samples that are read at once.
+    window_blocks: blocks whose samples are mixed with one another; a reader holds about two windows.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    block_samples: int
+    window_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSource:
+    """One data set of a mixture.
+
+    path: the prepared folder.
+    weight: its share of all samples, beside the others' weights; 0 for one that has its share only from a later change on.
+    epochs: instead of a weight, how often it is read while the whole mixture is read once. Neither, for all sources: by size.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    path: str
+    weight: float | None = None
+    epochs: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChange:
+    """Other weights from a step on.
+
+    from_step: the first step, counted from 0, that has them.
+    weights: by source; one that is left out is not read from then on.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    from_step: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """Token shards made by `phalanx data prepare`: those of `path`, or a mixture of `sources`.
+
+    path: the prepared folder.
+    sources: by name; the order of a source depends on its name.
+    temperature: for sources without weights, their sizes are raised to 1 / temperature; above 1 it evens the sources out.
+    changes: of the weights, in the order of their steps.
+    packing: `concatenate` lays documents end to end and cuts them at the rows' ends; `best_fit` cuts none that fits into a row.
+    attention: of a token to those before it in its `row`, or in its `document` alone, whose positions begin at 0. Left out, it is
+        by `row` where documents are concatenated, and by `document` where they are packed whole.
+    shuffle: `full`, `in_order`, or by blocks.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    path: str = ""
+    sources: Mapping[str, MixtureSource] = field(default_factory=dict)
+    temperature: float | None = None
+    changes: tuple[WeightChange, ...] = ()
+    packing: Packing = "concatenate"
+    attention: Attention | None = None
+    shuffle: Literal["full", "in_order"] | Blocks = "full"
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Prepared folders, by the name of the source."""
+        return {name: source.path for name, source in self.sources.items()} if self.sources else {ONE: self.path}
+
+    @property
+    def by_document(self) -> bool:
+        """Whether documents of one row are told apart."""
+        return self.packing == "best_fit" or self.attention == "document"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its path says all."""
+        return self == DataSource(path=self.path)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(sorted(set(self.paths.values())))
+
+    def field_of(self, name: str) -> str:
+        """Where the path of this source stands in the job spec."""
+        return f"data.sources.{name}.path" if self.sources else "data.path"
+
+    def anchored(self, folder: Path) -> "DataSource":
+        """With relative paths made absolute from `folder`."""
+        path = str((folder / self.path).resolve()) if self.path else ""
+        sources = {name: replace(source, path=str((folder / source.path).resolve())) for name, source in self.sources.items()}
+        return replace(self, path=path, sources=sources)
+
+
+def data_of(env: Mapping[str, str]) -> DataSource | None:
+    """As a rank's environment says it; None for a job without data. Raises ValueError for what no spec has."""
+    if env.get(DATA_SPEC_VARIABLE):
+        data: DataSource = wire.loads(DataSource, env[DATA_SPEC_VARIABLE])
+        return data
+    return DataSource(path=env[DATA_VARIABLE]) if env.get(DATA_VARIABLE) else None

@@ -1,0 +1,237 @@
+"""What a rank was really given, batch by batch, in a file that only grows: the evidence for `exactly_once`.
+
+A file a rank and generation, of frames: a head that says whose it is, then a frame a batch with a row a sample: which one was asked
+of the data, and the XXH3 of the tokens that came. A frame is one write, so that a kill at any point leaves whole ones and a torn
+end, which readers drop. A disk that is full costs evidence, never the step.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from phalanx.core import wire
+from phalanx.core.errors import DataError
+from phalanx.job.data.order import Indices
+from phalanx.job.data.order_facts import OrderFacts
+from phalanx.job.data.quarantine import SetAside
+from phalanx.storage.atomic import make_folders, refused
+
+FOLDER: Final = "deliveries"
+"""Beside the job's checkpoints."""
+
+FORMAT: Final = 1
+ROW: Final = np.dtype([("source", "<u4"), ("sample", "<i8"), ("content", "<u8")])
+_FRAME: Final = struct.Struct("<BIQ")  # kind, length, XXH3 of what follows
+_BATCH: Final = struct.Struct("<qI")  # step, rows
+_HEAD, _ASIDE, _ROWS = 1, 2, 3
+_ENDING: Final = ".rows"
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Whose deliveries these are. attempt, generation: later ones supersede the steps that they make again. start: the first step,
+    counted from 0. sequence, folders: how the data was read, and where each source lay. data: manifest hash of each."""
+
+    attempt: int
+    generation: int
+    rank: int
+    world_size: int
+    start: int
+    order: OrderFacts
+    data: Mapping[str, str]
+    sequence: int
+    folders: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """Of one rank in one generation. batches: rows of type `ROW` by step, counted from 0; of a step that was delivered again, the
+    last. superseded: batches that were delivered again, or lie behind one that was. torn_bytes: of a frame that was cut short."""
+
+    head: Head
+    set_aside: tuple[SetAside, ...]
+    batches: Mapping[int, NDArray[Any]]
+    superseded: int = 0
+    torn_bytes: int = 0
+
+
+class DeliveryLog:
+    """Records one rank's deliveries. lost: batches that the disk did not take.
+
+    Raises DataError where that very rank of that generation has recorded already, SetupError or StoreUnavailable where the folder
+    cannot be written.
+    """
+
+    def __init__(self, folder: Path, head: Head) -> None:
+        self.lost = 0
+        self._aside: tuple[SetAside, ...] = ()
+        path = folder / f"{head.attempt:05d}-{head.generation:05d}-{head.rank:05d}{_ENDING}"
+        try:
+            make_folders(folder)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileExistsError as error:
+            fix = f"{path} has the deliveries of this rank already; give each attempt a number of its own"
+            raise DataError("attempt", head.attempt, fix) from error
+        except OSError as error:
+            raise refused(path, error) from error
+        self._end = 0
+        self._append(_HEAD, wire.dumps(Head, head).encode())
+
+    def delivered(self, step: int, source: Indices, sample: Indices, tokens: NDArray[Any]) -> None:
+        """A batch, before it is used. step: counted from 0. tokens: what came, a row a sample, C-contiguous."""
+        rows = np.empty(len(sample), dtype=ROW)
+        rows["source"], rows["sample"], rows["content"] = source, sample, content_of(tokens)
+        self.lost += not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes())
+
+    def set_aside(self, aside: tuple[SetAside, ...]) -> None:
+        """From now on these are not read. Nothing where that is known."""
+        if aside != self._aside and self._append(_ASIDE, wire.dumps(tuple[SetAside, ...], aside).encode()):
+            self._aside = aside
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, kind: int, payload: bytes) -> bool:
+        frame = _FRAME.pack(kind, len(payload), xxh3_64_intdigest(payload)) + payload
+        try:
+            if os.write(self._file, frame) == len(frame):
+                self._end += len(frame)
+                return True
+            why = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            why = str(error.strerror)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, self._end)  # half a frame would hide all that follow
+        if not self.lost:
+            _log.warning("deliveries cannot be recorded (%s): an audit will miss them", why)
+        return False
+
+
+def content_of(tokens: NDArray[Any]) -> NDArray[np.uint64]:
+    """XXH3 of each row."""
+    return np.array([xxh3_64_intdigest(row) for row in tokens], dtype=np.uint64)
+
+
+def read_deliveries(folder: Path) -> list[Deliveries]:
+    """All that is recorded below a folder, by attempt, generation and rank. Raises DataError for none, and for a damaged one."""
+    paths = sorted(folder.glob(f"*{_ENDING}")) if folder.is_dir() else []
+    if not paths:
+        raise DataError("deliveries", str(folder), "holds no records of deliveries; name the folder of a job that recorded them")
+    return [one for path in paths if (one := read_file(path)) is not None]
+
+
+def read_file(path: Path) -> Deliveries | None:
+    """None where a kill left not even a head. The rows are read when they are asked for."""
+    try:
+        size = path.stat().st_size
+        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, dtype=np.uint8)
+    except OSError as error:
+        raise DataError(path.name, str(path), f"cannot be read ({error.strerror})") from error
+    read = _Read(path, data.data)
+    read.all()
+    if read.head is None:
+        return None
+    return Deliveries(read.head, read.aside, _Lazy(data, read.places), read.superseded, read.torn_bytes)
+
+
+class _Read:
+    """One file, frame by frame."""
+
+    def __init__(self, path: Path, data: memoryview) -> None:
+        self._path, self._data = path, data
+        self.head: Head | None = None
+        self.aside: tuple[SetAside, ...] = ()
+        self.places: dict[int, tuple[int, int]] = {}
+        self.superseded = 0
+        self.torn_bytes = 0
+        self._newest = -1
+
+    def all(self) -> None:
+        at = 0
+        while at < len(self._data):
+            end = self._frame(at)
+            if end == at:
+                self.torn_bytes = len(self._data) - at
+                return
+            at = end
+
+    def _frame(self, at: int) -> int:
+        """Where it ends; `at` where it is torn."""
+        begin = at + _FRAME.size
+        if begin > len(self._data):
+            return at
+        kind, length, wanted = _FRAME.unpack_from(self._data, at)
+        end: int = begin + length
+        payload = self._data[begin:end]
+        if end > len(self._data) or xxh3_64_intdigest(payload) != wanted:
+            if end < len(self._data):
+                raise DataError(self._path.name, f"byte {at}", f"{self._path} is damaged there; restore it from a copy")
+            return at
+        match kind:
+            case 1:
+                self.head = _head(self._path, bytes(payload))
+            case 2:
+                self.aside = wire.loads(tuple[SetAside, ...], bytes(payload))
+            case 3:
+                self._rows(begin, *_BATCH.unpack_from(payload))
+        return end
+
+    def _rows(self, begin: int, step: int, count: int) -> None:
+        if step <= self._newest:
+            again = [one for one in range(step, self._newest + 1) if one in self.places]
+            self.superseded += len(again)
+            for one in again:
+                del self.places[one]
+        self._newest = step
+        self.places[step] = (begin + _BATCH.size, count)
+
+
+def _head(path: Path, payload: bytes) -> Head:
+    try:
+        version: _Version = wire.loads(_Version, payload)
+        if version.format > FORMAT:
+            fix = f"{path} was written by a newer Phalanx (this one reads {FORMAT}); upgrade it"
+            raise DataError("format of deliveries", version.format, fix)
+        head: Head = wire.loads(Head, payload)
+    except ValueError as error:
+        raise DataError(path.name, str(path), f"is no record of deliveries ({error})") from error
+    return head
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Read before all else, since a newer format may have any other field."""
+
+    format: int
+
+
+class _Lazy(Mapping[int, NDArray[Any]]):
+    """Rows by step, in the file until they are asked for."""
+
+    def __init__(self, data: NDArray[np.uint8], places: Mapping[int, tuple[int, int]]) -> None:
+        self._data, self._places = data, places
+
+    def __getitem__(self, step: int) -> NDArray[Any]:
+        begin, count = self._places[step]
+        return np.frombuffer(self._data, dtype=ROW, count=count, offset=begin)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

@@ -1,0 +1,198 @@
+"""Whether a run was given each sample exactly once an epoch, over resizes, restarts and rollbacks: what its ranks have recorded
+against the order. Pure.
+
+Of each step that counts (see `legs`) the ranks' rows are joined in the order of their ranks, and have to be the batch of the order,
+row by row; so none is missing, twice, or another one. That each epoch then has each of its samples once is counted besides.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
+from phalanx.job.data.deliveries import Deliveries
+from phalanx.job.data.draws import DataOrder, Draws, positions
+from phalanx.job.data.legs import Gang, Stretch, Wrong, check_joints, gangs_of, stretches_of, wrong
+from phalanx.job.data.order import Indices
+from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
+
+Contents = Callable[[int, Indices], NDArray[np.uint64]]
+"""From a source and samples of it to the XXH3 of each one's tokens."""
+
+Progress = Callable[[int, int], None]
+"""Told how many global samples are looked at, of how many."""
+
+_ROWS_AT_ONCE: Final = 2**16
+
+
+def audit(
+    logs: Sequence[Deliveries], order: DataOrder, contents: Contents | str = "", progress: Progress | None = None
+) -> DataAudit:
+    """The verdict on everything that the ranks of a run have recorded. contents: tells what the tokens have to be; or why nobody
+    does. The order of the newest gang, which its cursor has held against the past of the run."""
+    counted = _Counted(order)
+    gangs: list[Gang] = []
+    stretches: list[Stretch] = []
+    fault: DeliveryFault | None = None
+    try:
+        gangs = gangs_of(logs)
+        stretches = stretches_of(gangs)
+        check_joints(stretches, order.global_batch)
+        for stretch in stretches:
+            _check_rows(stretch, order, contents, counted, lambda: progress and progress(counted.samples, _total(stretches, order)))
+    except Wrong as error:
+        fault = error.fault
+    aside = {one for stretch in stretches for one in stretch.gang.set_aside}
+    return DataAudit(
+        complete=fault is None, says=_says(counted, fault), steps=counted.samples // order.global_batch, samples=counted.samples,
+        sources=counted.sources(), legs=tuple(_leg(gang, stretches) for gang in gangs), set_aside=len(aside),
+        contents=contents if isinstance(contents, str) else "compared", fault=fault,
+    )  # fmt: skip
+
+
+def _check_rows(
+    stretch: Stretch, order: DataOrder, contents: Contents | str, counted: "_Counted", told: Callable[[], object]
+) -> None:
+    held = Quarantined(order, stretch.gang.set_aside, ANY_SHARE)
+    at_once = max(1, _ROWS_AT_ONCE // order.global_batch)
+    for first in range(stretch.first, stretch.stop, at_once):
+        steps = range(first, min(first + at_once, stretch.stop))
+        asked = positions(order, first, len(steps))
+        plain, wanted = order.draws(asked), held.draws(asked)
+        good: list[NDArray[Any]] = []
+        try:
+            for number, step in enumerate(steps):
+                rows = np.arange(number * order.global_batch, (number + 1) * order.global_batch)
+                good.append(_joined(stretch.gang, step, wanted.take(rows), order.names))
+        finally:  # what comes before the fault counts, and its own faults come first
+            rows = np.arange(len(good) * order.global_batch)
+            _check_contents(stretch.gang, first, wanted.take(rows), good, contents, order)
+            counted.count(plain.take(rows), wanted.take(rows))
+        told()
+
+
+def _joined(gang: Gang, step: int, wanted: Draws, names: Sequence[str]) -> NDArray[Any]:
+    """The rows of a step, which are what is wanted."""
+    parts = [gang.logs[rank].batches.get(step) if rank in gang.logs else None for rank in range(gang.world_size)]
+    rows: list[NDArray[Any]] = [part for part in parts if part is not None]
+    if len(rows) == len(parts) and sum(map(len, rows)) == len(wanted):
+        joined = np.concatenate(rows)
+        bounds = [len(wanted) * rank // gang.world_size for rank in range(gang.world_size + 1)]
+        right = (joined["source"] == wanted.source) & (joined["sample"] == wanted.sample)
+        if right.all() and [len(row) for row in rows] == np.diff(bounds).tolist():
+            return joined
+    raise _firstwrong(gang, step, wanted, parts, names)
+
+
+def _firstwrong(gang: Gang, step: int, wanted: Draws, parts: Sequence[NDArray[Any] | None], names: Sequence[str]) -> Wrong:
+    in_step = set(zip(wanted.source.tolist(), wanted.sample.tolist(), strict=True))
+    for rank, part in enumerate(parts):
+        first, stop = (len(wanted) * one // gang.world_size for one in (rank, rank + 1))
+        mine = list(zip(wanted.source[first:stop].tolist(), wanted.sample[first:stop].tolist(), strict=True))
+        found = [] if part is None else list(zip(part["source"].tolist(), part["sample"].tolist(), strict=True))
+        for at in range(max(len(mine), len(found))):
+            want, got = (each[at] if at < len(each) else None for each in (mine, found))
+            if want == got:
+                continue
+            about = (names[want[0]], want[1]) if want else ("", -1)
+            if got is None:
+                what = "recorded nothing" if part is None else f"has {len(found)} of its {len(mine)} samples"
+                return wrong("missing", gang, rank, step, f"{what}; {_named(about)} is missing", about)
+            twice = got in in_step
+            what = "of which another row of the step has it too" if twice else "which is not of this step"
+            there = f"{_named((names[got[0]] if got[0] < len(names) else str(got[0]), got[1]))}, {what}"
+            instead = f" where the order says {_named(about)}" if want else ", one more than its part has"
+            return wrong("twice" if twice else "other", gang, rank, step, f"was given {there}{instead}", about)
+    raise AssertionError("the rows of the step are right")
+
+
+def _check_contents(
+    gang: Gang, first: int, wanted: Draws, good: Sequence[NDArray[Any]], contents: Contents | str, order: DataOrder
+) -> None:
+    if isinstance(contents, str) or not good:
+        return
+    found, right = np.concatenate(good)["content"], np.empty(len(wanted), dtype=np.uint64)
+    for source in np.unique(wanted.source).tolist():
+        rows = np.flatnonzero(wanted.source == source)
+        right[rows] = contents(source, wanted.sample[rows])
+    for row in np.flatnonzero(found != right)[:1].tolist():
+        step, at = divmod(row, order.global_batch)
+        rank = next(one for one in range(gang.world_size) if at < order.global_batch * (one + 1) // gang.world_size)
+        about = (order.names[int(wanted.source[row])], int(wanted.sample[row]))
+        says = f"was given other tokens as {_named(about)} (XXH3 {int(found[row]):016x}) than the data has ({int(right[row]):016x})"
+        raise wrong("content", gang, rank, first + step, says, about)
+
+
+class _Counted:
+    """Of each source's epochs, which samples came."""
+
+    def __init__(self, order: DataOrder) -> None:
+        self.samples = 0
+        self._order = order
+        self._read = [0] * len(order.names)
+        self._replaced = [0] * len(order.names)
+        self._whole = [0] * len(order.names)
+        self._open: dict[tuple[int, int], NDArray[np.bool_]] = {}
+
+    def count(self, plain: Draws, read: Draws) -> None:
+        """A damaged sample counts as come when another one was read instead. Raises AssertionError for an order that repeats."""
+        self.samples += len(read)
+        for source in np.unique(read.source).tolist():
+            mine = np.flatnonzero(read.source == source)
+            self._read[source] += len(mine)
+            self._replaced[source] += int((plain.sample[mine] != read.sample[mine]).sum())
+            for epoch in np.unique(read.epoch[mine]).tolist():
+                self._come(source, epoch, plain.sample[mine[read.epoch[mine] == epoch]])
+
+    def _come(self, source: int, epoch: int, samples: Indices) -> None:
+        seen = self._open.setdefault((source, epoch), np.zeros(int(self._order.sizes[source]), dtype=np.bool_))
+        before = int(seen.sum())
+        seen[samples] = True
+        assert int(seen.sum()) == before + len(samples), "an order gave a sample twice in an epoch"
+        if seen.all():
+            del self._open[source, epoch]
+            self._whole[source] += 1
+
+    def sources(self) -> tuple[SourceRead, ...]:
+        rest = [sum(int(seen.sum()) for (source, _), seen in self._open.items() if source == one) for one in range(len(self._read))]
+        return tuple(
+            SourceRead(name=name, samples=samples, epochs=epochs, rest=left, replaced=replaced)
+            for name, samples, epochs, left, replaced in zip(
+                self._order.names, self._read, self._whole, rest, self._replaced, strict=True
+            )
+        )
+
+
+def _leg(gang: Gang, stretches: Sequence[Stretch]) -> Leg:
+    kept = next((one for one in stretches if one.gang is gang), Stretch(gang, 0, 0))
+    again = len([step for step in gang.steps if not kept.first <= step < kept.stop])
+    within = max((log.superseded for log in gang.logs.values()), default=0)
+    first, last = (kept.first + 1, kept.stop) if kept.stop > kept.first else (0, 0)
+    return Leg(
+        attempt=gang.attempt, generation=gang.generation, world_size=gang.world_size, superseded=again + within,
+        first_step=first, last_step=last,
+    )  # fmt: skip
+
+
+def _total(stretches: Iterable[Stretch], order: DataOrder) -> int:
+    return sum(one.stop - one.first for one in stretches) * order.global_batch
+
+
+def _named(about: tuple[str, int]) -> str:
+    return f"sample {about[1]} of {about[0]}" if about[0] else "none"
+
+
+def _says(counted: _Counted, fault: DeliveryFault | None) -> str:
+    if fault is not None:
+        return fault.says
+    if not counted.samples:
+        return "nothing was delivered to all ranks yet"
+    parts = []
+    for one in counted.sources():
+        epochs = f"{one.epochs} epoch{'s' if one.epochs != 1 else ''} of {one.name}, each sample exactly once"
+        more = f", and {one.rest} more" if one.rest else ""
+        replaced = f"; {one.replaced} reads of damaged samples were replaced as recorded" if one.replaced else ""
+        parts.append(f"{epochs}{more}{replaced}")
+    return f"{counted.samples} samples, each delivered exactly once: {'; '.join(parts)}"

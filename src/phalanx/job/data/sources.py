@@ -1,0 +1,170 @@
+"""The prepared folders that a run reads, as one: samples are counted from the first source's to the last one's.
+
+What is a sample, and where, is said by how rows are packed. Where documents are told apart a row comes with the number of each
+token's document, so that attention, positions and the loss can be kept within it.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from phalanx.core.errors import DataError
+from phalanx.core.training_data import ONE, DataSource
+from phalanx.job.data.asked import order_of
+from phalanx.job.data.documents import document_lengths
+from phalanx.job.data.draws import DataOrder, Draws
+from phalanx.job.data.manifest import Split
+from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.order import Indices
+from phalanx.job.data.packing import BestFit, Concatenate, Packing
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.shards import Watch
+
+_SHOWN: Final = 12
+
+
+class Sources:
+    """From `open_sources`. Any thread may gather.
+
+    by_document: rows come as [2, sequence + 1]: the tokens, and for each the number of its document's piece in the row, from 0, and
+    -1 for padding, whose tokens are end marks. Else they are [sequence + 1].
+    """
+
+    def __init__(self, asked: DataSource, opened: Mapping[str, TokenData]) -> None:
+        self.asked = asked
+        self.opened = opened
+        self.names = tuple(opened)
+        self.by_document = asked.by_document
+        self._packings: dict[tuple[str, Split, int], tuple[Packing, Indices]] = {}
+        self._making = threading.Lock()
+
+    @classmethod
+    def of(cls, data: TokenData) -> "Sources":
+        """One folder, as it is read where nothing else is asked for."""
+        return cls(DataSource(path=str(data.folder)), {ONE: data})
+
+    @property
+    def first(self) -> TokenData:
+        """The one whose tokenizer a model is saved with; they all have the same."""
+        return next(iter(self.opened.values()))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.first.vocab_size
+
+    @property
+    def manifests(self) -> dict[str, str]:
+        """Manifest hash of each."""
+        return {name: data.manifest_hash for name, data in self.opened.items()}
+
+    @property
+    def manifest_hash(self) -> str:
+        """Of the one, or a hash over those of all."""
+        return self.first.manifest_hash if not self.asked.sources else _digest(self.manifests)
+
+    def sizes(self, split: Split, sequence: int) -> dict[str, int]:
+        """Samples of each."""
+        return {name: self._size(name, split, sequence) for name in self.names}
+
+    def num_samples(self, split: Split, sequence: int) -> int:
+        return sum(self.sizes(split, sequence).values())
+
+    def order(self, sequence: int, *, seed: int, global_batch: int) -> DataOrder:
+        """Of the run over the training split. Raises DataError for a source that has not one sample."""
+        sizes = self.sizes("train", sequence)
+        for name, size in sizes.items():
+            if not size:
+                fix = f"not one row of {sequence} tokens in {self.opened[name].folder}; prepare more text or shorten `sequence`"
+                raise DataError(f"train samples of {name}", 0, fix)
+        cuts = {name: self._cut(name, "train", sequence) for name in self.names}
+        return order_of(self.asked, sizes, cuts, seed=seed, global_batch=global_batch)
+
+    def numbers(self, draws: Draws, split: Split, sequence: int) -> Indices:
+        """Of these samples, counted over all sources."""
+        first = np.cumsum([0, *self.sizes(split, sequence).values()])
+        numbers: Indices = draws.sample + first[draws.source]
+        return numbers
+
+    def row_shape(self, sequence: int) -> tuple[int, ...]:
+        return (2, sequence + 1) if self.by_document else (sequence + 1,)
+
+    def gather(self, split: Split, numbers: Indices, sequence: int, out: Rows | None = None, watch: Watch | None = None) -> Rows:
+        """The samples of these numbers, in the order asked: int64 of shape [len(numbers), *row_shape(sequence)], in `out` where it
+        is given. Raises IndexError for one outside, and what `TokenData.gather` does."""
+        if len(self.names) == 1:
+            return self._gather(self.names[0], split, numbers, sequence, out, watch)
+        sizes = self.sizes(split, sequence)
+        ends = np.cumsum(list(sizes.values()))
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < ends[-1]):
+            raise IndexError(f"a sample lies outside [0, {ends[-1]})")
+        rows = np.empty((len(numbers), *self.row_shape(sequence)), dtype=np.int64) if out is None else out
+        source = np.searchsorted(ends, numbers, side="right")
+        for each in np.unique(source).tolist():
+            at = np.flatnonzero(source == each)
+            name = self.names[each]
+            rows[at] = self._gather(name, split, numbers[at] - (ends[each] - sizes[name]), sequence, None, watch)
+        return rows
+
+    def _gather(self, name: str, split: Split, samples: Indices, sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
+        data = self.opened[name]
+        if not self.by_document:
+            return data.gather(split, samples, sequence, out, watch)
+        rows = np.empty((len(samples), 2, sequence + 1), dtype=np.int64) if out is None else out
+        packing, document_begins = self._packing(name, split, sequence)
+        pieces = packing.pieces(samples)
+        rows[:, 1] = pieces.segments()
+        data.gather_pieces(split, pieces, document_begins, rows[:, 0], watch)
+        return rows
+
+    def _size(self, name: str, split: Split, sequence: int) -> int:
+        if self.asked.packing == "concatenate":
+            return self.opened[name].num_samples(split, sequence)
+        return self._packing(name, split, sequence)[0].num_samples
+
+    def _cut(self, name: str, split: Split, sequence: int) -> str:
+        if self.asked.packing == "concatenate":
+            return Concatenate.named(sequence)
+        return self._packing(name, split, sequence)[0].name
+
+    def _packing(self, name: str, split: Split, sequence: int) -> tuple[Packing, Indices]:
+        """And where each document begins. Made once: one of whole documents has to go over all of them to count its rows."""
+        key = (name, split, sequence)
+        with self._making:
+            if key not in self._packings:
+                lengths = document_lengths(self.opened[name], split)
+                whole = self.asked.packing == "best_fit"
+                packing = BestFit(lengths, sequence + 1) if whole else Concatenate(lengths, sequence)
+                self._packings[key] = packing, np.cumsum(lengths, dtype=np.int64) - lengths
+            return self._packings[key]
+
+
+def open_sources(asked: DataSource) -> Sources:
+    """Opens every folder. Raises DataError naming the first that cannot be read, or whose tokens are not those of the others."""
+    opened = {name: open_data(Path(path)) for name, path in asked.paths.items()}
+    _check_tokenizers(opened)
+    return Sources(asked, opened)
+
+
+def _check_tokenizers(opened: Mapping[str, TokenData]) -> None:
+    (name, first), *others = opened.items()
+    for other, data in others:
+        if _tokens_of(data) != _tokens_of(first):
+            fix = f"is not that of {name} ({_shown(first)}); prepare all sources with one: `phalanx data prepare --tokenizer`"
+            raise DataError(f"tokenizer of {other}", _shown(data), fix)
+
+
+def _tokens_of(data: TokenData) -> tuple[int, int, str]:
+    return data.vocab_size, data.end_of_document, data.manifest.tokenizer.sha256
+
+
+def _shown(data: TokenData) -> str:
+    return f"{data.vocab_size} tokens, SHA-256 {data.manifest.tokenizer.sha256[:_SHOWN]}"
+
+
+def _digest(facts: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()

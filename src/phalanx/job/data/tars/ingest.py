@@ -1,0 +1,124 @@
+"""`phalanx data index`: tar files that are there already become a data set, where they lie or by links from another folder."""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import Conflict, DataError
+from phalanx.job.data import manifest as manifests
+from phalanx.job.data.corpus import find
+from phalanx.job.data.crew import Crew, default_processes
+from phalanx.job.data.manifest import MANIFEST
+from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.tars.manifest import FieldCount, SampleManifest, SampleShard, commit, read
+from phalanx.job.data.tars.scan import scan
+from phalanx.job.data.tars.writer import added, manifest_of, with_index
+from phalanx.storage.atomic import refused
+
+Report = Callable[[int, int], None]
+"""Told how many bytes are read, of how many."""
+
+_COMPRESSED: Final = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+def index(
+    paths: Sequence[str | Path],
+    out: Path | None = None,
+    processes: int | None = 1,
+    progress: Report | None = None,
+    force: bool = False,
+    classes: Sequence[str] | None = None,
+) -> Path:
+    """Makes a data set of the WebDataset tars in `paths` (files, folders, patterns), by an index for each and a manifest, and gives
+    its folder.
+
+    out: a folder to be made, with links to the tars; None makes it in the folder in which all of them lie. processes: any number
+    gives the same bytes; None as many as help. force: replace what stands at `out`. classes: their names, by the numbers in the
+    field `cls`; None those that the folder of the tars knew already, if it was a data set.
+    Raises DataError, SetupError, StoreUnavailable, Conflict.
+    """
+    place = Path(os.path.realpath(out)) if out is not None else None
+    tars = _tars(paths, place)
+    if place is not None:
+        check_out(place, paths, force)
+    else:
+        _check_beside(tars)
+    total = sum(tar.stat().st_size for tar in tars)
+    with Crew(default_processes(total) if processes is None else processes) as crew, _folder(place, tars) as folder:
+        names = _known(tars[0].parent) if classes is None else tuple(classes)
+        commit(folder, _fill(folder, tars, names, crew, progress or (lambda *_: None), total))
+        if place is not None:
+            move_into_place(folder, place)
+    return place or folder
+
+
+def _fill(folder: Path, tars: Sequence[Path], classes: tuple[str, ...], crew: Crew, progress: Report, total: int) -> SampleManifest:
+    shards: list[SampleShard] = []
+    counts: dict[str, FieldCount] = {}
+    skipped: Counter[str] = Counter()
+    done = 0
+    for path, found in zip(tars, crew.map(scan, tars), strict=True):
+        if not found.samples:
+            names = ", ".join(f"{times} {reason}" for reason, times in sorted(found.skipped.items())) or "none at all"
+            raise DataError("tar", path.name, f"holds no sample (its members: {names}); leave it out")
+        if folder != path.parent:
+            (folder / path.name).unlink(missing_ok=True)
+            (folder / path.name).symlink_to(path)
+        shards.append(with_index(folder, found.tar, found.index, found.samples))
+        counts = added(counts, found.fields)
+        skipped.update(found.skipped)
+        done += found.tar.size_bytes
+        progress(done, total)
+    return manifest_of(shards, counts, classes, skipped, {"made_by": "index"})
+
+
+def _known(folder: Path) -> tuple[str, ...]:
+    try:
+        return read(folder)[0].classes
+    except DataError:
+        return ()
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None, tars: Sequence[Path]) -> Iterator[Path]:
+    try:
+        if out is None:
+            yield tars[0].parent
+        else:
+            with building(out) as folder:
+                yield folder
+    except OSError as error:
+        raise refused(out or tars[0].parent, error) from error
+
+
+def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
+    """In the order of their paths and names. Raises DataError when there are none, or two have one name."""
+    if not paths:
+        raise DataError("paths", "(none)", "name tar files, or a folder of them")
+    found = [Path(file.path) for one in find(paths, out or Path(os.devnull)) for file in one.files]
+    if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
+        raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")
+    tars = [file for file in found if file.name.endswith(".tar")]
+    if not tars:
+        fix = "hold no file that ends in .tar; name WebDataset tars, or make some of a folder of images with `phalanx data pack`"
+        raise DataError("paths", ", ".join(map(str, paths)), fix)
+    names = Counter(tar.name for tar in tars)
+    for tar in tars:
+        if names[tar.name] > 1:
+            raise DataError("paths", str(tar), "has the name of another one; shards of one data set have names of their own")
+        if not manifests.is_plain(tar.name):
+            raise DataError("paths", str(tar), "has a name that no shard may have; use letters, digits, `-`, `_` and dots")
+    return tars
+
+
+def _check_beside(tars: Sequence[Path]) -> None:
+    folder = tars[0].parent
+    if other := [tar for tar in tars if tar.parent != folder]:
+        raise DataError("paths", str(other[0]), f"lies in another folder than {tars[0]}; name a folder for all of them with --out")
+    with contextlib.suppress(FileNotFoundError):
+        data = (folder / MANIFEST).read_bytes()
+        if manifests.kind(data) != "samples":
+            raise Conflict("paths", str(folder), f"has a {MANIFEST} of something else; name a folder to be made with --out")

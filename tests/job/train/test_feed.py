@@ -1,0 +1,158 @@
+"""Batches are read ahead of the step, and whatever step is asked for next, its samples are the order's."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from phalanx.core.errors import CheckpointError, DataError
+from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.draws import DataOrder, PlainOrder
+from phalanx.job.data.open import TokenData
+from phalanx.job.data.sources import Sources
+from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import Feed
+from phalanx.job.train.setup import CURSOR, check_cursor
+
+TRAIN, SEQUENCE = 50, 3
+CPU = torch.device("cpu")
+
+
+class Gated:
+    """Data whose sample n is n in every place, read while `open` is set."""
+
+    folder = Path("gated")
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.read: list[int] = []
+        self.damaged = -1
+
+    def num_samples(self, split: str, sequence: int) -> int:
+        return TRAIN
+
+    def gather(
+        self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64], watch: object
+    ) -> NDArray[np.int64]:
+        assert self.open.wait(30)
+        if int(indices[0]) == self.damaged:
+            raise DataError("train-00000.bin", "block 3", "is damaged")
+        self.read.append(int(indices[0]))
+        out[:] = indices[:, None]
+        return out
+
+
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    data = Gated()
+    yield data
+    data.open.set()
+
+
+def order_of(data: Gated, global_batch: int = 4) -> tuple[Sources, DataOrder]:
+    sources = Sources.of(cast(TokenData, data))
+    return sources, sources.order(SEQUENCE, seed=3, global_batch=global_batch)
+
+
+def feed_of(data: Gated, rank: int = 0, world_size: int = 1) -> Feed:
+    return Feed(*order_of(data), SEQUENCE, Rank(rank=rank, world_size=world_size, device=CPU, device_name="cpu"))
+
+
+def expected(step: int) -> list[int]:
+    draws = PlainOrder(num_samples=TRAIN, seed=3, global_batch=4).draws(np.arange(4 * step - 4, 4 * step))
+    return [int(sample) for sample in draws.sample]
+
+
+def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.001)
+
+
+def first_tokens(batch: torch.Tensor) -> list[int]:
+    return batch[:, 0].tolist()
+
+
+@pytest.mark.parametrize("steps", [(1, 2, 3, 4), (7, 8, 3, 4, 4, 5, 20, 1), (2, 2, 1, 2)])
+def test_a_step_has_its_own_samples_whatever_was_asked_for_before(gated: Gated, steps: tuple[int, ...]) -> None:
+    with closing(feed_of(gated)) as feed:
+        assert [first_tokens(feed(step)) for step in steps] == [expected(step) for step in steps]
+
+
+def test_T01_a_gang_that_shrinks_and_grows_in_the_middle_reads_every_sample_once(gated: Gated) -> None:
+    read: dict[int, list[int]] = {}
+    for world_size, first, stop in ((4, 1, 4), (1, 4, 6), (2, 6, 9)):  # what was read ahead for step `stop` is thrown away
+        for rank in range(world_size):
+            with closing(feed_of(gated, rank, world_size)) as feed:
+                for step in range(first, stop):
+                    read.setdefault(step, []).extend(first_tokens(feed(step)))
+    assert read == {step: expected(step) for step in range(1, 9)}
+
+
+def test_batches_are_read_while_a_step_is_trained_on(gated: Gated) -> None:
+    with closing(feed_of(gated)) as feed:
+        feed.start(1)
+        until(lambda: len(gated.read) >= 4)
+        assert set(gated.read) >= {expected(step)[0] for step in (1, 2)}, "before anyone asked"
+        gated.open.clear()
+        assert [first_tokens(feed(step)) for step in (1, 2, 3)] == [expected(step) for step in (1, 2, 3)], "which is there"
+        gated.open.set()
+
+
+def test_T12_what_is_saved_with_a_step_is_the_cursor_of_that_step_however_far_the_threads_are(gated: Gated) -> None:
+    _, order = order_of(gated)
+    manifests = {"data": "5d41"}
+    with closing(feed_of(gated)) as feed:
+        feed(1)
+        until(lambda: len(gated.read) >= 4)
+    saved = {CURSOR: Cursor.after(1, order, manifests).to_json()}
+    assert Cursor.from_json(saved[CURSOR]).delivered == 4
+    assert check_cursor(saved, 1, order, manifests) == saved[CURSOR]
+    ahead = {CURSOR: Cursor.after(501, order, manifests).to_json()}
+    with pytest.raises(CheckpointError, match=r"after step 501.*the weights are of step 500"):
+        check_cursor(ahead, 500, order, manifests)
+
+
+def test_a_checkpoint_of_other_data_or_of_another_order_is_refused_and_one_without_a_cursor_is_not(gated: Gated) -> None:
+    data, order = order_of(gated)
+    manifests = {"data": "5d41"}
+    saved = {CURSOR: Cursor.after(9, order, manifests).to_json()}
+    with pytest.raises(DataError, match="data of data"):
+        check_cursor(saved, 9, order, {"data": "7b52"})
+    with pytest.raises(DataError, match="order of the data"):
+        check_cursor(saved, 9, data.order(SEQUENCE, seed=4, global_batch=4), manifests)
+    assert check_cursor({"samples": 36}, 9, order, manifests) == saved[CURSOR]
+
+
+def test_waiting_is_named_by_its_cause_and_only_once(gated: Gated) -> None:
+    gated.open.clear()
+    with closing(feed_of(gated)) as feed:
+        feed.start(1)
+        opener = threading.Timer(0.1, gated.open.set)
+        opener.start()
+        feed(1)
+        opener.join()
+        assert feed.take_cause() == "decode", "gathering is what it waited for"
+        assert feed.take_cause() == ""
+
+
+def test_damage_is_raised_at_the_step_that_needs_it_and_closing_ends_the_threads(gated: Gated) -> None:
+    before = threading.active_count()
+    gated.damaged = expected(3)[0]
+    feed = feed_of(gated)
+    assert first_tokens(feed(1)) == expected(1)
+    assert first_tokens(feed(2)) == expected(2)
+    with pytest.raises(DataError, match="block 3"):
+        feed(3)
+    feed.close()
+    feed.close()
+    assert threading.active_count() == before

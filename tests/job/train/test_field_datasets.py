@@ -1,0 +1,85 @@
+"""Images under PyTorch's DataLoader: the run's order and augmentation with any number of processes, and a state to resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from phalanx.core.errors import DataError
+from phalanx.job.data.draws import PlainOrder
+from phalanx.job.data.mixed import MixedOrder
+from phalanx.job.data.mixture import Mixture, Source
+from phalanx.job.data.tars.open import Sample, SampleData, open_samples
+from phalanx.job.data.tars.pack import pack
+from phalanx.job.train.field_datasets import FieldBatches, FieldDataset, StepDraws
+from tests.job.data.image_folders import class_of, pixels_of, write_images
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SampleData:
+    folder: Path = tmp_path_factory.mktemp("fields")
+    write_images(folder / "images", each=10)
+    pack(folder / "images", folder / "data")
+    return open_samples(folder / "data")
+
+
+@pytest.fixture
+def order(data: SampleData) -> PlainOrder:
+    return PlainOrder(num_samples=len(data), seed=5, global_batch=6)
+
+
+def decode(sample: Sample) -> tuple[Tensor, int]:
+    return torch.from_numpy(pixels_of(sample)).float() / 255, class_of(sample)
+
+
+def flipped(item: tuple[Tensor, int], random: np.random.Generator) -> tuple[Tensor, int]:
+    image, label = item
+    return (image.flip(1) if random.random() < 0.5 else image), label
+
+
+def plain(batches: Any) -> list[Any]:
+    return [(images.tolist(), labels.tolist()) for images, labels in batches]
+
+
+def test_the_runs_order_and_augmentation_with_and_without_loader_processes(data: SampleData, order: PlainOrder) -> None:
+    dataset = FieldDataset(data, decode, flipped, seed=1)
+    batches = plain(DataLoader(dataset, batch_sampler=StepDraws(order, 2, 12)))
+    assert len(batches) == 10 and np.shape(batches[0][0]) == (6, 6, 6)
+    assert plain(DataLoader(dataset, batch_sampler=StepDraws(order, 2, 12), num_workers=2)) == batches
+    ahead = FieldBatches(data, order, decode, flipped, 12, seed=1)
+    assert plain(DataLoader(ahead, batch_size=None))[2:] == batches
+    assert plain(DataLoader(FieldDataset(data, decode), batch_sampler=StepDraws(order, 2, 12))) != batches
+    assert torch.equal(FieldDataset(data, decode)[4][0], decode(data.read(4))[0]) and len(dataset) == 30
+
+
+def test_d01_a_resumed_loader_goes_on_with_the_next_batch_on_other_ranks(data: SampleData, order: PlainOrder) -> None:
+    whole = plain(DataLoader(FieldBatches(data, order, decode, flipped, 9), batch_size=None))
+    first = FieldBatches(data, order, decode, flipped, 9)
+    batches = iter(DataLoader(first, batch_size=None))
+    seen = plain(next(batches) for _ in range(4))
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["delivered"] == 24 and state["data"] == {"data": data.manifest_hash}
+    ranks = [FieldBatches(data, order, decode, flipped, 9, rank=rank, world_size=4) for rank in range(4)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for parts in zip(*(DataLoader(rank, batch_size=None) for rank in ranks), strict=True):
+        seen += plain([tuple(torch.cat(column) for column in zip(*parts, strict=True))])
+    assert seen == whole
+    assert ranks[0].state_dict()["delivered"] == 54 and "transform" in ranks[0].waited_s
+
+
+def test_what_would_miscount_or_belongs_to_others_is_refused(data: SampleData, order: PlainOrder) -> None:
+    dataset = FieldBatches(data, order, decode, stop=5)
+    with pytest.raises(Exception, match="write 0"):  # DataLoader makes it anew, of the class that it was
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    state = FieldBatches(data, order, decode).state_dict() | {"delivered": 6, "data": {"data": "f" * 64}}
+    with pytest.raises(DataError, match="is not the data that this run has read"):
+        dataset.load_state_dict(state)
+    mixed = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 5, "b": 5}, seed=1, global_batch=4)
+    with pytest.raises(DataError, match="several sources"):
+        StepDraws(mixed, 0, 3)
