@@ -19,6 +19,7 @@ from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailabl
 from phalanx.job.data.block_sums import BLOCK_BYTES
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.cache_place import node_cache
+from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import PlainOrder, rows_of_rank
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.packing import BestFit
@@ -316,7 +317,9 @@ def test_the_cache_is_where_it_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_packed_rows_are_those_of_the_folder(folder: Path, data: StoredData) -> None:
-    packing = BestFit(np.array(SIZES), 3000)
+    lengths = document_lengths(data, "train")
+    assert lengths.tolist() == SIZES
+    packing = BestFit(lengths, 3000)
     begins = np.cumsum([0, *SIZES[:-1]])
     for rows in (np.arange(0, packing.num_samples, 1999), np.array([packing.num_samples - 1]), np.zeros(0, dtype=np.int64)):
         found, wanted = (np.empty((len(rows), 3000), dtype=np.int64) for _ in range(2))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
+from phalanx.job.data.manifest import TOKENIZER, FileEntry, Manifest, Split
 from phalanx.job.data.order import Indices
 from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
@@ -94,6 +94,10 @@ class TokenData:
     def verify(self, progress: VerifyProgress | None = None) -> None:
         """Reads every file and compares it. Raises DataError."""
         verify_files(self.folder, self.manifest, progress)
+
+    def small(self, entry: FileEntry) -> bytes:
+        """One of its files that fits into memory, checked. Raises DataError."""
+        return read_small(self.folder, entry)
 
     def touching(self, split: Split, block: Block, sequence: int) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""

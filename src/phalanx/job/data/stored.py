@@ -6,7 +6,7 @@ from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
-from phalanx.job.data.manifest import Manifest, Split
+from phalanx.job.data.manifest import FileEntry, Manifest, Split
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
 from phalanx.job.data.read_ahead import ReadAhead, StepOrder
 from phalanx.job.data.shards import Refetch
@@ -42,6 +42,10 @@ class StoredData(TokenData):
     def verify(self, progress: VerifyProgress | None = None) -> None:
         """Reads every file from the store, past the cache."""
         verify_pieces(self.source.url, self.manifest, self.source.pieces, progress)
+
+    def small(self, entry: FileEntry) -> bytes:
+        """As of a folder, through the cache."""
+        return self.source.small([entry])[0]
 
     def read_ahead(self, split: Split, sequence: int, order: StepOrder, start: int, stop: int | None) -> ReadAhead:
         return ReadAhead(self.stored[split], sequence, order, start, stop)

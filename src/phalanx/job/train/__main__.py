@@ -9,7 +9,6 @@ from typing import Final
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.recipe import RECIPES
 from phalanx.job.data.sources import Sources, open_sources
-from phalanx.job.data.verify import verify_files
 from phalanx.job.sdk import Session, attach
 from phalanx.job.sdk.gang import Gang
 from phalanx.job.sdk.gang import attach as attach_gang
@@ -82,7 +81,7 @@ def _data(session: Session) -> Sources:
     opened = sources.opened.values()
     if sum(entry.size_bytes for data in opened for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
         for data in opened:
-            verify_files(data.folder, data.manifest)
+            data.verify()
     return sources
 
 
