@@ -4,11 +4,14 @@ Usage: python benchmarks/data.py [--only ID] [--quick] [--folder DIR]. The last 
 claim does not hold. Samples are 2,048 tokens and the next one, batches are 8 of them as int64, all in one process without loader
 processes, after one pass over everything: the page cache is warm and our blocks are checked, with checksums on.
 
+From an object store: see data_store.py.
+
 The bare reader is the fastest that NumPy has: one file, a window view made beforehand, `windows[starts].astype(int64)`; no shards,
 no manifest, no bounds. Peers and ours read the same samples in turns, and a ratio is the median over the turns.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -180,9 +183,20 @@ def at_most(name: str, ours: list[float], bare: list[float], most: float) -> Ans
     }  # fmt: skip
 
 
+def from_store(name: str) -> Callable[[argparse.Namespace], Answer]:
+    """What data_store.py, beside this file, calls by that name."""
+
+    def claim(options: argparse.Namespace) -> Answer:
+        answer: Answer = getattr(importlib.import_module("data_store"), name)(options)
+        return answer
+
+    return claim
+
+
 CLAIMS: dict[str, Callable[[argparse.Namespace], Answer]] = {
     "sequential_ratio": sequential_ratio, "shuffled_ratio": shuffled_ratio, "first_batch_ms": first_batch_ms, "seek_ms": seek_ms,
-    "open_10k_shards_ms": open_10k_shards_ms,
+    "open_10k_shards_ms": open_10k_shards_ms, "s3_ratio": from_store("s3_ratio"),
+    "data_wait_percent": from_store("data_wait_percent"),
 }  # fmt: skip
 
 

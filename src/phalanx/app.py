@@ -49,7 +49,7 @@ def _command(words: Sequence[str]) -> int:
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-            mix_data=mix_data, make_data=make_data,
+            mix_data=mix_data, make_data=make_data, push_data=push_data,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -113,13 +113,19 @@ def make_data(asked: "MadeAsked", progress: "ProgressSink") -> Mapping[str, Any]
     return make(asked, progress)
 
 
-def show_data(path: Path) -> Mapping[str, Any]:
+def show_data(path: Path | str) -> Mapping[str, Any]:
     from phalanx.job.data.shown import shown
 
-    return shown(path)
+    return shown(path, verify="://" not in str(path))
 
 
-def verify_data(path: Path, progress: "ProgressSink") -> Mapping[str, Any]:
+def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
+    from phalanx.job.data.push import push
+
+    return push(path, place, lambda done, total: progress("pushing", done, total))
+
+
+def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
     from phalanx.job.data.shown import shown
 
     return shown(path, lambda done, total: progress("checking", done, total))

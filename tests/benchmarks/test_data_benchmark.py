@@ -37,3 +37,10 @@ def test_shuffled_samples_are_those_of_the_bare_reader(tmp_path: Path) -> None:
 def test_first_batches_are_measured(tmp_path: Path, claim: str) -> None:
     found, _ = measured(claim, tmp_path)
     assert 0 < found["ours"] <= found["worst"]
+
+
+@pytest.mark.parametrize("claim", ["s3_ratio", "data_wait_percent"])
+def test_reading_from_a_store_is_measured_beside_its_client(tmp_path: Path, claim: str) -> None:
+    found, _ = measured(claim, tmp_path)
+    assert found["ours"] >= 0
+    assert found.get("peer", 1) > 0

@@ -10,7 +10,7 @@ import yaml
 from phalanx.core import features, wire
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
-from phalanx.core.spec_data import SOURCES_MAX, TEXT_BYTES_MAX
+from phalanx.core.spec_data import SOURCES_MAX, TEXT_BYTES_MAX, refuse_unprepared
 from phalanx.core.spec_parse import load_spec, parse_spec
 from phalanx.core.training_data import Blocks, DataSource, MixtureSource, WeightChange, data_of
 from phalanx.show.cli.overrides import changed
@@ -147,3 +147,13 @@ def test_the_example_of_a_mixture_is_accepted() -> None:
     page = (file.parents[2] / "docs" / "job-spec.md").read_text()
     shown = next(block for block in re.findall(r"```yaml\n(data:.*?)```", page, re.DOTALL) if "sources" in block)
     assert set(parsed(yaml.safe_load(shown)["data"]).sources) == {"web", "code"}
+
+
+def test_a_place_in_a_store_is_left_as_it_is_and_looked_at_by_the_ranks(tmp_path: Path) -> None:
+    far = "s3://bucket/corpus"
+    data = DataSource(sources={"near": MixtureSource(path="near"), "far": MixtureSource(path=far)}).anchored(tmp_path)
+    assert data.paths == {"near": str(tmp_path / "near"), "far": far}
+    assert data.folders == (str(tmp_path / "near"),)
+    refuse_unprepared(DataSource(path=far).anchored(tmp_path))
+    with pytest.raises(SpecError, match="holds no prepared data"):
+        refuse_unprepared(data)

@@ -10,7 +10,7 @@ from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_sharing import Check
-from phalanx.core.training_data import Blocks, DataSource, MixtureSource
+from phalanx.core.training_data import Blocks, DataSource, MixtureSource, in_store
 
 SOURCES_MAX: Final = 10_000
 SAMPLES_MAX: Final = 2**62
@@ -52,9 +52,9 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
 
 
 def refuse_unprepared(data: DataSource) -> None:
-    """Raises SpecError for a folder without prepared data."""
+    """Raises SpecError for a folder without prepared data. What lies in a store is looked at by the ranks, who have the rights."""
     for name, path in data.paths.items():
-        if not (Path(path) / "manifest.json").is_file():
+        if not in_store(path) and not (Path(path) / "manifest.json").is_file():
             fix = f"holds no prepared data; run `phalanx data prepare PATHS --out {path}`"
             raise SpecError(data.field_of(name), path, fix)
 

@@ -123,8 +123,8 @@ class DataSource:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Each once."""
-        return tuple(sorted(set(self.paths.values())))
+        """Of this machine, each once."""
+        return tuple(sorted({path for path in self.paths.values() if not in_store(path)}))
 
     def field_of(self, name: str) -> str:
         """Where the path of this source stands in the job spec."""
@@ -132,9 +132,18 @@ class DataSource:
 
     def anchored(self, folder: Path) -> "DataSource":
         """With relative paths made absolute from `folder`."""
-        path = str((folder / self.path).resolve()) if self.path else ""
-        sources = {name: replace(source, path=str((folder / source.path).resolve())) for name, source in self.sources.items()}
+        path = _anchored(folder, self.path) if self.path else ""
+        sources = {name: replace(source, path=_anchored(folder, source.path)) for name, source in self.sources.items()}
         return replace(self, path=path, sources=sources)
+
+
+def in_store(path: str) -> bool:
+    """Whether it is a place such as s3://bucket/prefix, and not a folder."""
+    return "://" in path
+
+
+def _anchored(folder: Path, path: str) -> str:
+    return path if in_store(path) else str((folder / path).resolve())
 
 
 def data_of(env: Mapping[str, str]) -> DataSource | None:

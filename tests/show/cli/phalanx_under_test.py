@@ -51,13 +51,18 @@ def make_data(asked: MadeAsked, progress: ProgressSink) -> Mapping[str, Any]:
     return {name: str(value) for name, value in asdict(asked).items()}
 
 
-def show_data(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
+def show_data(path: Path | str) -> Mapping[str, Any]:
+    if not Path(path).exists():
         raise DataError("data", str(path), "is not a folder made by `phalanx data prepare`")
     return {"path": str(path), "taste": "one\ntwo\x1b[31m"}
 
 
-def verify_data(path: Path, progress: ProgressSink) -> Mapping[str, Any]:
+def push_data(path: Path, place: str, progress: ProgressSink) -> str:
+    progress("pushing", 1, 1)
+    return place
+
+
+def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     progress("checking", 1, 2)
     return {**show_data(path), "checksums_ok": True}
 
@@ -228,7 +233,7 @@ TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-    mix_data=mix_data, make_data=make_data,
+    mix_data=mix_data, make_data=make_data, push_data=push_data,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.manifest import REMAKE, Split
 from phalanx.job.data.megatron import index_lengths
 from phalanx.job.data.open import TokenData
-from phalanx.job.data.shards import read_small
 
 _NONE: Final = np.zeros(0, dtype=np.int32)
 
@@ -21,7 +20,7 @@ def document_lengths(data: TokenData, split: Split) -> NDArray[np.int32]:
     for shard in data.manifest.shards:
         if shard.split != split:
             continue
-        lengths = index_lengths(read_small(data.folder, shard.idx))
+        lengths = index_lengths(data.small(shard.idx))
         if len(lengths) != shard.documents or int(lengths.sum(dtype=np.int64)) != shard.tokens:
             raise DataError(shard.idx.name, len(lengths), f"does not index the {shard.documents} documents of its shard; {REMAKE}")
         found.append(lengths)

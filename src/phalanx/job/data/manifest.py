@@ -180,13 +180,18 @@ def encode(manifest: Manifest) -> bytes:
 
 def read(folder: Path) -> tuple[Manifest, bytes]:
     """The manifest of a folder of tokens and its bytes. Raises DataError when there is none that this version can read."""
-    data, path = load(folder), folder / MANIFEST
+    data = load(folder)
+    return parse(data, str(folder / MANIFEST)), data
+
+
+def parse(data: bytes, path: str) -> Manifest:
+    """Of the bytes of a manifest.json. path: where it lies, for errors. Raises DataError."""
     try:
         manifest = _parsed(data, path)
     except ValueError as error:
-        raise DataError("manifest", str(path), f"is not a manifest of ours ({error}); {REMAKE}") from error
+        raise DataError("manifest", path, f"is not a manifest of ours ({error}); {REMAKE}") from error
     _check(manifest, path)
-    return manifest, data
+    return manifest
 
 
 def load(folder: Path) -> bytes:
@@ -216,7 +221,7 @@ def is_plain(name: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None
 
 
-def _parsed(data: bytes, path: Path) -> Manifest:
+def _parsed(data: bytes, path: str) -> Manifest:
     """Raises ValueError for what is no manifest at all."""
     try:
         manifest: Manifest = wire.loads(Manifest, data)
@@ -225,7 +230,7 @@ def _parsed(data: bytes, path: Path) -> Manifest:
         version: _Version = wire.loads(_Version, data)
         if version.kind == "samples":
             fix = "holds samples, not tokens: read it with `open_samples`, or name a folder made by `phalanx data prepare`"
-            raise DataError("data", str(path.parent), fix) from None
+            raise DataError("data", path.rpartition("/")[0], fix) from None
         found = version.format
         if found == FORMAT:
             raise
@@ -241,7 +246,7 @@ def _of_format_1(data: bytes) -> Manifest:
     return manifest
 
 
-def _check(manifest: Manifest, path: Path) -> None:
+def _check(manifest: Manifest, path: str) -> None:
     """Holds for every manifest that `prepare` writes."""
     for name in (manifest.tokenizer.name, *(shard.name for shard in manifest.shards)):
         if not is_plain(name):

@@ -47,8 +47,18 @@ class MappedFiles:
 
     def map(self, slot: int, descriptor: int, size_bytes: int) -> None:
         """The first `size_bytes` of an open file into its slot, for reading. The descriptor may be closed after. Raises OSError."""
-        address = self.bytes.ctypes.data + int(self.begins[slot])
-        found = _mmap(address, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+        self.map_at(int(self.begins[slot]), descriptor, size_bytes)
+
+    def map_at(self, begin: int, descriptor: int, size_bytes: int) -> None:
+        """As `map`, to any multiple of a page."""
+        self._place(begin, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor)
+
+    def unmap_at(self, begin: int, size_bytes: int) -> None:
+        """Gives back what is mapped there; nobody may read it from now on. Raises OSError."""
+        self._place(begin, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+
+    def _place(self, begin: int, size_bytes: int, rights: int, flags: int, descriptor: int) -> None:
+        found = _mmap(self.bytes.ctypes.data + begin, size_bytes, rights, flags | _MAP_FIXED, descriptor, 0)
         if found == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,18 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.manifest import TOKENIZER, Manifest, Split
+from phalanx.job.data.manifest import TOKENIZER, FileEntry, Manifest, Split
+from phalanx.job.data.order import Indices
 from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.samples import Rows, Samples
 from phalanx.job.data.shards import Refetch, Shards, Watch, read_small, unreadable, wrong_size
 from phalanx.job.data.verify import VerifyProgress, verify_files
 from phalanx.storage.hashes import sha256_bytes
+from phalanx.storage.places import parse_place
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
+    from phalanx.storage.cache.node_cache import NodeCache
 
 CHECKED_WHOLE: Final = 1
 """The format without checksums of blocks."""
@@ -79,6 +85,20 @@ class TokenData:
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
         return self._samples[split].gather(indices, sequence, out, watch)
 
+    def read_ahead(
+        self, split: Split, sequence: int, order: Callable[[int], Indices], start: int, stop: int | None
+    ) -> "ReadAhead | None":
+        """What fetches the steps to come from afar, for a stream to tell how far it is; None where nothing is far."""
+        return None
+
+    def verify(self, progress: VerifyProgress | None = None) -> None:
+        """Reads every file and compares it. Raises DataError."""
+        verify_files(self.folder, self.manifest, progress)
+
+    def small(self, entry: FileEntry) -> bytes:
+        """One of its files that fits into memory, checked. Raises DataError."""
+        return read_small(self.folder, entry)
+
     def touching(self, split: Split, block: Block, sequence: int) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""
         return self._samples[split].touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
@@ -101,8 +121,8 @@ class TokenData:
         """
         self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
 
-    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path, str, Refetch | None]]":
-        return _reopened, (self.folder, self.manifest_hash, self._refetch)
+    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]":
+        return reopened, (self.folder, self.manifest_hash, self._refetch)
 
     def _trust(self) -> None:
         for samples in self._samples.values():
@@ -110,26 +130,48 @@ class TokenData:
 
 
 def open_data(
-    path: Path, verify: bool = False, progress: VerifyProgress | None = None, refetch: Refetch | None = None
+    path: Path | str,
+    verify: bool = False,
+    progress: VerifyProgress | None = None,
+    refetch: Refetch | None = None,
+    cache: "NodeCache | None" = None,
 ) -> TokenData:
     """Opens what `prepare` made: reads the manifest and the tokenizer and looks at the sizes of the shards, of which each block is
     checked when it is first read. `verify` reads every file now (1.5 GB/s a core), as is always done in a folder of format 1.
     refetch: for a folder that copies of files from elsewhere are put into, how one is brought again; see `Refetch`.
 
-    Raises DataError naming the file, what is wrong with it and what to do.
+    path: a folder, or a place that `storage.places` knows, such as s3://bucket/prefix: blocks then come through a cache on this
+    node; see `cache_place`. Raises DataError naming the file, what is wrong with it and what to do; for a store also SetupError and
+    StoreUnavailable.
     """
+    if "://" in str(path):
+        place = parse_place(str(path), "data")
+        if place.scheme != "file":
+            return _opened_afar(str(path), verify, progress, cache)
+        path = place.path
+    path = Path(path)
     manifest, data = manifests.read(path)
     _check_sizes(path, manifest)
     read_small(path, manifest.tokenizer)
     opened = TokenData(path, manifest, sha256_bytes(data), refetch)
     if verify or manifest.format == CHECKED_WHOLE:
-        verify_files(path, manifest, progress)
+        opened.verify(progress)
     if manifest.format == CHECKED_WHOLE:
         opened._trust()
     return opened
 
 
-def _reopened(folder: Path, manifest_hash: str, refetch: Refetch | None) -> TokenData:
+def _opened_afar(url: str, verify: bool, progress: VerifyProgress | None, cache: "NodeCache | None") -> TokenData:
+    from phalanx.job.data.cache_place import node_cache  # what data in a folder does without
+    from phalanx.job.data.stored import open_url
+
+    data = open_url(url, cache or node_cache())
+    if verify:
+        data.verify(progress)
+    return data
+
+
+def reopened(folder: Path | str, manifest_hash: str, refetch: Refetch | None = None) -> TokenData:
     """In another process. Raises DataError when other data stands there by now."""
     data = open_data(folder, refetch=refetch)
     if data.manifest_hash != manifest_hash:

@@ -20,9 +20,9 @@ from phalanx.job.data.manifest import REMAKE, FileEntry, Manifest, Shard
 from phalanx.job.data.mapping import MappedFiles
 from phalanx.job.data.megatron import DTYPES, WIDTHS
 
-Phase = Literal["read", "verify"]
+Phase = Literal["store", "cache", "read", "verify"]
 Watch = Callable[[Phase, float, float], None]
-"""Told what took time while blocks were read first: the phase, its begin and its end by `time.monotonic`."""
+"""Told what took time while blocks were read first: the phase (see `waits`), its begin and its end by `time.monotonic`."""
 
 Refetch = Callable[[FileEntry, int], None]
 """Asked, with the file and the number of the block, before anything of it counts as bad: brings the file again, from where it came.
@@ -205,7 +205,7 @@ def read_small(folder: Path, entry: FileEntry) -> bytes:
     return data
 
 
-def unreadable(entry: FileEntry, path: Path, error: OSError) -> DataError:
+def unreadable(entry: FileEntry, path: Path | str, error: OSError) -> DataError:
     return DataError(entry.name, str(path), f"cannot be read ({error.strerror}); restore it, or {REMAKE}")
 
 
@@ -214,6 +214,6 @@ def wrong_size(entry: FileEntry, folder: Path, size: int) -> DataError:
     return DataError(entry.name, f"{size} bytes", fix)
 
 
-def damaged(entry: FileEntry, folder: Path, found: str) -> DataError:
-    fix = f"{folder / entry.name} is damaged: its SHA-256 should be {entry.sha256}; restore it, or {REMAKE}"
+def damaged(entry: FileEntry, where: Path | str, found: str) -> DataError:
+    fix = f"{where}/{entry.name} is damaged: its SHA-256 should be {entry.sha256}; restore it, or {REMAKE}"
     return DataError(entry.name, found, fix)

@@ -44,7 +44,7 @@ class DataSummary:
     note: str = ""
 
 
-def summary(path: Path, verify: bool = True, progress: VerifyProgress | None = None) -> DataSummary:
+def summary(path: Path | str, verify: bool = True, progress: VerifyProgress | None = None) -> DataSummary:
     """Raises DataError for a folder that `prepare` did not make, or that is damaged as far as was read."""
     data = open_data(path, verify, progress)
     manifest = data.manifest

@@ -11,9 +11,9 @@ from phalanx.job.data.tars.show import SampleSummary, sample_summary
 from phalanx.job.data.verify import VerifyProgress
 
 
-def shown(path: Path, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
-    """The summary of a folder, of which every byte was compared. Raises DataError."""
-    return _summary(path, verify=True, progress=progress)
+def shown(path: Path | str, progress: VerifyProgress | None = None, verify: bool = True) -> Mapping[str, Any]:
+    """The summary of a folder, or of tokens in a store. Raises DataError. verify: compares every byte."""
+    return _summary(path, verify=verify, progress=progress)
 
 
 def shown_unread(path: Path) -> Mapping[str, Any]:
@@ -22,10 +22,10 @@ def shown_unread(path: Path) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if name != "checksums_ok"}
 
 
-def _summary(path: Path, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
+def _summary(path: Path | str, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
     plain: Mapping[str, Any]
-    if manifests.kind(manifests.load(path)) == "samples":
-        plain = wire.plain(SampleSummary, sample_summary(path, verify, progress))
+    if "://" not in str(path) and manifests.kind(manifests.load(Path(path))) == "samples":
+        plain = wire.plain(SampleSummary, sample_summary(Path(path), verify, progress))
     else:
         plain = wire.plain(DataSummary, summary(path, verify, progress))
     return plain

@@ -8,7 +8,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -186,8 +185,9 @@ class Sources:
 
 
 def open_sources(asked: DataSource) -> Sources:
-    """Opens every folder. Raises DataError naming the first that cannot be read, or whose tokens are not those of the others."""
-    opened = {name: open_data(Path(path)) for name, path in asked.paths.items()}
+    """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
+    of the others."""
+    opened = {name: open_data(path) for name, path in asked.paths.items()}
     _check_tokenizers(opened)
     return Sources(asked, opened)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
-from phalanx.job.data.waits import Cause, Span, causes
+from phalanx.job.data.waits import CAUSES, Cause, Span, causes
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
 
 Order = Callable[[int], Indices]
 """From a step to the samples of its batch, in order; called by the stream's threads. See `order`."""
@@ -37,6 +40,14 @@ class Gathered(Protocol):
 
     def gather(self, split: Split, numbers: Indices, sequence: int, out: Rows | None = None, watch: Watch | None = None, /) -> Rows:
         """The samples of these numbers, in `out` where it is given. Any thread may ask."""
+
+
+@runtime_checkable
+class Far(Protocol):
+    """What also fetches the steps to come, where the data lies in a store."""
+
+    def read_ahead(self, split: Split, sequence: int, order: Order, start: int, stop: int | None) -> "ReadAhead | None":
+        """To be told how far the stream is; None where nothing is far."""
 
 
 DEPTH: Final = 4
@@ -91,7 +102,8 @@ class BatchStream:
         self._keep = keep
         self._held: deque[Rows] = deque()
         self.newest: Indices = np.zeros(0, dtype=np.int64)
-        self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(("start", "order", "read", "verify", "decode"), 0.0))
+        self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(CAUSES, 0.0))
+        self._far = data.read_ahead(split, sequence, order, start, stop) if isinstance(data, Far) else None
         self._threads = [
             threading.Thread(target=self._ahead.run, name=f"data-{split}-{number}", daemon=True) for number in range(threads)
         ]
@@ -134,11 +146,15 @@ class BatchStream:
         self.newest = fetched.samples
         ahead.deliver(self._held.popleft() if len(self._held) > self._keep else None)
         self._stats = StreamStats(delivered=self._stats.delivered + 1, waited_s=self._stats.waited_s)
+        if self._far is not None:
+            self._far.delivered(self.step)
         return fetched.rows
 
     def close(self) -> None:
         """Ends the threads, each after what it is reading. May be called again."""
         self._close()
+        if self._far is not None:
+            self._far.close()
 
     def __enter__(self) -> "BatchStream":
         return self

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -29,11 +29,23 @@ def verify_files(
 
     Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
     """
+    verify_pieces(folder, manifest, lambda entry: _pieces(folder, entry), progress, threads)
+
+
+def verify_pieces(
+    where: Path | str,
+    manifest: Manifest | SampleManifest,
+    pieces: Callable[[FileEntry], Iterator[memoryview]],
+    progress: VerifyProgress | None = None,
+    threads: int = 0,
+) -> None:
+    """As `verify_files`, of files that are given piece by piece, each of which is done with before the next one is asked for."""
     files = manifest.files
     total, done = sum(entry.size_bytes for entry in files), 0
     errors: list[DataError] = []
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        for entry, error in zip(files, pool.map(lambda entry: _damage(folder, entry, manifest), files), strict=True):
+        damage = pool.map(lambda entry: _damage(where, entry, pieces, manifest), files)
+        for entry, error in zip(files, damage, strict=True):
             done += entry.size_bytes
             errors += [error] if error else []
             if progress is not None:
@@ -50,37 +62,46 @@ def _all_of(errors: list[DataError]) -> DataError:
     return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
 
 
-def _damage(folder: Path, entry: FileEntry, manifest: Manifest | SampleManifest) -> DataError | None:
+Pieces = Callable[[FileEntry], Iterator[memoryview]]
+
+
+def _damage(where: Path | str, entry: FileEntry, pieces: Pieces, manifest: Manifest | SampleManifest) -> DataError | None:
     if isinstance(manifest, SampleManifest):
-        found = _damage_of(folder, entry, None)
+        found = _damage_of(where, entry, pieces, None)
         return of_samples(found) if found else None
-    return _damage_of(folder, entry, manifest if entry.name.endswith(".bin") else None)
+    return _damage_of(where, entry, pieces, manifest if entry.name.endswith(".bin") else None)
 
 
-def _damage_of(folder: Path, entry: FileEntry, tokens: Manifest | None) -> DataError | None:
+def _damage_of(where: Path | str, entry: FileEntry, pieces: Pieces, tokens: Manifest | None) -> DataError | None:
     """tokens: whose tokens the file holds, if any."""
     try:
-        _check(folder, entry, tokens)
+        _check(where, entry, pieces(entry), tokens)
     except DataError as error:
         return error
     except OSError as error:
-        return unreadable(entry, folder / entry.name, error)
+        return unreadable(entry, f"{where}/{entry.name}", error)
     return None
 
 
-def _check(folder: Path, entry: FileEntry, tokens: Manifest | None) -> None:
+def _check(where: Path | str, entry: FileEntry, pieces: Iterator[memoryview], tokens: Manifest | None) -> None:
     """Raises DataError, OSError."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES))
+    digest = hashlib.sha256()
     most, least = 0, 0
+    for piece in pieces:
+        digest.update(piece)
+        if tokens is not None:
+            ids = np.frombuffer(piece, dtype=DTYPES[tokens.dtype])
+            most, least = max(most, int(ids.max())), min(least, int(ids.min()))
+    if digest.hexdigest() != entry.sha256:
+        raise damaged(entry, where, digest.hexdigest())
+    if tokens is not None:
+        check_range(entry, f"{where}/{entry.name}", least, most, tokens.vocab_size)
+
+
+def _pieces(folder: Path, entry: FileEntry) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
     with (folder / entry.name).open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != entry.size_bytes:
             raise wrong_size(entry, folder, size)
         while got := file.readinto(buffer):
-            digest.update(buffer[:got])
-            if tokens is not None:
-                ids = np.frombuffer(buffer[:got], dtype=DTYPES[tokens.dtype])
-                most, least = max(most, int(ids.max())), min(least, int(ids.min()))
-    if digest.hexdigest() != entry.sha256:
-        raise damaged(entry, folder, digest.hexdigest())
-    if tokens is not None:
-        check_range(entry, folder / entry.name, least, most, tokens.vocab_size)
+            yield buffer[:got]

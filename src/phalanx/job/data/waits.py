@@ -1,16 +1,19 @@
 """What a wait for a batch was for."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-Cause = Literal["start", "order", "read", "verify", "decode", "transform"]
-"""start: nobody had begun with the batch. order: which samples it has. read: blocks from the disk. verify: their checksums.
-decode: tokens to int64 rows, or a sample's bytes to what they mean. transform: what a user does with that, as augmentation."""
+Cause = Literal["start", "order", "store", "cache", "read", "verify", "decode", "transform"]
+"""start: nobody had begun with the batch. order: which samples it has. store: blocks on their way from a store. cache: room for
+them on the node. read: blocks from the disk. verify: their checksums. decode: tokens to int64 rows, or a sample's bytes to what
+they mean. transform: what a user does with that, as augmentation."""
+
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
 Span = tuple[Cause, float, float]
 """A cause with its begin and end in seconds."""
 
-_INNER: Final = ("read", "verify", "transform")
+_INNER: Final = ("store", "cache", "read", "verify", "transform")
 
 
 def causes(spans: Sequence[Span], began: float, ended: float) -> Mapping[Cause, float]:

@@ -9,7 +9,6 @@ from typing import Final
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.recipe import RECIPES, LlamaRecipe
 from phalanx.job.data.sources import Sources, open_sources
-from phalanx.job.data.verify import verify_files
 from phalanx.job.sdk import Session, attach
 from phalanx.job.sdk.gang import Gang
 from phalanx.job.sdk.gang import attach as attach_gang
@@ -81,12 +80,11 @@ def _data(session: Session, recipe: LlamaRecipe) -> Sources:
     if session.data_source is None:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
     sources = open_sources(session.data_source)
-    if session.data_source.on_bad_data == "quarantine":
-        return sources  # damage is set aside where it is met
     opened = sources.opened.values()
-    if sum(entry.size_bytes for data in opened for entry in data.manifest.files) <= _CHECKED_FIRST_BYTES_MAX:
+    size = sum(entry.size_bytes for data in opened for entry in data.manifest.files)
+    if size <= _CHECKED_FIRST_BYTES_MAX and session.data_source.on_bad_data == "stop":  # else damage is set aside where it is met
         for data in opened:
-            verify_files(data.folder, data.manifest)
+            data.verify()
     sources.prepare(recipe.sequence)
     return sources
 

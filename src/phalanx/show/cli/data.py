@@ -45,6 +45,7 @@ def add(app: typer.Typer) -> None:
     app.command("audit", epilog=EXIT_CODES)(audit)
     data_samples.add(app)
     app.command("mix", epilog=EXIT_CODES)(mix)
+    app.command("push", epilog=EXIT_CODES)(push)
 
 
 def prepare(
@@ -97,16 +98,16 @@ def prepare(
 
 def show(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a prepared folder holds, once it was checked."""
+    """Show what a prepared folder holds, once it was checked; in a store, only what is shown is."""
     show_summary(tools_of(context).show_data(path), output)
 
 
 def verify(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json.")],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte of a prepared folder and compare it with its hash."""
@@ -115,6 +116,21 @@ def verify(
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
     show_summary(summary, output)
+
+
+def push(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
+    place: Annotated[str, typer.Argument(metavar="URL", help="Where to put it: s3://bucket/prefix, gs:// or az://.")],
+) -> None:
+    """Put a prepared folder into an object store, its manifest last. Other data that lies there is left alone."""
+    from phalanx.show.cli.output import line
+    from phalanx.show.cli.output import show as show_parts
+    from phalanx.show.cli.stages import stages
+
+    with stages() as progress:
+        there = tools_of(context).push_data(path, place, progress)
+    show_parts([line(f"{path} is in {there}")])
 
 
 def sample(

@@ -32,6 +32,7 @@ class Tools:
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
     verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
+    push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
         `contents` also against the data. progress as of prepare_data, in samples.
@@ -54,11 +55,12 @@ class Tools:
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
-    show_data: Callable[[Path], Mapping[str, Any]]
-    verify_data: Callable[[Path, ProgressSink], Mapping[str, Any]]
+    show_data: Callable[[Path | str], Mapping[str, Any]]
+    verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
     audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
     mix_data: "Callable[[MixAsked], MixView]"
+    push_data: Callable[[Path, str, ProgressSink], str]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"

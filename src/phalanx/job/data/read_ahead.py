@@ -1,0 +1,133 @@
+"""Units of the steps to come, fetched into the node's cache by a thread, in the order in which they are needed.
+
+It tells the cache what is needed when, so that what it holds for this run is removed last, and that farthest ahead first.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.job.data.order import Indices
+from phalanx.job.data.store_source import UNIT_BYTES
+from phalanx.job.data.stored_shards import StoredSamples
+from phalanx.storage.cache.index import Unit
+
+StepOrder = Callable[[int], Indices]
+"""From a step to the samples of its batch."""
+
+HORIZON_STEPS: Final = 64
+LOOK_STEPS: Final = 8
+"""Steps are looked at so many at once, since each look is published."""
+
+_WAIT_S: Final = 0.2
+
+
+class ReadAhead:
+    """From the step `start` on, up to `HORIZON_STEPS` ahead of what was delivered, and half the cache's limit divided by all its
+    processes. An error is left to whoever needs the unit."""
+
+    def __init__(self, samples: StoredSamples, sequence: int, order: StepOrder, start: int, stop: int | None) -> None:
+        self._view = _View(samples, sequence, order, start, stop)
+        self._thread = threading.Thread(target=self._view.run, name="data-ahead", daemon=True)
+        self._close = weakref.finalize(self, _end, self._view, self._thread)
+        self._thread.start()
+
+    def delivered(self, step: int) -> None:
+        """The next step is this one."""
+        self._view.delivered(step)
+
+    def close(self) -> None:
+        self._close()
+
+
+class _View:
+    """at: the next step to be delivered. looked: the next one to be looked at."""
+
+    def __init__(self, samples: StoredSamples, sequence: int, order: StepOrder, start: int, stop: int | None) -> None:
+        self._samples, self._sequence, self._order, self._stop = samples, sequence, order, stop
+        self._at = self._looked = start
+        self._closed = False
+        self._changed = threading.Condition()
+        self._steps: deque[tuple[int, list[int]]] = deque()
+        self._keys: dict[int, int] = {}
+        self._line: deque[tuple[int, Unit]] = deque()
+
+    def delivered(self, step: int) -> None:
+        with self._changed:
+            self._at = step
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """The thread's life."""
+        while self._goes_on():
+            try:
+                if self._may_look():
+                    self._look()
+                if self._line and self._fetch_first():
+                    continue
+            except Exception:  # noqa: BLE001 -- whoever needs the unit meets the same, and tells it
+                self._line.clear()
+            self._rest()
+        with suppress(PhalanxError):
+            self._samples.stored.source.cache.publish(id(self), {})
+
+    def _goes_on(self) -> bool:
+        return not self._closed and (bool(self._line) or self._looked != self._stop)
+
+    def _rest(self) -> None:
+        with self._changed:
+            at = self._at
+            self._changed.wait_for(lambda: self._closed or self._at != at, _WAIT_S)
+
+    def _may_look(self) -> bool:
+        while self._steps and self._steps[0][0] < self._at:
+            self._steps.popleft()
+        size_bytes = len({unit for _, units in self._steps for unit in units}) * UNIT_BYTES
+        ahead = self._looked - self._at
+        return self._looked != self._stop and ahead <= HORIZON_STEPS - LOOK_STEPS and size_bytes < self._fair_bytes()
+
+    def _fair_bytes(self) -> int:
+        return self._samples.stored.source.cache.fair_bytes()
+
+    def _look(self) -> None:
+        """At some more steps."""
+        end = self._looked + LOOK_STEPS if self._stop is None else min(self._stop, self._looked + LOOK_STEPS)
+        found = [(step, self._samples.units(self._order(step), self._sequence)) for step in range(self._looked, end)]
+        seen = {unit for _, units in self._steps for unit in units}
+        fresh = {unit: step for step, units in reversed(found) for unit in units if unit not in seen}
+        stored, first = self._samples.stored, sorted(fresh, key=lambda unit: fresh[unit])
+        named = stored.units(first)
+        self._keys.update((unit, stored.source.cache.key(name)) for unit, name in zip(first, named, strict=True))
+        self._line.extend((fresh[unit], name) for unit, name in zip(first, named, strict=True))
+        self._steps.extend(found)
+        self._looked = end
+        self._publish()
+
+    def _publish(self) -> None:
+        due = {self._keys[unit]: max(0, step - self._at) for step, units in reversed(self._steps) for unit in units}
+        self._keys = {unit: self._keys[unit] for _, units in self._steps for unit in units}
+        self._samples.stored.source.cache.publish(id(self), due)
+
+    def _fetch_first(self) -> bool:
+        """Whether one could be begun."""
+        step, unit = self._line[0]
+        stored = self._samples.stored
+        found = stored.source.cache.fetch_ahead([unit], stored.origin, max(0, step - self._at))
+        if found == "begun":
+            self._line.popleft()
+        return found != "full"
+
+
+def _end(view: _View, thread: threading.Thread) -> None:
+    view.close()
+    if thread is not threading.current_thread():
+        thread.join()

@@ -1,0 +1,196 @@
+"""A prepared data set in a store: its manifest, its small files, and its blocks through the node's cache."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.errors import DataError, NotFound, StoreUnavailable
+from phalanx.job.data import manifest as manifests
+from phalanx.job.data.bad_block import BadBlock, Block
+from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, read_sums
+from phalanx.job.data.manifest import MANIFEST, FileEntry, Manifest, Shard
+from phalanx.storage.cache.index import Unit
+from phalanx.storage.cache.node_cache import FETCHES_AT_ONCE, NodeCache
+from phalanx.storage.cache.origin import Watch
+from phalanx.storage.hashes import sha256_bytes
+from phalanx.storage.hedged import HedgedReads
+from phalanx.storage.objects import ObjectStore
+from phalanx.storage.remote import Patience
+
+REQUEST: Final = Patience(request_s=30.0, retries_s=5.0, retries_max=3)
+"""A request of `UNIT_BYTES` at most: 280 KB/s are enough. What fails is tried again, as long as `PATIENCE_S` lasts."""
+
+PATIENCE_S: Final = 300.0
+_PAUSE_S, _PAUSE_S_MAX = 0.1, 10.0
+UNIT_BLOCKS: Final = 8
+"""Neighbouring blocks that come by one request and lie in one file of the cache: each request and each file has its price, which
+for a single block is as high as that of its bytes."""
+
+UNIT_BYTES: Final = UNIT_BLOCKS * BLOCK_BYTES
+
+
+class StoreSource:
+    """Below a prefix of a store. Any thread may call it.
+
+    Raises DataError for what is not there or not what was prepared, SetupError for what the store refuses, StoreUnavailable after
+    `patience_s` without an answer.
+    """
+
+    def __init__(self, store: ObjectStore, cache: NodeCache, patience_s: float = PATIENCE_S) -> None:
+        self.url = store.url
+        self.cache = cache
+        self.ranges = HedgedReads(store.read_range, FETCHES_AT_ONCE)
+        self._store = store
+        self._patience_s = patience_s
+
+    def where(self, entry: FileEntry) -> str:
+        return f"{self.url}/{entry.name}"
+
+    def manifest(self) -> tuple[Manifest, bytes]:
+        """And its bytes, always from the store: their hash says which data this is."""
+        try:
+            data = self._store.get(MANIFEST)
+        except NotFound as error:
+            fix = f"has no {MANIFEST}, so it is no prepared data; name another place, or put it there with `phalanx data push`"
+            raise DataError("data", self.url, fix) from error
+        return manifests.parse(data, f"{self.url}/{MANIFEST}"), data
+
+    def small(self, entries: Sequence[FileEntry], watch: Watch | None = None) -> list[bytes]:
+        """Files that fit into memory, checked against the manifest."""
+        units = [_unit(entry) for entry in entries]
+        unique = list(dict.fromkeys(units))
+        origin = _Small(self, entries)
+        self.cache.hold(unique, origin, watch)
+        try:
+            return [self._checked(unit, entry, origin) for unit, entry in zip(units, entries, strict=True)]
+        finally:
+            self.cache.release(unique)
+
+    def kept(self, entry: FileEntry) -> Path:
+        """A small file that stays in the cache as long as this process uses it."""
+        unit, origin = _unit(entry), _Small(self, [entry])
+        self.cache.keep(unit, origin)
+        self._checked(unit, entry, origin)
+        return self.cache.path(unit)
+
+    def pieces(self, entry: FileEntry) -> Iterator[memoryview]:
+        """All of a file, past the cache."""
+        for begin in range(0, entry.size_bytes, UNIT_BYTES):
+            yield self.read(entry, begin, min(UNIT_BYTES, entry.size_bytes - begin))
+
+    def read(self, entry: FileEntry, begin: int, length: int) -> memoryview:
+        """Bytes of a file from the store; tried again while they cannot be had."""
+        began, pause = time.monotonic(), _PAUSE_S
+        while True:
+            try:
+                data = self.ranges.read(entry.name, begin, length)
+            except NotFound as error:
+                fix = f"{self.where(entry)} is not there; put the data there again with `phalanx data push`, or name another place"
+                raise DataError(entry.name, "missing", fix) from error
+            except StoreUnavailable as error:
+                ends = not threading.main_thread().is_alive()  # the interpreter waits for this thread
+                if (waited := time.monotonic() - began) + pause > self._patience_s or ends:
+                    raise StoreUnavailable(f"{error} (tried for {waited:.0f} s)") from error
+            else:
+                if len(data) != length:
+                    raise self._short(entry, begin + len(data))
+                return data
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S_MAX)
+
+    def _short(self, entry: FileEntry, size: int) -> DataError:
+        fix = f"{self.where(entry)} should have {entry.size_bytes} bytes; put the data there again with `phalanx data push`"
+        return DataError(entry.name, f"{size} bytes", fix)
+
+    def _checked(self, unit: Unit, entry: FileEntry, origin: "_Small") -> bytes:
+        """From the cache, and anew where what is there is damaged."""
+        for _ in range(2):
+            try:
+                data = self.cache.path(unit).read_bytes()
+            except FileNotFoundError:
+                data = b""
+            if hashlib.sha256(data).hexdigest() == entry.sha256:
+                return data
+            self.cache.refuse(unit)
+            self.cache.hold([unit], origin)
+            self.cache.release([unit])
+        raise StoreUnavailable(f"{self.cache.folder}: its disk returns other bytes than were written; check it")
+
+
+class _Small:
+    """Whole files by their SHA-256."""
+
+    def __init__(self, source: StoreSource, entries: Sequence[FileEntry]) -> None:
+        self._source = source
+        self._entries = {entry.sha256: entry for entry in entries}
+
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [[unit] for unit in units]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        (unit,) = group
+        entry = self._entries[unit.sha256]
+        for _ in range(2):
+            data = self._source.read(entry, 0, entry.size_bytes)
+            if (found := sha256_bytes(bytes(data))) == entry.sha256:
+                return [data]
+        fix = f"{self._source.where(entry)} is damaged: its SHA-256 should be {entry.sha256}; put the data there again"
+        raise DataError(entry.name, found, fix)
+
+
+class ShardOrigin:
+    """Units of shards, each block compared with its checksum as it comes; one that differs is fetched again once. data: manifest
+    hash, for errors."""
+
+    def __init__(self, source: StoreSource, shards: Sequence[Shard], data: str) -> None:
+        self._source = source
+        self._data = data
+        self._shards: Mapping[str, Shard] = {shard.bin_sha256: shard for shard in shards}
+        self._sums: dict[str, NDArray[np.uint64]] = {}
+
+    def unit(self, shard: Shard, at: int) -> Unit:
+        """The one in which block `at` of the shard lies."""
+        number = at // UNIT_BLOCKS
+        return Unit(shard.bin_sha256, number, min(UNIT_BYTES, shard.bin_bytes - number * UNIT_BYTES))
+
+    def know(self, shards: Sequence[Shard], watch: Watch | None = None) -> None:
+        """The checksums of these shards, without which nothing of them is fetched."""
+        lacking = list({shard.bin_sha256: shard for shard in shards if shard.bin_sha256 not in self._sums}.values())
+        entries = [entry for shard in lacking if (entry := shard.xxh3) is not None]
+        for shard, data in zip(lacking, self._source.small(entries, watch) if entries else (), strict=True):
+            self._sums[shard.bin_sha256] = read_sums(data)
+
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [[unit] for unit in units]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        (unit,) = group
+        entry = self._shards[unit.sha256].bin
+        data = self._source.read(entry, unit.number * UNIT_BYTES, unit.size_bytes)
+        if (bad := self.differing(unit, data)) is None:
+            return [data]
+        again = self._source.read(entry, unit.number * UNIT_BYTES, unit.size_bytes)
+        if (bad := self.differing(unit, again)) is None:
+            return [again]
+        begin = bad * BLOCK_BYTES
+        where = f"bytes {begin} to {min(begin + BLOCK_BYTES, entry.size_bytes)} of {self._source.where(entry)}"
+        fix = f"{where} are damaged, also when read again; put the shard there again"
+        raise BadBlock(entry.name, f"block {bad}", fix, Block(data=self._data, shard=unit.sha256, block=bad))
+
+    def differing(self, unit: Unit, data: memoryview) -> int | None:
+        """The first block of the shard, if any, that is not what its checksum says."""
+        sums, first = self._sums[unit.sha256], unit.number * UNIT_BLOCKS
+        for at in range(-(-len(data) // BLOCK_BYTES)):
+            if block_sum(data[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]) != int(sums[first + at]):
+                return first + at
+        return None
+
+
+def _unit(entry: FileEntry) -> Unit:
+    return Unit(entry.sha256, 0, entry.size_bytes)

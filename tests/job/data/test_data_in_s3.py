@@ -1,0 +1,106 @@
+"""Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from phalanx.core.errors import DataError, SetupError, StoreUnavailable
+from phalanx.job.data.draws import PlainOrder, rows_of_rank
+from phalanx.job.data.open import open_data
+from phalanx.job.data.push import push
+from phalanx.job.data.store_source import StoreSource
+from phalanx.job.data.stored import open_stored
+from phalanx.job.data.stream import BatchStream
+from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.hedged import HedgedReads
+from phalanx.storage.objects import open_store
+from phalanx.storage.remote import Patience
+from tests.job.data.random_tokens import write_tokens
+from tests.storage.conftest import seaweed as seaweed
+from tests.storage.meddler import Meddler
+from tests.storage.seaweed import Seaweed, free_ports
+
+SIZES = [6 * 2**20 - 7, 5000, 2**20]
+"""Tokens: shards of 12, 1 and 2 blocks."""
+SEQUENCE = 999
+BRIEF = Patience(connect_s=1.0, request_s=2.0, retries_s=0.3, retries_max=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in_s3") / "data"
+    write_tokens(folder, SIZES)
+    return folder
+
+
+@pytest.fixture
+def s3(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+    """The server, with its address and keys in the environment, as ranks find them."""
+    for name, value in seaweed.environ.items():
+        if name != "HOME":
+            monkeypatch.setenv(name, value)
+    return seaweed
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[NodeCache]:
+    cache = NodeCache(tmp_path / "cache", 64 * 2**20)
+    yield cache
+    cache.close()
+
+
+def test_a_pushed_data_set_is_opened_by_its_url_and_is_the_same(folder: Path, s3: Seaweed, cache: NodeCache) -> None:
+    url, there = s3.url(), open_data(folder)
+    assert push(folder, url) == url
+    data = open_data(url, verify=True, cache=cache)
+    assert (data.manifest_hash, data.vocab_size) == (there.manifest_hash, there.vocab_size)
+    order = rows_of_rank(PlainOrder(num_samples=there.num_samples("train", SEQUENCE), seed=3, global_batch=8))
+    with BatchStream(data, "train", SEQUENCE, order, stop=60) as stream:
+        for step, rows in enumerate(stream):
+            assert (rows == there.gather("train", order(step), SEQUENCE)).all()
+        assert stream.stats.waited_s["store"] > 0
+
+
+def test_what_is_not_there_or_not_allowed_says_what_to_change(
+    folder: Path, s3: Seaweed, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.url()
+    with pytest.raises(DataError, match=rf"{url}.*is no prepared data; name another place"):
+        open_data(url, cache=cache)
+    push(folder, url)
+    data = open_data(url, cache=cache)
+    open_store(url).delete("train-00000.bin")
+    with pytest.raises(DataError, match=rf"{url}/train-00000\.bin is not there; put the data there again"):
+        data.gather("train", np.array([0]), SEQUENCE)
+    with pytest.raises(SetupError, match="there is no bucket 'nowhere'; make it, or name another"):
+        open_data("s3://nowhere/data", cache=cache)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(SetupError, match=r"refuses these credentials.*check AWS_ACCESS_KEY_ID"):
+        open_data(url, cache=cache)
+
+
+def test_a_server_that_goes_away_is_tried_again_and_then_told(
+    folder: Path, s3: Seaweed, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few broken connections are nobody's concern. A server that is gone is one, after the patience that was stated."""
+    url = s3.url()
+    push(folder, url)
+    port = urlsplit(s3.endpoint).port
+    assert port
+    proxy = Meddler(port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    source = StoreSource(open_store(url, patience=BRIEF), cache, patience_s=30)
+    data = open_stored(source)
+    proxy.drop = 12
+    assert (data.gather("train", np.arange(9), SEQUENCE) == open_data(folder).gather("train", np.arange(9), SEQUENCE)).all()
+    proxy.close()
+    alive, source._patience_s = source.ranges, 0.5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    source.ranges = HedgedReads(open_store(url, patience=BRIEF).read_range, 4)
+    with pytest.raises(StoreUnavailable, match=rf"{url}.*\(tried for \d+ s\)"):
+        data.gather("train", np.array([6000]), SEQUENCE)
+    source.ranges = alive
+    assert len(data.gather("train", np.array([6000]), SEQUENCE)) == 1

@@ -1,0 +1,328 @@
+"""Prepared data in a store reads as it does in a folder, through a cache that may be small, damaged or lost."""
+
+import json
+import os
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailable
+from phalanx.job.data.block_sums import BLOCK_BYTES
+from phalanx.job.data.blocks import BlockShuffle
+from phalanx.job.data.cache_place import node_cache
+from phalanx.job.data.documents import document_lengths
+from phalanx.job.data.draws import PlainOrder, rows_of_rank
+from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.packing import BestFit
+from phalanx.job.data.push import push, push_into
+from phalanx.job.data.store_source import StoreSource
+from phalanx.job.data.stored import StoredData, open_stored
+from phalanx.job.data.stream import BatchStream
+from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.hedged import HedgedReads
+from phalanx.storage.objects import ObjectStore, open_store
+from tests.job.data.random_tokens import write_tokens
+
+MIB = BLOCK_BYTES
+SIZES = [12 * MIB - 100, 700, MIB + 3, 5]
+"""Tokens: shards of 24, 1, 3 and 1 blocks of uint16, which are 3 units and 3 small ones."""
+LIMIT = 24 * MIB
+SEQUENCE = 999
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "data"
+    write_tokens(folder, SIZES)
+    return folder
+
+
+@pytest.fixture
+def store(folder: Path, tmp_path: Path) -> ObjectStore:
+    """A copy to damage: a store on a local disk, which knows ranges as any other does."""
+    store = open_store(tmp_path / "store")
+    push_into(folder, store)
+    return store
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[NodeCache]:
+    cache = NodeCache(tmp_path / "cache", LIMIT)
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def data(store: ObjectStore, cache: NodeCache) -> StoredData:
+    return open_stored(StoreSource(store, cache, patience_s=0.2))
+
+
+def large(cache: NodeCache) -> list[Path]:
+    """Units of 8 MiB in the cache."""
+    return [path for path in (cache.folder / "blocks").glob("*/*") if path.stat().st_size == 8 * MIB]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=st.data(), sequence=st.sampled_from([1, 7, 999, 60_000, 1_200_000]))
+def test_any_batch_is_that_of_the_folder(folder: Path, data: StoredData, asked: st.DataObject, sequence: int) -> None:
+    """In a cache that does not hold all of it, so that units come and go."""
+    there = open_data(folder)
+    count = there.num_samples("train", sequence)
+    assert (data.num_samples("train", sequence), data.manifest_hash) == (count, there.manifest_hash)
+    some = asked.draw(st.lists(st.integers(0, count - 1), max_size=2 if sequence < MIB else 1))
+    assert (
+        data.gather("train", np.array(some, dtype=np.int64), sequence)
+        == there.gather("train", np.array(some, dtype=np.int64), sequence)
+    ).all()
+    with pytest.raises(IndexError):
+        data.gather("train", np.array([count]), sequence)
+
+
+def test_threads_read_through_a_small_cache_what_is_there(folder: Path, data: StoredData, cache: NodeCache) -> None:
+    there = open_data(folder)
+    count = there.num_samples("train", SEQUENCE)
+
+    def read(seed: int) -> bool:
+        generator = np.random.default_rng(seed)
+        return all(
+            (data.gather("train", some, SEQUENCE) == there.gather("train", some, SEQUENCE)).all()
+            for some in (generator.integers(0, count, 2) for _ in range(25))
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(4)))
+    assert cache.held_bytes <= LIMIT
+
+
+def test_a_second_run_and_a_second_data_set_share_what_is_there(
+    tmp_path: Path, data: StoredData, store: ObjectStore, cache: NodeCache
+) -> None:
+    data.gather("train", np.arange(9), SEQUENCE)
+    other = open_store(tmp_path / "other")  # the same shard under another manifest
+    for found in store.list():
+        other.put(found.key, store.get(found.key))
+    manifest = json.loads(store.get("manifest.json")) | {"parameters": {"by": "another"}}
+    other.put("manifest.json", json.dumps(manifest).encode())
+    for key in ("train-00000.bin", "train-00000.xxh3"):
+        other.delete(key)
+    again = open_stored(StoreSource(other, cache))
+    assert again.manifest_hash != data.manifest_hash
+    assert (again.gather("train", np.arange(9), SEQUENCE) == data.gather("train", np.arange(9), SEQUENCE)).all()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "gone"])
+def test_what_the_caches_disk_loses_or_damages_is_fetched_again(
+    folder: Path, store: ObjectStore, cache: NodeCache, damage: str
+) -> None:
+    wanted = open_data(folder).gather("train", np.arange(9), SEQUENCE)
+    open_stored(StoreSource(store, cache)).gather("train", np.arange(9), SEQUENCE)
+    for path in (cache.folder / "blocks").glob("*/*"):
+        whole = path.read_bytes()
+        path.unlink()
+        if damage != "gone":
+            path.write_bytes({"flipped": bytes([whole[0] ^ 1]) + whole[1:], "short": whole[:-1], "empty": b""}[damage])
+    again = open_stored(StoreSource(store, cache))
+    assert (again.gather("train", np.arange(9), SEQUENCE) == wanted).all()
+    assert again.tokenizer_path.read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_byte_that_is_flipped_in_the_store_is_named_and_in_no_cache(
+    data: StoredData, store: ObjectStore, cache: NodeCache
+) -> None:
+    flip(store.place.path / "train-00000.bin", MIB + 7)
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match=r"bytes 1048576 to 2097152 of file://.*/train-00000\.bin are damaged, also when read again"
+        ) as caught:
+            data.gather("train", np.array([MIB // 2 // SEQUENCE + 1]), SEQUENCE)
+        assert (caught.value.field, caught.value.value) == ("train-00000.bin", "block 1")
+    assert large(cache) == []
+
+
+def test_a_byte_that_is_flipped_on_the_way_is_fetched_again(folder: Path, data: StoredData, store: ObjectStore) -> None:
+    damaged: list[str] = []
+
+    def read(key: str, start: int, length: int) -> memoryview:
+        found = bytearray(store.read_range(key, start, length))
+        if key not in damaged:
+            damaged.append(key)
+            found[-3] ^= 4
+        return memoryview(bytes(found))
+
+    data.source.ranges = HedgedReads(read, 4)
+    assert (data.gather("train", np.arange(9), SEQUENCE) == open_data(folder).gather("train", np.arange(9), SEQUENCE)).all()
+    assert sorted(damaged) == ["train-00000.bin", "train-00000.xxh3"]
+
+
+LOST: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "shard": (lambda folder: (folder / "train-00000.bin").unlink(), "train-00000.bin", "is not there; put the data there again"),
+    "shorter": (lambda folder: os.truncate(folder / "train-00000.bin", 99), "train-00000.bin", "should have 25165624 bytes"),
+    "checksums": (lambda folder: (folder / "train-00000.xxh3").unlink(), "train-00000.xxh3", "is not there"),
+    "other checksums": (lambda folder: flip(folder / "train-00000.xxh3", 9), "train-00000.xxh3", "its SHA-256 should be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lose", "field", "message"), LOST.values(), ids=LOST)
+def test_what_the_store_lost_is_named(
+    data: StoredData, store: ObjectStore, lose: Callable[[Path], object], field: str, message: str
+) -> None:
+    lose(store.place.path)
+    with pytest.raises(DataError, match=message) as caught:
+        data.gather("train", np.array([0]), SEQUENCE)
+    assert caught.value.field == field
+
+
+def test_a_place_without_a_manifest_or_with_an_old_one_is_refused(store: ObjectStore, cache: NodeCache) -> None:
+    manifest = json.loads(store.get("manifest.json"))
+    store.put("manifest.json", json.dumps(manifest | {"format": 99}).encode())
+    with pytest.raises(DataError, match="made by a newer Phalanx"):
+        open_stored(StoreSource(store, cache))
+    store.delete("manifest.json")
+    with pytest.raises(DataError, match=r"has no manifest\.json, so it is no prepared data; name another place"):
+        open_stored(StoreSource(store, cache))
+
+
+def test_a_limit_below_a_shard_is_refused_at_once_with_both_numbers(store: ObjectStore, tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path / "small", MIB)
+    with pytest.raises(SetupError, match=r"the shard train-00000\.bin of file://.* has 25165624 bytes; raise the limit") as caught:
+        open_stored(StoreSource(store, cache))
+    assert caught.value.value == f"{MIB} bytes"
+    cache.close()
+
+
+def test_a_store_that_stays_away_is_waited_for_as_long_as_was_said(data: StoredData) -> None:
+    def away(key: str, start: int, length: int) -> memoryview:
+        raise StoreUnavailable("s3://bucket: nobody answers; try again")
+
+    data.source.ranges = HedgedReads(away, 4)
+    with pytest.raises(StoreUnavailable, match=r"nobody answers; try again \(tried for 0 s\)"):
+        data.gather("train", np.array([0]), SEQUENCE)
+
+
+def order_of(data: TokenData, batch: int = 3) -> PlainOrder:
+    return PlainOrder(num_samples=data.num_samples("train", SEQUENCE), seed=1, global_batch=batch, shuffle=BlockShuffle(500, 2))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_stream_of_any_rank_begins_anywhere_and_is_that_of_the_folder(folder: Path, data: StoredData, world_size: int) -> None:
+    there = open_data(folder)
+    order = rows_of_rank(order_of(there), world_size - 1, world_size)
+    with BatchStream(data, "train", SEQUENCE, order, 700, stop=900) as stream:
+        for step, rows in zip(range(700, 900), stream, strict=True):
+            assert (rows == there.gather("train", order(step), SEQUENCE)).all()
+        assert stream.stats.waited_s["store"] > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "data-ahead"]
+
+
+def test_what_is_needed_soon_is_fetched_before_it_is_asked_for(data: StoredData, cache: NodeCache) -> None:
+    """Nothing of it is ever delivered."""
+    ahead = data.read_ahead("train", SEQUENCE, rows_of_rank(order_of(data)), 0, None)
+    end = time.monotonic() + 60
+    while not large(cache):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    ahead.close()
+
+
+def test_another_process_may_be_given_the_data_but_not_by_a_fork(data: StoredData) -> None:
+    data.gather("train", np.array([0]), SEQUENCE)
+    child = os.fork()
+    if child == 0:
+        try:
+            data.gather("train", np.array([0]), SEQUENCE)
+        except SetupError as error:
+            os._exit(0 if "start loader processes by 'spawn'" in str(error) else 1)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    reopen, given = data.__reduce__()
+    assert given == (data.url, data.manifest_hash, None)
+    assert pickle.loads(pickle.dumps(reopen)) is reopen
+
+
+def test_verifying_reads_all_of_it_past_the_cache(data: StoredData, store: ObjectStore, cache: NodeCache) -> None:
+    seen: list[int] = []
+    data.verify(lambda done, total: seen.append(total - done))
+    assert seen[-1] == 0
+    flip(store.place.path / "train-00002.bin", 12)
+    (store.place.path / "train-00001.idx").unlink()
+    with pytest.raises(DataError, match=r"train-00001\.idx is not there.*and 1 more: train-00002\.bin"):
+        data.verify()
+    assert large(cache) == []
+
+
+# Putting it there
+
+
+def test_a_push_that_is_cut_off_leaves_no_data_set_and_is_simply_done_again(folder: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+
+    def cut_off(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        push_into(folder, store, cut_off)
+    with pytest.raises(NotFound):
+        store.get("manifest.json")
+    seen: list[int] = []
+    for _ in range(2):
+        assert push_into(folder, store, lambda done, total: seen.append(total - done)) == store.url
+    assert seen[-1] == 0
+    assert {found.key: found.size_bytes for found in store.list()} == {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def test_other_data_is_never_overwritten_and_damage_never_sent(folder: Path, store: ObjectStore, tmp_path: Path) -> None:
+    write_tokens(tmp_path / "other", [1000], seed=5)
+    with pytest.raises(DataError, match="holds other data, which would be lost; name an empty place"):
+        push_into(tmp_path / "other", store)
+    shutil.copytree(folder, tmp_path / "damaged")
+    flip(tmp_path / "damaged" / "train-00002.bin", 5)
+    with pytest.raises(DataError, match=r"train-00002\.bin is damaged"):
+        push_into(tmp_path / "damaged", open_store(tmp_path / "empty"))
+    assert not (tmp_path / "empty" / "manifest.json").exists()
+    with pytest.raises(SetupError, match="name one in a store"):
+        push(folder, str(tmp_path / "elsewhere"))
+
+
+# Where the cache is
+
+
+def test_the_cache_is_where_it_is_said_to_be(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    cache = node_cache(environ=environ)
+    assert cache.folder == tmp_path / "phalanx" / "data"
+    assert 0 < cache.limit_bytes <= shutil.disk_usage(tmp_path).total
+    given = node_cache(environ={**environ, "PHALANX_DATA_CACHE": str(tmp_path / "own"), "PHALANX_DATA_CACHE_LIMIT": "3GB"})
+    assert (given.folder, given.limit_bytes) == (tmp_path / "own", 3 * 10**9)
+    assert node_cache(str(tmp_path / "own"), "3GB", environ) is given
+    for wrong in ("many", "0"):
+        with pytest.raises(SetupError, match="write a size"):
+            node_cache(limit=wrong, environ=environ)
+
+
+def test_packed_rows_are_those_of_the_folder(folder: Path, data: StoredData) -> None:
+    lengths = document_lengths(data, "train")
+    assert lengths.tolist() == SIZES
+    packing = BestFit(lengths, 3000)
+    begins = np.cumsum([0, *SIZES[:-1]])
+    for rows in (np.arange(0, packing.num_samples, 1999), np.array([packing.num_samples - 1]), np.zeros(0, dtype=np.int64)):
+        found, wanted = (np.empty((len(rows), 3000), dtype=np.int64) for _ in range(2))
+        data.gather_pieces("train", packing.pieces(rows), begins, found)
+        open_data(folder).gather_pieces("train", packing.pieces(rows), begins, wanted)
+        assert (found == wanted).all()

@@ -1,0 +1,232 @@
+"""A cache that processes share: one fetches, the limit holds at every moment, and a kill at any point leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import SetupError, StoreUnavailable
+from phalanx.storage.cache import node_cache
+from phalanx.storage.cache.index import Unit
+from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.cache.opened import cache_at
+from tests.storage.cache.cache_cases import PIECE, PIECES, POINTS, Contents, content, process, used_bytes
+
+ALL = 4 * PIECES * PIECE
+LIMIT = 12 * PIECE
+
+
+@contextmanager
+def opened(folder: Path, limit_bytes: int = LIMIT) -> Iterator[NodeCache]:
+    cache = NodeCache(folder / "cache", limit_bytes)
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+def until(look: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def check(cache: NodeCache, origin: Contents, units: list[Unit]) -> None:
+    """Every unit can be had, and the disk holds what the index counts."""
+    for begin in range(0, len(units), 4):
+        some = units[begin : begin + 4]
+        cache.hold(some, origin)
+        assert [content(cache, unit) for unit in some] == [bytes(origin.bytes_of(unit)) for unit in some]
+        cache.release(some)
+    assert used_bytes(cache.folder) == cache.held_bytes <= LIMIT
+    assert not list((cache.folder / "blocks").glob("*/*~")), "nothing half done is left"
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_any_point_needs_no_clean_up(tmp_path: Path, point: str) -> None:
+    """Neither by a process that uses the cache meanwhile, nor by the next one to come."""
+    origin, units = Contents.at(tmp_path / "store")
+    with process(tmp_path, LIMIT, point) as killed, opened(tmp_path) as cache:
+        killed()
+        check(cache, origin, units)
+        cache.publish("run", {})
+        assert len(list((tmp_path / "cache" / "processes").iterdir())) == 1, "the dead one is forgotten"
+    with process(tmp_path, LIMIT, point) as killed:
+        killed()
+    with opened(tmp_path) as cache:
+        check(cache, origin, units)
+    assert list((tmp_path / "cache" / "processes").iterdir()) == []
+
+
+def test_a_unit_is_fetched_once_for_all_processes_and_the_next_job_finds_it(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    with opened(tmp_path) as one, opened(tmp_path) as other:
+        with ThreadPoolExecutor(4) as pool:
+            for cache in (one, other):
+                for _ in range(2):
+                    pool.submit(cache.hold, units[:8], origin)
+        assert sorted(origin.reads, key=units.index) == units[:8]
+    with opened(tmp_path) as later:
+        later.hold(units[:8], origin)
+    assert len(origin.reads) == 8
+
+
+def test_who_waits_for_a_fetcher_that_is_killed_fetches_itself(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    child = os.fork()
+    if child == 0:  # it never ends its reading
+        origin.gate.clear()
+        NodeCache(tmp_path / "cache", LIMIT).hold(units[:2], origin)
+        os._exit(1)
+    with opened(tmp_path) as cache:
+        until(lambda: cache.held_bytes == 2 * PIECE)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(cache.hold, units[:2], origin)
+            time.sleep(0.05)
+            assert not waits.done()
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            waits.result(60)
+        assert origin.reads == units[:2]
+
+
+def test_what_is_held_stays_and_what_is_needed_last_goes(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    with opened(tmp_path) as cache, opened(tmp_path) as other:
+        cache.hold(units[:4], origin)
+        other.hold(units[4:12], origin)
+        other.release(units[4:12])
+        other.publish("run", {other.key(unit): at for at, unit in enumerate(units[4:11])})
+        cache.hold([units[12]], origin)  # full by now: the one that nobody needs goes
+        assert not cache.path(units[11]).exists()
+        cache.hold([units[13]], origin)  # and then the one that is needed last
+        assert [unit for unit in units[:14] if not cache.path(unit).exists()] == [units[10], units[11]]
+        assert other.fetch_ahead([units[10]], origin, beyond=6) == "full", "nothing goes that is needed before it"
+        assert other.fetch_ahead([units[10]], origin, beyond=4) == "begun"
+
+
+def test_the_disk_never_holds_more_than_the_limit(tmp_path: Path) -> None:
+    """Two processes' worth of threads read everything again and again, and a third watches the disk."""
+    origin, units = Contents.at(tmp_path / "store")
+    over: list[int] = []
+    with opened(tmp_path) as one, opened(tmp_path, ALL) as other:
+        ends = threading.Event()
+
+        def watch() -> None:
+            while not ends.is_set():
+                with one._index.alone():  # or what goes while the files are counted would count with what came for it
+                    used = used_bytes(one.folder)
+                over.extend([used] if used > LIMIT else [])
+
+        def read(cache: NodeCache, first: int) -> None:
+            for turn in range(12):
+                at = (first + turn * 5) % (len(units) - 3)
+                cache.hold(units[at : at + 3], origin)
+                assert all(content(cache, unit) == bytes(origin.bytes_of(unit)) for unit in units[at : at + 3])
+                cache.release(units[at : at + 3])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with ThreadPoolExecutor(4) as pool:
+            done = [pool.submit(read, cache, first) for cache, first in ((one, 0), (one, 9), (other, 4), (other, 20))]
+        ends.set()
+        watcher.join()
+        for future in done:
+            future.result()
+        assert over == []
+        assert one.held_bytes == used_bytes(one.folder) == LIMIT
+
+
+def test_more_at_once_than_the_limit_is_refused_at_once_with_both_numbers(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    with opened(tmp_path) as cache, pytest.raises(SetupError, match=rf"{13 * PIECE} bytes; raise the limit") as caught:
+        cache.hold(units[:13], origin)
+    assert caught.value.value == f"{LIMIT} bytes"
+
+
+def test_room_that_others_hold_is_waited_for_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    with opened(tmp_path) as one, opened(tmp_path) as other, ThreadPoolExecutor(1) as pool:
+        one.hold(units[:12], origin)
+        waits = pool.submit(other.hold, units[12:14], origin)
+        time.sleep(0.05)
+        assert not waits.done()
+        one.release(units[:2])
+        waits.result(60)
+        monkeypatch.setattr(node_cache, "ROOM_PATIENCE_S", 0.05)
+        with pytest.raises(StoreUnavailable, match=r"has held all of this cache's 96\.0 KiB.*raise its limit"):
+            other.hold(units[14:16], origin)
+        one.call_when_full(lambda: one.release(units[2:4]))
+        monkeypatch.undo()
+        one.hold(units[16:18], origin)  # what is held for convenience makes room
+
+
+def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    shard = tmp_path / "store" / units[0].sha256
+    with opened(tmp_path) as cache:
+        shard.rename(tmp_path / "away")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="No such file"):
+                cache.hold(units[:2], origin)
+            assert cache.held_bytes == used_bytes(cache.folder) == 0
+        (tmp_path / "away").rename(shard)
+        check(cache, origin, units)
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from phalanx.storage.cache.node_cache import NodeCache
+from tests.storage.cache.cache_cases import PIECE, Contents, used_bytes
+origin, units = Contents.at(Path(sys.argv[1]) / "store")
+cache = NodeCache(Path(sys.argv[1]) / "cache", 12 * PIECE)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE // 2, resource.RLIM_INFINITY))
+try:
+    cache.hold(units[:2], origin)
+except Exception as error:
+    print(type(error).__name__, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert used_bytes(cache.folder) == 0
+cache.hold(units[:2], origin)
+assert used_bytes(cache.folder) == cache.held_bytes == 2 * PIECE
+"""
+
+
+def test_a_disk_that_takes_no_more_is_told_and_nothing_is_half_done(tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("StoreUnavailable"), done.stdout
+    assert "cache" in done.stdout
+
+
+def test_a_process_has_one_cache_of_a_folder_and_its_children_their_own(tmp_path: Path) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    cache = cache_at(tmp_path / "cache", LIMIT)
+    assert cache_at(tmp_path / "cache") is cache
+    with pytest.raises(SetupError, match=f"this process uses the cache .* with {LIMIT}"):
+        cache_at(tmp_path / "cache", LIMIT + 1)
+    child = os.fork()
+    if child == 0:
+        own = cache_at(tmp_path / "cache", LIMIT)
+        own.hold(units[:2], origin)
+        os._exit(0 if own is not cache and own.process != cache.process else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    check(cache, origin, units)
