@@ -264,8 +264,14 @@ def dcp_saves(trainer: Trainer) -> tuple[Callable[[], Callable[[], object]], Cal
 
 
 def measured(folder: Path, options: argparse.Namespace) -> Answer:
-    """Plain steps, steps with a save of ours, steps with a save of the peer's."""
-    trainer = Trainer(folder, options)
+    """Plain steps, steps with a save of ours, steps with a save of the peer's. Python's collector rests in all of them."""
+    from phalanx.job.train.collector import collected_at_steps
+
+    with collected_at_steps():
+        return measured_steps(Trainer(folder, options), options)
+
+
+def measured_steps(trainer: Trainer, options: argparse.Namespace) -> Answer:
     bandwidth = pinned_gb_s(trainer)
     trainer.step()
     plain = [trainer.step()[0] for _ in range(PLAIN_STEPS_QUICK if options.quick else PLAIN_STEPS)]

@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.core.errors import UserError
 from phalanx.core.records import StepRecord
+from phalanx.job.train.collector import collected_at_steps
 from phalanx.job.train.measure import measure
 from phalanx.job.train.mend import mend
 from phalanx.job.train.mfu import mfu
@@ -56,9 +57,10 @@ def _steps(training: Training, start: Start, saves: Saves) -> float:
         training.feed.start(start.step + 1)
         if first is None:
             first = measure(training, "val_loss_first", start.step)
-        with recording(training, start):
+        with recording(training, start), collected_at_steps() as collect:
             for step in range(start.step + 1, training.recipe.steps + 1):
                 _one_step(training, saves, step, first, start.checkpoint)
+                collect(step)
     finally:
         training.feed.close()
     return first
