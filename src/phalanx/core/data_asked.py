@@ -95,7 +95,19 @@ class ExportMdsAsked:
     force: bool = False
 
 
-MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportMegatronAsked:
+    """prefixes: of pairs PREFIX.bin and PREFIX.idx. tokenizer: the tokenizer.json that the ids are of. end_of_document '': ours."""
+
+    prefixes: tuple[Path, ...]
+    out: Path
+    tokenizer: Path
+    end_of_document: str = ""
+    held_out: float = 0.05
+    force: bool = False
+
+
+MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked | ImportMegatronAsked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,6 +311,14 @@ def test_data_import_and_export_of_mds(phalanx: Terminal) -> None:
     assert exported == {"folder": "d", "out": "o", "split": "held_out", "sequence": "9", "force": "False"}
 
 
+def test_data_import_of_megatron(phalanx: Terminal) -> None:
+    words = ["a", "b.idx", "--out", "o", "--tokenizer", "t.json", "--held-out", "0", "-o", "json"]
+    imported = json.loads(phalanx("data", "import-megatron", *words).out)
+    assert imported["prefixes"] == "(PosixPath('a'), PosixPath('b.idx'))"
+    assert (imported["tokenizer"], imported["held_out"], imported["end_of_document"]) == ("t.json", "0.0", "")
+    assert phalanx("data", "import-megatron", "a", "--out", "o").code == 2
+
+
 def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:
     shown = phalanx("checkpoint", "ls", str(tmp_path))
     assert [row.split()[0] for row in shown.out.splitlines()] == [

@@ -1,11 +1,13 @@
-"""What `phalanx data index`, `pack`, `import-mds` and `export-mds` ask for, done."""
+"""What `phalanx data index`, `pack`, `import-mds`, `import-megatron` and `export-mds` ask for, done."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from phalanx.core.data_asked import ExportMdsAsked, ImportMdsAsked, IndexAsked, MadeAsked, PackAsked
+from phalanx.core.data_asked import ExportMdsAsked, ImportMdsAsked, ImportMegatronAsked, IndexAsked, MadeAsked, PackAsked
 from phalanx.core.errors import DataError
+from phalanx.job.data.from_megatron import import_megatron
+from phalanx.job.data.imported import ImportAsked
 from phalanx.job.data.mds.export import export
 from phalanx.job.data.mds.read import MdsFolder
 from phalanx.job.data.mds.samples import import_samples
@@ -30,6 +32,11 @@ def make(asked: MadeAsked, progress: Callable[[str, int, int], None]) -> Mapping
             made = pack(asked.folder, asked.out, size, endings, lambda *at: progress("packing", *at), asked.force)
         case ImportMdsAsked():
             made = _imported(asked, lambda *at: progress("importing", *at))
+        case ImportMegatronAsked():
+            wanted = ImportAsked(
+                tokenizer=asked.tokenizer, end_of_document=asked.end_of_document or END_OF_DOCUMENT, held_out=asked.held_out
+            )
+            made = import_megatron(asked.prefixes, asked.out, wanted, lambda *at: progress("importing", *at), asked.force)
         case ExportMdsAsked():
             out = export(
                 asked.folder,

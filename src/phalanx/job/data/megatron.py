@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
-_HEADER: Final = struct.Struct("<QBQQ")
-_VERSION: Final = 1
+HEADER: Final = struct.Struct("<QBQQ")
+VERSION: Final = 1
 UINT16_VOCAB_MAX: Final = 65_500
 """Megatron's own bound: it chooses uint16 below it."""
 
@@ -47,11 +47,11 @@ def index_bytes(lengths: list[int], dtype: TokenType) -> bytes:
     np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
     pointers *= DTYPES[dtype].itemsize
     bounds = np.arange(len(lengths) + 1, dtype="<i8")
-    header = MAGIC + _HEADER.pack(_VERSION, _CODES[dtype], len(lengths), len(bounds))
+    header = MAGIC + HEADER.pack(VERSION, _CODES[dtype], len(lengths), len(bounds))
     return header + sizes.tobytes() + pointers.tobytes() + bounds.tobytes()
 
 
 def index_lengths(data: bytes) -> NDArray[np.int32]:
     """The lengths of the documents of an `.idx` that `index_bytes` made, in tokens."""
-    _, _, count, _ = _HEADER.unpack_from(data, len(MAGIC))
-    return np.frombuffer(data, dtype="<i4", count=count, offset=len(MAGIC) + _HEADER.size)
+    _, _, count, _ = HEADER.unpack_from(data, len(MAGIC))
+    return np.frombuffer(data, dtype="<i4", count=count, offset=len(MAGIC) + HEADER.size)

@@ -1,4 +1,4 @@
-"""data index, data pack, data import-mds, data export-mds: data that is no text, or of another format."""
+"""data index, data pack, data import-mds, import-megatron, export-mds: data that is no text, or of another format."""
 
 from enum import Enum
 from pathlib import Path
@@ -31,6 +31,7 @@ def add(app: typer.Typer) -> None:
     app.command("index", epilog=EXIT_CODES)(index)
     app.command("pack", epilog=EXIT_CODES)(pack)
     app.command("import-mds", epilog=EXIT_CODES)(import_mds)
+    app.command("import-megatron", epilog=EXIT_CODES)(import_megatron)
     app.command("export-mds", epilog=EXIT_CODES)(export_mds)
 
 
@@ -105,6 +106,30 @@ def import_mds(
         folder=folder, out=out, tokens=tokens, tokenizer=tokenizer, end_of_document=end_of_document, documents=documents.value,
         bytes_type=bytes_type, held_out=held_out, force=force,
     )  # fmt: skip
+    _make(context, asked, output)
+
+
+def import_megatron(
+    context: typer.Context,
+    prefixes: Annotated[
+        list[Path], typer.Argument(metavar="PREFIX...", help="Pairs PREFIX.bin and PREFIX.idx, by their path without the ending.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
+    tokenizer: Annotated[Path, typer.Option(help="The tokenizer.json that the ids are of.")],
+    end_of_document: Annotated[str, typer.Option(help="The token between documents.", show_default="<|endoftext|>")] = "",
+    held_out: Annotated[float, typer.Option(help="Share of the documents that training never sees.")] = 0.05,
+    force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make token shards of indexed data sets that Megatron-LM made.
+
+    Documents stay as they are; one without an end mark gets it. Megatron reads the shards of any prepared folder as they lie.
+    """
+    from phalanx.core.data_asked import ImportMegatronAsked
+
+    asked = ImportMegatronAsked(
+        prefixes=tuple(prefixes), out=out, tokenizer=tokenizer, end_of_document=end_of_document, held_out=held_out, force=force
+    )
     _make(context, asked, output)
 
 
