@@ -7,19 +7,22 @@ import time
 from typing import Final
 
 from phalanx.core.errors import PhalanxError, SpecError
+from phalanx.core.imports import long_imports
 from phalanx.core.recipe import RECIPES, LlamaRecipe
-from phalanx.job.data.sources import Sources, open_sources
-from phalanx.job.sdk import Session, attach
-from phalanx.job.sdk.gang import Gang
-from phalanx.job.sdk.gang import attach as attach_gang
-from phalanx.job.train.device import gang
-from phalanx.job.train.finish import finish
-from phalanx.job.train.loop import run
-from phalanx.job.train.recipe import llama_recipe
-from phalanx.job.train.recover import Recipe
-from phalanx.job.train.saves import saving
-from phalanx.job.train.setup import set_up
-from phalanx.job.train.warm import warm_up
+
+with long_imports():  # torch's
+    from phalanx.job.data.sources import Sources, open_sources
+    from phalanx.job.sdk import Session, attach
+    from phalanx.job.sdk.gang import Gang
+    from phalanx.job.sdk.gang import attach as attach_gang
+    from phalanx.job.train.device import gang
+    from phalanx.job.train.finish import finish
+    from phalanx.job.train.loop import run
+    from phalanx.job.train.recipe import llama_recipe
+    from phalanx.job.train.recover import Recipe
+    from phalanx.job.train.saves import saving
+    from phalanx.job.train.setup import set_up
+    from phalanx.job.train.warm import warm_up
 
 _CHECKED_FIRST_BYTES_MAX: Final = 256 * 2**20
 """Data up to this size is read whole before the first step, in 0.2 s, so that damage shows before anything is trained. Of more,
