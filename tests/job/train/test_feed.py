@@ -38,6 +38,9 @@ class Gated:
         self.read: list[int] = []
         self.damaged = -1
 
+    def far(self, split: str) -> None:
+        return None
+
     def num_samples(self, split: str, sequence: int) -> int:
         return TRAIN
 

@@ -7,8 +7,8 @@ token's document, so that attention, positions and the loss can be kept within i
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from phalanx.job.data.packing import BestFit, Concatenate, Packing
 from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
+    from phalanx.job.data.stored_shards import StoredSamples, StoredShards
 
 _SHOWN: Final = 12
 
@@ -136,6 +140,32 @@ class Sources:
             name = self.names[each]
             rows[at] = self._gather(name, split, numbers[at] - (ends[each] - sizes[name]), sequence, None, watch)
         return rows
+
+    def read_ahead(
+        self, split: Split, sequence: int, order: Callable[[int], Indices], start: int, stop: int | None
+    ) -> "ReadAhead | None":
+        """What fetches the steps to come of those that lie in a store; None where none does. order: from a step to `numbers`."""
+        far = {name: samples for name, data in self.opened.items() if (samples := data.far(split)) is not None}
+        if not far:
+            return None
+        from phalanx.job.data.read_ahead import ReadAhead  # what data in folders does without
+
+        cache = next(iter(far.values())).stored.source.cache  # of this node, for all of them
+        return ReadAhead(cache, lambda step: self._needs(far, split, sequence, order(step)), start, stop)
+
+    def _needs(
+        self, far: "Mapping[str, StoredSamples]", split: Split, sequence: int, numbers: Indices
+    ) -> "Iterator[tuple[StoredShards, list[int]]]":
+        source, sample = self.drawn(numbers, split, sequence)
+        for each in np.unique(source).tolist():
+            name, mine = self.names[each], sample[source == each]
+            if (samples := far.get(name)) is None:
+                continue
+            if self.by_document:
+                packing, document_begins = self._packing(name, split, sequence)
+                yield samples.stored, samples.units_of(packing.pieces(mine), document_begins)
+            else:
+                yield samples.stored, samples.units(mine, sequence)
 
     def _gather(self, name: str, split: Split, samples: Indices, sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
         data = self.opened[name]
