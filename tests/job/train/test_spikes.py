@@ -169,10 +169,11 @@ def test_an_impossible_budget_is_refused(budget: int) -> None:
 def test_what_a_run_remembers_fits_a_snapshot_s_note() -> None:
     """With the largest budget, as many sources as a job can name, and all the blocks that may be set aside."""
     most = Curve(recent=(-math.pi * 1e-300,) * RECENT, handled=tuple(range(10**9, 10**9 + SPIKE_STEPS)))
-    hashes = {name: "a" * 64 for name in sources_max()}
+    hashes = dict.fromkeys(sources_max(), "a" * 64)
     plain = PlainOrder(num_samples=2**40, seed=1, global_batch=1, name="aaa")
     aside = [
-        SetAside(source="aaa", shard="b" * 64, block=block, samples=((2**39, 2**39 + 2**20),), since=2**40) for block in range(BLOCKS_MAX)
+        SetAside(source="aaa", shard="b" * 64, block=block, samples=((2**39, 2**39 + 2**20),), since=2**40)
+        for block in range(BLOCKS_MAX)
     ]
     cursor = replace(Cursor.after(2**40, Quarantined(plain, aside, ANY_SHARE), hashes), data=hashes)
     note = json.dumps({NUMBER: dump(most), CURSOR: cursor.to_json(), "checkpoint": "a" * 64, "samples": 2**63})
