@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,14 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx.core.errors import CheckpointError, DataError
-from phalanx.core.training_data import DataSource
+from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder, PlainOrder
-from phalanx.job.data.open import TokenData
+from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.push import push_into
 from phalanx.job.data.sources import Sources
+from phalanx.job.data.store_source import StoreSource
+from phalanx.job.data.stored import open_stored
+from phalanx.job.train.__main__ import checked_first
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.setup import CURSOR, check_cursor
+from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.objects import open_store
+from tests.job.data.random_tokens import write_tokens
 
 TRAIN, SEQUENCE = 50, 3
 CPU = torch.device("cpu")
@@ -53,6 +61,20 @@ class Gated:
         self.read.append(int(indices[0]))
         out[:] = indices[:, None]
         return out
+
+
+def test_data_of_a_store_is_not_read_whole_by_each_rank_before_the_first_step(tmp_path: Path) -> None:
+    for name in ("near", "far"):
+        write_tokens(tmp_path / name, [1000])
+    store = open_store(tmp_path / "store")
+    push_into(tmp_path / "far", store)
+    cache = NodeCache(tmp_path / "cache", 2**26)
+    with closing(cache):
+        near, far = open_data(tmp_path / "near"), open_stored(StoreSource(store, cache))
+        opened = {"near": near, "far": far}
+        asked = DataSource(sources={name: MixtureSource(path=name) for name in opened})
+        assert checked_first(Sources(asked, opened)) == [near]
+        assert checked_first(Sources(replace(asked, on_bad_data="quarantine"), opened)) == []
 
 
 @pytest.fixture
