@@ -149,6 +149,14 @@ def test_the_example_of_a_mixture_is_accepted() -> None:
     assert set(parsed(yaml.safe_load(shown)["data"]).sources) == {"web", "code"}
 
 
+def test_a_url_of_a_folder_is_that_folder(tmp_path: Path) -> None:
+    place = tmp_path / "with space"
+    data = DataSource(path=place.as_uri()).anchored(tmp_path / "jobs")
+    assert (data.path, data.folders) == (str(place), (str(place),))
+    with pytest.raises(SpecError, match="holds no prepared data"):
+        refuse_unprepared(data)
+
+
 def test_a_place_in_a_store_is_left_as_it_is_and_looked_at_by_the_ranks(tmp_path: Path) -> None:
     far = "s3://bucket/corpus"
     data = DataSource(sources={"near": MixtureSource(path="near"), "far": MixtureSource(path=far)}).anchored(tmp_path)
