@@ -117,6 +117,18 @@ class Sources:
         source = np.searchsorted(ends, numbers, side="right")
         return source, numbers - np.concatenate([[0], ends])[source]
 
+    def packing(self, name: str, split: Split, sequence: int) -> tuple[Packing, Indices]:
+        """What the rows of a source are made of, and where each of its documents begins. Made once: one of whole documents has to
+        go over all of them to count its rows."""
+        key = (name, split, sequence)
+        with self._making:
+            if key not in self._packings:
+                lengths = document_lengths(self.opened[name], split)
+                whole = self.asked.packing == "best_fit"
+                packing = BestFit(lengths, sequence + 1) if whole else Concatenate(lengths, sequence)
+                self._packings[key] = packing, np.cumsum(lengths, dtype=np.int64) - lengths
+            return self._packings[key]
+
     def touching(self, block: Block, split: Split, sequence: int) -> Touching:
         """The stretches [first, stop) of samples that need a block, by source."""
         return {name: self._touching(name, block, split, sequence) for name in self.names}
@@ -162,7 +174,7 @@ class Sources:
             if (samples := far.get(name)) is None:
                 continue
             if self.by_document:
-                packing, document_begins = self._packing(name, split, sequence)
+                packing, document_begins = self.packing(name, split, sequence)
                 yield samples.stored, samples.units_of(packing.pieces(mine), document_begins)
             else:
                 yield samples.stored, samples.units(mine, sequence)
@@ -172,7 +184,7 @@ class Sources:
         if not self.by_document:
             return data.gather(split, samples, sequence, out, watch)
         rows = np.empty((len(samples), 2, sequence + 1), dtype=np.int64) if out is None else out
-        packing, document_begins = self._packing(name, split, sequence)
+        packing, document_begins = self.packing(name, split, sequence)
         pieces = packing.pieces(samples)
         rows[:, 1] = pieces.segments()
         data.gather_pieces(split, pieces, document_begins, rows[:, 0], watch)
@@ -184,7 +196,7 @@ class Sources:
             return ()
         if self.asked.packing == "concatenate":
             return data.touching(split, block, sequence)
-        packing, document_begins = self._packing(name, split, sequence)
+        packing, document_begins = self.packing(name, split, sequence)
         assert isinstance(packing, BestFit)
         found = []
         for begin, end in data.tokens_of(split, block):  # whole runs, so that a cursor need not hold hundreds of stretches
@@ -195,23 +207,12 @@ class Sources:
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":
             return self.opened[name].num_samples(split, sequence)
-        return self._packing(name, split, sequence)[0].num_samples
+        return self.packing(name, split, sequence)[0].num_samples
 
     def _cut(self, name: str, split: Split, sequence: int) -> str:
         if self.asked.packing == "concatenate":
             return Concatenate.named(sequence)
-        return self._packing(name, split, sequence)[0].name
-
-    def _packing(self, name: str, split: Split, sequence: int) -> tuple[Packing, Indices]:
-        """And where each document begins. Made once: one of whole documents has to go over all of them to count its rows."""
-        key = (name, split, sequence)
-        with self._making:
-            if key not in self._packings:
-                lengths = document_lengths(self.opened[name], split)
-                whole = self.asked.packing == "best_fit"
-                packing = BestFit(lengths, sequence + 1) if whole else Concatenate(lengths, sequence)
-                self._packings[key] = packing, np.cumsum(lengths, dtype=np.int64) - lengths
-            return self._packings[key]
+        return self.packing(name, split, sequence)[0].name
 
 
 def open_sources(asked: DataSource) -> Sources:
