@@ -61,6 +61,8 @@ def test_what_older_versions_wrote_is_read_and_needs_no_newer_node() -> None:
     assert features.DATA_SPEC not in features.needed(spec)
     mixed = parse_spec({"name": "x", "kind": "train", "recipe": "llama", "data": WHOLE})
     assert features.DATA_SPEC in features.needed(mixed)
+    far = parse_spec({"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "s3://bucket/corpus"}})
+    assert features.DATA_SPEC in features.needed(far), "an older one would look for a folder of that name"
 
 
 def two(web: object, code: object, **more: object) -> dict[str, object]:
