@@ -89,8 +89,8 @@ def order_of(data: Gated, global_batch: int = 4) -> tuple[Sources, DataOrder]:
     return sources, sources.order(SEQUENCE, seed=3, global_batch=global_batch)
 
 
-def feed_of(data: Gated, rank: int = 0, world_size: int = 1) -> Feed:
-    return Feed(*order_of(data), SEQUENCE, Rank(rank=rank, world_size=world_size, device=CPU, device_name="cpu"))
+def feed_of(data: Gated, rank: int = 0, world_size: int = 1, steps: int | None = None) -> Feed:
+    return Feed(*order_of(data), SEQUENCE, Rank(rank=rank, world_size=world_size, device=CPU, device_name="cpu"), steps=steps)
 
 
 def expected(step: int) -> list[int]:
@@ -123,6 +123,14 @@ def test_T01_a_gang_that_shrinks_and_grows_in_the_middle_reads_every_sample_once
                 for step in range(first, stop):
                     read.setdefault(step, []).extend(first_tokens(feed(step)))
     assert read == {step: expected(step) for step in range(1, 9)}
+
+
+def test_nothing_is_read_for_steps_behind_the_end_of_the_run(gated: Gated) -> None:
+    """From a store it would be dozens of steps, in the place of what others need."""
+    with closing(feed_of(gated, steps=3)) as feed:
+        for step in (1, 2, 3):
+            assert first_tokens(feed(step)) == expected(step)
+    assert sorted(gated.read) == sorted(expected(step)[0] for step in (1, 2, 3))
 
 
 def test_batches_are_read_while_a_step_is_trained_on(gated: Gated) -> None:
