@@ -61,6 +61,8 @@ def test_what_older_versions_wrote_is_read_and_needs_no_newer_node() -> None:
     assert features.DATA_SPEC not in features.needed(spec)
     mixed = parse_spec({"name": "x", "kind": "train", "recipe": "llama", "data": WHOLE})
     assert features.DATA_SPEC in features.needed(mixed)
+    far = parse_spec({"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "s3://bucket/corpus"}})
+    assert features.DATA_SPEC in features.needed(far), "an older one would look for a folder of that name"
 
 
 def two(web: object, code: object, **more: object) -> dict[str, object]:
@@ -147,6 +149,14 @@ def test_the_example_of_a_mixture_is_accepted() -> None:
     page = (file.parents[2] / "docs" / "job-spec.md").read_text()
     shown = next(block for block in re.findall(r"```yaml\n(data:.*?)```", page, re.DOTALL) if "sources" in block)
     assert set(parsed(yaml.safe_load(shown)["data"]).sources) == {"web", "code"}
+
+
+def test_a_url_of_a_folder_is_that_folder(tmp_path: Path) -> None:
+    place = tmp_path / "with space"
+    data = DataSource(path=place.as_uri()).anchored(tmp_path / "jobs")
+    assert (data.path, data.folders) == (str(place), (str(place),))
+    with pytest.raises(SpecError, match="holds no prepared data"):
+        refuse_unprepared(data)
 
 
 def test_a_place_in_a_store_is_left_as_it_is_and_looked_at_by_the_ranks(tmp_path: Path) -> None:

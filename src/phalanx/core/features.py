@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.core.checkpoints import JOBS_FOLDER
 from phalanx.core.spec import JobSpec
+from phalanx.core.training_data import in_store
 
 LOCK: Final = "lock"
 """Builds an environment from a lock file."""
@@ -27,7 +28,7 @@ CHAOS: Final = "chaos"
 RECOVERY_NODES: Final = "recovery-nodes"
 """Its shims lead, or follow, gangs of several nodes that recover inside."""
 DATA_SPEC: Final = "data-spec"
-"""Its ranks find all of `data`: a mixture, and how rows are made, not a path alone."""
+"""Its ranks find all of `data`: a mixture, how rows are made, or data in a store, not the path of a folder alone."""
 CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
 
@@ -42,7 +43,7 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,
         CHAOS: spec.chaos,
-        DATA_SPEC: spec.data is not None and not spec.data.is_plain,
+        DATA_SPEC: spec.data is not None and (not spec.data.is_plain or in_store(spec.data.path)),
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
     }

@@ -74,10 +74,7 @@ def _sources(data: DataSource) -> Iterable[Check]:
 
 def _shares(data: DataSource) -> Iterable[Check]:
     """All sources say their shares in one way."""
-    given = {
-        name: "weight" if one.weight is not None else "epochs" if one.epochs is not None else ""
-        for name, one in data.sources.items()
-    }
+    given = {name: _way(one) for name, one in data.sources.items()}
     if len(set(given.values())) > 1:
         field = next(field for field in given.values() if field)
         odd = next(name for name, other in given.items() if other != field)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import unquote
 
 from pydantic import ConfigDict
 
@@ -22,6 +23,7 @@ DATA_VARIABLE: Final = "PHALANX_DATA"
 DATA_SPEC_VARIABLE: Final = "PHALANX_DATA_SPEC"
 """Where it finds all of `data` as JSON, when that says more than a path."""
 
+_FOLDER_URL: Final = "file:///"
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -143,6 +145,8 @@ def in_store(path: str) -> bool:
 
 
 def _anchored(folder: Path, path: str) -> str:
+    if path.startswith(_FOLDER_URL):  # a folder like any other: looked at when the job is submitted, and there in a container
+        path = unquote(path.removeprefix("file://"))
     return path if in_store(path) else str((folder / path).resolve())
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,19 @@ def test_other_tokens_under_the_right_name_are_found(tokens: TokenData, tmp_path
     found = audit_folder(tmp_path)
     assert found.fault is not None and (found.fault.kind, found.fault.step, found.fault.rank) == ("content", 2, 0)
     assert found.fault.sample == int(order.draws(positions(order, 1)).sample[5])
+
+
+def test_data_of_a_store_is_compared_where_it_can_be_read(tokens: TokenData, tmp_path: Path) -> None:
+    order = PlainOrder(num_samples=tokens.num_samples("train", SEQUENCE), seed=4, global_batch=8)
+    run(tmp_path, tokens, order, 1, 1, range(2))
+    for attempt, path, says in (
+        (2, tokens.folder.as_uri(), "compared"),
+        (3, "nowhere://bucket/corpus", "not compared: data is 'nowhere://bucket/corpus'"),
+    ):
+        asked = DataSource(path=path)
+        DeliveryLog(tmp_path / "deliveries", replace(head(attempt, 0, 1, 2, order, tokens), asked=asked)).close()
+        found = audit_folder(tmp_path)
+        assert found.complete and found.contents.startswith(says), found.contents
 
 
 def test_data_that_is_gone_or_another_one_is_said(tokens: TokenData, tmp_path: Path) -> None:

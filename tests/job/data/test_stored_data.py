@@ -16,14 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailable
+from phalanx.core.training_data import DataSource, MixtureSource, Packing
 from phalanx.job.data.block_sums import BLOCK_BYTES
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.cache_place import node_cache
 from phalanx.job.data.documents import document_lengths
-from phalanx.job.data.draws import PlainOrder, rows_of_rank
+from phalanx.job.data.draws import DataOrder, PlainOrder, batch, rows_of_rank
 from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.order import Indices
 from phalanx.job.data.packing import BestFit
 from phalanx.job.data.push import push, push_into
+from phalanx.job.data.sources import Sources
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import StoredData, open_stored
 from phalanx.job.data.stream import BatchStream
@@ -239,6 +242,37 @@ def test_what_is_needed_soon_is_fetched_before_it_is_asked_for(data: StoredData,
         assert time.monotonic() < end
         time.sleep(0.005)
     ahead.close()
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_a_run_over_several_sources_fetches_its_steps_ahead(
+    folder: Path, tmp_path: Path, data: StoredData, cache: NodeCache, packing: Packing
+) -> None:
+    """As a recipe reads: one of them lies in a store, the other in a folder."""
+    write_tokens(tmp_path / "near", [40_000, 700], seed=5)
+    asked = DataSource(
+        sources={"far": MixtureSource(path=data.url, weight=1), "near": MixtureSource(path=str(tmp_path / "near"), weight=1)},
+        packing=packing,
+    )
+    there = Sources(asked, {"far": open_data(folder), "near": open_data(tmp_path / "near")})
+    sources = Sources(asked, {**there.opened, "far": data})
+    numbers = rows_over(sources, there.order(SEQUENCE, seed=1, global_batch=2))
+    ahead = sources.read_ahead("train", SEQUENCE, numbers, 0, None)
+    assert ahead is not None
+    end = time.monotonic() + 60
+    while not large(cache):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    ahead.close()
+    assert there.read_ahead("train", SEQUENCE, numbers, 0, None) is None
+    with BatchStream(sources, "train", SEQUENCE, numbers, 3, stop=40) as stream:
+        assert [thread for thread in threading.enumerate() if thread.name == "data-ahead"]
+        for step, rows in zip(range(3, 40), stream, strict=True):
+            assert (rows == there.gather("train", numbers(step), SEQUENCE)).all()
+
+
+def rows_over(sources: Sources, order: DataOrder) -> Callable[[int], Indices]:
+    return lambda step: sources.numbers(batch(order, step), "train", SEQUENCE)
 
 
 def test_another_process_may_be_given_the_data_but_not_by_a_fork(data: StoredData) -> None:

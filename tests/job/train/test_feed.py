@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,14 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx.core.errors import CheckpointError, DataError
-from phalanx.core.training_data import DataSource
+from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder, PlainOrder
-from phalanx.job.data.open import TokenData
+from phalanx.job.data.open import TokenData, open_data
+from phalanx.job.data.push import push_into
 from phalanx.job.data.sources import Sources
+from phalanx.job.data.store_source import StoreSource
+from phalanx.job.data.stored import open_stored
+from phalanx.job.train.__main__ import checked_first
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.setup import CURSOR, check_cursor
+from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.objects import open_store
+from tests.job.data.random_tokens import write_tokens
 
 TRAIN, SEQUENCE = 50, 3
 CPU = torch.device("cpu")
@@ -38,6 +46,9 @@ class Gated:
         self.read: list[int] = []
         self.damaged = -1
 
+    def far(self, split: str) -> None:
+        return None
+
     def num_samples(self, split: str, sequence: int) -> int:
         return TRAIN
 
@@ -52,6 +63,20 @@ class Gated:
         return out
 
 
+def test_data_of_a_store_is_not_read_whole_by_each_rank_before_the_first_step(tmp_path: Path) -> None:
+    for name in ("near", "far"):
+        write_tokens(tmp_path / name, [1000])
+    store = open_store(tmp_path / "store")
+    push_into(tmp_path / "far", store)
+    cache = NodeCache(tmp_path / "cache", 2**26)
+    with closing(cache):
+        near, far = open_data(tmp_path / "near"), open_stored(StoreSource(store, cache))
+        opened = {"near": near, "far": far}
+        asked = DataSource(sources={name: MixtureSource(path=name) for name in opened})
+        assert checked_first(Sources(asked, opened)) == [near]
+        assert checked_first(Sources(replace(asked, on_bad_data="quarantine"), opened)) == []
+
+
 @pytest.fixture
 def gated() -> Iterator[Gated]:
     data = Gated()
@@ -64,8 +89,8 @@ def order_of(data: Gated, global_batch: int = 4) -> tuple[Sources, DataOrder]:
     return sources, sources.order(SEQUENCE, seed=3, global_batch=global_batch)
 
 
-def feed_of(data: Gated, rank: int = 0, world_size: int = 1) -> Feed:
-    return Feed(*order_of(data), SEQUENCE, Rank(rank=rank, world_size=world_size, device=CPU, device_name="cpu"))
+def feed_of(data: Gated, rank: int = 0, world_size: int = 1, steps: int | None = None) -> Feed:
+    return Feed(*order_of(data), SEQUENCE, Rank(rank=rank, world_size=world_size, device=CPU, device_name="cpu"), steps=steps)
 
 
 def expected(step: int) -> list[int]:
@@ -98,6 +123,14 @@ def test_T01_a_gang_that_shrinks_and_grows_in_the_middle_reads_every_sample_once
                 for step in range(first, stop):
                     read.setdefault(step, []).extend(first_tokens(feed(step)))
     assert read == {step: expected(step) for step in range(1, 9)}
+
+
+def test_nothing_is_read_for_steps_behind_the_end_of_the_run(gated: Gated) -> None:
+    """From a store it would be dozens of steps, in the place of what others need."""
+    with closing(feed_of(gated, steps=3)) as feed:
+        for step in (1, 2, 3):
+            assert first_tokens(feed(step)) == expected(step)
+    assert sorted(gated.read) == sorted(expected(step)[0] for step in (1, 2, 3))
 
 
 def test_batches_are_read_while_a_step_is_trained_on(gated: Gated) -> None:

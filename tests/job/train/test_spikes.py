@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from string import ascii_letters
 from typing import get_args
 
 import pytest
@@ -10,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from phalanx.core import wire
 from phalanx.core.health import SpikeAction
 from phalanx.core.recipe import SPIKE_STEPS, LlamaRecipe
+from phalanx.core.spec_data import SOURCES_MAX, TEXT_BYTES_MAX
+from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX
+from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.draws import PlainOrder
+from phalanx.job.data.quarantine import ANY_SHARE, BLOCKS_MAX, Quarantined, SetAside
 from phalanx.job.train.guard import NUMBER, Guard
 from phalanx.job.train.loss import sample_losses, token_loss
+from phalanx.job.train.setup import CURSOR
 from phalanx.job.train.spikes import RECENT, SHARE, WARM, Curve, Rule, dump, judge, limit_of, load, rolled_back
 
 FINITE = st.floats(min_value=1e-6, max_value=1e6)
@@ -157,7 +166,26 @@ def test_an_impossible_budget_is_refused(budget: int) -> None:
     assert [name for name, _, _ in LlamaRecipe(spike_budget=budget).problems()] == ["spike_budget"]
 
 
-def test_what_a_run_remembers_fits_a_snapshot_s_note_with_the_largest_budget() -> None:
+def test_what_a_run_remembers_fits_a_snapshot_s_note() -> None:
+    """With the largest budget, as many sources as a job can name, and all the blocks that may be set aside."""
     most = Curve(recent=(-math.pi * 1e-300,) * RECENT, handled=tuple(range(10**9, 10**9 + SPIKE_STEPS)))
-    note = json.dumps({NUMBER: dump(most), "checkpoint": "a" * 64, "samples": 2**63})
-    assert len(note) < NOTE_BYTES_MAX / 2
+    hashes = dict.fromkeys(sources_max(), "a" * 64)
+    plain = PlainOrder(num_samples=2**40, seed=1, global_batch=1, name="aaa")
+    aside = [
+        SetAside(source="aaa", shard="b" * 64, block=block, samples=((2**39, 2**39 + 2**20),), since=2**40)
+        for block in range(BLOCKS_MAX)
+    ]
+    cursor = replace(Cursor.after(2**40, Quarantined(plain, aside, ANY_SHARE), hashes), data=hashes)
+    note = json.dumps({NUMBER: dump(most), CURSOR: cursor.to_json(), "checkpoint": "a" * 64, "samples": 2**63})
+    assert len(note) < NOTE_BYTES_MAX - 1000
+
+
+def sources_max() -> list[str]:
+    """Names of as many sources as the data of a job may have."""
+    names = [f"{first}{second}{third}" for first in ascii_letters for second in ascii_letters for third in ascii_letters]
+    least, most = 1, SOURCES_MAX
+    while least < most:
+        count = (least + most + 1) // 2
+        size = len(wire.dumps(DataSource, DataSource(sources={name: MixtureSource(path="/") for name in names[:count]})))
+        least, most = (count, most) if size <= TEXT_BYTES_MAX else (least, count - 1)
+    return names[:least]

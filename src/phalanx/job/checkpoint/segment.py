@@ -18,8 +18,8 @@ from phalanx.core.errors import Bug
 from phalanx.job.checkpoint.pages import map_now
 from phalanx.job.checkpoint.shard_file import Part
 
-HEADER_BYTES: Final = 64 * 1024
-"""Whole pages, and room for the note of a run that has handled a spike at each of its last 1,000 steps."""
+HEADER_BYTES: Final = 256 * 1024
+"""Whole pages, and room for the note of a run over as many sources as its spec can name, with each one's manifest hash."""
 _ALIGN_BYTES: Final = 64
 """Of a cache line, and more than any element type asks for."""
 _SEAL: Final = struct.Struct("<8sqqI32s")

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.data_audit import DataAudit
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, SetupError, StoreUnavailable
+from phalanx.core.training_data import in_store
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
 from phalanx.job.data.exactly_once import audit
@@ -46,9 +47,12 @@ def _contents(head: Head) -> "_Contents | str":
     if head.asked is None:
         return "not compared: where the data lay is not recorded"
     for name, folder in head.asked.paths.items():
-        if not Path(folder).is_dir():
+        if not in_store(folder) and not Path(folder).is_dir():
             return f"not compared: {name} is not on this machine ({folder})"
-    data = open_sources(head.asked)
+    try:
+        data = open_sources(head.asked)
+    except (SetupError, StoreUnavailable) as error:  # the ranks had the rights to their store, and who asks here may not
+        return f"not compared: {error.sentence()}"
     for name, found in data.manifests.items():
         if found != head.data.get(name):
             fix = f"{head.asked.paths[name]} is not the data that the run has read; put that back, or audit with --no-contents"

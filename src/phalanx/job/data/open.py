@@ -22,6 +22,7 @@ from phalanx.storage.places import parse_place
 
 if TYPE_CHECKING:
     from phalanx.job.data.read_ahead import ReadAhead
+    from phalanx.job.data.stored_shards import StoredSamples
     from phalanx.storage.cache.node_cache import NodeCache
 
 CHECKED_WHOLE: Final = 1
@@ -84,6 +85,10 @@ class TokenData:
         if out is not None and (out.shape != (len(indices), sequence + 1) or out.dtype != np.int64):
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
         return self._samples[split].gather(indices, sequence, out, watch)
+
+    def far(self, split: Split) -> "StoredSamples | None":
+        """Its samples, where they lie in a store."""
+        return None
 
     def read_ahead(
         self, split: Split, sequence: int, order: Callable[[int], Indices], start: int, stop: int | None

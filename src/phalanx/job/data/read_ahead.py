@@ -6,18 +6,21 @@ It tells the cache what is needed when, so that what it holds for this run is re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.job.data.order import Indices
 from phalanx.job.data.store_source import UNIT_BYTES
-from phalanx.job.data.stored_shards import StoredSamples
+from phalanx.job.data.stored_shards import StoredShards
 from phalanx.storage.cache.index import Unit
+from phalanx.storage.cache.node_cache import NodeCache
 
-StepOrder = Callable[[int], Indices]
-"""From a step to the samples of its batch."""
+Needs = Callable[[int], Iterable[tuple[StoredShards, Sequence[int]]]]
+"""From a step to the units that its samples lie in, by the shards of each data set."""
+
+Place = tuple[StoredShards, int]
+"""A unit, as the shards of a data set number it."""
 
 HORIZON_STEPS: Final = 64
 LOOK_STEPS: Final = 8
@@ -30,8 +33,9 @@ class ReadAhead:
     """From the step `start` on, up to `HORIZON_STEPS` ahead of what was delivered, and half the cache's limit divided by all its
     processes. An error is left to whoever needs the unit."""
 
-    def __init__(self, samples: StoredSamples, sequence: int, order: StepOrder, start: int, stop: int | None) -> None:
-        self._view = _View(samples, sequence, order, start, stop)
+    def __init__(self, cache: NodeCache, needs: Needs, start: int, stop: int | None) -> None:
+        """cache: through which all of these shards are read."""
+        self._view = _View(cache, needs, start, stop)
         self._thread = threading.Thread(target=self._view.run, name="data-ahead", daemon=True)
         self._close = weakref.finalize(self, _end, self._view, self._thread)
         self._thread.start()
@@ -47,14 +51,14 @@ class ReadAhead:
 class _View:
     """at: the next step to be delivered. looked: the next one to be looked at."""
 
-    def __init__(self, samples: StoredSamples, sequence: int, order: StepOrder, start: int, stop: int | None) -> None:
-        self._samples, self._sequence, self._order, self._stop = samples, sequence, order, stop
+    def __init__(self, cache: NodeCache, needs: Needs, start: int, stop: int | None) -> None:
+        self._cache, self._needs, self._stop = cache, needs, stop
         self._at = self._looked = start
         self._closed = False
         self._changed = threading.Condition()
-        self._steps: deque[tuple[int, list[int]]] = deque()
-        self._keys: dict[int, int] = {}
-        self._line: deque[tuple[int, Unit]] = deque()
+        self._steps: deque[tuple[int, list[Place]]] = deque()
+        self._keys: dict[Place, int] = {}
+        self._line: deque[tuple[int, StoredShards, Unit]] = deque()
 
     def delivered(self, step: int) -> None:
         with self._changed:
@@ -78,7 +82,7 @@ class _View:
                 self._line.clear()
             self._rest()
         with suppress(PhalanxError):
-            self._samples.stored.source.cache.publish(id(self), {})
+            self._cache.publish(id(self), {})
 
     def _goes_on(self) -> bool:
         return not self._closed and (bool(self._line) or self._looked != self._stop)
@@ -91,40 +95,45 @@ class _View:
     def _may_look(self) -> bool:
         while self._steps and self._steps[0][0] < self._at:
             self._steps.popleft()
-        size_bytes = len({unit for _, units in self._steps for unit in units}) * UNIT_BYTES
+        size_bytes = len({place for _, places in self._steps for place in places}) * UNIT_BYTES
         ahead = self._looked - self._at
-        return self._looked != self._stop and ahead <= HORIZON_STEPS - LOOK_STEPS and size_bytes < self._fair_bytes()
-
-    def _fair_bytes(self) -> int:
-        return self._samples.stored.source.cache.fair_bytes()
+        return self._looked != self._stop and ahead <= HORIZON_STEPS - LOOK_STEPS and size_bytes < self._cache.fair_bytes()
 
     def _look(self) -> None:
         """At some more steps."""
         end = self._looked + LOOK_STEPS if self._stop is None else min(self._stop, self._looked + LOOK_STEPS)
-        found = [(step, self._samples.units(self._order(step), self._sequence)) for step in range(self._looked, end)]
-        seen = {unit for _, units in self._steps for unit in units}
-        fresh = {unit: step for step, units in reversed(found) for unit in units if unit not in seen}
-        stored, first = self._samples.stored, sorted(fresh, key=lambda unit: fresh[unit])
-        named = stored.units(first)
-        self._keys.update((unit, stored.source.cache.key(name)) for unit, name in zip(first, named, strict=True))
-        self._line.extend((fresh[unit], name) for unit, name in zip(first, named, strict=True))
+        found = [
+            (step, [(shards, unit) for shards, units in self._needs(step) for unit in units]) for step in range(self._looked, end)
+        ]
+        seen = {place for _, places in self._steps for place in places}
+        fresh = {place: step for step, places in reversed(found) for place in places if place not in seen}
+        named = _named(fresh)
+        self._keys.update((place, self._cache.key(unit)) for place, unit in named.items())
+        self._line.extend((fresh[place], place[0], named[place]) for place in sorted(fresh, key=lambda place: fresh[place]))
         self._steps.extend(found)
         self._looked = end
         self._publish()
 
     def _publish(self) -> None:
-        due = {self._keys[unit]: max(0, step - self._at) for step, units in reversed(self._steps) for unit in units}
-        self._keys = {unit: self._keys[unit] for _, units in self._steps for unit in units}
-        self._samples.stored.source.cache.publish(id(self), due)
+        due = {self._keys[place]: max(0, step - self._at) for step, places in reversed(self._steps) for place in places}
+        self._keys = {place: self._keys[place] for _, places in self._steps for place in places}
+        self._cache.publish(id(self), due)
 
     def _fetch_first(self) -> bool:
         """Whether one could be begun."""
-        step, unit = self._line[0]
-        stored = self._samples.stored
-        found = stored.source.cache.fetch_ahead([unit], stored.origin, max(0, step - self._at))
+        step, shards, unit = self._line[0]
+        found = self._cache.fetch_ahead([unit], shards.origin, max(0, step - self._at))
         if found == "begun":
             self._line.popleft()
         return found != "full"
+
+
+def _named(places: Iterable[Place]) -> dict[Place, Unit]:
+    """What the cache calls them."""
+    blocks: dict[StoredShards, list[int]] = {}
+    for shards, block in places:
+        blocks.setdefault(shards, []).append(block)
+    return {(shards, at): unit for shards, ats in blocks.items() for at, unit in zip(ats, shards.units(ats), strict=True)}
 
 
 def _end(view: _View, thread: threading.Thread) -> None:

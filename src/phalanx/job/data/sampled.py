@@ -10,11 +10,10 @@ from phalanx.core.data_asked import SampleAsked
 from phalanx.core.data_views import PieceView, SampledView, SamplesView, SampleView
 from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data import draws, tokens
-from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices
-from phalanx.job.data.packing import BestFit, Concatenate, Lengths, Packing
+from phalanx.job.data.packing import Packing
 from phalanx.job.data.sources import Sources, open_sources
 
 Decode = Callable[[list[int]], str]
@@ -34,7 +33,7 @@ def samples(asked: SampleAsked) -> SamplesView:
     for row in range(min(len(drawn), asked.most)):
         source, sample = int(drawn.source[row]), int(drawn.sample[row])
         if source not in laid:
-            laid[source] = _Laid.of(asked, data.opened[data.names[source]])
+            laid[source] = _Laid.of(asked, data, data.names[source])
         pieces, padding = laid[source].pieces(sample, decode, asked.ids or bool(note))
         numbers = {} if first is None else {"position": first + row, "epoch": int(drawn.epoch[row])}
         shown.append(SampleView(source=data.names[source], sample=sample, pieces=pieces, padding=padding, **numbers))
@@ -93,15 +92,14 @@ class _Laid:
     data: TokenData
     split: Split
     packing: Packing
-    lengths: Lengths
     begins: Indices
+    lengths: Indices
 
     @classmethod
-    def of(cls, asked: SampleAsked, data: TokenData) -> "_Laid":
-        lengths = document_lengths(data, asked.split)
-        whole = asked.data.packing == "best_fit"
-        packing = BestFit(lengths, asked.sequence + 1) if whole else Concatenate(lengths, asked.sequence)
-        return cls(data, asked.split, packing, lengths, np.cumsum(lengths, dtype=np.int64) - lengths)
+    def of(cls, asked: SampleAsked, data: Sources, name: str) -> "_Laid":
+        packing, begins = data.packing(name, asked.split, asked.sequence)
+        one = data.opened[name]
+        return cls(one, asked.split, packing, begins, np.diff(begins, append=one.num_tokens(asked.split)))
 
     def pieces(self, sample: int, decode: Decode, ids: bool) -> tuple[tuple[PieceView, ...], int]:
         """And the padding after them."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import OnBadData
@@ -13,6 +13,7 @@ from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, Touching, set_aside_of
 
 _log: Final = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Agree = Callable[[Sequence[Block]], Sequence[Block]]
 """From the damaged blocks that this rank met in a step to those of all ranks. A collective: each rank asks once for each try at a
@@ -37,6 +38,14 @@ class BadData:
 
 
 STOP: Final = BadData()
+
+
+def tried(read: Callable[[], T]) -> tuple[T | None, BadBlock | None]:
+    """What it gives, or the damage that it met, for `SoundOrder.changed_by`."""
+    try:
+        return read(), None
+    except BadBlock as error:
+        return None, error
 
 
 class SoundOrder:

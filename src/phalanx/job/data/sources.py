@@ -7,8 +7,8 @@ token's document, so that attention, positions and the loss can be kept within i
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from phalanx.job.data.packing import BestFit, Concatenate, Packing
 from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
+    from phalanx.job.data.stored_shards import StoredSamples, StoredShards
 
 _SHOWN: Final = 12
 
@@ -113,6 +117,18 @@ class Sources:
         source = np.searchsorted(ends, numbers, side="right")
         return source, numbers - np.concatenate([[0], ends])[source]
 
+    def packing(self, name: str, split: Split, sequence: int) -> tuple[Packing, Indices]:
+        """What the rows of a source are made of, and where each of its documents begins. Made once: one of whole documents has to
+        go over all of them to count its rows."""
+        key = (name, split, sequence)
+        with self._making:
+            if key not in self._packings:
+                lengths = document_lengths(self.opened[name], split)
+                whole = self.asked.packing == "best_fit"
+                packing = BestFit(lengths, sequence + 1) if whole else Concatenate(lengths, sequence)
+                self._packings[key] = packing, np.cumsum(lengths, dtype=np.int64) - lengths
+            return self._packings[key]
+
     def touching(self, block: Block, split: Split, sequence: int) -> Touching:
         """The stretches [first, stop) of samples that need a block, by source."""
         return {name: self._touching(name, block, split, sequence) for name in self.names}
@@ -137,12 +153,38 @@ class Sources:
             rows[at] = self._gather(name, split, numbers[at] - (ends[each] - sizes[name]), sequence, None, watch)
         return rows
 
+    def read_ahead(
+        self, split: Split, sequence: int, order: Callable[[int], Indices], start: int, stop: int | None
+    ) -> "ReadAhead | None":
+        """What fetches the steps to come of those that lie in a store; None where none does. order: from a step to `numbers`."""
+        far = {name: samples for name, data in self.opened.items() if (samples := data.far(split)) is not None}
+        if not far:
+            return None
+        from phalanx.job.data.read_ahead import ReadAhead  # what data in folders does without
+
+        cache = next(iter(far.values())).stored.source.cache  # of this node, for all of them
+        return ReadAhead(cache, lambda step: self._needs(far, split, sequence, order(step)), start, stop)
+
+    def _needs(
+        self, far: "Mapping[str, StoredSamples]", split: Split, sequence: int, numbers: Indices
+    ) -> "Iterator[tuple[StoredShards, list[int]]]":
+        source, sample = self.drawn(numbers, split, sequence)
+        for each in np.unique(source).tolist():
+            name, mine = self.names[each], sample[source == each]
+            if (samples := far.get(name)) is None:
+                continue
+            if self.by_document:
+                packing, document_begins = self.packing(name, split, sequence)
+                yield samples.stored, samples.units_of(packing.pieces(mine), document_begins)
+            else:
+                yield samples.stored, samples.units(mine, sequence)
+
     def _gather(self, name: str, split: Split, samples: Indices, sequence: int, out: Rows | None, watch: Watch | None) -> Rows:
         data = self.opened[name]
         if not self.by_document:
             return data.gather(split, samples, sequence, out, watch)
         rows = np.empty((len(samples), 2, sequence + 1), dtype=np.int64) if out is None else out
-        packing, document_begins = self._packing(name, split, sequence)
+        packing, document_begins = self.packing(name, split, sequence)
         pieces = packing.pieces(samples)
         rows[:, 1] = pieces.segments()
         data.gather_pieces(split, pieces, document_begins, rows[:, 0], watch)
@@ -154,7 +196,7 @@ class Sources:
             return ()
         if self.asked.packing == "concatenate":
             return data.touching(split, block, sequence)
-        packing, document_begins = self._packing(name, split, sequence)
+        packing, document_begins = self.packing(name, split, sequence)
         assert isinstance(packing, BestFit)
         found = []
         for begin, end in data.tokens_of(split, block):  # whole runs, so that a cursor need not hold hundreds of stretches
@@ -165,23 +207,12 @@ class Sources:
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":
             return self.opened[name].num_samples(split, sequence)
-        return self._packing(name, split, sequence)[0].num_samples
+        return self.packing(name, split, sequence)[0].num_samples
 
     def _cut(self, name: str, split: Split, sequence: int) -> str:
         if self.asked.packing == "concatenate":
             return Concatenate.named(sequence)
-        return self._packing(name, split, sequence)[0].name
-
-    def _packing(self, name: str, split: Split, sequence: int) -> tuple[Packing, Indices]:
-        """And where each document begins. Made once: one of whole documents has to go over all of them to count its rows."""
-        key = (name, split, sequence)
-        with self._making:
-            if key not in self._packings:
-                lengths = document_lengths(self.opened[name], split)
-                whole = self.asked.packing == "best_fit"
-                packing = BestFit(lengths, sequence + 1) if whole else Concatenate(lengths, sequence)
-                self._packings[key] = packing, np.cumsum(lengths, dtype=np.int64) - lengths
-            return self._packings[key]
+        return self.packing(name, split, sequence)[0].name
 
 
 def open_sources(asked: DataSource) -> Sources:

@@ -8,7 +8,8 @@ from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.manifest import FileEntry, Manifest, Split
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
-from phalanx.job.data.read_ahead import ReadAhead, StepOrder
+from phalanx.job.data.order import Indices
+from phalanx.job.data.read_ahead import ReadAhead
 from phalanx.job.data.shards import Refetch
 from phalanx.job.data.store_source import REQUEST, StoreSource
 from phalanx.job.data.stored_shards import StoredSamples, StoredShards
@@ -47,8 +48,12 @@ class StoredData(TokenData):
         """As of a folder, through the cache."""
         return self.source.small([entry])[0]
 
-    def read_ahead(self, split: Split, sequence: int, order: StepOrder, start: int, stop: int | None) -> ReadAhead:
-        return ReadAhead(self.stored[split], sequence, order, start, stop)
+    def far(self, split: Split) -> StoredSamples:
+        return self.stored[split]
+
+    def read_ahead(self, split: Split, sequence: int, order: Callable[[int], Indices], start: int, stop: int | None) -> ReadAhead:
+        samples = self.stored[split]
+        return ReadAhead(self.source.cache, lambda step: [(samples.stored, samples.units(order(step), sequence))], start, stop)
 
     def __reduce__(self) -> tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]:
         return reopened, (self.url, self.manifest_hash, None)

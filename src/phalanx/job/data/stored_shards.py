@@ -223,9 +223,13 @@ class StoredSamples(Samples):
         self, pieces: Pieces, document_begins: NDArray[np.int64], padding: int, out: Rows, watch: Watch | None
     ) -> None:
         """Waits for the units that the pieces lie in."""
-        begins = document_begins[pieces.document] + pieces.start
-        with self.stored.pinned(self._between(begins, begins + np.maximum(pieces.length - 1, 0)), watch):
+        with self.stored.pinned(self.units_of(pieces, document_begins), watch):
             super().gather_pieces(pieces, document_begins, padding, out, watch)
+
+    def units_of(self, pieces: Pieces, document_begins: NDArray[np.int64]) -> list[int]:
+        """Those in which these pieces lie, in the order of the shards."""
+        begins = document_begins[pieces.document] + pieces.start
+        return self._between(begins, begins + np.maximum(pieces.length - 1, 0))
 
     def _between(self, begins: Indices, lasts: Indices) -> list[int]:
         """The units of these stretches of tokens, by their first and last one."""

@@ -11,6 +11,7 @@ from phalanx.core.imports import long_imports
 from phalanx.core.recipe import RECIPES, LlamaRecipe
 
 with long_imports():  # torch's
+    from phalanx.job.data.open import TokenData
     from phalanx.job.data.sources import Sources, open_sources
     from phalanx.job.sdk import Session, attach
     from phalanx.job.sdk.gang import Gang
@@ -83,13 +84,18 @@ def _data(session: Session, recipe: LlamaRecipe) -> Sources:
     if session.data_source is None:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
     sources = open_sources(session.data_source)
-    opened = sources.opened.values()
-    size = sum(entry.size_bytes for data in opened for entry in data.manifest.files)
-    if size <= _CHECKED_FIRST_BYTES_MAX and session.data_source.on_bad_data == "stop":  # else damage is set aside where it is met
-        for data in opened:
-            data.verify()
+    for data in checked_first(sources):
+        data.verify()
     sources.prepare(recipe.sequence)
     return sources
+
+
+def checked_first(sources: Sources) -> list[TokenData]:
+    """What is read whole before the first step. Of a store nothing: each rank would read all of it past the node's cache."""
+    near = [data for data in sources.opened.values() if data.far("train") is None]
+    size = sum(entry.size_bytes for data in near for entry in data.manifest.files)
+    stops = sources.asked.on_bad_data == "stop"  # else damage is set aside where it is met
+    return near if stops and size <= _CHECKED_FIRST_BYTES_MAX else []
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.bad_block import BadBlock, Block
+from phalanx.job.data.bad_block import Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
@@ -26,8 +26,7 @@ from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, rank_slice
 from phalanx.job.data.quarantine import Touching, set_aside_of
-from phalanx.job.data.samples import Rows
-from phalanx.job.data.sound import STOP, BadData, SoundOrder
+from phalanx.job.data.sound import STOP, BadData, SoundOrder, tried
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
 
@@ -229,7 +228,7 @@ class BatchDataset(IterableDataset[Tensor]):
         of = (self._data, self._split, self._sequence, rows, step, end)
         with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
             while step != end:
-                batch, met = _next(stream)
+                batch, met = tried(stream.__next__)
                 if self._sound.changed_by(met, step):
                     return True
                 assert batch is not None
@@ -252,10 +251,3 @@ def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Calla
     if isinstance(data, Sources):
         return lambda block: data.touching(block, split, sequence)
     return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
-
-
-def _next(stream: BatchStream) -> tuple[Rows | None, BadBlock | None]:
-    try:
-        return next(stream), None
-    except BadBlock as error:
-        return None, error

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.job.data.bad_block import BadBlock
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions
 from phalanx.job.data.order import Indices, rank_slice
 from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.data.samples import Rows
-from phalanx.job.data.sound import STOP, BadData, SoundOrder
+from phalanx.job.data.sound import STOP, BadData, SoundOrder, tried
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.waits import Cause
@@ -51,10 +50,13 @@ class Feed:
     `feed(step)`, counted from 1, is [samples, *row] on the rank's device; it lasts until the next step is asked for. Another step
     than the next one, or the same again, may be asked for at any time. bad_data: what is done about a damaged block; with
     `quarantine` all ranks ask for the same steps, since they tell each other of what they met before any uses a batch.
+    steps: of the run, beyond which nothing is read ahead; None where it has no end.
     """
 
-    def __init__(self, data: Sources, order: DataOrder, sequence: int, rank: Rank, bad_data: BadData = STOP) -> None:
-        self._data, self._sequence, self._rank = data, sequence, rank
+    def __init__(
+        self, data: Sources, order: DataOrder, sequence: int, rank: Rank, bad_data: BadData = STOP, steps: int | None = None
+    ) -> None:
+        self._data, self._sequence, self._rank, self._steps = data, sequence, rank, steps
         self._sound = SoundOrder(order, lambda block: data.touching(block, "train", sequence), bad_data, rank.world_size)
         self._log: DeliveryLog | None = None
         self._stream: BatchStream | None = None
@@ -131,7 +133,7 @@ class Feed:
     def _soundly(self, step: int, read: Callable[[], T]) -> T:
         """What `read` gives once no rank meets damage in it that is not set aside."""
         while True:
-            found, met = _tried(read)
+            found, met = tried(read)
             if not self._sound.changed_by(met, step - 1):
                 assert found is not None
                 return found
@@ -148,7 +150,9 @@ class Feed:
         self.close()
         self._told = {}
         buffers = pinned if self._copies is not None else None
-        self._stream = BatchStream(self._data, "train", self._sequence, self._numbers, step - 1, keep=_KEEP, buffers=buffers)
+        self._stream = BatchStream(
+            self._data, "train", self._sequence, self._numbers, step - 1, self._steps, keep=_KEEP, buffers=buffers
+        )
         return self._stream
 
     def _numbers(self, step: int) -> Indices:
@@ -162,7 +166,8 @@ class Feed:
             starts = np.arange(block * num_steps, (block + 1) * num_steps, dtype=np.int64) * order.global_batch
             draws = order.draws((starts[:, None] + first).reshape(-1))
             found = self._data.numbers(draws, "train", self._sequence).reshape(num_steps, len(first))
-            self._asked = {block: found}
+            newest = list(self._asked.items())[-1:]  # where data is far, somebody looks at steps that lie well ahead
+            self._asked = {**dict(newest), block: found}
         numbers: Indices = found[step - block * num_steps]
         return numbers
 
@@ -178,17 +183,10 @@ class Feed:
         """While the device computes, if its samples are there already. What is wrong with them is said when they are asked for."""
         stream = self._stream
         if stream is not None and self._is_ready(step):
-            self._next, _ = _tried(lambda: self._taken(stream))
+            self._next, _ = tried(lambda: self._taken(stream))
 
     def _is_ready(self, step: int) -> bool:
         return self._stream is not None and self._stream.step == step - 1 and self._stream.is_ready
-
-
-def _tried(read: Callable[[], T]) -> tuple[T | None, BadBlock | None]:
-    try:
-        return read(), None
-    except BadBlock as error:
-        return None, error
 
 
 class _Copies:

@@ -148,7 +148,7 @@ def assemble(
     order = order_of_run(data, recipe, batch)
     asked = data.asked
     bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks)
-    feed = Feed(data, order, recipe.sequence, rank, bad_data)
+    feed = Feed(data, order, recipe.sequence, rank, bad_data, recipe.steps)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,

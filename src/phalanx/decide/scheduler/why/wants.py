@@ -41,7 +41,7 @@ _MEANS: Final = MappingProxyType(
         features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
         features.SHRINK: "upgrade phalanx on more nodes to one whose shims let gangs shrink",
         features.RECOVERY_NODES: "upgrade phalanx on more nodes to one whose shims recover gangs of several nodes",
-        features.DATA_SPEC: "upgrade phalanx on more nodes to one whose recipes mix data, or give data a path alone",
+        features.DATA_SPEC: "upgrade phalanx on more nodes to one whose recipes mix and fetch data, or name one folder",
         features.CHECKPOINT_STORE: "upgrade phalanx on more nodes to one whose ranks save elsewhere than in the job's folder",
     }
 )
