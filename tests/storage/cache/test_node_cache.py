@@ -170,6 +170,29 @@ def test_room_that_others_hold_is_waited_for_and_not_for_ever(tmp_path: Path, mo
         one.hold(units[16:18], origin)  # what is held for convenience makes room
 
 
+def test_who_waits_for_room_keeps_none_from_others_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two threads wants half of what is there, and one unit more, for which half of the other's must go."""
+    monkeypatch.setattr(node_cache, "ROOM_PATIENCE_S", 5.0)
+    origin, units = Contents.at(tmp_path / "store")
+    wanted = [[*units[:6], units[12]], [*units[6:12], units[13]]]
+    with opened(tmp_path) as cache, ThreadPoolExecutor(2) as pool:
+        for some in (units[:6], units[6:12]):
+            cache.hold(some, origin)
+        waiting: set[int] = set()
+        cache.call_when_full(lambda: waiting.add(threading.get_ident()))
+
+        def read(some: list[Unit]) -> None:
+            cache.hold(some, origin)
+            cache.release(some)
+
+        done = [pool.submit(read, some) for some in wanted]
+        until(lambda: len(waiting) == 2)
+        for some in (units[:6], units[6:12]):
+            cache.release(some)
+        for future in done:
+            future.result(60)
+
+
 def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
     origin, units = Contents.at(tmp_path / "store")
     shard = tmp_path / "store" / units[0].sha256

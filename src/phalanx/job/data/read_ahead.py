@@ -105,12 +105,17 @@ class _View:
         seen = {unit for _, units in self._steps for unit in units}
         fresh = {unit: step for step, units in reversed(found) for unit in units if unit not in seen}
         stored, first = self._samples.stored, sorted(fresh, key=lambda unit: fresh[unit])
-        named = stored.units(first)
+        named = stored.units(first, self._waiting)
         self._keys.update((unit, stored.source.cache.key(name)) for unit, name in zip(first, named, strict=True))
         self._line.extend((fresh[unit], name) for unit, name in zip(first, named, strict=True))
         self._steps.extend(found)
         self._looked = end
         self._publish()
+
+    def _waiting(self, *_: object) -> None:
+        """Ends a wait that nobody wants any more."""
+        if self._closed:
+            raise ValueError("the stream is closed")
 
     def _publish(self) -> None:
         due = {self._keys[unit]: max(0, step - self._at) for step, units in reversed(self._steps) for unit in units}
