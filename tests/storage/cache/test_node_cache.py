@@ -1,12 +1,13 @@
 """A cache that processes share: one fetches, the limit holds at every moment, and a kill at any point leaves nothing behind."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,6 +205,43 @@ def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
             assert cache.held_bytes == used_bytes(cache.folder) == 0
         (tmp_path / "away").rename(shard)
         check(cache, origin, units)
+
+
+class Unwritable(Contents):
+    """Its disk takes no more from some moment on, not even what the index says of that. cache: whose."""
+
+    cache: NodeCache
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        if self.gate.is_set():
+            return super().read(group)
+        self.cache._index._db.execute("PRAGMA query_only=ON")
+        raise OSError(errno.ENOSPC, "no space")
+
+
+def test_what_could_not_be_given_back_on_a_full_disk_is_given_back_later(tmp_path: Path) -> None:
+    units, origin = Contents.at(tmp_path / "store")[1], Unwritable(tmp_path / "store")
+    with opened(tmp_path) as cache, opened(tmp_path) as other:
+        origin.cache = cache
+        origin.gate.clear()
+        with pytest.raises(StoreUnavailable, match="index cannot be written"):
+            cache.hold(units[:2], origin)
+        cache._index._db.execute("PRAGMA query_only=OFF")
+        cache.publish("run", {})
+        assert other._index.fetching(units) == [], "nobody waits for what is fetched no more"
+        origin.gate.set()
+        cache.hold(units[4:6], origin)
+        cache.release(units[4:6])
+        other.hold(units[6:18], origin)  # all of the limit: nothing is held by nobody
+
+
+def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
+    mine = tmp_path / "cache" / "blocks" / "2024" / "letters.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(SetupError, match=r"is no file of a cache; move it away"):
+        NodeCache(tmp_path / "cache", LIMIT)
+    assert mine.read_text() == "mine"
 
 
 FULL = """

@@ -43,6 +43,8 @@ class NodeCache:
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder
+        self._changed = threading.Condition()
+        self._failed: set[Unit] = set()
         with self._told():
             self._files = CacheFiles(folder)
             self._users, self._index = entered(self._files)
@@ -53,12 +55,12 @@ class NodeCache:
             self._bury_ended()
             self._index.shrink(self._files.remove)
         self._held: Counter[Unit] = Counter()
+        self._unreleased: set[Unit] = set()
         self._kept_bytes = 0
         self._closed = False
         self.closing = threading.Event()
         self._due: dict[object, Mapping[int, int]] = {}
         self._spares: list[Callable[[], object]] = []
-        self._changed = threading.Condition()
         self._ahead = threading.BoundedSemaphore(AHEAD_AT_ONCE)
         self._pool = ThreadPoolExecutor(FETCHES_AT_ONCE, "data-cache")
 
@@ -145,7 +147,9 @@ class NodeCache:
                 del self._held[unit]
             if self._closed:
                 return
-            self._index.release(self.process, last)
+            self._unreleased.update(last)
+            self._index.release(self.process, [unit for unit in self._unreleased if unit not in self._held])
+            self._unreleased.clear()
 
     def fetch_ahead(self, group: Sequence[Unit], origin: Origin, beyond: int) -> Ahead:
         """Begins to fetch those of a group that nobody has, and removes nothing for it that is needed within `beyond` steps."""
@@ -233,12 +237,23 @@ class NodeCache:
                     self._files.write(unit, data, self.process)
                 self._index.fetched(group)
         except BaseException:
-            with self._told():
-                self._index.forget(group, self._files.remove, self.process)
+            with self._changed:
+                self._failed.update(group)
+            self._forget_failed()
             raise
         finally:
             with self._changed:
                 self._changed.notify_all()
+
+    def _forget_failed(self) -> None:
+        """What could not be fetched is anybody's to fetch; said again where the index could not be written, or who waits for us
+        would wait for ever."""
+        with self._changed:
+            failed = list(self._failed)
+            if failed:
+                with self._told():
+                    self._index.forget(failed, self._files.remove, self.process)
+                self._failed.clear()
 
     def _wait_for(self, units: Sequence[Unit], waited: "Waited") -> None:
         """Until nobody fetches them any more."""
@@ -253,7 +268,8 @@ class NodeCache:
             waited.tell()
 
     def _bury_ended(self) -> None:
-        """Takes over from processes that were killed."""
+        """Takes over from processes that were killed, and from fetches that failed."""
+        self._forget_failed()
         for process in self._index.processes():
             if process != self.process and self._files.has_ended(process):
                 self._leave(process)
