@@ -284,10 +284,19 @@ def test_a_process_has_one_cache_of_a_folder_and_its_children_their_own(tmp_path
     assert cache_at(tmp_path / "cache") is cache
     with pytest.raises(SetupError, match=f"this process uses the cache .* with {LIMIT}"):
         cache_at(tmp_path / "cache", LIMIT + 1)
+    cache.hold(units[:2], origin)
     child = os.fork()
     if child == 0:
-        own = cache_at(tmp_path / "cache", LIMIT)
-        own.hold(units[:2], origin)
-        os._exit(0 if own is not cache and own.process != cache.process else 1)
+        cache.release(units[:2])  # as whatever the child lets go of does
+        try:
+            cache.hold(units[:2], origin)
+        except SetupError as error:
+            refused = "opened before this process was forked" in str(error)
+            own = cache_at(tmp_path / "cache", LIMIT)
+            own.hold(units[:2], origin)
+            os._exit(0 if refused and own is not cache and own.process != cache.process else 1)
+        os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+    assert cache._index._db.execute("SELECT COUNT(*) FROM leases WHERE process = ?", (cache.process,)).fetchone() == (2,)
+    cache.release(units[:2])
     check(cache, origin, units)

@@ -71,11 +71,16 @@ class NodeCache:
         with self._changed, self._told():
             self._leave(self.process)
             self._closed = True
-        self.abandon()
+        self._close_files()
         self._index.close()
 
     def abandon(self) -> None:
-        """In a process that was forked from one that uses the cache: its parent's life is not this one's."""
+        """In a process that was forked from one that uses the cache: its parent's life, leases and index are not this one's."""
+        self._closed = True
+        self._changed = threading.Condition()  # a thread that is not here may have had the other one
+        self._close_files()
+
+    def _close_files(self) -> None:
         os.close(self._life)
         os.close(self._users)
 
@@ -119,6 +124,9 @@ class NodeCache:
 
     def hold(self, units: Sequence[Unit], origin: Origin, watch: Watch | None = None) -> None:
         """Until they are released as often, these units are there; waits for that. What it raises leaves nothing held."""
+        if self._closed:
+            fix = "is closed, or was opened before this process was forked; open the data in this process"
+            raise SetupError("data cache", str(self.folder), fix)
         self.check_limit(self._kept_bytes + sum(unit.size_bytes for unit in set(units)), "what is read at once has")
         began = time.monotonic()
         while True:
