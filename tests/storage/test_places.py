@@ -1,5 +1,6 @@
 """URLs of stores: what each means, and one clear error for each that means nothing."""
 
+import re
 import secrets
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_what_a_url_means(text: str, place: Place, url: str) -> None:
     assert parse_place(text) == place
     assert place.url == url
     assert parse_place(url) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://AKIA:secret@bkt/p", "s3://AKIA:sec/ret+x@bkt/p", "s3://AKIA:secret", "gs://u:secret/x/y@z", "x://AKIA:sec/ret@h"]
+)
+def test_no_error_shows_what_may_be_a_password(text: str) -> None:
+    """Also one with a slash, as Amazon's keys may have, with which a URL's host ends early."""
+    with pytest.raises(SetupError) as caught:
+        parse_place(text)
+    assert not {"AKIA", "sec", "ret"} & set(re.split(r"[^A-Za-z]+", str(caught.value)))
+    assert "secret" not in str(caught.value)
 
 
 def test_a_relative_path_is_one_from_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

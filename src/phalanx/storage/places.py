@@ -37,7 +37,8 @@ _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _UNFINISHED: Final = re.compile(r"#[0-9]+$")
 """How a local store names a file that is still being written; no listing shows it."""
 
-_USER: Final = re.compile(r"//[^/@]*@")
+_USER: Final = re.compile(r"//(?:[^/@]*@|[^@]*:[^@]*@|[^/@]*:[^/]*)")
+"""A secret key may hold a slash, at which a URL's user and password end early and look like a bucket with a port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def _bucket(field: str, text: str, scheme: Scheme, parts: SplitResult) -> Place:
             raise _bad(field, text, "write abfs://container@account.dfs.core.windows.net/prefix")
     elif at:
         raise _bad(field, text, "holds a user or password; leave it out, credentials come from the environment")
+    if ":" in host:
+        raise _bad(field, text, "holds a user, password or port; leave it out, credentials and endpoint come from the environment")
     if not host:
         raise _bad(field, text, f"names no bucket; write {scheme}://bucket/prefix")
     if _BUCKET[scheme].fullmatch(host) is None:

@@ -253,3 +253,18 @@ def test_an_exported_folder_is_read_by_its_own_reader(tmp_path: Path) -> None:
     folder = MdsFolder(export(tmp_path / "data", tmp_path / "mds"))
     values = [array_of(folder.columns["tokens"])(row["tokens"]) for _, rows in folder.shards() for row in rows]
     assert [len(value) for value in values] == [300, 70_000] and np.array_equal(np.concatenate(values), tokens)
+
+
+def test_a_packed_shard_that_is_damaged_is_named_without_hashes_too(tmp_path: Path) -> None:
+    folder = tmp_path / "mds"
+    shutil.copytree(WRITTEN / "rows_gz", folder)
+    written = json.loads((folder / "index.json").read_text())
+    for file in (written["shards"][0]["zip_data"], written["shards"][0]["raw_data"]):
+        file["hashes"] = {}
+    (folder / "index.json").write_text(json.dumps(written))
+    packed = folder / written["shards"][0]["zip_data"]["basename"]
+    data = bytearray(packed.read_bytes())
+    data[40:60] = bytes(255 - byte for byte in data[40:60])
+    packed.write_bytes(data)
+    with pytest.raises(DataError, match="cannot be unpacked as gz"):
+        list(MdsFolder(folder).shards())

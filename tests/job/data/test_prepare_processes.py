@@ -132,6 +132,22 @@ def test_results_come_in_order_and_few_are_in_flight() -> None:
         assert list(crew.map(double, range(5))) == [0, 2, 4, 6, 8]
 
 
+class OddError(Exception):
+    """One that pickle cannot make again, as libraries have them."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"{words} ({code})")
+
+
+def fail(number: int) -> int:
+    raise OddError(number, "no such tensor")
+
+
+def test_any_error_of_another_process_is_told_and_ends_the_wait() -> None:
+    with pytest.raises(RuntimeError, match=r"OddError: no such tensor \(3\)"), Crew(2) as crew:
+        list(crew.map(fail, [3, 3]))
+
+
 def test_a_number_of_processes_that_makes_no_sense_is_refused(texts: Path, tmp_path: Path) -> None:
     for number in (0, -1, 5000):
         with pytest.raises(DataError, match="from 1 to 1024"):

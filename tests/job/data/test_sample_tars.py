@@ -258,3 +258,14 @@ def test_a_manifest_that_is_none_is_refused(packed: Path, old: str, new: str, sa
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=said):
         open_samples(packed)
+
+
+def test_an_index_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("x.txt", b"1")])
+    (tmp_path / "a.index").write_text("mine")
+    with pytest.raises(Conflict, match="is of something else and would be replaced"):
+        index([tmp_path])
+    assert (tmp_path / "a.index").read_text() == "mine"
+    (tmp_path / "a.index").unlink()
+    index([tmp_path])
+    index([tmp_path])  # our own is made anew

@@ -219,6 +219,24 @@ def test_a_store_that_stays_away_is_waited_for_as_long_as_was_said(data: StoredD
         data.gather("train", np.array([0]), SEQUENCE)
 
 
+def test_nothing_that_ends_waits_for_a_store_that_is_away(store: ObjectStore, tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path / "cache", LIMIT)
+    data = open_stored(StoreSource(store, cache, patience_s=60))
+    asked = threading.Event()
+
+    def away(key: str, start: int, length: int) -> memoryview:
+        asked.set()
+        raise StoreUnavailable("s3://bucket: nobody answers; try again")
+
+    data.source.ranges = HedgedReads(away, 4)
+    stream = BatchStream(data, "train", SEQUENCE, rows_of_rank(order_of(data)))
+    assert asked.wait(30)
+    began = time.monotonic()
+    stream.close()
+    cache.close()
+    assert time.monotonic() - began < 30, "half of the patience"
+
+
 def order_of(data: TokenData, batch: int = 3) -> PlainOrder:
     return PlainOrder(num_samples=data.num_samples("train", SEQUENCE), seed=1, global_batch=batch, shuffle=BlockShuffle(500, 2))
 

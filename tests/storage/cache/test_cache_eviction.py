@@ -1,10 +1,12 @@
 """What leaves a full cache: pure choices, and a thousand histories of processes that come, hold, fail and die."""
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +159,41 @@ class World:
         assert self.index.held_bytes() == total <= self.limit
         for one in self.held.values():
             assert all((unit.sha256, unit.number) in self.files | reserved for unit in one), "nothing held is removed"
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(tmp_path: Path) -> None:
+    """SQLite gives up the transaction by itself then, and what was learnt in it is not so."""
+    index = Index(tmp_path / "index")
+    index.make([])
+    process = index.enter(10**9)
+    some = [Unit(f"{number:064x}", 0, 1) for number in range(4000)]
+    index._db.execute(f"PRAGMA max_page_count={index._db.execute('PRAGMA page_count').fetchone()[0] + 1}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        index.take(process, some, lambda *_: None, lease=True)
+    index._db.execute("PRAGMA max_page_count=100000")
+    found = []
+    for unit in reversed(some[:9]):
+        taken = index.take(process, [unit], lambda *_: None, lease=True)
+        assert taken is not None
+        assert taken.mine == [unit]
+    index.forget(some[:9], lambda *unit: found.append(unit), process)
+    assert found == [(unit.sha256, 0) for unit in some[:9]]
+    assert index.held_bytes() == 0
+    index.close()
+
+
+def test_a_smaller_limit_takes_all_that_nobody_holds(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index")
+    index.make([])
+    process, units = index.enter(9), [Unit(f"{number:064x}", 0, 3) for number in range(3)]
+    index.take(process, units, lambda *_: None, lease=True)
+    index.fetched(units)
+    index.release(process, units[1:])
+    index.enter(2)
+    removed = []
+    index.shrink(lambda sha256, _: removed.append(sha256))
+    assert removed == [unit.sha256 for unit in units[1:]]
+    index.close()
 
 
 def test_a_thousand_histories_keep_to_the_limit_and_lose_nothing_that_is_held() -> None:

@@ -1,12 +1,13 @@
 """A cache that processes share: one fetches, the limit holds at every moment, and a kill at any point leaves nothing behind."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,29 @@ def test_room_that_others_hold_is_waited_for_and_not_for_ever(tmp_path: Path, mo
         one.hold(units[16:18], origin)  # what is held for convenience makes room
 
 
+def test_who_waits_for_room_keeps_none_from_others_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two threads wants half of what is there, and one unit more, for which half of the other's must go."""
+    monkeypatch.setattr(node_cache, "ROOM_PATIENCE_S", 5.0)
+    origin, units = Contents.at(tmp_path / "store")
+    wanted = [[*units[:6], units[12]], [*units[6:12], units[13]]]
+    with opened(tmp_path) as cache, ThreadPoolExecutor(2) as pool:
+        for some in (units[:6], units[6:12]):
+            cache.hold(some, origin)
+        waiting: set[int] = set()
+        cache.call_when_full(lambda: waiting.add(threading.get_ident()))
+
+        def read(some: list[Unit]) -> None:
+            cache.hold(some, origin)
+            cache.release(some)
+
+        done = [pool.submit(read, some) for some in wanted]
+        until(lambda: len(waiting) == 2)
+        for some in (units[:6], units[6:12]):
+            cache.release(some)
+        for future in done:
+            future.result(60)
+
+
 def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
     origin, units = Contents.at(tmp_path / "store")
     shard = tmp_path / "store" / units[0].sha256
@@ -181,6 +205,43 @@ def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
             assert cache.held_bytes == used_bytes(cache.folder) == 0
         (tmp_path / "away").rename(shard)
         check(cache, origin, units)
+
+
+class Unwritable(Contents):
+    """Its disk takes no more from some moment on, not even what the index says of that. cache: whose."""
+
+    cache: NodeCache
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        if self.gate.is_set():
+            return super().read(group)
+        self.cache._index._db.execute("PRAGMA query_only=ON")
+        raise OSError(errno.ENOSPC, "no space")
+
+
+def test_what_could_not_be_given_back_on_a_full_disk_is_given_back_later(tmp_path: Path) -> None:
+    units, origin = Contents.at(tmp_path / "store")[1], Unwritable(tmp_path / "store")
+    with opened(tmp_path) as cache, opened(tmp_path) as other:
+        origin.cache = cache
+        origin.gate.clear()
+        with pytest.raises(StoreUnavailable, match="index cannot be written"):
+            cache.hold(units[:2], origin)
+        cache._index._db.execute("PRAGMA query_only=OFF")
+        cache.publish("run", {})
+        assert other._index.fetching(units) == [], "nobody waits for what is fetched no more"
+        origin.gate.set()
+        cache.hold(units[4:6], origin)
+        cache.release(units[4:6])
+        other.hold(units[6:18], origin)  # all of the limit: nothing is held by nobody
+
+
+def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
+    mine = tmp_path / "cache" / "blocks" / "2024" / "letters.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(SetupError, match=r"is no file of a cache; move it away"):
+        NodeCache(tmp_path / "cache", LIMIT)
+    assert mine.read_text() == "mine"
 
 
 FULL = """
@@ -223,10 +284,19 @@ def test_a_process_has_one_cache_of_a_folder_and_its_children_their_own(tmp_path
     assert cache_at(tmp_path / "cache") is cache
     with pytest.raises(SetupError, match=f"this process uses the cache .* with {LIMIT}"):
         cache_at(tmp_path / "cache", LIMIT + 1)
+    cache.hold(units[:2], origin)
     child = os.fork()
     if child == 0:
-        own = cache_at(tmp_path / "cache", LIMIT)
-        own.hold(units[:2], origin)
-        os._exit(0 if own is not cache and own.process != cache.process else 1)
+        cache.release(units[:2])  # as whatever the child lets go of does
+        try:
+            cache.hold(units[:2], origin)
+        except SetupError as error:
+            refused = "opened before this process was forked" in str(error)
+            own = cache_at(tmp_path / "cache", LIMIT)
+            own.hold(units[:2], origin)
+            os._exit(0 if refused and own is not cache and own.process != cache.process else 1)
+        os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+    assert cache._index._db.execute("SELECT COUNT(*) FROM leases WHERE process = ?", (cache.process,)).fetchone() == (2,)
+    cache.release(units[:2])
     check(cache, origin, units)

@@ -151,6 +151,10 @@ class _Member:
                     asked.set_result(answer)
         except (EOFError, OSError):
             self._tell_dead()
+        except BaseException:  # or who waits for answers would wait for ever
+            self._process.kill()
+            self._tell_dead()
+            raise
 
     def _tell_dead(self) -> None:
         if self._asked:

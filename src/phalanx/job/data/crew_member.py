@@ -4,6 +4,7 @@ Imports little: every process pays for it before it does anything.
 """
 
 import os
+import pickle
 import signal
 import socket
 import traceback
@@ -32,5 +33,15 @@ def _answer(act: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None
     try:
         return act(task), None
     except Exception as error:  # noqa: BLE001  # it is raised again where it was asked for
-        error.add_note(traceback.format_exc())
-        return None, error
+        sent = _sendable(error)
+        sent.add_note(traceback.format_exc())
+        return None, sent
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or what it says where pickle cannot make it again, as of a library's that takes more than its words."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
+    except Exception:  # noqa: BLE001  # whatever its class raises
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.job.data.shards import Watch
 from phalanx.job.data.store_source import UNIT_BYTES
 from phalanx.job.data.stored_shards import StoredShards
 from phalanx.storage.cache.index import Unit
@@ -107,12 +108,17 @@ class _View:
         ]
         seen = {place for _, places in self._steps for place in places}
         fresh = {place: step for step, places in reversed(found) for place in places if place not in seen}
-        named = _named(fresh)
+        named = _named(fresh, self._waiting)
         self._keys.update((place, self._cache.key(unit)) for place, unit in named.items())
         self._line.extend((fresh[place], place[0], named[place]) for place in sorted(fresh, key=lambda place: fresh[place]))
         self._steps.extend(found)
         self._looked = end
         self._publish()
+
+    def _waiting(self, *_: object) -> None:
+        """Ends a wait that nobody wants any more."""
+        if self._closed:
+            raise ValueError("the stream is closed")
 
     def _publish(self) -> None:
         due = {self._keys[place]: max(0, step - self._at) for step, places in reversed(self._steps) for place in places}
@@ -128,12 +134,12 @@ class _View:
         return found != "full"
 
 
-def _named(places: Iterable[Place]) -> dict[Place, Unit]:
-    """What the cache calls them."""
+def _named(places: Iterable[Place], watch: Watch) -> dict[Place, Unit]:
+    """What the cache calls them. watch: told of waits for checksums; what it raises ends them."""
     blocks: dict[StoredShards, list[int]] = {}
     for shards, block in places:
         blocks.setdefault(shards, []).append(block)
-    return {(shards, at): unit for shards, ats in blocks.items() for at, unit in zip(ats, shards.units(ats), strict=True)}
+    return {(shards, at): unit for shards, ats in blocks.items() for at, unit in zip(ats, shards.units(ats, watch), strict=True)}
 
 
 def _end(view: _View, thread: threading.Thread) -> None:

@@ -1,7 +1,6 @@
 """A prepared data set in a store: its manifest, its small files, and its blocks through the node's cache."""
 
 import hashlib
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,14 +93,14 @@ class StoreSource:
                 fix = f"{self.where(entry)} is not there; put the data there again with `phalanx data push`, or name another place"
                 raise DataError(entry.name, "missing", fix) from error
             except StoreUnavailable as error:
-                ends = not threading.main_thread().is_alive()  # the interpreter waits for this thread
-                if (waited := time.monotonic() - began) + pause > self._patience_s or ends:
+                if (waited := time.monotonic() - began) + pause > self._patience_s:
                     raise StoreUnavailable(f"{error} (tried for {waited:.0f} s)") from error
             else:
                 if len(data) != length:
                     raise self._short(entry, begin + len(data))
                 return data
-            time.sleep(pause)
+            if self.cache.closing.wait(pause):
+                raise StoreUnavailable(f"{self.url}: no answer before the end")
             pause = min(2 * pause, _PAUSE_S_MAX)
 
     def _short(self, entry: FileEntry, size: int) -> DataError:

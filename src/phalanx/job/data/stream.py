@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
-from phalanx.job.data.waits import CAUSES, Cause, Span, causes
+from phalanx.job.data.waits import CAUSES, FAR, Cause, Span, causes
 
 if TYPE_CHECKING:
     from phalanx.job.data.read_ahead import ReadAhead
@@ -151,7 +151,7 @@ class BatchStream:
         return fetched.rows
 
     def close(self) -> None:
-        """Ends the threads, each after what it is reading. May be called again."""
+        """Ends the threads, each after what it is reading, and without what has yet to come from a store. May be called again."""
         self._close()
         if self._far is not None:
             self._far.close()
@@ -255,11 +255,21 @@ class _Ahead:
             spans.append(("order", began, ordered))
             array = self._array((len(indices), *self.data.row_shape(self.sequence)))
             rows = array[: len(indices)]
-            self.data.gather(self.split, indices, self.sequence, rows, lambda *span: spans.append(span))
+            self.data.gather(self.split, indices, self.sequence, rows, self._watch(spans))
             spans.append(("decode", ordered, time.monotonic()))
             return _Fetched(indices, rows, array, spans)
         except BaseException as error:  # noqa: BLE001 -- whatever it is, who waits for the batch must hear of it
             return _Fetched(_empty((0,)), _empty((0, 0)), _empty((0, 0)), spans, error)
+
+    def _watch(self, spans: list[Span]) -> Watch:
+        """Of a batch: for one of a stream that was closed, nobody waits until a store that is away has come back."""
+
+        def watch(*span: Any) -> None:
+            spans.append(span)
+            if self.closed and span[0] in FAR:
+                raise ValueError("the stream is closed")
+
+        return watch
 
     def _array(self, shape: tuple[int, ...]) -> Rows:
         """One that is free and large enough, or a new one."""

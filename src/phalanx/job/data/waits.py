@@ -10,6 +10,9 @@ they mean. transform: what a user does with that, as augmentation."""
 
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
+FAR: Final[tuple[Cause, ...]] = ("store", "cache")
+"""What may last as long as a store is away."""
+
 Span = tuple[Cause, float, float]
 """A cause with its begin and end in seconds."""
 

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from phalanx.core.errors import SetupError
 from phalanx.storage.cache.index import Unit
 
 _NAME: Final = re.compile(r"([0-9a-f]{64})-(0|[1-9][0-9]{0,7})")
+_HALF: Final = re.compile(_NAME.pattern + r"\.[0-9]+~")
 _INDEX_FILES: Final = ("index", "index-wal", "index-shm")
 
 
@@ -63,13 +65,18 @@ class CacheFiles:
         return self.path(unit).is_file()
 
     def found(self) -> Iterator[tuple[Unit, int]]:
-        """Every unit that is there with its time in nanoseconds, while no process lives: everything else is removed."""
+        """Every unit that is there with its time in nanoseconds, while no process lives; what is half done is removed. Raises
+        SetupError for what no cache has made, which is somebody's."""
         for path in self._blocks.glob("*/*"):
             status, name = path.lstat(), _NAME.fullmatch(path.name)
             if name and path.parent.name == name[1][:2] and status.st_size > 0:
                 yield Unit(name[1], int(name[2]), status.st_size), status.st_mtime_ns
-            else:
+            elif name or _HALF.fullmatch(path.name):
                 path.unlink()
+            else:
+                raise SetupError(
+                    "data cache", str(path), "is no file of a cache; move it away, or name another folder for the cache"
+                )
 
     def clear_index(self) -> None:
         """While no process lives."""

@@ -84,11 +84,15 @@ class Index:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
-                self._contents.clear()
+                self._roll_back()
                 raise
-            self._db.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        self._contents.clear()
+        if self._db.in_transaction:  # on a full disk SQLite may have done it already
+            self._db.execute("ROLLBACK")
 
     def make(self, found: Iterable[tuple[Unit, int]]) -> None:
         """A new table of these units, each with when it was last used in nanoseconds."""
@@ -189,7 +193,11 @@ class Index:
     def shrink(self, remove: Remove) -> None:
         """To the limit, as far as nobody holds what is above it."""
         with self.alone():
-            self._make_room(0, (), remove, -1)
+            if not self._make_room(0, (), remove, -1):
+                (spare,) = self._db.execute(
+                    "SELECT COALESCE(SUM(size), 0) FROM units WHERE claimed IS NULL AND key NOT IN (SELECT key FROM leases)"
+                ).fetchone()
+                self._free(spare, (), remove, -1)
 
     def key(self, unit: Unit) -> int:
         """By which `publish` names it."""
@@ -204,7 +212,9 @@ class Index:
         return found
 
     def _make_room(self, size_bytes: int, wanted: Sequence[Unit], remove: Remove, beyond: int) -> bool:
-        lacking = self.held_bytes() + size_bytes - self.limit_bytes()
+        return self._free(self.held_bytes() + size_bytes - self.limit_bytes(), wanted, remove, beyond)
+
+    def _free(self, lacking: int, wanted: Sequence[Unit], remove: Remove, beyond: int) -> bool:
         if lacking <= 0:
             return True
         held = {key for (key,) in self._db.execute("SELECT DISTINCT key FROM leases")} | {self._key(unit) for unit in wanted}

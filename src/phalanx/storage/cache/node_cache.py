@@ -19,9 +19,10 @@ from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.core.units import show_size
 from phalanx.storage.atomic import refused
 from phalanx.storage.cache import needs
+from phalanx.storage.cache.entry import entered
 from phalanx.storage.cache.files import CacheFiles
-from phalanx.storage.cache.index import Index, Taken, Unit
-from phalanx.storage.cache.origin import Origin, Watch
+from phalanx.storage.cache.index import Taken, Unit
+from phalanx.storage.cache.origin import Origin, Waited, Watch
 
 FETCHES_AT_ONCE: Final = 8
 AHEAD_AT_ONCE: Final = 2 * FETCHES_AT_ONCE
@@ -30,7 +31,7 @@ AHEAD_AT_ONCE: Final = 2 * FETCHES_AT_ONCE
 ROOM_PATIENCE_S: Final = 300.0
 _POLL_S: Final = 0.005
 _AHEAD_POLL_S: Final = 0.2
-_OPEN_S: Final = 60.0
+_TELL_S: Final = 0.1
 
 Ahead = Literal["begun", "full", "busy"]
 """full: there is no room for it. busy: enough is on its way; both: ask again later."""
@@ -38,13 +39,15 @@ Ahead = Literal["begun", "full", "busy"]
 
 class NodeCache:
     """One a process and folder. Methods raise StoreUnavailable where the folder's disk is full or fails, SetupError where the limit
-    is too small, and what `Origin.read` raises. Any thread may call them."""
+    is too small, and what `Origin.read` raises. Any thread may call them. closing: set once it is to be closed."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder
+        self._changed = threading.Condition()
+        self._failed: set[Unit] = set()
         with self._told():
             self._files = CacheFiles(folder)
-            self._users, self._index = _entered(self._files)
+            self._users, self._index = entered(self._files)
             self.limit_bytes = limit_bytes or (shutil.disk_usage(folder).free + self._index.held_bytes()) // 2
             with self._index.alone():
                 self.process = self._index.enter(self.limit_bytes)
@@ -52,25 +55,32 @@ class NodeCache:
             self._bury_ended()
             self._index.shrink(self._files.remove)
         self._held: Counter[Unit] = Counter()
+        self._unreleased: set[Unit] = set()
         self._kept_bytes = 0
         self._closed = False
+        self.closing = threading.Event()
         self._due: dict[object, Mapping[int, int]] = {}
         self._spares: list[Callable[[], object]] = []
-        self._changed = threading.Condition()
         self._ahead = threading.BoundedSemaphore(AHEAD_AT_ONCE)
         self._pool = ThreadPoolExecutor(FETCHES_AT_ONCE, "data-cache")
 
     def close(self) -> None:
-        """Gives back all that this process holds."""
+        """Gives back all that this process holds. Who reads from a store for it tries no longer."""
+        self.closing.set()
         self._pool.shutdown(cancel_futures=True)
         with self._changed, self._told():
             self._leave(self.process)
             self._closed = True
-        self.abandon()
+        self._close_files()
         self._index.close()
 
     def abandon(self) -> None:
-        """In a process that was forked from one that uses the cache: its parent's life is not this one's."""
+        """In a process that was forked from one that uses the cache: its parent's life, leases and index are not this one's."""
+        self._closed = True
+        self._changed = threading.Condition()  # a thread that is not here may have had the other one
+        self._close_files()
+
+    def _close_files(self) -> None:
         os.close(self._life)
         os.close(self._users)
 
@@ -114,16 +124,22 @@ class NodeCache:
 
     def hold(self, units: Sequence[Unit], origin: Origin, watch: Watch | None = None) -> None:
         """Until they are released as often, these units are there; waits for that. What it raises leaves nothing held."""
-        with self._changed:
-            self._held.update(units)
-        try:
-            self.check_limit(self._kept_bytes + sum(unit.size_bytes for unit in set(units)), "what is read at once has")
-            began = time.monotonic()
-            while not self._have(self._take_when_possible(units, began, watch), units, origin, watch):
-                pass
-        except BaseException:
-            self.release(units)
-            raise
+        if self._closed:
+            fix = "is closed, or was opened before this process was forked; open the data in this process"
+            raise SetupError("data cache", str(self.folder), fix)
+        self.check_limit(self._kept_bytes + sum(unit.size_bytes for unit in set(units)), "what is read at once has")
+        began = time.monotonic()
+        while True:
+            taken: Taken | None = self._take_when_possible(units, began, watch)
+            try:
+                while taken is not None:
+                    if self._have(taken, units, origin, watch):
+                        return
+                    taken = self._take(units, counted=True)
+            except BaseException:
+                self.release(units)
+                raise
+            self.release(units)  # who waits for room holds nothing: all could wait for one another
 
     def keep(self, unit: Unit, origin: Origin) -> None:
         """Holds it as long as this process uses the cache."""
@@ -139,7 +155,9 @@ class NodeCache:
                 del self._held[unit]
             if self._closed:
                 return
-            self._index.release(self.process, last)
+            self._unreleased.update(last)
+            self._index.release(self.process, [unit for unit in self._unreleased if unit not in self._held])
+            self._unreleased.clear()
 
     def fetch_ahead(self, group: Sequence[Unit], origin: Origin, beyond: int) -> Ahead:
         """Begins to fetch those of a group that nobody has, and removes nothing for it that is needed within `beyond` steps."""
@@ -175,11 +193,9 @@ class NodeCache:
 
     def _have(self, taken: Taken, units: Sequence[Unit], origin: Origin, watch: Watch | None) -> bool:
         """Whether all of them are there, once what was to be fetched is."""
-        asked = time.monotonic()
-        self._fetch(taken.mine, origin)
-        self._wait_for([unit for unit, _ in taken.others])
-        if watch is not None:
-            watch("store", asked, time.monotonic())
+        waited = Waited("store", watch)
+        self._fetch(taken.mine, origin, waited)
+        self._wait_for([unit for unit, _ in taken.others], waited)
         if taken.others:
             return False  # whoever fetched them may have failed
         lost = [unit for unit in units if not self._files.path(unit).exists()]
@@ -188,7 +204,7 @@ class NodeCache:
         return not lost
 
     def _take_when_possible(self, units: Sequence[Unit], began: float, watch: Watch | None) -> Taken:
-        asked = time.monotonic()
+        waited = Waited("cache", watch)
         while (taken := self._take(units)) is None:
             for give_up in self._spares:
                 give_up()
@@ -200,18 +216,24 @@ class NodeCache:
                 )
             with self._changed:
                 self._changed.wait(_POLL_S)
-        if watch is not None:
-            watch("cache", asked, time.monotonic())
+            waited.tell()
+        waited.tell()
         return taken
 
-    def _take(self, units: Sequence[Unit]) -> Taken | None:
+    def _take(self, units: Sequence[Unit], counted: bool = False) -> Taken | None:
+        """counted: as held here already. What is not taken must not be: others' release would leave it held by nobody."""
         with self._changed, self._told():
-            return self._index.take(self.process, units, self._files.remove, lease=True)
+            taken = self._index.take(self.process, units, self._files.remove, lease=True)
+            if taken is not None and not counted:
+                self._held.update(units)
+            return taken
 
-    def _fetch(self, units: Sequence[Unit], origin: Origin) -> None:
-        """Raises the first error once all have ended."""
+    def _fetch(self, units: Sequence[Unit], origin: Origin, waited: "Waited") -> None:
+        """Raises the first error once all have ended; who waits no longer leaves them to end by themselves."""
         futures: list[Future[None]] = [self._pool.submit(self._fetch_group, group, origin) for group in origin.groups(units)]
-        wait(futures)
+        while wait(futures, _TELL_S).not_done:
+            waited.tell()
+        waited.tell()
         for future in futures:
             future.result()
 
@@ -223,14 +245,25 @@ class NodeCache:
                     self._files.write(unit, data, self.process)
                 self._index.fetched(group)
         except BaseException:
-            with self._told():
-                self._index.forget(group, self._files.remove, self.process)
+            with self._changed:
+                self._failed.update(group)
+            self._forget_failed()
             raise
         finally:
             with self._changed:
                 self._changed.notify_all()
 
-    def _wait_for(self, units: Sequence[Unit]) -> None:
+    def _forget_failed(self) -> None:
+        """What could not be fetched is anybody's to fetch; said again where the index could not be written, or who waits for us
+        would wait for ever."""
+        with self._changed:
+            failed = list(self._failed)
+            if failed:
+                with self._told():
+                    self._index.forget(failed, self._files.remove, self.process)
+                self._failed.clear()
+
+    def _wait_for(self, units: Sequence[Unit], waited: "Waited") -> None:
         """Until nobody fetches them any more."""
         looks = 0
         while fetching := self._index.fetching(units):
@@ -240,9 +273,11 @@ class NodeCache:
             units = [unit for unit, _ in fetching]
             with self._changed:
                 self._changed.wait(_POLL_S)
+            waited.tell()
 
     def _bury_ended(self) -> None:
-        """Takes over from processes that were killed."""
+        """Takes over from processes that were killed, and from fetches that failed."""
+        self._forget_failed()
         for process in self._index.processes():
             if process != self.process and self._files.has_ended(process):
                 self._leave(process)
@@ -263,30 +298,3 @@ class NodeCache:
             raise StoreUnavailable(
                 f"{self.folder}: the cache's index cannot be written ({error}); free space or try again"
             ) from error
-
-
-def _entered(files: CacheFiles) -> tuple[int, Index]:
-    """The descriptor that says that the cache is used, and its index, made anew where nobody used it."""
-    end = time.monotonic() + _OPEN_S
-    while True:
-        users, alone = files.lock_users()
-        try:
-            if alone:
-                files.clear_index()
-                made = Index(files.index)
-                made.make(files.found())
-                made.close()
-                files.share(users)
-            index = Index(files.index)
-            if index.is_made:
-                return users, index
-            index.close()
-        except BaseException:
-            os.close(users)
-            raise
-        os.close(users)
-        if time.monotonic() > end:
-            raise StoreUnavailable(
-                f"{files.folder}: this cache is used by another version of Phalanx; end that, or name another folder"
-            )
-        time.sleep(_POLL_S)

@@ -1,5 +1,6 @@
 """Where units come from, and who is told what that took."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -9,6 +10,20 @@ Phase = Literal["store", "cache"]
 """store: bytes on their way. cache: room for them."""
 
 Watch = Callable[[Phase, float, float], None]
+"""Told of a wait, piece by piece while it lasts; what it raises ends the wait."""
+
+
+class Waited:
+    """A wait that its watch hears of while it lasts."""
+
+    def __init__(self, phase: Phase, watch: Watch | None) -> None:
+        self._phase, self._watch, self._told = phase, watch, time.monotonic()
+
+    def tell(self) -> None:
+        """What was waited since the last time. Raises what the watch does."""
+        began, self._told = self._told, time.monotonic()
+        if self._watch is not None:
+            self._watch(self._phase, began, self._told)
 
 
 class Origin(Protocol):

@@ -9,6 +9,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data.mds.encodings import fixed_size
 from phalanx.job.data.mds.index import MdsFile, MdsIndex, MdsShard, read_index
 
@@ -98,7 +99,7 @@ def _raw(folder: Path, shard: MdsShard) -> bytes:
     name = (shard.compression or "").split(":")[0]
     try:
         data = _unpacked(name, packed, raw.bytes)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(shard.zip_data.basename, str(folder), f"cannot be unpacked as {name} ({error}); {_AGAIN}") from error
     _compare(folder, raw, data)
     return data
@@ -107,9 +108,7 @@ def _raw(folder: Path, shard: MdsShard) -> bytes:
 def _unpacked(name: str, data: bytes, size_bytes: int) -> bytes:
     """Never more than one byte above the size that is expected."""
     if name in ("zstd", "br"):
-        import pyarrow  # which has both, and is not needed for other folders
-
-        library: Any = pyarrow
+        library = _arrow()
         with library.input_stream(io.BytesIO(data), compression={"zstd": "zstd", "br": "brotli"}[name]) as stream:
             return bytes(stream.read(size_bytes + 1))
     if name == "gz":
@@ -118,6 +117,14 @@ def _unpacked(name: str, data: bytes, size_bytes: int) -> bytes:
     if name == "bz2":
         return bz2.BZ2Decompressor().decompress(data, size_bytes + 1)
     raise DataError("compression", name, "is not read; write the folder again with compression zstd, gz, bz2, br or none")
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise SetupError("pyarrow", "not installed", "shards packed by zstd or br need it; run: pip install pyarrow") from error
+    return pyarrow
 
 
 def _bytes(folder: Path, file: MdsFile) -> bytes:

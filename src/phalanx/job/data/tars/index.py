@@ -9,6 +9,7 @@ The offset is -1 where a sample lacks a field.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -92,6 +93,12 @@ class IndexBuilder:
         text, keys = "\0".join(names).encode(), b"".join(self.keys)
         head = _HEADER.pack(MAGIC, len(names), len(text), len(self.keys), len(keys)) + text
         return head + bytes(-len(head) % _ALIGN) + table.tobytes() + ends.tobytes() + keys
+
+
+def is_index(path: Path) -> bool:
+    """Whether a file begins as an index does. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def parse(data: bytes, samples: int, tar_bytes: int) -> Index:

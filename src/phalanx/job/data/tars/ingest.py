@@ -14,6 +14,7 @@ from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.stored_corpus import is_url
+from phalanx.job.data.tars.index import is_index
 from phalanx.job.data.tars.manifest import FieldCount, SampleManifest, SampleShard, commit, read
 from phalanx.job.data.tars.scan import scan
 from phalanx.job.data.tars.writer import added, manifest_of, with_index
@@ -131,4 +132,8 @@ def _beside(paths: Sequence[str | Path], tars: Sequence[Path]) -> Path:
         data = (folder / MANIFEST).read_bytes()
         if manifests.kind(data) != "samples":
             raise Conflict("paths", str(folder), f"has a {MANIFEST} of something else; name a folder to be made with --out")
+    for tar in tars:
+        path = (folder / tar.name).with_suffix(".index")
+        if path.exists() and not is_index(path):
+            raise Conflict("paths", str(path), "is of something else and would be replaced; name a folder to be made with --out")
     return folder
