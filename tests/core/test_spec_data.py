@@ -12,7 +12,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_data import SOURCES_MAX, TEXT_BYTES_MAX, refuse_unprepared
 from phalanx.core.spec_parse import load_spec, parse_spec
-from phalanx.core.training_data import Blocks, DataSource, MixtureSource, WeightChange, data_of
+from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange, data_of
 from phalanx.show.cli.overrides import changed
 
 WEB_AND_CODE = {"web": {"path": "w", "weight": 7}, "code": {"path": "c", "weight": 0.3}}
@@ -46,6 +46,13 @@ def test_a_mixture_with_all_that_can_be_said() -> None:
     )
     assert (data.is_plain, data.paths, data.by_document) == (False, {"web": "w", "code": "c"}, True)
     assert parsed({"path": "d", "attention": "document"}).by_document
+
+
+def test_a_cache_of_a_job_changes_nothing_but_where_its_data_is_kept() -> None:
+    data = parsed({"path": "s3://bkt/d", "cache": {"folder": "/nvme/cache", "limit": "200 GiB"}})
+    assert data.cache == DataCache(folder="/nvme/cache", limit="200 GiB")
+    assert (data.is_plain, data.is_read_plainly) == (False, True)
+    assert data_of({"PHALANX_DATA_SPEC": wire.dumps(DataSource, data)}) == data
 
 
 def test_it_reaches_a_rank_as_it_was_written() -> None:
@@ -86,6 +93,13 @@ WRONG: list[tuple[object, str, object, str]] = [
     ({"path": "d", "shuffle": {"block_samples": 3, "window_blocks": 0}}, "data.shuffle.window_blocks", 0, "above 0"),
     ({"path": "d", "on_bad_data": "skip"}, "data.on_bad_data", "skip", "'stop' or 'quarantine'"),
     ({"path": "d", "bad_data_max": 1}, "data.bad_data_max", 1.0, "such as 0.01"),
+    ({"path": "d", "cache": {"folder": "cache"}}, "data.cache.folder", "cache", "from its root on"),
+    ({"path": "d", "cache": {"limit": "many"}}, "data.cache.limit", "many", "write a size such as"),
+    ({"path": "d", "cache": {"limit": "3 PB"}}, "data.cache.limit", "3 PB", "units are"),
+    ({"path": "d", "cache": {"limit": "8MB"}}, "data.cache.limit", "8MB", "is 8000000 bytes, and data comes in units of 8388608"),
+    ({"path": "d", "cache": {"limit": "0"}}, "data.cache.limit", "0", "is 0 bytes"),
+    ({"path": "d", "cache": {"limt": "9GB"}}, "data.cache.limt", "9GB", "did you mean 'limit'?"),
+    ({"path": "d", "cache": "/c"}, "data.cache", "/c", "a mapping"),
     ({"path": "d", "record": "no"}, "data.record", "no", "true or false"),
     ({"sources": []}, "data.sources", [], "a mapping"),
     ({"sources": {"web": "w"}}, "data.sources.web", "w", "a mapping of its fields"),

@@ -3,14 +3,16 @@
 import math
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
-from phalanx.core.spec_sharing import Check
-from phalanx.core.training_data import Blocks, DataSource, MixtureSource, in_store
+from phalanx.core.spec_sharing import Check, parsed
+from phalanx.core.training_data import CACHE_UNIT_BYTES, Blocks, DataCache, DataSource, MixtureSource, in_store
+from phalanx.core.units import size_bytes
 
 SOURCES_MAX: Final = 10_000
 SAMPLES_MAX: Final = 2**62
@@ -42,6 +44,7 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
     yield from _shares(data)
     yield from _changes(data)
     yield from _rows(data)
+    yield from _cache(data.cache)
     size = len(wire.dumps(DataSource, data).encode())
     yield (
         "data",
@@ -113,6 +116,16 @@ def _rows(data: DataSource) -> Iterable[Check]:
         for name in ("block_samples", "window_blocks"):
             value = getattr(data.shuffle, name)
             yield f"data.shuffle.{name}", value, 1 <= value <= SAMPLES_MAX, "write a whole number above 0"
+
+
+def _cache(cache: DataCache) -> Iterable[Check]:
+    good = not cache.folder or PurePosixPath(cache.folder).is_absolute()
+    yield "data.cache.folder", cache.folder, good, "name a folder that each node has on a local disk, from its root on"
+    if cache.limit:
+        yield parsed("data.cache.limit", cache.limit, partial(size_bytes, cache.limit))
+        limit_bytes = size_bytes(cache.limit)
+        fix = f"is {limit_bytes} bytes, and data comes in units of {CACHE_UNIT_BYTES}; write a size above that, such as '200GiB'"
+        yield "data.cache.limit", cache.limit, limit_bytes >= CACHE_UNIT_BYTES, fix
 
 
 def _is_share(value: float) -> bool:

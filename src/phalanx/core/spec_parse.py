@@ -22,7 +22,7 @@ from phalanx.core.spec_checkpoint import checkpoint_checks
 from phalanx.core.spec_data import data_checks, refuse_unprepared
 from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
-from phalanx.core.training_data import Blocks, DataSource, MixtureSource, WeightChange
+from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
 
@@ -303,7 +303,7 @@ _UNSAID: Final = ("function-", "constrained-", "tuple[", "literal[")
 def _owner(where: list[str]) -> type | None:
     """The dataclass that would have this field; None for the outermost."""
     if where[0] == "data" and len(where) > 2:
-        return {"sources": MixtureSource, "changes": WeightChange, "shuffle": Blocks}[where[1]]
+        return {"sources": MixtureSource, "changes": WeightChange, "shuffle": Blocks, "cache": DataCache}[where[1]]
     return _NESTED.get(where[0]) if len(where) > 1 else None
 
 

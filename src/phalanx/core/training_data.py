@@ -14,6 +14,9 @@ Packing = Literal["concatenate", "best_fit"]
 Attention = Literal["row", "document"]
 OnBadData = Literal["stop", "quarantine"]
 
+CACHE_UNIT_BYTES: Final = 8 * 2**20
+"""What data comes in from a store, and lies in a node's cache; no limit of one is smaller."""
+
 ONE: Final = "data"
 """The name of the only source, where there is but `path`."""
 
@@ -39,6 +42,20 @@ class Blocks:
 
     block_samples: int
     window_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCache:
+    """Where each node keeps what the job reads from stores.
+
+    folder: of each node, beside others' for all jobs that name it. limit: of its size, such as `200GiB`. What is left out is said
+    by the node's environment.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    folder: str = ""
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +104,7 @@ class DataSource:
         other samples instead, and says so in every checkpoint.
     bad_data_max: of the samples of a source, the share that may be replaced; beyond, the run stops.
     record: whether each rank of a job records what it was given, 20 bytes a sample, for `phalanx data audit`.
+    cache: of each node, for what lies in stores.
     """
 
     __pydantic_config__ = _STRICT
@@ -101,6 +119,7 @@ class DataSource:
     on_bad_data: OnBadData = "stop"
     bad_data_max: float = 0.01
     record: bool = True
+    cache: DataCache = DataCache()
 
     @property
     def paths(self) -> dict[str, str]:
@@ -120,12 +139,13 @@ class DataSource:
     @property
     def is_read_plainly(self) -> bool:
         """Whether its samples and their order are those of a path alone."""
-        plain = DataSource(path=self.path, on_bad_data=self.on_bad_data, bad_data_max=self.bad_data_max, record=self.record)
-        return self == plain
+        plain = DataSource(path=self.path)
+        said = replace(self, on_bad_data=plain.on_bad_data, bad_data_max=plain.bad_data_max, record=plain.record, cache=plain.cache)
+        return said == plain
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Of this machine, each once."""
+        """Of prepared data on this machine, each once."""
         return tuple(sorted({path for path in self.paths.values() if not in_store(path)}))
 
     def field_of(self, name: str) -> str:

@@ -86,6 +86,11 @@ class TokenData:
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
         return self._samples[split].gather(indices, sequence, out, watch)
 
+    @property
+    def cache(self) -> "NodeCache | None":
+        """That its blocks come through, where it lies in a store."""
+        return None
+
     def far(self, split: Split) -> "StoredSamples | None":
         """Its samples, where they lie in a store."""
         return None
@@ -126,7 +131,7 @@ class TokenData:
         """
         self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
 
-    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]":
+    def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[object, ...]]":
         return reopened, (self.folder, self.manifest_hash, self._refetch)
 
     def _trust(self) -> None:
@@ -176,9 +181,9 @@ def _opened_afar(url: str, verify: bool, progress: VerifyProgress | None, cache:
     return data
 
 
-def reopened(folder: Path | str, manifest_hash: str, refetch: Refetch | None = None) -> TokenData:
+def reopened(folder: Path | str, manifest_hash: str, refetch: Refetch | None = None, cache: "NodeCache | None" = None) -> TokenData:
     """In another process. Raises DataError when other data stands there by now."""
-    data = open_data(folder, refetch=refetch)
+    data = open_data(folder, refetch=refetch, cache=cache)
     if data.manifest_hash != manifest_hash:
         raise DataError(
             "manifest", data.manifest_hash, f"{folder} holds other data than {manifest_hash}, which was opened; start again"

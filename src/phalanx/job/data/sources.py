@@ -14,7 +14,7 @@ import numpy as np
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.core.training_data import ONE, DataSource
+from phalanx.core.training_data import ONE, Blocks, DataCache, DataSource, in_store
 from phalanx.job.data.asked import order_of
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.documents import document_lengths
@@ -30,6 +30,7 @@ from phalanx.job.data.shards import Watch
 if TYPE_CHECKING:
     from phalanx.job.data.read_ahead import ReadAhead
     from phalanx.job.data.stored_shards import StoredSamples, StoredShards
+    from phalanx.storage.cache.node_cache import NodeCache
 
 _SHOWN: Final = 12
 
@@ -84,9 +85,11 @@ class Sources:
         return self.manifest_hash if self.asked.is_plain else _digest({**self.manifests, "": said})
 
     def prepare(self, sequence: int) -> None:
-        """Does now what rows of this length need once, since a spare takes its place in a hurry."""
+        """Does now what rows of this length need once, since a spare takes its place in a hurry. Raises SetupError for a cache that
+        cannot hold what is shuffled at once: all of it would be fetched again and again."""
         for split in SPLITS:
             self.sizes(split, sequence)
+        self._check_cache(sequence)
 
     def sizes(self, split: Split, sequence: int) -> dict[str, int]:
         """Samples of each."""
@@ -163,11 +166,12 @@ class Sources:
         from phalanx.job.data.read_ahead import ReadAhead  # what data in folders does without
 
         cache = next(iter(far.values())).stored.source.cache  # of this node, for all of them
-        return ReadAhead(cache, lambda step: self._needs(far, split, sequence, order(step)), start, stop)
+        return ReadAhead(cache, lambda step: self.needs(far, split, sequence, order(step)), start, stop)
 
-    def _needs(
+    def needs(
         self, far: "Mapping[str, StoredSamples]", split: Split, sequence: int, numbers: Indices
     ) -> "Iterator[tuple[StoredShards, list[int]]]":
+        """The units that these samples need of those that lie in a store, shard by shard."""
         source, sample = self.drawn(numbers, split, sequence)
         for each in np.unique(source).tolist():
             name, mine = self.names[each], sample[source == each]
@@ -204,6 +208,19 @@ class Sources:
             found.append(packing.run_rows(first, int(np.searchsorted(document_begins, end, side="left")) - 1))
         return found
 
+    def _check_cache(self, sequence: int) -> None:
+        shuffle = self.asked.shuffle
+        if not isinstance(shuffle, Blocks):
+            return
+        window, caches, window_bytes = shuffle.window_blocks * shuffle.block_samples, set(), 0
+        for name, data in self.opened.items():
+            if data.cache is not None:
+                caches.add(data.cache)
+                samples = min(window, self._size(name, "train", sequence))
+                window_bytes += samples * sequence * np.dtype(data.manifest.dtype).itemsize
+        for cache in caches:
+            cache.check_limit(window_bytes, f"a window of {window} samples of each source (`data.shuffle`) has")
+
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":
             return self.opened[name].num_samples(split, sequence)
@@ -218,9 +235,19 @@ class Sources:
 def open_sources(asked: DataSource) -> Sources:
     """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
     of the others."""
-    opened = {name: open_data(path) for name, path in asked.paths.items()}
+    cache = _cache_of(asked)
+    opened = {name: open_data(path, cache=cache) for name, path in asked.paths.items()}
     _check_tokenizers(opened)
     return Sources(asked, opened)
+
+
+def _cache_of(asked: DataSource) -> "NodeCache | None":
+    """That is said with the data, if any."""
+    if asked.cache == DataCache() or not any(in_store(path) for path in asked.paths.values()):
+        return None
+    from phalanx.job.data.cache_place import node_cache  # what data in folders does without
+
+    return node_cache(asked.cache.folder, asked.cache.limit)
 
 
 def _check_tokenizers(opened: Mapping[str, TokenData]) -> None:

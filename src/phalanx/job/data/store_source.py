@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, NotFound, StoreUnavailable
+from phalanx.core.training_data import CACHE_UNIT_BYTES
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import BadBlock, Block
-from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, read_sums
+from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, num_blocks, read_sums
 from phalanx.job.data.manifest import MANIFEST, FileEntry, Manifest, Shard
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import FETCHES_AT_ONCE, NodeCache
@@ -27,7 +28,7 @@ REQUEST: Final = Patience(request_s=30.0, retries_s=5.0, retries_max=3)
 
 PATIENCE_S: Final = 300.0
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 10.0
-UNIT_BLOCKS: Final = 8
+UNIT_BLOCKS: Final = CACHE_UNIT_BYTES // BLOCK_BYTES
 """Neighbouring blocks that come by one request and lie in one file of the cache: each request and each file has its price, which
 for a single block is as high as that of its bytes."""
 
@@ -144,8 +145,8 @@ class _Small:
 
 
 class ShardOrigin:
-    """Units of shards, each block compared with its checksum as it comes; one that differs is fetched again once. data: manifest
-    hash, for errors."""
+    """Units of shards, each block compared with its checksum as it comes; one that differs is fetched again once, and
+    without it none of its unit can be had. data: manifest hash, for errors."""
 
     def __init__(self, source: StoreSource, shards: Sequence[Shard], data: str) -> None:
         self._source = source
@@ -180,7 +181,12 @@ class ShardOrigin:
         begin = bad * BLOCK_BYTES
         where = f"bytes {begin} to {min(begin + BLOCK_BYTES, entry.size_bytes)} of {self._source.where(entry)}"
         fix = f"{where} are damaged, also when read again; put the shard there again"
-        raise BadBlock(entry.name, f"block {bad}", fix, Block(data=self._data, shard=unit.sha256, block=bad))
+        first = unit.number * UNIT_BLOCKS
+        together = range(first, first + num_blocks(unit.size_bytes))
+        named = [
+            Block(data=self._data, shard=unit.sha256, block=block) for block in (bad, *(one for one in together if one != bad))
+        ]
+        raise BadBlock(entry.name, f"block {bad}", fix, *named)
 
     def differing(self, unit: Unit, data: memoryview) -> int | None:
         """The first block of the shard, if any, that is not what its checksum says."""

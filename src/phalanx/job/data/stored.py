@@ -10,11 +10,11 @@ from phalanx.job.data.manifest import FileEntry, Manifest, Split
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
 from phalanx.job.data.order import Indices
 from phalanx.job.data.read_ahead import ReadAhead
-from phalanx.job.data.shards import Refetch
 from phalanx.job.data.store_source import REQUEST, StoreSource
 from phalanx.job.data.stored_shards import StoredSamples, StoredShards
 from phalanx.job.data.verify import VerifyProgress, verify_pieces
 from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.cache.opened import cache_at
 from phalanx.storage.hashes import sha256_bytes
 from phalanx.storage.objects import open_store
 
@@ -48,6 +48,10 @@ class StoredData(TokenData):
         """As of a folder, through the cache."""
         return self.source.small([entry])[0]
 
+    @property
+    def cache(self) -> NodeCache:
+        return self.source.cache
+
     def far(self, split: Split) -> StoredSamples:
         return self.stored[split]
 
@@ -55,8 +59,13 @@ class StoredData(TokenData):
         samples = self.stored[split]
         return ReadAhead(self.source.cache, lambda step: [(samples.stored, samples.units(order(step), sequence))], start, stop)
 
-    def __reduce__(self) -> tuple[Callable[..., TokenData], tuple[Path | str, str, Refetch | None]]:
-        return reopened, (self.url, self.manifest_hash, None)
+    def __reduce__(self) -> tuple[Callable[..., TokenData], tuple[object, ...]]:
+        return _reopened, (self.url, self.manifest_hash, self.source.cache.folder, self.source.cache.limit_bytes)
+
+
+def _reopened(url: str, manifest_hash: str, folder: Path, limit_bytes: int) -> TokenData:
+    """In another process, by the same cache."""
+    return reopened(url, manifest_hash, cache=cache_at(folder, limit_bytes))
 
 
 def open_stored(source: StoreSource) -> StoredData:

@@ -70,7 +70,9 @@ async def _container(folder: AttemptFolder, shape: NodeShape, agent_socket: Path
         raise SetupError("environment.image", launch.image, "this node has none of podman, apptainer and enroot; install one")
     data = data_of(launch.env)
     mounts = [Mount(launch.folder), Mount(str(folder.path)), Mount(str(agent_socket.parent))]
-    mounts += [Mount(path, read_only=True) for path in data.folders] if data else []
+    if data is not None:
+        mounts += [Mount(path, read_only=True) for path in data.folders]
+        mounts += [Mount(_made(data.cache.folder))] if data.cache.folder else []
     container = Container(
         runtime,
         launch.image,
@@ -84,6 +86,15 @@ async def _container(folder: AttemptFolder, shape: NodeShape, agent_socket: Path
     )
     await _fetched(container, folder, outer)
     return container
+
+
+def _made(cache: str) -> str:
+    """The folder of a cache, which has to be there before a container sees it."""
+    try:
+        Path(cache).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError("data.cache.folder", cache, f"cannot be made on this node ({error.strerror}); name another") from error
+    return cache
 
 
 async def _fetched(container: Container, folder: AttemptFolder, outer: Mapping[str, str]) -> None:
