@@ -193,4 +193,36 @@ class ReadTrouble:
         return f"rank {self.rank} cannot read the job's checkpoints yet: {self.reason}; {waits}"
 
 
-Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble | ReadTrouble, Field(discriminator="kind")]
+_BLOCKS_NAMED: Final = 8
+BLOCKS_MAX: Final = 100
+"""Of one finding: no run sets more aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedData:
+    """Blocks of a shard that a run set aside, as its policy says. Every rank does so alike; the first one says it.
+
+    step: the first that reads other samples instead. source: name. shard: SHA-256 of its tokens. blocks: numbers of its MiB.
+    samples: of the source, which others stand in for from then on.
+    """
+
+    rank: int
+    step: int
+    source: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9_-]+$")]
+    shard: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]+$")]
+    blocks: Annotated[tuple[_Index, ...], Field(min_length=1, max_length=BLOCKS_MAX)]
+    samples: _Index
+    at_ms: int
+    kind: Literal["data"] = field(default="data")
+
+    def sentence(self) -> str:
+        """'block 3 of shard 5d41402abc4b of web is damaged: from step 12 on other samples stand in for the 512 that need it'."""
+        named = ", ".join(map(str, self.blocks[:_BLOCKS_NAMED]))
+        more = f" and {len(self.blocks) - _BLOCKS_NAMED} more" if len(self.blocks) > _BLOCKS_NAMED else ""
+        many = len(self.blocks) > 1
+        what = f"{'blocks' if many else 'block'} {named}{more} of shard {self.shard[:12]} of {self.source}"
+        instead = f"from step {self.step} on other samples stand in for the {self.samples} that need {'them' if many else 'it'}"
+        return f"{what} {'cannot be read' if many else 'is damaged'}: {instead}"
+
+
+Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble | ReadTrouble | DamagedData, Field(discriminator="kind")]

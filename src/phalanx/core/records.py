@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from phalanx.core.chaos import FaultMet
-from phalanx.core.health import Corruption, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
@@ -147,7 +147,18 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}" if ranks else ""
 
 
-RankFact = Resumed | Recovered | CheckpointCommitted | ModelSaved | LossSpike | Corruption | SaveTrouble | ReadTrouble | FaultMet
+RankFact = (
+    Resumed
+    | Recovered
+    | CheckpointCommitted
+    | ModelSaved
+    | LossSpike
+    | Corruption
+    | SaveTrouble
+    | ReadTrouble
+    | DamagedData
+    | FaultMet
+)
 """Records that become events of the job; the others are measurements."""
 
 RankRecord = Annotated[StepRecord | Metric | RankFact, Field(discriminator="kind")]

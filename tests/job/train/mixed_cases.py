@@ -62,7 +62,8 @@ def leg(job: Path, asked: DataSource, rank: Rank, stop: int = 0, attempt: str = 
         finish(ending, run(ending, start, saves))
     said = [json.loads(line) for line in records.read_text().splitlines()]
     model = next((one for one in said if one["kind"] == "model"), None)
-    return {"losses": {one["step"]: one["loss_hex"] for one in said if one["kind"] == "step"}, "model": model}
+    losses = {one["step"]: one["loss_hex"] for one in said if one["kind"] == "step"}
+    return {"losses": losses, "model": model, "damaged": [one for one in said if one["kind"] == "data"]}
 
 
 def refused(job: Path, asked: DataSource, rank: Rank) -> str:

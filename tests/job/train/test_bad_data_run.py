@@ -9,8 +9,9 @@ from pathlib import Path
 from phalanx.job.data.block_sums import BLOCK_BYTES
 from phalanx.job.data.open import open_data
 from tests.job.data.random_tokens import write_tokens
-from tests.job.train.mixed_cases import EVERY, STEPS
+from tests.job.train.mixed_cases import EVERY, MODEL, STEPS
 
+BATCH = MODEL["batch_per_rank"] * MODEL["accumulate"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -33,6 +34,13 @@ def test_a_run_goes_on_past_a_damaged_block_and_is_proven(tmp_path: Path) -> Non
     (aside,) = answer["saved"]["quarantine"]
     assert (aside["block"], answer["saved"]["data"]) == (1, {"data": manifest_hash}) and aside["since"] < EVERY * 4
     assert answer["last"]["quarantine"] == [aside], "found once"
+
+    (damaged,) = whole["damaged"]
+    named = {name: damaged[name] for name in ("rank", "step", "source", "shard", "blocks", "samples")}
+    samples = sum(end - begin for begin, end in aside["samples"])
+    step = aside["since"] // BATCH + 1
+    assert named == {"rank": 0, "step": step, "source": "data", "shard": aside["shard"], "blocks": [1], "samples": samples}
+    assert len(first["damaged"]) == 1 and then["damaged"] == [], "said once"
 
     audit = answer["audit"]
     assert (audit["complete"], audit["steps"], audit["set_aside"], audit["contents"]) == (True, STEPS, 1, "compared"), audit

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core import wire
-from phalanx.core.health import BadSample, Corruption, LossSpike, ReadTrouble
+from phalanx.core.health import BLOCKS_MAX, BadSample, Corruption, DamagedData, LossSpike, ReadTrouble
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, RankRecord, Resumed, StepRecord
 from phalanx.record.telemetry.records import decode
 
@@ -79,6 +79,18 @@ def test_what_a_rank_says_of_corruption_is_no_way_into_a_terminal_or_a_huge_even
     ]
     for change in changes:
         changed = json.loads(wire.dumps(RankRecord, corrupt)) | change
+        assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
+
+
+def test_what_a_rank_says_of_damaged_data_is_no_way_into_a_terminal_or_a_huge_event() -> None:
+    damaged = DamagedData(rank=0, step=8, source="web", shard="ab12", blocks=tuple(range(BLOCKS_MAX)), samples=3, at_ms=1)
+    assert decode(line(damaged), rank=0).facts == (damaged,)
+    changes: list[dict[str, object]] = [
+        {"source": "\x1b[2J"}, {"source": ""}, {"source": "a" * 64}, {"shard": "ab\n"}, {"shard": "a" * 65}, {"blocks": []},
+        {"blocks": [-1]}, {"blocks": list(range(BLOCKS_MAX + 1))}, {"samples": -1}, {"step": 0},
+    ]  # fmt: skip
+    for change in changes:
+        changed = json.loads(wire.dumps(RankRecord, damaged)) | change
         assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change
 
 

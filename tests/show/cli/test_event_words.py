@@ -34,7 +34,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import BadSample, Corruption, LossSpike, ReadTrouble, SaveTrouble, Straggler
+from phalanx.core.health import BadSample, Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -69,6 +69,7 @@ RECOVERED = Recovered(
     at_ms=9,
 )
 RESUMED = Resumed(rank=0, step=20, checkpoint="d1" * 32, skipped=("step-40",), at_ms=1)
+DAMAGED = DamagedData(rank=0, step=12, source="web", shard="5d41402abc4b2a76", blocks=(3,), samples=512, at_ms=1)
 SPIKE = LossSpike(
     rank=0, step=70, measured=9.3125, norm=40.0, usual=4.0, limit=4.5, action="skip", weights_of=69, samples=(1104, 1119),
     worst=(BadSample(sample=1107, row=311, loss=31.25), BadSample(sample=1104, row=9, loss=None)), at_ms=1,
@@ -183,6 +184,15 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
             "600 s, and training waits",
         ),
         (
+            DAMAGED,
+            "block 3 of shard 5d41402abc4b of web is damaged: from step 12 on other samples stand in for the 512 that need it",
+        ),
+        (
+            dataclasses.replace(DAMAGED, blocks=tuple(range(8, 18))),
+            "blocks 8, 9, 10, 11, 12, 13, 14, 15 and 2 more of shard 5d41402abc4b of web cannot be read: from step 12 on other "
+            "samples stand in for the 512 that need them",
+        ),
+        (
             dataclasses.replace(TROUBLE, lost=True, reason="rank 1: No space left on device"),
             "the checkpoint of step 400 was given up: rank 1: No space left on device; older ones stay, and training goes on",
         ),
@@ -215,6 +225,7 @@ def test_the_facts_above_are_all_there_are() -> None:
         Corruption,
         SaveTrouble,
         ReadTrouble,
+        DamagedData,
         FaultMet,
     }
 

@@ -200,6 +200,11 @@ class Quarantined:
                 raise DataError(f"quarantine of {self.names[number]}", f"{100 * lost / size:.3g} %", fix)
 
 
+def num_samples(set_aside: Iterable[SetAside]) -> int:
+    """Of one source, that need any of these."""
+    return _Stretches.over(stretch for one in set_aside for stretch in one.samples).num_samples
+
+
 def set_aside_of(order: DataOrder) -> tuple[SetAside, ...]:
     """What an order does not read."""
     return order.set_aside if isinstance(order, Quarantined) else ()

@@ -10,7 +10,7 @@ from phalanx.core.training_data import OnBadData
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, Touching, set_aside_of
+from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, SetAside, Touching, num_samples, set_aside_of
 
 _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,12 +29,14 @@ def alone(blocks: Sequence[Block]) -> Sequence[Block]:
 class BadData:
     """The policy. `stop`: the error ends the run. `quarantine`: the block is set aside as of the step that met it, on every rank.
 
-    share_max: of the samples of a source, that may be. agree: how ranks tell each other; None where there is one rank.
+    share_max: of the samples of a source, that may be. agree: how ranks tell each other; None where there is one rank. told: of
+    what was set aside anew, as of a step, counted from 1; besides a line in the log.
     """
 
     policy: OnBadData = "stop"
     share_max: float = SHARE_MAX
     agree: Agree | None = None
+    told: Callable[[int, Sequence[SetAside]], object] | None = None
 
 
 STOP: Final = BadData()
@@ -88,10 +90,12 @@ class SoundOrder:
         new = set(after.set_aside) - set(before.set_aside)
         if not new:  # nothing of this order needs it, so reading again would meet it again
             raise met or DataError("block", blocks[0].shard, "another rank cannot read it, and no sample of this order needs it")
-        for one in after.set_aside:
-            if one in new:
-                lost = sum(end - begin for begin, end in one.samples)
-                what = f"block {one.block} of shard {one.shard[:12]} of {one.source} is damaged"
-                _log.warning("%s: from step %d on other samples stand in for the %d that need it", what, step + 1, lost)
+        found = [one for one in after.set_aside if one in new]
+        for one in found:
+            what = f"block {one.block} of shard {one.shard[:12]} of {one.source} is damaged"
+            lost = num_samples([one])
+            _log.warning("%s: from step %d on other samples stand in for the %d that need it", what, step + 1, lost)
+        if self._bad_data.told is not None:
+            self._bad_data.told(step + 1, found)
         self.order = after
         return True

@@ -15,7 +15,7 @@ from phalanx.core.chaos import FOLDER, KINDS, OF_TRAINER, FaultMet, PlannedFault
 from phalanx.core.chaos import FaultKind as PlannedKind
 from phalanx.core.checkpoints import CHECKPOINTS
 from phalanx.core.errors import StoreUnavailable, UserError
-from phalanx.core.health import REASON_CHARS_MAX, Corruption, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import REASON_CHARS_MAX, Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -130,6 +130,12 @@ class Session:
     def corruption(self, found: Corruption) -> None:
         """Says that bits are not what they have to be."""
         self._say(found)
+
+    def damaged(self, *, step: int, source: str, shard: str, blocks: tuple[int, ...], samples: int) -> None:
+        """Says that blocks of a shard were set aside as of `step`, and how many samples other ones stand in for."""
+        self._say(DamagedData(
+            rank=self.rank, step=step, source=source, shard=shard, blocks=blocks, samples=samples, at_ms=self.unix_ms(),
+        ))  # fmt: skip
 
     @property
     def checkpoints_at(self) -> str:

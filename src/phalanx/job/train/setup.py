@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, cast
 
 import torch
@@ -49,6 +50,7 @@ from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
+from phalanx.job.train.set_aside import tell_set_aside
 from phalanx.job.train.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
@@ -147,7 +149,8 @@ def assemble(
     local_time = LocalTimer(model.blocks, rank.device)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
-    bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks)
+    told = partial(tell_set_aside, session) if rank.rank == 0 else None
+    bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks, told=told)
     feed = Feed(data, order, recipe.sequence, rank, bad_data, recipe.steps)
     held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(

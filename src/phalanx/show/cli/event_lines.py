@@ -17,7 +17,7 @@ SUBJECT_COLUMNS: Final = 16
 """Of most attempts' ids: lines of a log that grows cannot wait for the longest."""
 
 GAP: Final = "  "
-FOUND: Final = frozenset({"spike", "corruption"})
+FOUND: Final = frozenset({"spike", "corruption", "data"})
 """Facts of ranks that somebody may have to look at."""
 _STYLES: Final = {
     "attempt_running": "32",
