@@ -24,6 +24,7 @@ from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import StoredData, open_stored
 from phalanx.job.data.stored_shards import StoredShards
+from phalanx.job.train.datasets import StepLoader
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 from phalanx.storage.cache.node_cache import NodeCache
@@ -165,6 +166,13 @@ def test_a_job_says_which_cache(folders: dict[str, Path], tmp_path: Path) -> Non
     open_sources(asked)  # a folder by its URL
     with pytest.raises(SetupError, match="this process uses the cache"):
         open_sources(replace(asked, cache=replace(asked.cache, limit="65MiB")))
+
+
+def test_a_loaders_processes_are_not_forked(folders: dict[str, Path], stored: dict[str, StoredData]) -> None:
+    data, there = sources(ASKED["mixed"], {**stored}), sources(ASKED["mixed"], {n: open_data(at) for n, at in folders.items()})
+    order = there.order(SEQUENCE, seed=3, global_batch=BATCH)
+    found = list(StepLoader(data, "train", SEQUENCE, order, stop=3, num_workers=1))
+    assert all(torch.equal(one, two) for one, two in zip(found, StepLoader(there, "train", SEQUENCE, order, stop=3), strict=True))
 
 
 def test_folders_need_nothing_ahead(folders: dict[str, Path]) -> None:

@@ -1,6 +1,7 @@
 """A prepared data set in a store: its manifest, its small files, and its blocks through the node's cache."""
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.errors import DataError, NotFound, StoreUnavailable
+from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailable
 from phalanx.core.training_data import CACHE_UNIT_BYTES
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import BadBlock, Block
@@ -48,6 +49,16 @@ class StoreSource:
         self.ranges = HedgedReads(store.read_range, FETCHES_AT_ONCE)
         self._store = store
         self._patience_s = patience_s
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """Raises SetupError in what was forked from the process that opened it: whatever asks a store there waits for ever, also by
+        a client of its own, since all share one runtime; and so does whatever asks the cache."""
+        if os.getpid() != self._process:
+            fix = (
+                "was opened before this process was forked, which no client of a store outlives; start loader processes by 'spawn'"
+            )
+            raise SetupError("data", self.url, fix)
 
     def where(self, entry: FileEntry) -> str:
         return f"{self.url}/{entry.name}"
@@ -63,6 +74,7 @@ class StoreSource:
 
     def small(self, entries: Sequence[FileEntry], watch: Watch | None = None) -> list[bytes]:
         """Files that fit into memory, checked against the manifest."""
+        self.check_process()
         units = [_unit(entry) for entry in entries]
         unique = list(dict.fromkeys(units))
         origin = _Small(self, entries)
@@ -86,6 +98,7 @@ class StoreSource:
 
     def read(self, entry: FileEntry, begin: int, length: int) -> memoryview:
         """Bytes of a file from the store; tried again while they cannot be had."""
+        self.check_process()
         began, pause = time.monotonic(), _PAUSE_S
         while True:
             try:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.errors import PhalanxError, SetupError, StoreUnavailable
+from phalanx.core.errors import PhalanxError, StoreUnavailable
 from phalanx.job.data.block_sums import BLOCK_BYTES, num_blocks
 from phalanx.job.data.manifest import Manifest, Shard
 from phalanx.job.data.order import Indices
@@ -41,7 +41,6 @@ class StoredShards(Shards):
         super().__init__(Path(), manifest, shards, data)
         self.source = source
         self.origin = ShardOrigin(source, shards, data)
-        self._process = os.getpid()
         self._state = threading.Lock()
         self._pins: Counter[int] = Counter()
         self._mapped: OrderedDict[int, Unit] = OrderedDict()
@@ -53,7 +52,7 @@ class StoredShards(Shards):
     @contextmanager
     def pinned(self, blocks: Sequence[int], watch: Watch | None = None) -> Iterator[None]:
         """These units may be read within."""
-        self._check_process()
+        self.source.check_process()
         if not self._pin_mapped(blocks):
             self._bring(blocks, watch)
         try:
@@ -99,13 +98,6 @@ class StoredShards(Shards):
             watch("read", began, read)
             watch("verify", read, time.monotonic())
         return number
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            fix = (
-                "was opened before this process was forked, which no client of a store outlives; start loader processes by 'spawn'"
-            )
-            raise SetupError("data", self.source.url, fix)
 
     def _pin_mapped(self, blocks: Sequence[int]) -> bool:
         with self._state:

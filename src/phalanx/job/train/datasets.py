@@ -55,6 +55,11 @@ class SampleDataset(Dataset[Tensor]):
     def __init__(self, data: Data, split: Split, sequence: int) -> None:
         self._data, self._split, self._sequence = data, split, sequence
 
+    @property
+    def is_far(self) -> bool:
+        """Whether some of it lies in a store."""
+        return self._data.cache is not None
+
     def __len__(self) -> int:
         return self._data.num_samples(self._split, self._sequence)
 
@@ -168,10 +173,16 @@ class StepLoader:
         rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
         batches = (rows(step).tolist() for step in steps)
         own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
-        loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._options})
+        loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._processes(), **self._options})
         for step, batch in enumerate(loader, start):
             self._delivered.step = step + 1
             yield batch
+
+    def _processes(self) -> dict[str, Any]:
+        """How they are started: no client of a store outlives a fork."""
+        if self._options.get("num_workers", 0) and self.dataset.is_far:
+            return {"multiprocessing_context": "spawn"}
+        return {}
 
 
 class BatchDataset(IterableDataset[Tensor]):
