@@ -69,6 +69,11 @@ class Sources:
         return self.first.vocab_size
 
     @property
+    def cache(self) -> "NodeCache | None":
+        """That blocks of those in stores come through: one for all of them; None where all are folders."""
+        return next((data.cache for data in self.opened.values() if data.cache is not None), None)
+
+    @property
     def manifests(self) -> dict[str, str]:
         """Manifest hash of each."""
         return {name: data.manifest_hash for name, data in self.opened.items()}
