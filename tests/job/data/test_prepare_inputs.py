@@ -170,3 +170,10 @@ def test_borders_of_pieces_neither_lose_nor_repeat_a_line(
     cuts = [Piece(str(path), "n", "jsonl", start, end, 0) for start, end in zip([0, *ends], ends, strict=False)]
     found = [document.decode() for piece in cuts for document in read(piece, Reading()).documents]
     assert found == [text for text in texts if text]
+
+
+def test_a_file_of_the_kernel_is_none_that_can_be_read(tmp_path: Path) -> None:
+    """Its size is said to be 0."""
+    for path in ("/proc/self/mem", "/proc/self/status"):
+        with pytest.raises(DataError, match="not a file this user can read"):
+            prepare([path], tmp_path / "data", vocab_size=300)

@@ -118,7 +118,18 @@ def _size(file: "os.DirEntry[str] | Path") -> int | None:
         status = file.stat()
     except OSError:
         return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size or _nothing(os.fspath(file))
+
+
+def _nothing(path: str) -> int | None:
+    """The size of a file that is said to have none. The kernel says so too of those that it makes while they are read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return None if file.read(1) else 0
+    except OSError:
+        return None
 
 
 def _shown(name: str) -> str:
