@@ -1,13 +1,13 @@
 """The audit of a job's folder: its records, its order, and where the data is at hand, every token that was delivered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.data_audit import DataAudit
+from phalanx.core.data_audit import DataAudit, Reached
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
 from phalanx.core.training_data import in_store
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
@@ -24,18 +24,20 @@ _TOKEN_BYTES: Final = 2
 _AT_ONCE: Final = 1024
 
 
-def audit_folder(place: Path, compare: bool = True, progress: Progress | None = None) -> DataAudit:
+def audit_folder(place: Path, compare: bool = True, progress: Progress | None = None, reached: Sequence[Reached] = ()) -> DataAudit:
     """place: a job's folder, its folder of checkpoints, or that of the records. compare: read every sample that was delivered again
-    and compare it. Raises DataError where there are no records, or damaged ones, or other data than was read."""
-    logs = read_deliveries(_records(place))
+    and compare it. reached: how far the records have to go. Raises DataError where there are no records, or damaged ones, or other
+    data than was read."""
+    logs = read_deliveries(records_in(place))
     newest = max(logs, key=lambda log: (log.head.attempt, log.head.generation)).head
     order = order_from(newest.order)
     contents = _contents(newest) if compare else "not compared: not asked for"
     row_bytes = ROW.itemsize if isinstance(contents, str) else newest.sequence * _TOKEN_BYTES
-    return audit(logs, order, contents, progress and (lambda done, total: progress(done * row_bytes, total * row_bytes)))
+    return audit(logs, order, contents, progress and (lambda done, total: progress(done * row_bytes, total * row_bytes)), reached)
 
 
-def _records(place: Path) -> Path:
+def records_in(place: Path) -> Path:
+    """The folder of the records."""
     for folder in (place, place / FOLDER, place.parent / FOLDER):
         if folder.name == FOLDER and folder.is_dir():
             return folder

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
+from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, Reached, SourceRead
 from phalanx.job.data.deliveries import Deliveries
 from phalanx.job.data.draws import DataOrder, Draws, positions
+from phalanx.job.data.ends import End, check_end, end_of, ragged
 from phalanx.job.data.legs import Gang, Stretch, Wrong, check_joints, gangs_of, stretches_of, wrong
 from phalanx.job.data.order import Indices
 from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
@@ -28,27 +29,38 @@ _ROWS_AT_ONCE: Final = 2**16
 
 
 def audit(
-    logs: Sequence[Deliveries], order: DataOrder, contents: Contents | str = "", progress: Progress | None = None
+    logs: Sequence[Deliveries],
+    order: DataOrder,
+    contents: Contents | str = "",
+    progress: Progress | None = None,
+    reached: Sequence[Reached] = (),
 ) -> DataAudit:
     """The verdict on everything that the ranks of a run have recorded. contents: tells what the tokens have to be; or why nobody
-    does. The order of the newest gang, which its cursor has held against the past of the run."""
+    does. reached: how far the records have to go. The order of the newest gang, which its cursor has held against the past of the
+    run."""
     counted = _Counted(order)
     gangs: list[Gang] = []
     stretches: list[Stretch] = []
     fault: DeliveryFault | None = None
+    end = End(0, "", False)
     try:
         gangs = gangs_of(logs)
-        stretches = stretches_of(gangs)
+        end = end_of(gangs, reached, order.global_batch)
+        stretches = stretches_of(gangs, end.step, end.known)
         check_joints(stretches, order.global_batch)
         for stretch in stretches:
             _check_rows(stretch, order, contents, counted, lambda: progress and progress(counted.samples, _total(stretches, order)))
+        check_end(gangs, stretches, end)
     except Wrong as error:
         fault = error.fault
+    loose = () if fault else tuple(ragged(gangs, stretches))
+    steps = counted.samples // order.global_batch
     aside = {one for stretch in stretches for one in stretch.gang.set_aside}
     return DataAudit(
-        complete=fault is None, says=_says(counted, fault), steps=counted.samples // order.global_batch, samples=counted.samples,
+        complete=fault is None, says=_says(counted, fault), steps=steps, samples=counted.samples,
         sources=counted.sources(), legs=tuple(_leg(gang, stretches) for gang in gangs), set_aside=len(aside),
         contents=contents if isinstance(contents, str) else "compared", fault=fault,
+        ended=end.step > 0 and steps == end.step and not loose, end="; ".join((end.says, *loose)),
     )  # fmt: skip
 
 
