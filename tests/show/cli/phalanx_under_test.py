@@ -130,7 +130,8 @@ def audit_data(asked: AuditAsked, progress: ProgressSink) -> DataAudit:
             Leg(attempt=2, generation=0, world_size=4, first_step=3, last_step=4, superseded=0),
         ),
         set_aside=1, contents="compared" if contents else f"not compared: {folder}", fault=fault,
-        ended=folder.name != "running", end=", ".join(f"{one.by} {one.steps}" for one in known),
+        ended=folder.name != "running", damaged="train.bin" if folder.name == "flipped" else "",
+        end=", ".join(f"{one.by} {one.steps}" for one in known),
     )  # fmt: skip
 
 

@@ -55,3 +55,10 @@ def test_a_verdict_on_a_run_of_unknown_end_says_up_to_where(terminal: Terminal, 
     (tmp_path / "running").mkdir()
     shown = terminal("data", "audit", str(tmp_path / "running"))
     assert (shown.code, shown.out.splitlines()[0]) == (0, "Complete up to step 4: 48 samples, each delivered exactly once")
+
+
+def test_damaged_data_ends_with_1_and_a_verdict_on_the_order(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "flipped").mkdir()
+    shown = terminal("data", "audit", str(tmp_path / "flipped"))
+    assert shown.code == 1
+    assert shown.out.startswith("Complete in its order, and the data is damaged: 48 samples, each delivered exactly once\n")

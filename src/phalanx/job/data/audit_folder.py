@@ -1,8 +1,9 @@
 """The audit of a job's folder: its records, its order, and where the data is at hand, every token that was delivered."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from phalanx.core.errors import DataError, SetupError, StoreUnavailable
 from phalanx.core.training_data import in_store
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
-from phalanx.job.data.exactly_once import audit
+from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import order_from
 from phalanx.job.data.sources import Sources, open_sources
@@ -44,8 +45,8 @@ def records_in(place: Path) -> Path:
     return place
 
 
-def _contents(head: Head) -> "_Contents | str":
-    """Or why they cannot be compared."""
+def _contents(head: Head) -> Contents | str:
+    """Or why they cannot be compared. What cannot even be opened is damaged in every sample."""
     if head.asked is None:
         return "not compared: where the data lay is not recorded"
     for name, folder in head.asked.paths.items():
@@ -55,11 +56,17 @@ def _contents(head: Head) -> "_Contents | str":
         data = open_sources(head.asked)
     except (SetupError, StoreUnavailable) as error:  # the ranks had the rights to their store, and who asks here may not
         return f"not compared: {error.sentence()}"
+    except DataError as error:
+        return partial(_raise, error)
     for name, found in data.manifests.items():
         if found != head.data.get(name):
             fix = f"{head.asked.paths[name]} is not the data that the run has read; put that back, or audit with --no-contents"
             raise DataError(f"data of {name}", found, fix)
     return _Contents(data, head.sequence)
+
+
+def _raise(error: DataError, *_: object) -> NoReturn:
+    raise error
 
 
 class _Contents:

@@ -43,7 +43,7 @@ def audit(
     with stages() as progress:
         found = tools_of(context).audit_data(asked, progress)
     emit(output, DataAudit, found, lambda: audit_page(found))
-    if not found.complete:
+    if not found.complete or found.damaged:
         leave(Exit.FAILED)
 
 
@@ -88,7 +88,7 @@ def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
     from phalanx.show.cli.grid import Grid
     from phalanx.show.cli.output import line, pairs
 
-    yield line(f"{_verdict(found)}: {found.says}", style="green" if found.complete else "red")
+    yield line(f"{_verdict(found)}: {found.says}", style="green" if found.complete and not found.damaged else "red")
     facts = [("Steps", f"1 to {found.steps}" if found.steps else "none"), ("Samples", found.samples), ("Contents", found.contents)]
     facts += [("End", found.end)] if found.end else []
     yield pairs(
@@ -114,4 +114,5 @@ def _verdict(found: "DataAudit") -> str:
     """Where nobody knows how far the run came, it is one on the steps that are recorded."""
     if not found.complete:
         return "NOT COMPLETE"
-    return "Complete" if found.ended or not found.steps else f"Complete up to step {found.steps}"
+    whole = "Complete" if found.ended or not found.steps else f"Complete up to step {found.steps}"
+    return f"{whole} in its order, and the data is damaged" if found.damaged else whole
