@@ -114,13 +114,15 @@ MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked | ImportMeg
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditAsked:
     """folder: a job's, or one of the records. contents: compare every sample too. checkpoints: where the job saves; '' is beside
-    the records. reached: how far the job came. heard: its newest checkpoint, by who heard of it, for where none can be seen."""
+    the records. reached: how far the job came. heard: its newest checkpoint, by who heard of it, for where none can be seen.
+    none: why there may be no records; '' where nobody knows."""
 
     folder: Path
     contents: bool = True
     checkpoints: str = ""
     reached: tuple[Reached, ...] = ()
     heard: tuple[Reached, ...] = ()
+    none: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,16 @@ def test_damage_inside_is_refused_by_name(tmp_path: Path) -> None:
         read_deliveries(tmp_path / "none")
 
 
+def test_where_nothing_is_recorded_it_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no records of deliveries: ranks of a recipe .* `record: false`"):
+        read_deliveries(tmp_path)
+    with pytest.raises(DataError, match=r"holds no records of deliveries: the job runs a script"):
+        audit_folder(tmp_path, none="the job runs a script")
+    write(tmp_path / "deliveries", 0).write_bytes(b"\1\0")
+    with pytest.raises(DataError, match=r"not even one whole head"):
+        audit_folder(tmp_path)
+
+
 def test_one_rank_of_one_generation_records_once(tmp_path: Path) -> None:
     write(tmp_path, 0)
     with pytest.raises(DataError, match="give each attempt a number of its own"):

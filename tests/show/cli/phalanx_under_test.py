@@ -117,6 +117,8 @@ def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, t
 def audit_data(asked: AuditAsked, progress: ProgressSink) -> DataAudit:
     folder, contents = asked.folder, asked.contents
     known = [*asked.reached, *asked.heard]
+    if folder.name == "empty":
+        raise DataError("deliveries", str(folder), f"holds no records of deliveries: {asked.none}")
     progress("auditing", 1, 2)
     says = "step 5 of attempt 2, generation 0: rank 1 was given sample 7 of te\x1b[31mxt, which is not of this step"
     fault = DeliveryFault(

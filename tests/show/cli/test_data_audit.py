@@ -62,3 +62,18 @@ def test_damaged_data_ends_with_1_and_a_verdict_on_the_order(terminal: Terminal,
     shown = terminal("data", "audit", str(tmp_path / "flipped"))
     assert shown.code == 1
     assert shown.out.startswith("Complete in its order, and the data is damaged: 48 samples, each delivered exactly once\n")
+
+
+def test_why_a_job_recorded_nothing_is_said(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    script = dataclasses.replace(finished_view(), checkpoints_at=str(tmp_path / "empty" / "checkpoints"))
+    recipe = dataclasses.replace(script, spec={**script.spec, "recipe": "llama"})
+    unrecorded = dataclasses.replace(recipe, spec={**recipe.spec, "data": {"path": "data", "record": False}})
+    waiting = dataclasses.replace(recipe, outcome=None, progress=None)
+    for view, why in (
+        (script, "runs a script"), (unrecorded, "says `record: false`"), (waiting, "has not made a step yet"),
+        (dataclasses.replace(waiting, checkpoints_at="/nowhere/jobs/x/checkpoints"), "has not made a step yet"),
+    ):  # fmt: skip
+        terminal.server.view(f"/jobs/{JOB}", JobView, view)
+        shown = terminal("data", "audit", JOB)
+        assert (shown.code, shown.out) == (2, "") and why in shown.err, shown.err

@@ -25,11 +25,13 @@ _TOKEN_BYTES: Final = 2
 _AT_ONCE: Final = 1024
 
 
-def audit_folder(place: Path, compare: bool = True, progress: Progress | None = None, reached: Sequence[Reached] = ()) -> DataAudit:
+def audit_folder(
+    place: Path, compare: bool = True, progress: Progress | None = None, reached: Sequence[Reached] = (), none: str = ""
+) -> DataAudit:
     """place: a job's folder, its folder of checkpoints, or that of the records. compare: read every sample that was delivered again
-    and compare it. reached: how far the records have to go. Raises DataError where there are no records, or damaged ones, or other
-    data than was read."""
-    logs = read_deliveries(records_in(place))
+    and compare it. reached: how far the records have to go. none: why there may be no records. Raises DataError where there are
+    none, or damaged ones, or other data than was read."""
+    logs = read_deliveries(records_in(place), none)
     newest = max(logs, key=lambda log: (log.head.attempt, log.head.generation)).head
     order = order_from(newest.order)
     contents = _contents(newest) if compare else "not compared: not asked for"

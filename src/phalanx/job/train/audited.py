@@ -19,7 +19,7 @@ from phalanx.job.data.cursor import EXTRA, Cursor
 def audited(asked: AuditAsked, progress: Callable[[int, int], None] | None = None) -> DataAudit:
     """Raises DataError where there are no records, or damaged ones."""
     saved = _newest(asked.checkpoints or records_in(asked.folder).parent / CHECKPOINTS)  # first: a run may go on meanwhile
-    return audit_folder(asked.folder, asked.contents, progress, (*asked.reached, *((saved,) if saved else asked.heard)))
+    return audit_folder(asked.folder, asked.contents, progress, (*asked.reached, *((saved,) if saved else asked.heard)), asked.none)
 
 
 def _newest(place: str | Path) -> Reached | None:

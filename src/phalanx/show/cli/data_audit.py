@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.core.errors import Exit, NotFound
+from phalanx.core.errors import DataError, Exit, NotFound
 from phalanx.show.cli.completing import job_ids
 from phalanx.show.cli.options import HomeOption, Output, OutputOption, leave, tools_of
 
@@ -60,8 +60,21 @@ def _asked(place: str, contents: bool, home: Path | None) -> "AuditAsked":
         saves = job.checkpoints_at
         folder = Path(client.status().home) / "jobs" / job.id if "://" in saves or not saves else Path(saves).parent
     if not folder.is_dir():
+        if job.progress is None:
+            raise DataError("deliveries", job.id, _why_none(job))
         raise NotFound("folder", str(folder), f"is where {job.id} recorded, and is not on this machine; run this where it is")
-    return AuditAsked(folder=folder, contents=contents, checkpoints=saves, reached=_reached(job), heard=_heard(job))
+    return AuditAsked(
+        folder=folder, contents=contents, checkpoints=saves, reached=_reached(job), heard=_heard(job), none=_why_none(job)
+    )
+
+
+def _why_none(job: "JobView") -> str:
+    """Why a job may have recorded nothing; '' where its record does not say."""
+    if not job.spec.get("recipe"):
+        return f"{job.id} runs a script, which records only what it gives a DeliveryLog"
+    if (job.spec.get("data") or {}).get("record") is False:
+        return f"the `data` of {job.id} says `record: false`; leave that out of a job that is to be audited"
+    return f"{job.id} has not made a step yet; wait for its first one" if job.progress is None else ""
 
 
 def _reached(job: "JobView") -> "tuple[Reached, ...]":
