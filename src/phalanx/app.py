@@ -126,9 +126,9 @@ def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
 
 
 def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.job.data.shown import shown
+    from phalanx.job.data.shown import verified
 
-    return shown(path, lambda done, total: progress("checking", done, total))
+    return verified(path, lambda done, total: progress("checking", done, total))
 
 
 def sample_data(asked: "SampleAsked") -> "SamplesView":

@@ -64,6 +64,9 @@ def push_data(path: Path, place: str, progress: ProgressSink) -> str:
 
 def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     progress("checking", 1, 2)
+    if str(path).endswith("damaged"):
+        files = [{"file": name, "problem": f"{name} is cut"} for name in ("a.bin", "b.bin")]
+        return {"path": str(path), "checksums_ok": False, "damaged": files, "says": "a.bin is cut\x1b; and 1 more: b.bin"}
     return {**show_data(path), "checksums_ok": True}
 
 

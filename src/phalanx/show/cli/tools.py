@@ -31,7 +31,8 @@ class Tools:
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
-    verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
+    verify_data(path, progress): the same, with every byte read; progress as of prepare_data. Of damaged data path, checksums_ok
+        False, damaged with `file` and `problem` of each, and says, for people.
     push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
