@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
@@ -126,9 +126,9 @@ def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
 
 
 def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.job.data.shown import shown
+    from phalanx.job.data.shown import verified
 
-    return shown(path, lambda done, total: progress("checking", done, total))
+    return verified(path, lambda done, total: progress("checking", done, total))
 
 
 def sample_data(asked: "SampleAsked") -> "SamplesView":
@@ -137,10 +137,10 @@ def sample_data(asked: "SampleAsked") -> "SamplesView":
     return samples(asked)
 
 
-def audit_data(folder: Path, contents: bool, progress: "ProgressSink") -> "DataAudit":
-    from phalanx.job.data.audit_folder import audit_folder
+def audit_data(asked: "AuditAsked", progress: "ProgressSink") -> "DataAudit":
+    from phalanx.job.train.audited import audited
 
-    return audit_folder(folder, contents, lambda done, total: progress("auditing", done, total))
+    return audited(asked, lambda done, total: progress("auditing", done, total))
 
 
 def mix_data(asked: "MixAsked") -> "MixView":

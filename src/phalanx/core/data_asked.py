@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from phalanx.core.data_audit import Reached
 from phalanx.core.training_data import DataSource
 
 
@@ -108,6 +109,20 @@ class ImportMegatronAsked:
 
 
 MadeAsked = IndexAsked | PackAsked | ImportMdsAsked | ExportMdsAsked | ImportMegatronAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditAsked:
+    """folder: a job's, or one of the records. contents: compare every sample too. checkpoints: where the job saves; '' is beside
+    the records. reached: how far the job came. heard: its newest checkpoint, by who heard of it, for where none can be seen.
+    none: why there may be no records; '' where nobody knows."""
+
+    folder: Path
+    contents: bool = True
+    checkpoints: str = ""
+    reached: tuple[Reached, ...] = ()
+    heard: tuple[Reached, ...] = ()
+    none: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,27 @@
 """What an audit of the data that a run has read has found."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 FaultKind = Literal["missing", "twice", "other", "content", "ranks"]
 """missing: nobody has recorded the delivery. twice: the sample was delivered before. other: not the sample that the order says.
 content: that sample, with other tokens. ranks: the records of ranks or gangs do not fit each other."""
+
+
+LATEST: Final = 2**31
+"""Of an attempt or generation: whichever is the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far a run came, by other evidence than its records. by: says so, with the step behind it; of no step where both are 0.
+    samples: instead of steps, global ones. attempt, generation: whose it is; a later gang may have begun before it."""
+
+    by: str
+    steps: int = 0
+    samples: int = 0
+    attempt: int = LATEST
+    generation: int = LATEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +67,9 @@ class Leg:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataAudit:
     """complete: every global sample of the steps was delivered once, and is the one that the order says. contents: whether the
-    tokens were compared with the data, or why not. set_aside: damaged blocks that were not read."""
+    tokens were compared with the data, or why not. set_aside: damaged blocks that were not read. ended: the records go as far as
+    the run did; else the verdict is on `steps` alone. end: what the end was held against, and what of it is ragged.
+    damaged: the file of the data that is, so that contents could not be compared; '' where none was met."""
 
     complete: bool
     says: str
@@ -62,3 +80,6 @@ class DataAudit:
     set_aside: int
     contents: str
     fault: DeliveryFault | None
+    ended: bool = True
+    end: str = ""
+    damaged: str = ""

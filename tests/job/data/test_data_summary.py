@@ -1,5 +1,6 @@
 """`phalanx data show`."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.show import TASTE_LINES, summary
+from phalanx.job.data.shown import verified
 from phalanx.storage.hashes import sha256_file
 
 
@@ -36,3 +38,19 @@ def test_without_the_extra_only_the_text_is_missing(prepared_once: Path, monkeyp
 def test_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         summary(tmp_path)
+
+
+def test_each_damaged_file_is_named_also_where_the_folder_does_not_open(prepared_once: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(prepared_once, folder)
+    assert verified(folder)["checksums_ok"] is True
+    index, tokens = sorted(folder.glob("train-*.idx"))[0], sorted(folder.glob("train-*.bin"))[0]
+    index.write_bytes(bytes([index.read_bytes()[0] ^ 1]) + index.read_bytes()[1:])
+    found = verified(folder)
+    assert (found["checksums_ok"], [one["file"] for one in found["damaged"]]) == (False, [index.name])
+    assert found["says"] == found["damaged"][0]["problem"] and "is damaged" in found["says"]
+    tokens.unlink()
+    found = verified(folder)
+    assert {one["file"] for one in found["damaged"]} == {index.name, tokens.name} and "and 1 more" in found["says"]
+    with pytest.raises(DataError, match="is not a prepared folder"):
+        verified(tmp_path / "mistyped")

@@ -100,6 +100,16 @@ def test_damage_inside_is_refused_by_name(tmp_path: Path) -> None:
         read_deliveries(tmp_path / "none")
 
 
+def test_where_nothing_is_recorded_it_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no records of deliveries: ranks of a recipe .* `record: false`"):
+        read_deliveries(tmp_path)
+    with pytest.raises(DataError, match=r"holds no records of deliveries: the job runs a script"):
+        audit_folder(tmp_path, none="the job runs a script")
+    write(tmp_path / "deliveries", 0).write_bytes(b"\1\0")
+    with pytest.raises(DataError, match=r"not even one whole head"):
+        audit_folder(tmp_path)
+
+
 def test_one_rank_of_one_generation_records_once(tmp_path: Path) -> None:
     write(tmp_path, 0)
     with pytest.raises(DataError, match="give each attempt a number of its own"):
@@ -179,6 +189,25 @@ def test_other_tokens_under_the_right_name_are_found(tokens: TokenData, tmp_path
     found = audit_folder(tmp_path)
     assert found.fault is not None and (found.fault.kind, found.fault.step, found.fault.rank) == ("content", 2, 0)
     assert found.fault.sample == int(order.draws(positions(order, 1)).sample[5])
+
+
+def test_damaged_data_leaves_the_verdict_on_the_order(tokens: TokenData, tmp_path: Path) -> None:
+    """A flipped byte, which is met when it is read, then a shard that is cut, with which nothing opens."""
+    shutil.copytree(tokens.folder, data := tmp_path / "copy")
+    order = PlainOrder(num_samples=tokens.num_samples("train", SEQUENCE), seed=4, global_batch=8)
+    run(tmp_path, open_data(data), order, 1, 2, range(20))
+    shard = data / next(shard.bin.name for shard in tokens.manifest.shards if shard.split == "train")
+    whole = bytearray(shard.read_bytes())
+    whole[100] ^= 1
+    for damage in (bytes(whole), bytes(whole[:-2])):
+        shard.write_bytes(damage)
+        found = audit_folder(tmp_path)
+        assert (found.complete, found.steps, found.damaged) == (True, 20, shard.name), found
+        assert found.contents.startswith(f"damaged: {shard.name} is") and found.contents.endswith("; nothing compared")
+    log = sorted((tmp_path / "deliveries").iterdir())[0]
+    os.truncate(log, log.stat().st_size // 2)
+    found = audit_folder(tmp_path)
+    assert found.fault is not None and found.fault.kind == "missing" and found.damaged == shard.name
 
 
 def test_data_of_a_store_is_compared_where_it_can_be_read(tokens: TokenData, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core import wire
+from phalanx.core.data_asked import AuditAsked
 from phalanx.core.data_audit import DataAudit
 from phalanx.core.training_data import DataSource
 from phalanx.job.checkpoint import manifest
-from phalanx.job.data.audit_folder import audit_folder
+from phalanx.job.train.audited import audited
 from phalanx.job.train.device import gang
 from phalanx.job.train.setup import CURSOR
 from tests.job.train.mixed_cases import STOP, folder, leg
@@ -32,7 +33,7 @@ def main(out: Path, data: str) -> None:
         legs.append(leg(job, asked, rank, attempt="lm-1.2"))
         answer = {
             "whole": whole, "legs": legs, "saved": saved, "last": cursor_of(job),
-            "audit": wire.plain(DataAudit, audit_folder(job)),
+            "audit": wire.plain(DataAudit, audited(AuditAsked(folder=job))),
         }  # fmt: skip
     (out / "answer.json").write_text(json.dumps(answer))
     sys.stdout.flush()

@@ -49,3 +49,4 @@ def test_a_run_goes_on_past_a_damaged_block_and_is_proven(tmp_path: Path) -> Non
         (2, EVERY + 1, STEPS),
     ]
     assert audit["sources"][0]["replaced"] > 0
+    assert (audit["ended"], audit["end"]) == (True, f"the newest checkpoint is of step {STEPS}")

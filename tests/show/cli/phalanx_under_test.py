@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
 from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
 from phalanx.core.data_views import (
     MixSourceView,
@@ -64,6 +64,9 @@ def push_data(path: Path, place: str, progress: ProgressSink) -> str:
 
 def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     progress("checking", 1, 2)
+    if str(path).endswith("damaged"):
+        files = [{"file": name, "problem": f"{name} is cut"} for name in ("a.bin", "b.bin")]
+        return {"path": str(path), "checksums_ok": False, "damaged": files, "says": "a.bin is cut\x1b; and 1 more: b.bin"}
     return {**show_data(path), "checksums_ok": True}
 
 
@@ -114,7 +117,11 @@ def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, t
     return 0
 
 
-def audit_data(folder: Path, contents: bool, progress: ProgressSink) -> DataAudit:
+def audit_data(asked: AuditAsked, progress: ProgressSink) -> DataAudit:
+    folder, contents = asked.folder, asked.contents
+    known = [*asked.reached, *asked.heard]
+    if folder.name == "empty":
+        raise DataError("deliveries", str(folder), f"holds no records of deliveries: {asked.none}")
     progress("auditing", 1, 2)
     says = "step 5 of attempt 2, generation 0: rank 1 was given sample 7 of te\x1b[31mxt, which is not of this step"
     fault = DeliveryFault(
@@ -128,6 +135,8 @@ def audit_data(folder: Path, contents: bool, progress: ProgressSink) -> DataAudi
             Leg(attempt=2, generation=0, world_size=4, first_step=3, last_step=4, superseded=0),
         ),
         set_aside=1, contents="compared" if contents else f"not compared: {folder}", fault=fault,
+        ended=folder.name != "running", damaged="train.bin" if folder.name == "flipped" else "",
+        end=", ".join(f"{one.by} {one.steps}" for one in known),
     )  # fmt: skip
 
 

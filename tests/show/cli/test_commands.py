@@ -283,6 +283,11 @@ def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
     assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"
     verified = phalanx("data", "verify", str(tmp_path), "-o", "json")
     assert (json.loads(verified.out)["checksums_ok"], verified.err) == (True, "checking\n")
+    damaged = phalanx("data", "verify", "/damaged")
+    assert (damaged.code, damaged.out) == (1, "") and damaged.err.endswith("Error: a.bin is cut\\x1b; and 1 more: b.bin\n")
+    damaged = phalanx("data", "verify", "/damaged", "-o", "json")
+    found = json.loads(damaged.out)
+    assert (damaged.code, found["checksums_ok"], [one["file"] for one in found["damaged"]]) == (1, False, ["a.bin", "b.bin"])
     missing = phalanx("data", "show", "/nonexistent")
     assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
 

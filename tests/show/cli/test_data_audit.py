@@ -34,3 +34,46 @@ def test_a_job_is_looked_for_where_it_saves(terminal: Terminal, tmp_path: Path) 
     terminal.server.view(f"/jobs/{JOB}", JobView, dataclasses.replace(job, checkpoints_at="/nowhere/jobs/x/checkpoints"))
     away = terminal("data", "audit", JOB)
     assert away.code == 4 and "is not on this machine" in away.err
+
+
+def test_a_job_has_to_have_recorded_its_last_step(terminal: Terminal, tmp_path: Path) -> None:
+    """Of a recipe; a script counts its steps as it likes, and a run that goes on may still go anywhere."""
+    job = dataclasses.replace(finished_view(), checkpoints_at=str(tmp_path / "checkpoints"))
+    recipe = dataclasses.replace(job, spec={**job.spec, "recipe": "llama"})
+    runs = dataclasses.replace(recipe, outcome=None)
+    for view, end in (
+        (recipe, f"{JOB} ended with 37, the newest checkpoint is of 20"),
+        (runs, f"{JOB} has not ended 0, the newest checkpoint is of 20"),
+        (dataclasses.replace(recipe, outcome="failed", checkpoints=()), f"{JOB} has not succeeded 0"),
+        (job, ""),
+    ):
+        terminal.server.view(f"/jobs/{JOB}", JobView, view)
+        assert json.loads(terminal("data", "audit", JOB, "-o", "json").out)["end"] == end
+
+
+def test_a_verdict_on_a_run_of_unknown_end_says_up_to_where(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "running").mkdir()
+    shown = terminal("data", "audit", str(tmp_path / "running"))
+    assert (shown.code, shown.out.splitlines()[0]) == (0, "Complete up to step 4: 48 samples, each delivered exactly once")
+
+
+def test_damaged_data_ends_with_1_and_a_verdict_on_the_order(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "flipped").mkdir()
+    shown = terminal("data", "audit", str(tmp_path / "flipped"))
+    assert shown.code == 1
+    assert shown.out.startswith("Complete in its order, and the data is damaged: 48 samples, each delivered exactly once\n")
+
+
+def test_why_a_job_recorded_nothing_is_said(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    script = dataclasses.replace(finished_view(), checkpoints_at=str(tmp_path / "empty" / "checkpoints"))
+    recipe = dataclasses.replace(script, spec={**script.spec, "recipe": "llama"})
+    unrecorded = dataclasses.replace(recipe, spec={**recipe.spec, "data": {"path": "data", "record": False}})
+    waiting = dataclasses.replace(recipe, outcome=None, progress=None)
+    for view, why in (
+        (script, "runs a script"), (unrecorded, "says `record: false`"), (waiting, "has not made a step yet"),
+        (dataclasses.replace(waiting, checkpoints_at="/nowhere/jobs/x/checkpoints"), "has not made a step yet"),
+    ):  # fmt: skip
+        terminal.server.view(f"/jobs/{JOB}", JobView, view)
+        shown = terminal("data", "audit", JOB)
+        assert (shown.code, shown.out) == (2, "") and why in shown.err, shown.err

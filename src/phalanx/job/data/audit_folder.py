@@ -1,18 +1,19 @@
 """The audit of a job's folder: its records, its order, and where the data is at hand, every token that was delivered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.data_audit import DataAudit
+from phalanx.core.data_audit import DataAudit, Reached
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
 from phalanx.core.training_data import in_store
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
-from phalanx.job.data.exactly_once import audit
+from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import order_from
 from phalanx.job.data.sources import Sources, open_sources
@@ -24,26 +25,30 @@ _TOKEN_BYTES: Final = 2
 _AT_ONCE: Final = 1024
 
 
-def audit_folder(place: Path, compare: bool = True, progress: Progress | None = None) -> DataAudit:
+def audit_folder(
+    place: Path, compare: bool = True, progress: Progress | None = None, reached: Sequence[Reached] = (), none: str = ""
+) -> DataAudit:
     """place: a job's folder, its folder of checkpoints, or that of the records. compare: read every sample that was delivered again
-    and compare it. Raises DataError where there are no records, or damaged ones, or other data than was read."""
-    logs = read_deliveries(_records(place))
+    and compare it. reached: how far the records have to go. none: why there may be no records. Raises DataError where there are
+    none, or damaged ones, or other data than was read."""
+    logs = read_deliveries(records_in(place), none)
     newest = max(logs, key=lambda log: (log.head.attempt, log.head.generation)).head
     order = order_from(newest.order)
     contents = _contents(newest) if compare else "not compared: not asked for"
     row_bytes = ROW.itemsize if isinstance(contents, str) else newest.sequence * _TOKEN_BYTES
-    return audit(logs, order, contents, progress and (lambda done, total: progress(done * row_bytes, total * row_bytes)))
+    return audit(logs, order, contents, progress and (lambda done, total: progress(done * row_bytes, total * row_bytes)), reached)
 
 
-def _records(place: Path) -> Path:
+def records_in(place: Path) -> Path:
+    """The folder of the records."""
     for folder in (place, place / FOLDER, place.parent / FOLDER):
         if folder.name == FOLDER and folder.is_dir():
             return folder
     return place
 
 
-def _contents(head: Head) -> "_Contents | str":
-    """Or why they cannot be compared."""
+def _contents(head: Head) -> Contents | str:
+    """Or why they cannot be compared. What cannot even be opened is damaged in every sample."""
     if head.asked is None:
         return "not compared: where the data lay is not recorded"
     for name, folder in head.asked.paths.items():
@@ -53,11 +58,17 @@ def _contents(head: Head) -> "_Contents | str":
         data = open_sources(head.asked)
     except (SetupError, StoreUnavailable) as error:  # the ranks had the rights to their store, and who asks here may not
         return f"not compared: {error.sentence()}"
+    except DataError as error:
+        return partial(_raise, error)
     for name, found in data.manifests.items():
         if found != head.data.get(name):
             fix = f"{head.asked.paths[name]} is not the data that the run has read; put that back, or audit with --no-contents"
             raise DataError(f"data of {name}", found, fix)
     return _Contents(data, head.sequence)
+
+
+def _raise(error: DataError, *_: object) -> NoReturn:
+    raise error
 
 
 class _Contents:

@@ -13,6 +13,9 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.quarantine import ANY_SHARE, SetAside, quarantined, set_aside_of
 
+EXTRA: Final = "data_cursor"
+"""Its name among the numbers of a checkpoint."""
+
 FORMAT: Final = 2
 _UNDAMAGED: Final = 1
 """The format without a quarantine. What has none is still written so, for readers who know no other."""

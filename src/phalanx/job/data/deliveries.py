@@ -36,6 +36,10 @@ _FRAME: Final = struct.Struct("<BIQ")  # kind, length, XXH3 of what follows
 _BATCH: Final = struct.Struct("<qI")  # step, rows
 _HEAD, _ASIDE, _ROWS = 1, 2, 3
 _ENDING: Final = ".rows"
+_NONE: Final = (
+    "ranks of a recipe record from their first step on, unless its `data` says `record: false`, and a script does what it gives a"
+    " DeliveryLog; name the folder of a job that recorded"
+)
 _log: Final = logging.getLogger(__name__)
 
 
@@ -128,12 +132,15 @@ def content_of(tokens: NDArray[Any]) -> NDArray[np.uint64]:
     return np.array([xxh3_64_intdigest(row) for row in tokens], dtype=np.uint64)
 
 
-def read_deliveries(folder: Path) -> list[Deliveries]:
-    """All that is recorded below a folder, by attempt, generation and rank. Raises DataError for none, and for a damaged one."""
+def read_deliveries(folder: Path, none: str = "") -> list[Deliveries]:
+    """All that is recorded below a folder, by attempt, generation and rank. Raises DataError for none, and for a damaged one.
+    none: why there may be none, where that is known."""
     paths = sorted(folder.glob(f"*{_ENDING}")) if folder.is_dir() else []
-    if not paths:
-        raise DataError("deliveries", str(folder), "holds no records of deliveries; name the folder of a job that recorded them")
-    return [one for path in paths if (one := read_file(path)) is not None]
+    found = [one for path in paths if (one := read_file(path)) is not None]
+    if not found:
+        what = "holds no records of deliveries" + (", not even one whole head" if paths else "")
+        raise DataError("deliveries", str(folder), f"{what}: {none or _NONE}")
+    return found
 
 
 def read_file(path: Path) -> Deliveries | None:

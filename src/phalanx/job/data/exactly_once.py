@@ -11,15 +11,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
+from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, Reached, SourceRead
+from phalanx.core.errors import DataError
 from phalanx.job.data.deliveries import Deliveries
 from phalanx.job.data.draws import DataOrder, Draws, positions
+from phalanx.job.data.ends import End, check_end, end_of, ragged
 from phalanx.job.data.legs import Gang, Stretch, Wrong, check_joints, gangs_of, stretches_of, wrong
 from phalanx.job.data.order import Indices
 from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
 
 Contents = Callable[[int, Indices], NDArray[np.uint64]]
-"""From a source and samples of it to the XXH3 of each one's tokens."""
+"""From a source and samples of it to the XXH3 of each one's tokens. Raises DataError where the data is damaged."""
 
 Progress = Callable[[int, int], None]
 """Told how many global samples are looked at, of how many."""
@@ -28,33 +30,67 @@ _ROWS_AT_ONCE: Final = 2**16
 
 
 def audit(
-    logs: Sequence[Deliveries], order: DataOrder, contents: Contents | str = "", progress: Progress | None = None
+    logs: Sequence[Deliveries],
+    order: DataOrder,
+    contents: Contents | str = "",
+    progress: Progress | None = None,
+    reached: Sequence[Reached] = (),
 ) -> DataAudit:
     """The verdict on everything that the ranks of a run have recorded. contents: tells what the tokens have to be; or why nobody
-    does. The order of the newest gang, which its cursor has held against the past of the run."""
+    does. reached: how far the records have to go. The order of the newest gang, which its cursor has held against the past of the
+    run."""
     counted = _Counted(order)
     gangs: list[Gang] = []
     stretches: list[Stretch] = []
     fault: DeliveryFault | None = None
+    end = End(0, "", False)
+    tokens = _Tokens(contents)
     try:
         gangs = gangs_of(logs)
-        stretches = stretches_of(gangs)
+        end = end_of(gangs, reached, order.global_batch)
+        stretches = stretches_of(gangs, end.step, end.known)
         check_joints(stretches, order.global_batch)
         for stretch in stretches:
-            _check_rows(stretch, order, contents, counted, lambda: progress and progress(counted.samples, _total(stretches, order)))
+            _check_rows(stretch, order, tokens, counted, lambda: progress and progress(counted.samples, _total(stretches, order)))
+        check_end(gangs, stretches, end)
     except Wrong as error:
         fault = error.fault
+    loose = () if fault else tuple(ragged(gangs, stretches))
+    steps = counted.samples // order.global_batch
     aside = {one for stretch in stretches for one in stretch.gang.set_aside}
     return DataAudit(
-        complete=fault is None, says=_says(counted, fault), steps=counted.samples // order.global_batch, samples=counted.samples,
+        complete=fault is None, says=_says(counted, fault), steps=steps, samples=counted.samples,
         sources=counted.sources(), legs=tuple(_leg(gang, stretches) for gang in gangs), set_aside=len(aside),
-        contents=contents if isinstance(contents, str) else "compared", fault=fault,
+        contents=tokens.says, damaged=tokens.damaged, fault=fault,
+        ended=end.step > 0 and steps == end.step and not loose, end="; ".join((end.says, *loose)),
     )  # fmt: skip
 
 
-def _check_rows(
-    stretch: Stretch, order: DataOrder, contents: Contents | str, counted: "_Counted", told: Callable[[], object]
-) -> None:
+class _Tokens:
+    """What they have to be, as long as the data says it: where it is damaged there is still a verdict on the order."""
+
+    def __init__(self, contents: Contents | str) -> None:
+        self._contents = contents
+        self.says = contents if isinstance(contents, str) else "compared"
+        self.damaged = ""
+
+    def right(self, wanted: Draws, first: int) -> NDArray[np.uint64] | None:
+        """Of these samples, in the steps from `first` on; None where they cannot be told."""
+        if isinstance(self._contents, str) or self.damaged:
+            return None
+        right = np.empty(len(wanted), dtype=np.uint64)
+        try:
+            for source in np.unique(wanted.source).tolist():
+                rows = np.flatnonzero(wanted.source == source)
+                right[rows] = self._contents(source, wanted.sample[rows])
+        except DataError as error:
+            self.damaged = error.field
+            self.says = f"damaged: {error.sentence()}; {f'compared up to step {first}' if first else 'nothing compared'}"
+            return None
+        return right
+
+
+def _check_rows(stretch: Stretch, order: DataOrder, tokens: _Tokens, counted: "_Counted", told: Callable[[], object]) -> None:
     held = Quarantined(order, stretch.gang.set_aside, ANY_SHARE)
     at_once = max(1, _ROWS_AT_ONCE // order.global_batch)
     for first in range(stretch.first, stretch.stop, at_once):
@@ -68,7 +104,7 @@ def _check_rows(
                 good.append(_joined(stretch.gang, step, wanted.take(rows), order.names))
         finally:  # what comes before the fault counts, and its own faults come first
             rows = np.arange(len(good) * order.global_batch)
-            _check_contents(stretch.gang, first, wanted.take(rows), good, contents, order)
+            _check_contents(stretch.gang, first, wanted.take(rows), good, tokens, order)
             counted.count(plain.take(rows), wanted.take(rows))
         told()
 
@@ -108,15 +144,10 @@ def _firstwrong(gang: Gang, step: int, wanted: Draws, parts: Sequence[NDArray[An
     raise AssertionError("the rows of the step are right")
 
 
-def _check_contents(
-    gang: Gang, first: int, wanted: Draws, good: Sequence[NDArray[Any]], contents: Contents | str, order: DataOrder
-) -> None:
-    if isinstance(contents, str) or not good:
+def _check_contents(gang: Gang, first: int, wanted: Draws, good: Sequence[NDArray[Any]], tokens: _Tokens, order: DataOrder) -> None:
+    if not good or (right := tokens.right(wanted, first)) is None:
         return
-    found, right = np.concatenate(good)["content"], np.empty(len(wanted), dtype=np.uint64)
-    for source in np.unique(wanted.source).tolist():
-        rows = np.flatnonzero(wanted.source == source)
-        right[rows] = contents(source, wanted.sample[rows])
+    found = np.concatenate(good)["content"]
     for row in np.flatnonzero(found != right)[:1].tolist():
         step, at = divmod(row, order.global_batch)
         rank = next(one for one in range(gang.world_size) if at < order.global_batch * (one + 1) // gang.world_size)

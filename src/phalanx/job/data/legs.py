@@ -76,14 +76,16 @@ def gangs_of(logs: Sequence[Deliveries]) -> list[Gang]:
     return gangs
 
 
-def stretches_of(gangs: Sequence[Gang]) -> list[Stretch]:
-    """From the first step to the last one, as far as there are records."""
+def stretches_of(gangs: Sequence[Gang], wanted: int = 0, known: bool = False) -> list[Stretch]:
+    """From the first step to the last one, as far as there are records. wanted: so many steps were made for certain. known: that
+    is by other evidence, so that what ranks have behind it proves nothing."""
     delivering = [gang for gang in gangs if gang.steps]
     if not delivering:
         return []
     newest = delivering[-1]
     least, most = min(newest.reaches), max(newest.reaches)
-    stop = max(least, newest.start) if most - least <= 1 else most  # ranks that were ended together are a step apart
+    together = known or most - least <= 1  # ranks that were ended together are a step apart
+    stop = max(least, newest.start) if together and least >= wanted else most
     found = [Stretch(newest, newest.start, stop)]
     while (upper := found[0].first) > 0:
         earlier = [gang for gang in delivering if gang.start < upper and gang is not found[0].gang]

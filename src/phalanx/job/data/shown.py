@@ -5,15 +5,40 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core import wire
+from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.show import DataSummary, summary
+from phalanx.job.data.tars import manifest as tars
 from phalanx.job.data.tars.show import SampleSummary, sample_summary
-from phalanx.job.data.verify import VerifyProgress
+from phalanx.job.data.verify import Damage, VerifyProgress, verify_files
 
 
 def shown(path: Path | str, progress: VerifyProgress | None = None, verify: bool = True) -> Mapping[str, Any]:
     """The summary of a folder, or of tokens in a store. Raises DataError. verify: compares every byte."""
     return _summary(path, verify=verify, progress=progress)
+
+
+def verified(path: Path | str, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
+    """The summary with every byte compared. Of damaged data: path, checksums_ok False, damaged with `file` and `problem` of each,
+    and says, for people. Raises DataError for what is no data set."""
+    try:
+        return shown(path, progress)
+    except DataError as error:
+        damage = error if isinstance(error, Damage) or "://" in str(path) else _damage(Path(path), progress)
+        if not isinstance(damage, Damage):
+            raise
+        files = [{"file": one.field, "problem": one.sentence()} for one in damage.files]
+        return {"path": str(path), "checksums_ok": False, "damaged": files, "says": damage.sentence()}
+
+
+def _damage(folder: Path, progress: VerifyProgress | None) -> Damage | None:
+    """Of a folder that does not even open, such as one with a shard that is gone. Raises DataError for one that is no data set."""
+    of_samples = manifests.kind(manifests.load(folder)) == "samples"
+    try:
+        verify_files(folder, tars.read(folder)[0] if of_samples else manifests.read(folder)[0], progress)
+    except Damage as damage:
+        return damage
+    return None
 
 
 def shown_unread(path: Path) -> Mapping[str, Any]:

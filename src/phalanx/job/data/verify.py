@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,12 +22,24 @@ _PIECE_BYTES: Final = 4 * 2**20
 _NAMED_MAX: Final = 3
 
 
+class Damage(DataError):
+    """The first damaged file, and how many others there are. files: the error of each."""
+
+    def __init__(self, field: str, value: object, fix: str, files: tuple[DataError, ...] = ()) -> None:
+        self.files = files
+        super().__init__(field, value, fix)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.field, self.value, self.fix, self.files)
+
+
 def verify_files(
     folder: Path, manifest: Manifest | SampleManifest, progress: VerifyProgress | None = None, threads: int = 0
 ) -> None:
     """Reads every file once and compares size, SHA-256 and any tokens' range; `threads` at once, as many as cores when 0.
 
-    Raises the DataError of the first file, in the manifest's order, that is not what `prepare` wrote, and says how many others.
+    Raises Damage, with what is said of the first file, in the manifest's order, that is not what `prepare` wrote, and how many
+    others there are.
     """
     verify_pieces(folder, manifest, lambda entry: _pieces(folder, entry), progress, threads)
 
@@ -54,12 +66,12 @@ def verify_pieces(
         raise _all_of(errors)
 
 
-def _all_of(errors: list[DataError]) -> DataError:
+def _all_of(errors: list[DataError]) -> Damage:
     first, others = errors[0], [error.field for error in errors[1:]]
     if not others:
-        return first
+        return Damage(first.field, first.value, first.fix, (first,))
     named = ", ".join(others[:_NAMED_MAX]) + (" ..." if len(others) > _NAMED_MAX else "")
-    return DataError(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}")
+    return Damage(first.field, first.value, f"{first.fix}; and {len(others)} more: {named}", tuple(errors))
 
 
 Pieces = Callable[[FileEntry], Iterator[memoryview]]

@@ -23,7 +23,7 @@ from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
-from phalanx.job.data.cursor import Cursor
+from phalanx.job.data.cursor import EXTRA, Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources
@@ -56,7 +56,7 @@ from phalanx.job.train.watch import Watch
 _log: Final = logging.getLogger(__name__)
 
 STATE: Final = "state"
-CURSOR: Final = "data_cursor"
+CURSOR: Final = EXTRA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,16 @@
 """data prepare, show, verify, sample, mix; audit is in `data_audit`, what is of other data than text in `data_samples`."""
 
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.core.errors import Exit
 from phalanx.show.cli import data_samples
 from phalanx.show.cli.data_audit import audit
-from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
+from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, leave, tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,12 +112,18 @@ def verify(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Read every byte of a prepared folder and compare it with its hash."""
+    """Read every byte of a prepared folder and compare it with its hash. Exit code 1 names the damaged files."""
     from phalanx.show.cli.stages import stages
+    from phalanx.show.cli.text import clean
 
     with stages() as progress:
         summary = tools_of(context).verify_data(path, progress)
-    show_summary(summary, output)
+    says, rest = summary.get("says", ""), {name: value for name, value in summary.items() if name != "says"}
+    if not says or output is not Output.TABLE:
+        show_summary(rest, output)
+    if says:
+        sys.stderr.write(f"Error: {clean(says)}\n")
+        leave(Exit.FAILED)
 
 
 def push(

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.core.errors import Exit, NotFound
+from phalanx.core.errors import DataError, Exit, NotFound
 from phalanx.show.cli.completing import job_ids
 from phalanx.show.cli.options import HomeOption, Output, OutputOption, leave, tools_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from phalanx.core.data_audit import DataAudit
+    from phalanx.core.data_asked import AuditAsked
+    from phalanx.core.data_audit import DataAudit, Reached
+    from phalanx.core.views import JobView
 
 
 def audit(
@@ -37,18 +39,20 @@ def audit(
     from phalanx.show.cli.output import emit
     from phalanx.show.cli.stages import stages
 
-    folder = _folder_of(place, home)
+    asked = _asked(place, contents, home)
     with stages() as progress:
-        found = tools_of(context).audit_data(folder, contents, progress)
+        found = tools_of(context).audit_data(asked, progress)
     emit(output, DataAudit, found, lambda: audit_page(found))
-    if not found.complete:
+    if not found.complete or found.damaged:
         leave(Exit.FAILED)
 
 
-def _folder_of(place: str, home: Path | None) -> Path:
+def _asked(place: str, contents: bool, home: Path | None) -> "AuditAsked":
     """A folder that is there is itself, what has a '/' is meant as one; any other word is a job, on the machine where it ran."""
+    from phalanx.core.data_asked import AuditAsked
+
     if "/" in place or Path(place).is_dir():
-        return Path(place).expanduser()
+        return AuditAsked(folder=Path(place).expanduser(), contents=contents)
     from phalanx.client import connect
 
     with connect(home) as client:
@@ -56,8 +60,40 @@ def _folder_of(place: str, home: Path | None) -> Path:
         saves = job.checkpoints_at
         folder = Path(client.status().home) / "jobs" / job.id if "://" in saves or not saves else Path(saves).parent
     if not folder.is_dir():
+        if job.progress is None:
+            raise DataError("deliveries", job.id, _why_none(job))
         raise NotFound("folder", str(folder), f"is where {job.id} recorded, and is not on this machine; run this where it is")
-    return folder
+    return AuditAsked(
+        folder=folder, contents=contents, checkpoints=saves, reached=_reached(job), heard=_heard(job), none=_why_none(job)
+    )
+
+
+def _why_none(job: "JobView") -> str:
+    """Why a job may have recorded nothing; '' where its record does not say."""
+    if not job.spec.get("recipe"):
+        return f"{job.id} runs a script, which records only what it gives a DeliveryLog"
+    if (job.spec.get("data") or {}).get("record") is False:
+        return f"the `data` of {job.id} says `record: false`; leave that out of a job that is to be audited"
+    return f"{job.id} has not made a step yet; wait for its first one" if job.progress is None else ""
+
+
+def _reached(job: "JobView") -> "tuple[Reached, ...]":
+    """By the job's record. A job that was ended before its time has come as far as its newest checkpoint, and nobody knows more."""
+    from phalanx.core.data_audit import Reached
+
+    if job.outcome != "succeeded":
+        return (Reached(by=f"{job.id} has {'not ended' if job.outcome is None else 'not succeeded'}"),)
+    step = job.progress.step if job.progress and job.spec.get("recipe") else 0  # a script counts its steps as it likes
+    return (Reached(by=f"{job.id} ended with", steps=step),) if step else ()
+
+
+def _heard(job: "JobView") -> "tuple[Reached, ...]":
+    from phalanx.core.data_audit import Reached
+    from phalanx.core.ids import split_attempt
+
+    saved = [(split_attempt(one.attempt)[1], one.step) for one in job.checkpoints] if job.spec.get("recipe") else []
+    attempt, step = max(saved, default=(0, 0))
+    return (Reached(by="the newest checkpoint is of", steps=step, attempt=attempt),) if saved else ()
 
 
 def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
@@ -65,8 +101,9 @@ def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
     from phalanx.show.cli.grid import Grid
     from phalanx.show.cli.output import line, pairs
 
-    yield line(f"{'Complete' if found.complete else 'NOT COMPLETE'}: {found.says}", style="green" if found.complete else "red")
+    yield line(f"{_verdict(found)}: {found.says}", style="green" if found.complete and not found.damaged else "red")
     facts = [("Steps", f"1 to {found.steps}" if found.steps else "none"), ("Samples", found.samples), ("Contents", found.contents)]
+    facts += [("End", found.end)] if found.end else []
     yield pairs(
         [*facts, ("Set aside", f"{found.set_aside} damaged block{'s' if found.set_aside != 1 else ''}")]
         if found.set_aside
@@ -84,3 +121,11 @@ def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
     ]  # fmt: skip
     names = ("ATTEMPT", "GENERATION", "RANKS", "STEPS", "MADE AGAIN")
     yield Grid(names, legs, right=("ATTEMPT", "GENERATION", "RANKS", "MADE AGAIN"), drop=("GENERATION",))
+
+
+def _verdict(found: "DataAudit") -> str:
+    """Where nobody knows how far the run came, it is one on the steps that are recorded."""
+    if not found.complete:
+        return "NOT COMPLETE"
+    whole = "Complete" if found.ended or not found.steps else f"Complete up to step {found.steps}"
+    return f"{whole} in its order, and the data is damaged" if found.damaged else whole

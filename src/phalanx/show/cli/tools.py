@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
@@ -31,11 +31,12 @@ class Tools:
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
     show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
-    verify_data(path, progress): the same, with every byte read; progress as of prepare_data.
+    verify_data(path, progress): the same, with every byte read; progress as of prepare_data. Of damaged data path, checksums_ok
+        False, damaged with `file` and `problem` of each, and says, for people.
     push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
     sample_data(asked): samples of a prepared folder as a model would read them.
-    audit_data(folder, contents, progress): what the ranks of the job in a folder were given, held against its order; with
-        `contents` also against the data. progress as of prepare_data, in samples.
+    audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
+        checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
@@ -58,7 +59,7 @@ class Tools:
     show_data: Callable[[Path | str], Mapping[str, Any]]
     verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
-    audit_data: "Callable[[Path, bool, ProgressSink], DataAudit]"
+    audit_data: "Callable[[AuditAsked, ProgressSink], DataAudit]"
     mix_data: "Callable[[MixAsked], MixView]"
     push_data: Callable[[Path, str, ProgressSink], str]
     sample_model: Callable[[Path, str, str, int, int, float], int]
