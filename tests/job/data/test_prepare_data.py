@@ -191,7 +191,7 @@ def test_what_cannot_be_prepared_is_refused_and_nothing_is_left(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_force_replaces_a_folder_and_a_prepared_one_needs_no_force(corpus: Path, tmp_path: Path) -> None:
+def test_force_replaces_a_folder_and_a_prepared_one(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("x")
@@ -199,7 +199,7 @@ def test_force_replaces_a_folder_and_a_prepared_one_needs_no_force(corpus: Path,
     assert not (out / "mine.txt").exists()
     old = open_data(out)
     row = old.gather("train", np.arange(1), 16)
-    prepare([corpus], out, vocab_size=301)
+    prepare([corpus], out, vocab_size=301, force=True)
     assert open_data(out).vocab_size == 301
     assert (old.gather("train", np.arange(1), 16) == row).all(), "a reader of the old shards keeps them"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

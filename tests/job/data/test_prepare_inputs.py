@@ -30,7 +30,7 @@ def write_parquet(path: Path, values: Sequence[object], name: str = "text", rows
 
 def made(paths: Sequence[object], out: Path, tokenizer: Path, **more: object) -> list[str]:
     """The documents of both splits, sorted."""
-    prepare([str(path) for path in paths], out, tokenizer=tokenizer, **more)  # type: ignore[arg-type]  # a test's own table
+    prepare([str(path) for path in paths], out, tokenizer=tokenizer, force=True, **more)  # type: ignore[arg-type]  # a test's own table
     return sorted(text for texts in texts_of(out).values() for text in texts)
 
 
@@ -114,7 +114,8 @@ def test_patterns_name_files_and_say_nothing_of_this_machine(tokenizer: Path, tm
     with pytest.raises(DataError, match="matches no file"):
         prepare([tmp_path / "web" / "*.csv"], tmp_path / "out", tokenizer=tokenizer)
     (tmp_path / "a[b].txt").write_text("".join(ROWS))
-    assert prepare([tmp_path / "a[b].txt"], tmp_path / "out", tokenizer=tokenizer).sources[0].name == "a[b].txt", "it exists"
+    named = prepare([tmp_path / "a[b].txt"], tmp_path / "out", tokenizer=tokenizer, force=True)
+    assert named.sources[0].name == "a[b].txt", "it exists"
 
 
 def test_the_first_of_equal_texts_stays(tokenizer: Path, tmp_path: Path) -> None:

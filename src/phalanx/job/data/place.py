@@ -11,13 +11,15 @@ from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
+from phalanx.job.data.manifest import MANIFEST
+from phalanx.job.data.standing import check_only, check_replaced
 from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 
 
 def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
-    """Raises DataError for a folder that must not be replaced."""
+    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it."""
     if out.exists() and not out.is_dir():
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
@@ -31,9 +33,9 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
     try:
         taken = out.exists() and any(out.iterdir()) and not force
         if taken and manifests.kind(manifests.load(out)) == "samples":
-            sample_manifests.read(out)
+            check_only(out, {MANIFEST, *(file.name for file in sample_manifests.read(out)[0].files)})
         elif taken:
-            manifests.read(out)
+            check_only(out, {MANIFEST, *(file.name for file in manifests.read(out)[0].files)})
     except DataError as error:
         raise DataError(
             "out", str(out), "is neither empty nor a prepared folder; name another, or replace it with --force"
@@ -91,8 +93,10 @@ def _has_shards(folder: Path) -> bool:
         return False
 
 
-def move_into_place(folder: Path, out: Path) -> None:
-    """Readers that mapped the old shards keep them: their files live until unmapped."""
+def move_into_place(folder: Path, out: Path, force: bool) -> None:
+    """Readers that mapped the old shards keep them: their files live until unmapped. Raises Conflict for a data set at `out`
+    that is not this one again, unless `force`."""
+    check_replaced(folder, out, force)
     old = folder.with_name(f".{out.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():

@@ -17,8 +17,9 @@ import numpy as np
 from phalanx.core.errors import DataError
 from phalanx.job.data.order import sample
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.standing import check_same
 from phalanx.job.data.tars.ingest import Report
-from phalanx.job.data.tars.manifest import commit
+from phalanx.job.data.tars.manifest import FORMAT, commit
 from phalanx.job.data.tars.members import is_safe
 from phalanx.job.data.tars.writer import SHARD_BYTES_MAX, TarWriter
 from phalanx.storage.atomic import refused
@@ -51,13 +52,17 @@ def pack(
     """Makes the folder `out` of the images below the folders of `root`, each named as its class; classes are numbered by name.
 
     Each sample has the image's bytes as they are, in a field named by the file's ending, and in `cls` the number of its class as
-    digits. endings: of the files to take, in lower case. The same files and endings give the same bytes.
+    digits. endings: of the files to take, in lower case. The same files and endings give the same bytes. What stands at
+    `out` and is not this very data set is replaced only with `force`.
     Raises DataError, StoreUnavailable (disk full), Conflict.
     """
     out = Path(os.path.realpath(out))
     check_out(out, [root], force)
     skipped: Counter[str] = Counter()
     classes, images = _found(root, out, tuple(endings), skipped)
+    parameters: dict[str, str | int] = {"made_by": "pack", "shard_bytes_max": shard_bytes_max, "endings": ",".join(endings)}
+    wanted = {"kind": "samples", "format": FORMAT, "parameters": parameters, "classes": list(classes), "samples": len(images)}
+    check_same(out, force, wanted)
     report, done = progress or (lambda *_: None), 0
     try:
         sizes = [image.path.stat().st_size for image in images]
@@ -67,9 +72,8 @@ def pack(
                 writer.add(image.key, {image.ending: _read(image.path), CLASS_FIELD: str(image.number).encode()})
                 done += sizes[number]
                 report(done, sum(sizes))
-            parameters: dict[str, str | int] = {"made_by": "pack", "shard_bytes_max": shard_bytes_max, "endings": ",".join(endings)}
             commit(folder, writer.finish(classes, skipped, parameters))
-            move_into_place(folder, out)
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return out
