@@ -149,12 +149,6 @@ def test_progress_reaches_its_total(corpus: Path, tmp_path: Path) -> None:
     assert encoding == sorted(encoding)
 
 
-def test_the_folder_itself_is_not_read_when_it_lies_in_the_text(make_corpus: Callable[[], Path]) -> None:
-    folder = make_corpus()
-    first = prepare([folder], folder / "out", vocab_size=300)
-    assert prepare([folder], folder / "out", vocab_size=300) == first
-
-
 REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "no paths": (lambda _: {"paths": []}, "paths", "name files or folders"),
     "missing": (lambda base: {"paths": [base / "none"]}, "paths", "cannot be read"),
@@ -171,6 +165,7 @@ REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "out is a file": (lambda base: {"out": base / "text" / "odd.txt"}, "out", "is a file"),
     "out is in use": (lambda base: {"out": base / "taken"}, "out", "neither empty"),
     "out holds the text": (lambda base: {"out": base, "force": True}, "out", "holds the text itself"),
+    "out lies in the text": (lambda base: {"out": base / "text" / "sub" / "out", "force": True}, "out", "lies inside the input"),
     "out is where one stands": (lambda _: {"out": Path.cwd(), "force": True}, "out", "stand in"),
 }
 

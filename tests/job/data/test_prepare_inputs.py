@@ -146,7 +146,7 @@ def test_one_giant_document_is_refused_before_it_is_read(tokenizer: Path, tmp_pa
     with (tmp_path / "giant.txt").open("wb") as file:
         file.truncate(file_pieces.DOCUMENT_BYTES_MAX + 1)
     with pytest.raises(DataError, match="split it into files, or JSONL lines"):
-        prepare([tmp_path], tmp_path / "out", tokenizer=tokenizer)
+        prepare([tmp_path / "giant.txt"], tmp_path / "out", tokenizer=tokenizer)
 
 
 def test_one_document_longer_than_many_pieces_is_one_document(

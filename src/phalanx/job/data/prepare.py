@@ -28,7 +28,7 @@ from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
 from phalanx.job.data.parity import Choice, Proof
-from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.place import building, check_apart, check_out, move_into_place
 from phalanx.job.data.standing import check_same
 from phalanx.job.data.survey import Gathered, Survey, survey
 from phalanx.job.data.texts import Reading
@@ -117,7 +117,7 @@ def prepare(
     """Makes the folder `out` of the text in `paths` (files, folders, patterns, or 'stdlib:') and returns its manifest.
 
     out: absent, empty, or prepared before of the same text in the same way, which is made again; what else stands there is
-    replaced only with `force`.
+    replaced only with `force`. It lies in none of the folders in `paths`.
     held_out: share of the documents, chosen by a hash of their names, that training never sees.
     tokenizer: a tokenizer.json, or a prepared folder, instead of training one of `vocab_size` (4096) tokens.
     end_of_document: the token of a given tokenizer that ends documents.
@@ -145,6 +145,7 @@ def prepare(
     tokens.library_version()  # a missing extra shows before the reading
     out = Path(os.path.realpath(out))
     check_out(out, paths, force)
+    check_apart(out, paths)
     with Crew(1 if processes is None else processes) as crew:
         given = None if tokenizer is None else _Given(tokenizer)  # while the processes start
         sources = [Gathered(one) for one in find(paths, out)]

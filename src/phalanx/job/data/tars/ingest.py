@@ -139,7 +139,7 @@ def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
         raise DataError(
             "paths", urls[0], "lies in a store; samples are read from disks of this machine, so copy the tars there first"
         )
-    found = [Path(file.path) for one in find(paths, out or Path(os.devnull)) for file in one.files]
+    found = [Path(file.path) for one in find(paths, out or Path(os.devnull), prepared_too=True) for file in one.files]
     if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
         raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")
     tars = [file for file in found if file.name.endswith(".tar")]
