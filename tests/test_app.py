@@ -126,7 +126,7 @@ def test_images_are_packed_indexed_and_shown_through_the_tools(tmp_path: Path) -
     assert {**made, "checksums_ok": True} == app.show_data(tmp_path / "out")
     assert (made["samples"], made["classes"]) == (len(images), ["cat", "dog", "eel"])
     (tmp_path / "names").write_text("one\ntwo\nthree\n")
-    asked = IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "names", processes=1)
+    asked = IndexAsked(paths=(str(tmp_path / "out"),), classes=tmp_path / "names", processes=1, force=True)
     assert app.make_data(asked, lambda *at: seen.append(at))["classes"] == ["one", "two", "three"]
     assert app.verify_data(tmp_path / "out", lambda *at: seen.append(at))["samples"] == len(images)
     assert [stage for stage, done, total in seen if done == total > 0] == ["packing", "indexing", "checking"]

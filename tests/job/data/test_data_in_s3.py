@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.job.data.draws import PlainOrder, rows_of_rank
+from phalanx.core.training_data import DataCache, DataSource
+from phalanx.job.data.audit_folder import audit_folder
+from phalanx.job.data.deliveries import DeliveryLog, Head, content_of
+from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
 from phalanx.job.data.open import open_data
+from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.push import push
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
@@ -62,6 +66,33 @@ def test_a_pushed_data_set_is_opened_by_its_url_and_is_the_same(folder: Path, s3
         for step, rows in enumerate(stream):
             assert (rows == there.gather("train", order(step), SEQUENCE)).all()
         assert stream.stats.waited_s["store"] > 0
+
+
+def test_a_run_over_a_store_is_audited_with_its_contents(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
+    """Through a cache of another place and size than the run's, which is not on this machine."""
+    url, there = s3.url(), open_data(folder)
+    push(folder, url)
+    asked = DataSource(path=url, cache=DataCache(folder="/of/another/node", limit="9MiB"))
+    order = PlainOrder(num_samples=there.num_samples("train", SEQUENCE), seed=3, global_batch=8)
+    log = DeliveryLog(
+        tmp_path / "deliveries",
+        Head(
+            attempt=1, generation=0, rank=0, world_size=1, start=0, sequence=SEQUENCE, data={"data": there.manifest_hash},
+            asked=asked, order=facts_of(order),
+        ),
+    )  # fmt: skip
+    with_limit = {"PHALANX_DATA_CACHE": str(tmp_path / "audited"), "PHALANX_DATA_CACHE_LIMIT": "26MB"}
+    for step in range(9):
+        mine = order.draws(positions(order, step))
+        given = mine.sample if step < 8 else mine.sample[::-1]
+        log.delivered(step, mine.source, mine.sample, content_of(there.gather("train", given, SEQUENCE)))
+    log.close()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in with_limit.items():
+            patched.setenv(name, value)
+        found = audit_folder(tmp_path)
+    assert found.contents == "compared"
+    assert found.fault is not None and (found.fault.kind, found.fault.step) == ("content", 9)
 
 
 def test_what_is_not_there_or_not_allowed_says_what_to_change(

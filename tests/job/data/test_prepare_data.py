@@ -149,12 +149,6 @@ def test_progress_reaches_its_total(corpus: Path, tmp_path: Path) -> None:
     assert encoding == sorted(encoding)
 
 
-def test_the_folder_itself_is_not_read_when_it_lies_in_the_text(make_corpus: Callable[[], Path]) -> None:
-    folder = make_corpus()
-    first = prepare([folder], folder / "out", vocab_size=300)
-    assert prepare([folder], folder / "out", vocab_size=300) == first
-
-
 REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "no paths": (lambda _: {"paths": []}, "paths", "name files or folders"),
     "missing": (lambda base: {"paths": [base / "none"]}, "paths", "cannot be read"),
@@ -171,6 +165,7 @@ REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "out is a file": (lambda base: {"out": base / "text" / "odd.txt"}, "out", "is a file"),
     "out is in use": (lambda base: {"out": base / "taken"}, "out", "neither empty"),
     "out holds the text": (lambda base: {"out": base, "force": True}, "out", "holds the text itself"),
+    "out lies in the text": (lambda base: {"out": base / "text" / "sub" / "out", "force": True}, "out", "lies inside the input"),
     "out is where one stands": (lambda _: {"out": Path.cwd(), "force": True}, "out", "stand in"),
 }
 
@@ -191,7 +186,7 @@ def test_what_cannot_be_prepared_is_refused_and_nothing_is_left(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_force_replaces_a_folder_and_a_prepared_one_needs_no_force(corpus: Path, tmp_path: Path) -> None:
+def test_force_replaces_a_folder_and_a_prepared_one(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("x")
@@ -199,7 +194,7 @@ def test_force_replaces_a_folder_and_a_prepared_one_needs_no_force(corpus: Path,
     assert not (out / "mine.txt").exists()
     old = open_data(out)
     row = old.gather("train", np.arange(1), 16)
-    prepare([corpus], out, vocab_size=301)
+    prepare([corpus], out, vocab_size=301, force=True)
     assert open_data(out).vocab_size == 301
     assert (old.gather("train", np.arange(1), 16) == row).all(), "a reader of the old shards keeps them"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -30,7 +30,7 @@ def write_parquet(path: Path, values: Sequence[object], name: str = "text", rows
 
 def made(paths: Sequence[object], out: Path, tokenizer: Path, **more: object) -> list[str]:
     """The documents of both splits, sorted."""
-    prepare([str(path) for path in paths], out, tokenizer=tokenizer, **more)  # type: ignore[arg-type]  # a test's own table
+    prepare([str(path) for path in paths], out, tokenizer=tokenizer, force=True, **more)  # type: ignore[arg-type]  # a test's own table
     return sorted(text for texts in texts_of(out).values() for text in texts)
 
 
@@ -114,7 +114,8 @@ def test_patterns_name_files_and_say_nothing_of_this_machine(tokenizer: Path, tm
     with pytest.raises(DataError, match="matches no file"):
         prepare([tmp_path / "web" / "*.csv"], tmp_path / "out", tokenizer=tokenizer)
     (tmp_path / "a[b].txt").write_text("".join(ROWS))
-    assert prepare([tmp_path / "a[b].txt"], tmp_path / "out", tokenizer=tokenizer).sources[0].name == "a[b].txt", "it exists"
+    named = prepare([tmp_path / "a[b].txt"], tmp_path / "out", tokenizer=tokenizer, force=True)
+    assert named.sources[0].name == "a[b].txt", "it exists"
 
 
 def test_the_first_of_equal_texts_stays(tokenizer: Path, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_one_giant_document_is_refused_before_it_is_read(tokenizer: Path, tmp_pa
     with (tmp_path / "giant.txt").open("wb") as file:
         file.truncate(file_pieces.DOCUMENT_BYTES_MAX + 1)
     with pytest.raises(DataError, match="split it into files, or JSONL lines"):
-        prepare([tmp_path], tmp_path / "out", tokenizer=tokenizer)
+        prepare([tmp_path / "giant.txt"], tmp_path / "out", tokenizer=tokenizer)
 
 
 def test_one_document_longer_than_many_pieces_is_one_document(

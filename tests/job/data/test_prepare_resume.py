@@ -123,7 +123,7 @@ def test_other_parameters_or_other_text_begin_anew(tokenizer: Path, tmp_path: Pa
     killed(texts, tmp_path / "other", tokenizer, "encoding", 6)
     (texts / "0000.txt").write_text("another text\n")
     assert again(texts, tmp_path / "other", tokenizer) < 2 * PIECE_BYTES
-    prepare([texts], tmp_path / "wanted", tokenizer=tokenizer, shard_tokens_max=SHARD_TOKENS_MAX)
+    prepare([texts], tmp_path / "wanted", tokenizer=tokenizer, shard_tokens_max=SHARD_TOKENS_MAX, force=True)
     assert contents(tmp_path / "other") == contents(tmp_path / "wanted")
 
 

@@ -1,6 +1,7 @@
 """The audit of a job's folder: its records, its order, and where the data is at hand, every token that was delivered."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.data_audit import DataAudit, Reached
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.core.training_data import in_store
+from phalanx.core.training_data import CACHE_UNIT_BYTES, DataCache, in_store
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
 from phalanx.job.data.exactly_once import Contents, audit
@@ -54,8 +55,9 @@ def _contents(head: Head) -> Contents | str:
     for name, folder in head.asked.paths.items():
         if not in_store(folder) and not Path(folder).is_dir():
             return f"not compared: {name} is not on this machine ({folder})"
+    cache = head.asked.cache if Path(head.asked.cache.folder or ".").is_dir() else DataCache()  # of a node, or of this machine
     try:
-        data = open_sources(head.asked)
+        data = open_sources(replace(head.asked, cache=cache))
     except (SetupError, StoreUnavailable) as error:  # the ranks had the rights to their store, and who asks here may not
         return f"not compared: {error.sentence()}"
     except DataError as error:
@@ -76,12 +78,17 @@ class _Contents:
 
     def __init__(self, data: Sources, sequence: int) -> None:
         self._data, self._sequence = data, sequence
+        self._at_once = _AT_ONCE  # so that memory is bounded
+        if data.cache is not None:  # in which all that is gathered at once has to be; samples may lie in a unit each, or two
+            self._at_once = max(1, min(_AT_ONCE, data.cache.fair_bytes() // (2 * CACHE_UNIT_BYTES)))
 
     def __call__(self, source: int, samples: Indices) -> NDArray[np.uint64]:
+        """In the order in which they lie: else each would bring a unit of its own."""
         found = np.empty(len(samples), dtype=np.uint64)
-        for first in range(0, len(samples), _AT_ONCE):  # so that memory is bounded
-            part = samples[first : first + _AT_ONCE]
-            draws = Draws(np.full(len(part), source), np.zeros_like(part), part)
-            rows = self._data.gather("train", self._data.numbers(draws, "train", self._sequence), self._sequence)
-            found[first : first + _AT_ONCE] = content_of(rows)
+        as_they_lie = np.argsort(samples)
+        for first in range(0, len(samples), self._at_once):
+            rows = as_they_lie[first : first + self._at_once]
+            draws = Draws(np.full(len(rows), source), np.zeros_like(rows), samples[rows])
+            numbers = self._data.numbers(draws, "train", self._sequence)
+            found[rows] = content_of(self._data.gather("train", numbers, self._sequence))
         return found

@@ -11,6 +11,8 @@ from typing import Final
 from phalanx.core.errors import DataError
 from phalanx.job.data.default_corpus import STDLIB, standard_library_paths, stdlib_folder
 from phalanx.job.data.file_pieces import File
+from phalanx.job.data.manifest import MANIFEST
+from phalanx.job.data.standing import is_prepared
 from phalanx.job.data.stored_corpus import find_objects, is_url
 from phalanx.storage.places import parse_place
 
@@ -27,23 +29,24 @@ class Found:
     direct: bool
 
 
-def find(paths: Sequence[str | Path], leave_out: Path) -> list[Found]:
+def find(paths: Sequence[str | Path], leave_out: Path, prepared_too: bool = False) -> list[Found]:
     """The files of each path, in the order given and by name, each file once; `leave_out` is not entered.
 
     A path is a file, a folder, a pattern such as 'texts/**/*.jsonl' that no file has for its name, the URL of a store with the same
-    after its bucket, or 'stdlib:'. Hidden files and folders are not entered. Raises DataError for a path that is missing, or that
-    no file matches, and what `find_objects` does.
+    after its bucket, or 'stdlib:'. Hidden files and folders are not entered, nor, but for `prepared_too`, what was prepared: its
+    manifest and tokenizer are no text. Raises DataError for a path that is missing, that no file matches, or that is a prepared
+    folder, and what `find_objects` does.
     """
     seen: set[str] = set()
     found = []
     for path in paths:
-        one = _find(str(path), leave_out)
+        one = _find(str(path), leave_out, prepared_too)
         files = tuple(file for file in one.files if not (file.path in seen or seen.add(file.path)))  # type: ignore[func-returns-value]
         found.append(Found(one.path, one.label, files, one.direct))
     return found
 
 
-def _find(path: str, leave_out: Path) -> Found:
+def _find(path: str, leave_out: Path, prepared_too: bool) -> Found:
     if path.startswith("file://"):
         path = str(parse_place(path, "paths").path)
     if is_url(path):
@@ -54,23 +57,29 @@ def _find(path: str, leave_out: Path) -> Found:
         files = tuple(_file(file.relative_to(root).as_posix(), str(file)) for file in standard_library_paths())
         return Found(path, STDLIB, files, direct=False)
     if glob.has_magic(path) and not os.path.lexists(path):
-        return _matching(path, leave_out)
+        return _matching(path, leave_out, prepared_too)
     try:
         place = Path(path).resolve(strict=True)
         if place.is_dir():
-            return Found(path, place.name, tuple(sorted(_walked(str(place), str(leave_out)))), direct=False)
+            _check_root(place, path, prepared_too)
+            return Found(path, place.name, tuple(sorted(_walked(str(place), str(leave_out), prepared_too))), direct=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         reason = getattr(error, "strerror", None) or "a loop of links"
         raise DataError("paths", path, f"cannot be read ({reason}); name an existing file or folder, or {STDLIB}") from error
     return Found(path, place.name, (_file(place.name, str(place)),), direct=True)
 
 
-def _matching(pattern: str, leave_out: Path) -> Found:
+def _matching(pattern: str, leave_out: Path, prepared_too: bool) -> Found:
     """Names and label are relative to the folder before the first wildcard, so that they say nothing of this machine."""
     parts = Path(pattern).parts
     plain = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     root, label = Path(*parts[:plain]), str(Path(*parts[plain:]))
+    _check_root(root, pattern, prepared_too)
     matches = sorted(glob.glob(label, root_dir=root, recursive=True))  # noqa: PTH207  # Path's enters what is hidden
+    if not prepared_too:
+        inside = {above for name in matches for above in Path(name).parents}
+        prepared = {above for above in inside if is_prepared(root / above)}
+        matches = [name for name in matches if prepared.isdisjoint(Path(name).parents)]
     files = tuple(_file(_shown(name), os.path.realpath(root / name)) for name in matches if not (root / name).is_dir())
     files = tuple(file for file in files if leave_out not in Path(file.path).parents)
     if not files:
@@ -78,7 +87,12 @@ def _matching(pattern: str, leave_out: Path) -> Found:
     return Found(pattern, label, files, direct=False)
 
 
-def _walked(root: str, leave_out: str) -> Iterator[File]:
+def _check_root(root: Path, path: str, prepared_too: bool) -> None:
+    if not prepared_too and is_prepared(root):
+        raise DataError("paths", path, "is a prepared folder, not text; name the texts that it was made of")
+
+
+def _walked(root: str, leave_out: str, prepared_too: bool) -> Iterator[File]:
     """Links to files are followed, links to folders are not."""
     folders = [(root, "")]
     while folders:
@@ -89,6 +103,8 @@ def _walked(root: str, leave_out: str) -> Iterator[File]:
         except OSError as error:
             if here == root:
                 raise DataError("paths", root, f"cannot be read ({error.strerror}); name a folder this user can read") from error
+            continue
+        if not prepared_too and any(entry.name == MANIFEST for entry in inside) and is_prepared(Path(here)):
             continue
         for entry in inside:
             if entry.is_dir(follow_symlinks=False):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
@@ -17,6 +18,7 @@ from phalanx.job.data.order import mixed
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.prepare import SHARD_TOKENS_MAX
 from phalanx.job.data.shard_writer import ShardWriter
+from phalanx.job.data.standing import check_same
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
 
@@ -65,12 +67,14 @@ def write_folder(out: Path, read: Read, what: Imported, asked: ImportAsked, inpu
         raise DataError("held_out", asked.held_out, "write a share from 0 to 0.5")
     tokenizer = tokens.given(asked.tokenizer)
     end = tokens.end_id(tokenizer, asked.end_of_document)
+    wanted = {"format": FORMAT, "parameters": _parameters(what, asked), "tokenizer": wire.plain(FileEntry, _entry(tokenizer))}
+    check_same(out, force, {**wanted, "end_of_document": end}, [what.name])
     try:
         with building(out, fresh=True) as folder:
             writing = _Writing(folder, tokens.vocab_size(tokenizer), end, asked)
             writing.write(read(writing.vocab_size, end))
             _commit(folder, what, writing, tokenizer, asked)
-            move_into_place(folder, out)
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return out
@@ -123,8 +127,7 @@ class _Writing:
 
 
 def _commit(folder: Path, what: Imported, writing: _Writing, tokenizer: "Tokenizer", asked: ImportAsked) -> None:
-    text = tokenizer.to_str(pretty=True).encode()
-    write_atomic(folder / TOKENIZER, text)
+    write_atomic(folder / TOKENIZER, _text(tokenizer))
     splits: Sequence[Split] = manifests.SPLITS
     counts = {split: writing.count(split) for split in splits}
     none = dict.fromkeys(("text_bytes", "skipped_binary", "skipped_not_utf8", "skipped_unreadable"), 0)
@@ -134,16 +137,29 @@ def _commit(folder: Path, what: Imported, writing: _Writing, tokenizer: "Tokeniz
         vocab_size=writing.vocab_size,
         dtype=writing.dtype,
         end_of_document=writing.end,
-        tokenizer=FileEntry(name=TOKENIZER, size_bytes=len(text), sha256=sha256_bytes(text)),
+        tokenizer=_entry(tokenizer),
         splits=counts,
         shards=tuple(writing.shards),
         sources=(source,),
-        parameters={
-            **what.made_by,
-            "held_out": asked.held_out,
-            "shard_tokens_max": asked.shard_tokens_max,
-            "tokenizer": "given",
-            "tokenizers": tokens.library_version(),
-        },
+        parameters=_parameters(what, asked),
     )
     write_atomic(folder / MANIFEST, manifests.encode(manifest))
+
+
+def _parameters(what: Imported, asked: ImportAsked) -> dict[str, str | int | float]:
+    return {
+        **what.made_by,
+        "held_out": asked.held_out,
+        "shard_tokens_max": asked.shard_tokens_max,
+        "tokenizer": "given",
+        "tokenizers": tokens.library_version(),
+    }
+
+
+def _text(tokenizer: "Tokenizer") -> bytes:
+    return tokenizer.to_str(pretty=True).encode()
+
+
+def _entry(tokenizer: "Tokenizer") -> FileEntry:
+    text = _text(tokenizer)
+    return FileEntry(name=TOKENIZER, size_bytes=len(text), sha256=sha256_bytes(text))

@@ -11,35 +11,53 @@ from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
+from phalanx.job.data.manifest import MANIFEST
+from phalanx.job.data.standing import check_only, check_replaced
 from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
+from phalanx.storage.places import parse_place
 
 
 def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
-    """Raises DataError for a folder that must not be replaced."""
+    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it."""
     if out.exists() and not out.is_dir():
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
         raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
-    for path in paths:
-        if is_url(str(path)):
-            continue
-        real = Path(os.path.realpath(path))
-        if str(path) != STDLIB and out in (real, *real.parents) and out.exists():
+    for path, real in _local(paths):
+        if out in (real, *real.parents) and out.exists():
             raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
     try:
         taken = out.exists() and any(out.iterdir()) and not force
         if taken and manifests.kind(manifests.load(out)) == "samples":
-            sample_manifests.read(out)
+            check_only(out, {MANIFEST, *(file.name for file in sample_manifests.read(out)[0].files)})
         elif taken:
-            manifests.read(out)
+            check_only(out, {MANIFEST, *(file.name for file in manifests.read(out)[0].files)})
     except DataError as error:
         raise DataError(
             "out", str(out), "is neither empty nor a prepared folder; name another, or replace it with --force"
         ) from error
     except OSError as error:
         raise refused(out, error) from error
+
+
+def check_apart(out: Path, paths: Sequence[str | Path]) -> None:
+    """Raises DataError for a folder inside one that is read: what is made would be among the inputs of the next run."""
+    for path, real in _local(paths):
+        if real in out.parents:
+            raise DataError(
+                "out", str(out), f"lies inside the input {path}, so the next run would read it; name a folder beside it"
+            )
+
+
+def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
+    """What of these lies on disks of this machine, and where."""
+    for path in map(str, paths):
+        if path.startswith("file://"):
+            yield path, Path(os.path.realpath(parse_place(path, "paths").path))
+        elif path != STDLIB and not is_url(path):
+            yield path, Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
@@ -91,8 +109,10 @@ def _has_shards(folder: Path) -> bool:
         return False
 
 
-def move_into_place(folder: Path, out: Path) -> None:
-    """Readers that mapped the old shards keep them: their files live until unmapped."""
+def move_into_place(folder: Path, out: Path, force: bool) -> None:
+    """Readers that mapped the old shards keep them: their files live until unmapped. Raises Conflict for a data set at `out`
+    that is not this one again, unless `force`."""
+    check_replaced(folder, out, force)
     old = folder.with_name(f".{out.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():

@@ -28,7 +28,8 @@ from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
 from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
 from phalanx.job.data.parity import Choice, Proof
-from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.place import building, check_apart, check_out, move_into_place
+from phalanx.job.data.standing import check_same
 from phalanx.job.data.survey import Gathered, Survey, survey
 from phalanx.job.data.texts import Reading
 from phalanx.job.data.training_text import only_document, sample
@@ -115,7 +116,8 @@ def prepare(
 ) -> Manifest:
     """Makes the folder `out` of the text in `paths` (files, folders, patterns, or 'stdlib:') and returns its manifest.
 
-    out: absent, empty, or prepared before, which is replaced; any other folder only with `force`.
+    out: absent, empty, or prepared before of the same text in the same way, which is made again; what else stands there is
+    replaced only with `force`. It lies in none of the folders in `paths`.
     held_out: share of the documents, chosen by a hash of their names, that training never sees.
     tokenizer: a tokenizer.json, or a prepared folder, instead of training one of `vocab_size` (4096) tokens.
     end_of_document: the token of a given tokenizer that ends documents.
@@ -143,12 +145,14 @@ def prepare(
     tokens.library_version()  # a missing extra shows before the reading
     out = Path(os.path.realpath(out))
     check_out(out, paths, force)
+    check_apart(out, paths)
     with Crew(1 if processes is None else processes) as crew:
         given = None if tokenizer is None else _Given(tokenizer)  # while the processes start
         sources = [Gathered(one) for one in find(paths, out)]
+        check_same(out, force, _wanted(asked, given), [source.found.label for source in sources])
         if processes is None:
             crew.begin(default_processes(sum(source.size_bytes for source in sources)))
-        return _prepare(sources, out, asked, given, crew, progress or (lambda _: None))
+        return _prepare(sources, out, asked, given, crew, progress or (lambda _: None), force)
 
 
 class _Given:
@@ -160,15 +164,29 @@ class _Given:
         self.proof = Proof(self.text, self.tokenizer)
 
 
-def _prepare(sources: Sequence[Gathered], out: Path, asked: _Asked, given: _Given | None, crew: Crew, report: Report) -> Manifest:
+def _wanted(asked: _Asked, given: _Given | None) -> Mapping[str, object]:
+    """What the manifest will say, before any text was read."""
+    facts: dict[str, object] = {"format": FORMAT, "parameters": asked.parameters}
+    if given is None:
+        return {**facts, "vocab_size": asked.vocab_size}
+    text = given.text.encode()
+    entry = FileEntry(name=TOKENIZER, size_bytes=len(text), sha256=sha256_bytes(text))
+    end = tokens.end_id(given.tokenizer, asked.end_of_document)
+    return {**facts, "tokenizer": wire.plain(FileEntry, entry), "end_of_document": end}
+
+
+def _prepare(
+    sources: Sequence[Gathered], out: Path, asked: _Asked, given: _Given | None, crew: Crew, report: Report, force: bool
+) -> Manifest:
     total = sum(source.size_bytes for source in sources)
     found = survey(
         sources, asked.reading, asked.dedup, asked.held_out, crew, lambda done: report(PrepareProgress("reading", done, total))
     )
+    check_same(out, force, {"sources": wire.plain(tuple[Source, ...], found.sources)})
     try:
         with building(out) as folder:
             manifest = _fill(folder, found, asked, given, crew, report)
-            move_into_place(folder, out)
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return manifest

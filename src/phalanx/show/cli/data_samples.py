@@ -45,7 +45,9 @@ def index(
     processes: Annotated[
         int | None, typer.Option(help="Processes that read; the result is the same.", min=1, max=1024, show_default="cores")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what stands at --out, or another command's manifest beside the tars.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a data set of WebDataset tars.

@@ -16,6 +16,7 @@ from phalanx.job.data.mds.index import INDEX, SHARD_BYTES_MAX, VERSION
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.shards import read_small
+from phalanx.job.data.standing import check_no_data
 from phalanx.job.data.tars.ingest import Report
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
@@ -45,6 +46,7 @@ def export(
     """
     out = Path(os.path.realpath(out))
     check_out(out, [data], force)
+    check_no_data(out, force)
     if not _SIZE_MIN <= size_limit < SHARD_BYTES_MAX:
         raise DataError("size_limit", size_limit, f"write a number from {_SIZE_MIN}, below {SHARD_BYTES_MAX}")
     if sequence is not None and sequence < 1:
@@ -63,7 +65,7 @@ def export(
                 done += shard.bin_bytes
                 report(done, sum(one.bin_bytes for one in shards))
             writer.finish(split)
-            move_into_place(folder, out)
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return out

@@ -10,8 +10,9 @@ from phalanx.core.errors import DataError
 from phalanx.job.data.mds.encodings import ending, file_bytes
 from phalanx.job.data.mds.read import MdsFolder, Row
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.standing import check_same
 from phalanx.job.data.tars.ingest import Report
-from phalanx.job.data.tars.manifest import commit
+from phalanx.job.data.tars.manifest import FORMAT, commit
 from phalanx.job.data.tars.writer import SHARD_BYTES_MAX, TarWriter
 from phalanx.storage.atomic import refused
 
@@ -30,6 +31,9 @@ def import_samples(
     check_out(out, [mds], force)
     source = MdsFolder(mds)
     fields = _fields(source)
+    parameters: dict[str, str | int] = {"made_by": "import-mds", "shard_bytes_max": shard_bytes_max}
+    wanted = {"kind": "samples", "format": FORMAT, "parameters": parameters, "samples": source.index.samples}
+    check_same(out, force, wanted)
     report, number, done = progress or (lambda *_: None), 0, 0
     try:
         with building(out, fresh=True) as folder, TarWriter(folder, shard_bytes_max) as writer:
@@ -39,8 +43,8 @@ def import_samples(
                     number += 1
                 done += len(data)
                 report(done, source.size_bytes)
-            commit(folder, writer.finish((), {}, {"made_by": "import-mds", "shard_bytes_max": shard_bytes_max}))
-            move_into_place(folder, out)
+            commit(folder, writer.finish((), {}, parameters))
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return out

@@ -13,9 +13,10 @@ from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.standing import check_same
 from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars.index import is_index
-from phalanx.job.data.tars.manifest import FieldCount, SampleManifest, SampleShard, commit, read
+from phalanx.job.data.tars.manifest import FORMAT, FieldCount, SampleManifest, SampleShard, commit, read
 from phalanx.job.data.tars.scan import scan
 from phalanx.job.data.tars.writer import added, manifest_of, with_index
 from phalanx.storage.atomic import refused
@@ -23,6 +24,7 @@ from phalanx.storage.atomic import refused
 Report = Callable[[int, int], None]
 """Told how many bytes are read, of how many."""
 
+_PARAMETERS: Final = {"made_by": "index"}
 _COMPRESSED: Final = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -38,24 +40,31 @@ def index(
     its folder.
 
     out: a folder to be made, with links to the tars; None makes it in the folder in which all of them lie. processes: any number
-    gives the same bytes; None as many as help. force: replace what stands at `out`. classes: their names, by the numbers in the
-    field `cls`; None those that the folder of the tars knew already, if it was a data set.
+    gives the same bytes; None as many as help. force: replace another data set at `out`, or the manifest that another command wrote
+    beside the tars; tars themselves never. classes: their names, by the numbers in the field `cls`; None those that the folder of
+    the tars knew already, if it was a data set.
     Raises DataError, SetupError, StoreUnavailable, Conflict.
     """
     place = Path(os.path.realpath(out)) if out is not None else None
     tars = _tars(paths, place)
     there = _beside(paths, tars) if place is None else tars[0].parent
+    names = _known(there) if classes is None else tuple(classes)
     if place is not None:
         check_out(place, paths, force)
+        _check_no_tars(place)
+        wanted = {"kind": "samples", "format": FORMAT, "parameters": _PARAMETERS, "classes": list(names)}
+        check_same(place, force, wanted, [tar.name.removesuffix(".tar") for tar in tars])
+    elif not force:
+        _check_left(there, tars)
     total = sum(tar.stat().st_size for tar in tars)
     with (
         Crew(default_processes(total) if processes is None else processes) as crew,
         _folder(place or there, place is None) as folder,
     ):
-        names = _known(there) if classes is None else tuple(classes)
         commit(folder, _fill(folder, tars, names, crew, progress or (lambda *_: None), total))
         if place is not None:
-            move_into_place(folder, place)
+            _check_no_tars(place)
+            move_into_place(folder, place, force)
     return place or folder
 
 
@@ -75,7 +84,31 @@ def _fill(folder: Path, tars: Sequence[Path], classes: tuple[str, ...], crew: Cr
         skipped.update(found.skipped)
         done += found.tar.size_bytes
         progress(done, total)
-    return manifest_of(shards, counts, classes, skipped, {"made_by": "index"})
+    return manifest_of(shards, counts, classes, skipped, _PARAMETERS)
+
+
+def _check_no_tars(place: Path) -> None:
+    """Links to tars are made again; a tar may be the only one. Raises Conflict."""
+    if tar := next((path for path in place.rglob("*.tar") if not path.is_symlink()), None):
+        raise Conflict(
+            "out", str(place), f"holds {tar.relative_to(place)} itself, not a link to it; move it away, or give another --out"
+        )
+
+
+def _check_left(folder: Path, tars: Sequence[Path]) -> None:
+    """Raises Conflict where a data set lies beside the tars that `index` did not make, or that has more of them."""
+    try:
+        old = read(folder)[0]
+    except DataError:
+        return
+    made_by = old.parameters.get("made_by", "others")
+    if made_by != _PARAMETERS["made_by"]:
+        fix = f"holds the data set that `{made_by}` made; give --force to index it anew, or a folder to be made with --out"
+        raise Conflict("paths", str(folder), fix)
+    given = {tar.name for tar in tars}
+    if left := [shard.tar.name for shard in old.shards if shard.tar.name not in given and (folder / shard.tar.name).exists()]:
+        fix = f"holds a data set with {left[0]} in it, too; name all its tars, give --force, or a folder to be made with --out"
+        raise Conflict("paths", str(folder), fix)
 
 
 def _known(folder: Path) -> tuple[str, ...]:
@@ -106,7 +139,7 @@ def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
         raise DataError(
             "paths", urls[0], "lies in a store; samples are read from disks of this machine, so copy the tars there first"
         )
-    found = [Path(file.path) for one in find(paths, out or Path(os.devnull)) for file in one.files]
+    found = [Path(file.path) for one in find(paths, out or Path(os.devnull), prepared_too=True) for file in one.files]
     if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
         raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")
     tars = [file for file in found if file.name.endswith(".tar")]

@@ -7,7 +7,7 @@ that neighbours, which are read together, are of different classes.
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,10 +15,12 @@ from typing import Final
 import numpy as np
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.order import sample
-from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.place import building, check_apart, check_out, move_into_place
+from phalanx.job.data.standing import check_same, is_prepared
 from phalanx.job.data.tars.ingest import Report
-from phalanx.job.data.tars.manifest import commit
+from phalanx.job.data.tars.manifest import FORMAT, commit
 from phalanx.job.data.tars.members import is_safe
 from phalanx.job.data.tars.writer import SHARD_BYTES_MAX, TarWriter
 from phalanx.storage.atomic import refused
@@ -51,13 +53,18 @@ def pack(
     """Makes the folder `out` of the images below the folders of `root`, each named as its class; classes are numbered by name.
 
     Each sample has the image's bytes as they are, in a field named by the file's ending, and in `cls` the number of its class as
-    digits. endings: of the files to take, in lower case. The same files and endings give the same bytes.
+    digits. endings: of the files to take, in lower case. The same files and endings give the same bytes. `out` lies beside `root`;
+    what stands there and is not this very data set is replaced only with `force`, and prepared folders in `root` are not entered.
     Raises DataError, StoreUnavailable (disk full), Conflict.
     """
     out = Path(os.path.realpath(out))
     check_out(out, [root], force)
+    check_apart(out, [root])
     skipped: Counter[str] = Counter()
-    classes, images = _found(root, out, tuple(endings), skipped)
+    classes, images = _found(root, tuple(endings), skipped)
+    parameters: dict[str, str | int] = {"made_by": "pack", "shard_bytes_max": shard_bytes_max, "endings": ",".join(endings)}
+    wanted = {"kind": "samples", "format": FORMAT, "parameters": parameters, "classes": list(classes), "samples": len(images)}
+    check_same(out, force, wanted)
     report, done = progress or (lambda *_: None), 0
     try:
         sizes = [image.path.stat().st_size for image in images]
@@ -67,19 +74,20 @@ def pack(
                 writer.add(image.key, {image.ending: _read(image.path), CLASS_FIELD: str(image.number).encode()})
                 done += sizes[number]
                 report(done, sum(sizes))
-            parameters: dict[str, str | int] = {"made_by": "pack", "shard_bytes_max": shard_bytes_max, "endings": ",".join(endings)}
             commit(folder, writer.finish(classes, skipped, parameters))
-            move_into_place(folder, out)
+            move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return out
 
 
-def _found(root: Path, out: Path, endings: tuple[str, ...], skipped: Counter[str]) -> tuple[tuple[str, ...], list[_Image]]:
+def _found(root: Path, endings: tuple[str, ...], skipped: Counter[str]) -> tuple[tuple[str, ...], list[_Image]]:
     """The classes, and their images by name."""
+    if is_prepared(root):
+        raise DataError("folder", str(root), "is a prepared folder, not images; name the folder that it was made of")
     try:
         folders = sorted(
-            one.name for one in root.iterdir() if one.is_dir() and one.resolve() != out and not _HIDDEN.match(one.name)
+            one.name for one in root.iterdir() if one.is_dir() and not _HIDDEN.match(one.name) and not is_prepared(one)
         )
     except OSError as error:
         raise DataError("folder", str(root), f"cannot be read ({error.strerror}); name a folder this user can read") from error
@@ -98,7 +106,7 @@ def _found(root: Path, out: Path, endings: tuple[str, ...], skipped: Counter[str
 def _of_class(folder: Path, name: str, number: int, endings: tuple[str, ...], skipped: Counter[str]) -> list[_Image]:
     found: list[_Image] = []
     taken: set[str] = set()
-    files = sorted(Path(here) / file for here, _, names in os.walk(folder, followlinks=False) for file in names)
+    files = sorted(_walked(folder))
     for path in files:
         ending = path.suffix[1:].lower()
         inside = path.relative_to(folder).as_posix()
@@ -112,6 +120,15 @@ def _of_class(folder: Path, name: str, number: int, endings: tuple[str, ...], sk
             key = _key(f"{name}/{inside.removesuffix(path.suffix)}", taken)
             found.append(_Image(path, key, ending, number))
     return found
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    """The files below it, but for those of prepared folders."""
+    for here, inside, names in os.walk(folder, followlinks=False):
+        if MANIFEST in names and is_prepared(Path(here)):
+            inside.clear()
+        else:
+            yield from (Path(here) / name for name in names)
 
 
 def _key(name: str, taken: set[str]) -> str:
