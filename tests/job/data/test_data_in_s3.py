@@ -65,7 +65,6 @@ def test_a_pushed_data_set_is_opened_by_its_url_and_is_the_same(folder: Path, s3
     with BatchStream(data, "train", SEQUENCE, order, stop=60) as stream:
         for step, rows in enumerate(stream):
             assert (rows == there.gather("train", order(step), SEQUENCE)).all()
-        assert stream.stats.waited_s["store"] > 0
 
 
 def test_a_run_over_a_store_is_audited_with_its_contents(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
