@@ -50,7 +50,7 @@ class StepRecord:
     optimizer_ms: int = 0
     checkpoint_ms: int = 0
     local_us: int = 0
-    data_wait_cause: Annotated[str, Field(max_length=CAUSE_CHARS_MAX)] = ""
+    data_wait_cause: Annotated[str, Field(max_length=CAUSE_CHARS_MAX, pattern=r"^[a-z_]*$")] = ""
     kind: Literal["step"] = "step"
 
 

@@ -124,6 +124,9 @@ def test_absurd_values_are_refused() -> None:
         {"started_ms": -(2**70)},
         {"loss_hex": "x" * 50},
         {"loss_hex": "é"},
+        {"data_wait_cause": "é"},
+        {"data_wait_cause": "\x1b[31m"},
+        {"data_wait_cause": "a" * 33},
     ):
         changed = json.loads(wire.dumps(RankRecord, STEP)) | change
         assert decode(json.dumps(changed).encode() + b"\n", rank=0).num_bad == 1, change

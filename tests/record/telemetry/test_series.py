@@ -45,6 +45,7 @@ def step(number: int, rank: int = 0, loss: float = 2.5) -> StepRecord:
         started_ms=1_000 * number,
         ended_ms=1_000 * number + 900,
         data_wait_ms=3,
+        data_wait_cause="store",
         comm_ms=40,
     )
 

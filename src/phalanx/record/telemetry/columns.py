@@ -119,6 +119,5 @@ def _record(values: dict[str, Any], names: Sequence[str] | None) -> Measurement:
     name = values["name"] if names is None else names[values["name"]]
     if name:
         return Metric(rank=values["rank"], step=values["step"], name=name, value=values["value"], at_ms=values["at_ms"])
-    text = values["loss_hex"]
     step = {key: values[key] for key in _STEP_TYPES}
-    return StepRecord(**{**step, "loss_hex": text if isinstance(text, str) else text.decode()})
+    return StepRecord(**{key: value.decode() if isinstance(value, bytes) else value for key, value in step.items()})
