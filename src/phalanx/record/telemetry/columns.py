@@ -119,5 +119,5 @@ def _record(values: dict[str, Any], names: Sequence[str] | None) -> Measurement:
     name = values["name"] if names is None else names[values["name"]]
     if name:
         return Metric(rank=values["rank"], step=values["step"], name=name, value=values["value"], at_ms=values["at_ms"])
-    step = {key: values[key] for key in _STEP_TYPES}
-    return StepRecord(**{key: value.decode() if isinstance(value, bytes) else value for key, value in step.items()})
+    step: dict[str, Any] = {key: value.decode() if isinstance(value := values[key], bytes) else value for key in _STEP_TYPES}
+    return StepRecord(**step)
