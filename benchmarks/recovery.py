@@ -7,7 +7,6 @@ own checkpoints. NVIDIA's in-process restart is measured beside them where `nvid
 """
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -23,11 +22,13 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from parts.processes import child_of, end, marked, sweep  # type: ignore[import-not-found]  # beside this file
 
 from phalanx.core.timeouts import HANG_MS_MIN, timeouts
 from phalanx.operate.agent.sockets import socket_folder
@@ -278,7 +279,8 @@ class Gang(Ranks):
 
     def spare_pid(self) -> int:
         ranks = set(self.pids().values())
-        for pid, words in marked(self.folder).items():
+        processes: dict[int, list[bytes]] = marked(self.folder)
+        for pid, words in processes.items():
             if pid not in ranks and not any(word.startswith(b"RANK=") for word in words):
                 return pid
         raise SystemExit(f"no spare of {self.folder} was found")
@@ -416,42 +418,6 @@ def elastic(options: argparse.Namespace) -> float | str:
 def peer_environment(options: argparse.Namespace, folder: Path) -> dict[str, str]:
     """Of a peer's ranks: the same trainer with checkpoints, of no attempt of ours."""
     return environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
-
-
-def end(processes: Sequence["subprocess.Popen[bytes]"], grace_s: float) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        process.kill()
-        process.wait()
-
-
-def sweep(folder: Path) -> None:
-    """Ends what has that folder's mark and nobody to end it: keepers of killed ranks, workers of a killed torchrun."""
-    while found := marked(folder):
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def marked(folder: Path) -> dict[int, list[bytes]]:
-    """Processes with that folder's mark, and their environments."""
-    found, mark = {}, f"PHALANX_MARK={folder}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (process / "environ").read_bytes().split(b"\0")
-            if mark in words:
-                found[int(process.name)] = words
-    return found
-
-
-def child_of(pid: int) -> int:
-    """The newest process that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return max(map(int, children))
 
 
 def free_ports() -> int:

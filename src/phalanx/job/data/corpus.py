@@ -6,17 +6,14 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.default_corpus import STDLIB, standard_library_paths, stdlib_folder
 from phalanx.job.data.file_pieces import File
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.standing import is_prepared
-from phalanx.job.data.stored_corpus import find_objects, is_url
+from phalanx.job.data.stored_corpus import SKIPPED_FOLDERS, find_objects, is_url
 from phalanx.storage.places import parse_place
-
-_SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ def _walked(root: str, leave_out: str, prepared_too: bool) -> Iterator[File]:
             continue
         for entry in inside:
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _SKIPPED_FOLDERS and entry.path != leave_out:
+                if entry.name not in SKIPPED_FOLDERS and entry.path != leave_out:
                     folders.append((entry.path, f"{above}{entry.name}/"))
             elif entry.is_symlink():
                 if not _is_dir(entry):

@@ -14,7 +14,8 @@ from phalanx.storage.places import checked_key, parse_place
 
 _MAGIC: Final = re.compile(r"[*?\[]")
 _QUERY: Final = re.compile(r"\?[\w.-]+=")
-_SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
+SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
+"""Not entered, on a disk or in a store."""
 
 
 def is_url(path: str) -> bool:
@@ -96,7 +97,7 @@ _TOKENS: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 def _is_hidden(name: str) -> bool:
     *folders, last = name.split("/")
-    return last.startswith(".") or any(one.startswith(".") or one in _SKIPPED_FOLDERS for one in folders)
+    return last.startswith(".") or any(one.startswith(".") or one in SKIPPED_FOLDERS for one in folders)
 
 
 def _file(base: str, name: str, info: ObjectInfo) -> File:

@@ -10,7 +10,7 @@ import typer
 from phalanx.core.errors import Exit
 from phalanx.show.cli import data_samples
 from phalanx.show.cli.data_audit import audit
-from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, leave, tools_of
+from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, SplitOption, leave, tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,13 +22,6 @@ class Normalize(Enum):
 
     NONE = "none"
     NFC = "nfc"
-
-
-class SplitOption(Enum):
-    """Parts of a prepared folder."""
-
-    TRAIN = "train"
-    HELD_OUT = "held_out"
 
 
 class PackingOption(Enum):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
+from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, SplitOption, tools_of
 
 if TYPE_CHECKING:
     from phalanx.core.data_asked import MadeAsked
@@ -17,13 +17,6 @@ class DocumentsOption(Enum):
 
     SAMPLES = "samples"
     END_MARKS = "end_marks"
-
-
-class SplitOption(Enum):
-    """Parts of a folder."""
-
-    TRAIN = "train"
-    HELD_OUT = "held_out"
 
 
 def add(app: typer.Typer) -> None:

@@ -19,8 +19,15 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
+class SplitOption(StrEnum):
+    """Parts of a prepared folder."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
 EXIT_CODES: Final = (
-    "Exit codes: 0 fine; 1 the job failed or was cancelled, or a checkpoint is damaged; 2 bad input or a conflict; "
+    "Exit codes: 0 fine; 1 the job failed or was cancelled, or a checkpoint or data is damaged; 2 bad input or a conflict; "
     "3 the server cannot be reached; "
     "4 no such thing; 5 the wait ended before the job did; 70 a bug in Phalanx; 130 detached by Ctrl-C."
 )

@@ -166,11 +166,12 @@ class _Tar:
             os.close(self._descriptor)
 
 
-def open_samples(path: Path, verify: bool = False, progress: VerifyProgress | None = None) -> SampleData:
+def open_samples(path: Path | str, verify: bool = False, progress: VerifyProgress | None = None) -> SampleData:
     """Opens a folder of samples: reads its manifest and looks at the sizes of its tars. `verify` reads every byte now.
 
     Raises DataError naming the file, what is wrong with it and what to do.
     """
+    path = Path(path)
     manifest, data = read(path)
     _check_sizes(path, manifest)
     if verify:
