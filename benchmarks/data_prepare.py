@@ -28,8 +28,8 @@ RUNS, RUNS_QUICK = 5, 3
 VOCAB_SIZE = 32_000
 PREPARE_RATIO_MIN = 3.0
 SPEEDUP_MIN = 1.8
-COPIES, COPIES_QUICK = 128, 16
-"""Of the text for the second claim, 4 GB of JSON lines: the start of a process and its tokenizer cost half a second of CPU, 30 MB
+COPIES, COPIES_QUICK = 64, 16
+"""Of the text for the second claim, 2 GB of JSON lines: the start of a process and its tokenizer cost half a second of CPU, 30 MB
 of text."""
 
 SMALL_FILES_COPIES, SMALL_FILES_RUNS = 16, 2
