@@ -57,7 +57,7 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
 
 def refuse_unprepared(data: DataSource) -> None:
     """Raises SpecError for what is seen from here and is no prepared data. A path that is not on this machine may be on the nodes,
-    and what lies in a store is for who has the rights."""
+    and what lies in a store is looked at by who has the rights."""
     for name, path in data.paths.items():
         found = None if in_store(path) else unprepared(Path(path))
         if found is not None and found.seen:

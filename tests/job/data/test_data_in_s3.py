@@ -7,11 +7,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from phalanx.core.data_asked import ForeseeAsked
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.core.training_data import DataCache, DataSource
+from phalanx.core.training_data import DataCache, DataSource, MixtureSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.deliveries import DeliveryLog, Head, content_of
 from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
+from phalanx.job.data.foreseen import foreseen
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.push import push
@@ -134,3 +136,19 @@ def test_a_server_that_goes_away_is_tried_again_and_then_told(
         data.gather("train", np.array([6000]), SEQUENCE)
     source.ranges = alive
     assert len(data.gather("train", np.array([6000]), SEQUENCE)) == 1
+
+
+def test_a_manifest_in_a_store_is_looked_at_before_a_job_is_submitted(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
+    """Nothing else of it is, so the submitting machine has no cache. A bucket that is not there may be one of the nodes' store."""
+    url = s3.url()
+    asked = ForeseeAsked(data=DataSource(path=url), env={}, sequence=SEQUENCE)
+    with pytest.raises(DataError, match=r"data\.path: 's3://.*has no manifest\.json, so it is no prepared data"):
+        foreseen(asked)
+    push(folder, url)
+    with pytest.raises(DataError, match="nothing is held out"):
+        foreseen(asked)
+    write_tokens(tmp_path / "held", [SEQUENCE + 1], held_out=SEQUENCE + 1)
+    mixed = DataSource(sources={"far": MixtureSource(path=url), "near": MixtureSource(path=str(tmp_path / "held"))})
+    assert foreseen(ForeseeAsked(data=mixed, env={}, sequence=SEQUENCE, held_out=1)) == ()
+    (said,) = foreseen(ForeseeAsked(data=DataSource(path="s3://nowhere/at-all"), env={}, sequence=SEQUENCE))
+    assert "could not be looked at from here" in said and "there is no bucket 'nowhere'" in said

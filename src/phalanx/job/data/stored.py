@@ -68,12 +68,17 @@ def _reopened(url: str, manifest_hash: str, folder: Path, limit_bytes: int) -> T
     return reopened(url, manifest_hash, cache=cache_at(folder, limit_bytes))
 
 
+def check_format(manifest: Manifest, url: str) -> None:
+    """Raises DataError for what can be read from a folder alone."""
+    if manifest.format == CHECKED_WHOLE:
+        raise DataError("format", manifest.format, f"{url} {_UPGRADE}")
+
+
 def open_stored(source: StoreSource) -> StoredData:
     """Reads the manifest and the tokenizer; everything else when it is needed. Raises as `StoreSource` does, and SetupError for a
     cache in which not even one shard has room."""
     manifest, data = source.manifest()
-    if manifest.format == CHECKED_WHOLE:
-        raise DataError("format", manifest.format, f"{source.url} {_UPGRADE}")
+    check_format(manifest, source.url)
     size_bytes, name = max((shard.bin_bytes, shard.bin.name) for shard in manifest.shards)
     source.cache.check_limit(size_bytes, f"the shard {name} of {source.url} has")
     return StoredData(source, manifest, sha256_bytes(data))
