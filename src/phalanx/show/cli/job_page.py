@@ -20,6 +20,10 @@ from phalanx.show.cli.pages import mapping_rows
 from phalanx.show.cli.ranklog import log_command
 from phalanx.show.cli.text import number
 
+_ERRORS_SHOWN: Final = 5
+_WHY_CHARS_MAX: Final = 160
+"""In a table; `why` says all of it, and so does `describe` beside its table."""
+
 _SECRET: Final = re.compile("TOKEN|SECRET|PASSWORD|KEY", re.IGNORECASE)
 
 
@@ -64,6 +68,8 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
     if job.progress:
         yield from section("Progress", pairs(_progress(job)))
     yield from section("Attempts", _attempts(job.attempts))
+    if errors := [(name, said) for name, said in _errors(job.attempts) if said not in sentence]:
+        yield from section("Errors", pairs(errors[-_ERRORS_SHOWN:]))
     if any(one.recoveries for one in job.attempts):
         yield from section("Recoveries", _recoveries(job.attempts))
     if any(one.faults for one in job.attempts):
@@ -196,8 +202,12 @@ def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
         job.priority,
         job.restarts,
         show_duration(max(0, now_ms - job.submitted_ms)),
-        "; ".join(part for part in (why, job.late) if part),
+        "; ".join(part for part in (_short(why), job.late) if part),
     )
+
+
+def _short(why: str) -> str:
+    return why if len(why) <= _WHY_CHARS_MAX else f"{why[: _WHY_CHARS_MAX - 1]}…"
 
 
 def gang_devices(job: JobView) -> str:
@@ -285,6 +295,11 @@ def _attempts(attempts: Sequence[AttemptView]) -> RenderableType:
     return Grid(head, (_attempt_row(one) for one in attempts), drop=("RANKS", "EXITS", "PLACED (UTC)"), cut="DETAIL")
 
 
+def _errors(attempts: Sequence[AttemptView]) -> Iterator[tuple[str, str]]:
+    """What ranks that fell said last, whole."""
+    return ((f"{attempt.attempt}, rank {one.rank}", one.said) for attempt in attempts for one in attempt.exits if one.said)
+
+
 def _recoveries(attempts: Sequence[AttemptView]) -> RenderableType:
     """Faults that gangs healed inside, each without a restart, and how they grew after one."""
     head = ("ATTEMPT", "AT (UTC)", "GENERATION", "SECONDS", "WENT ON AFTER", "WITHOUT", "STEPS LOST", "WHY")
@@ -318,4 +333,4 @@ def _attempt_row(one: AttemptView) -> Sequence[object]:
     ran = "-" if one.running_ms is None else "running" if one.ended_ms is None else show_duration(one.ended_ms - one.running_ms)
     resumed = "-" if one.resumed_step is None else f"after {one.resumed_step}"
     ranks = ", ".join(f"{rank.rank}@{rank.node}/{rank.device}" + (f" pid {rank.pid}" if rank.pid else "") for rank in one.ranks)
-    return one.attempt, moment_cell(one.placed_ms), ran, resumed, ranks or "-", exits_text(one.exits), one.detail
+    return one.attempt, moment_cell(one.placed_ms), ran, resumed, ranks or "-", exits_text(one.exits), _short(one.detail)
