@@ -24,7 +24,7 @@ def killed(path: Path) -> None:
 
 
 MADE: dict[str, tuple[Callable[[Path], object], str, bool]] = {
-    "nothing": (lambda path: None, "is not there ({above} is, and has no data); name a folder made by", False),
+    "nothing": (lambda path: None, "is not there: {above} has no data; name a folder made by", False),
     "a link to nothing": (link, "is a link to elsewhere, which is not there", False),
     "a file": (Path.touch, "is a file, not a folder; if it is text, run `phalanx data prepare {path} --out DIR`", True),
     "an empty folder": (Path.mkdir, "is empty: name a folder made by `phalanx data prepare`", True),
@@ -86,14 +86,15 @@ def test_each_mistake_has_its_own_words(tmp_path: Path, make: Callable[[Path], o
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (MANIFEST, "is the manifest of a folder; name the folder, {folder}"),
+        ("whole/" + MANIFEST, "is a file of a prepared folder; name the folder, {folder}/whole"),
+        ("whole/train-00000.bin", "is a file of a prepared folder; name the folder, {folder}/whole"),
         ("a.bin", "run `phalanx data import-megatron {folder}/a --tokenizer"),
         ("a.tar", "is a tar file, not a folder; run `phalanx data index {folder}`"),
         ("a.tar/deeper/still", "is not there: {folder}/a.tar is a file"),
     ],
 )
 def test_a_file_of_a_data_set_is_told_from_its_folder(tmp_path: Path, name: str, said: str) -> None:
-    files(tmp_path, MANIFEST, "a.bin", "a.idx", "a.tar")
+    files(tmp_path, "a.bin", "a.idx", "a.tar", f"whole/{MANIFEST}", "whole/train-00000.bin", "whole/train-00000.idx")
     found = unprepared(tmp_path / name)
     assert found is not None and said.format(folder=tmp_path) in found.fix
 

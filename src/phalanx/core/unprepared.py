@@ -85,15 +85,15 @@ def _of_nothing(path: Path) -> Unprepared:
     if path.is_symlink():
         return Unprepared(f"is a link to {path.readlink()}, which is not there; {_PREPARED}", seen=False)
     above = next((folder for folder in path.parents if folder.is_dir()), path)
-    return Unprepared(f"is not there ({above} is, and has no {path.relative_to(above).parts[0]}); {_PREPARED}", seen=False)
+    return Unprepared(f"is not there: {above.resolve()} has no {path.relative_to(above).parts[0]}; {_PREPARED}", seen=False)
 
 
 def _of_file(path: Path) -> Unprepared:
     if not path.exists():  # something above it is the file
         above = next(one for one in path.parents if one.exists())
         return Unprepared(f"is not there: {above} is a file; {_PREPARED}")
-    if path.name == MANIFEST:
-        return Unprepared(f"is the manifest of a folder; name the folder, {path.parent}")
+    if (path.parent / MANIFEST).is_file():
+        return Unprepared(f"is a file of a prepared folder; name the folder, {path.parent}")
     if path.suffix in (".bin", ".idx") and _is_pair(path.with_suffix("")):
         return Unprepared(_megatron(path.with_suffix("")))
     if path.suffix == ".tar":

@@ -99,13 +99,21 @@ def test_what_is_no_data_and_what_is_damaged_is_refused_by_the_field_of_its_sour
     error = refused(of(RECIPE, folder, tmp_path / "raw"))
     assert (error.field, error.value) == ("data.sources.raw.path", str(tmp_path / "raw"))
     assert "but a.txt; if that is text, run `phalanx data prepare" in error.fix
-    (folder / "train-00000.bin").unlink()
-    assert refused(of(SCRIPT, folder)).field == "train-00000.bin"
+    for name in ("train-00001.xxh3", "train-00000.bin"):
+        (folder / name).unlink()
+        assert refused(of(SCRIPT, folder)).field == name
+
+
+def test_indexes_are_needed_where_documents_are_told_apart(folder: Path) -> None:
+    index = folder / "train-00001.idx"
+    index.write_bytes(index.read_bytes()[:-1])
+    assert foreseen(of(RECIPE, folder)) == ()
+    assert refused(of(RECIPE, folder, attention="document")).field == index.name
 
 
 def test_what_is_not_here_may_be_on_the_nodes(folder: Path, tmp_path: Path) -> None:
     (said,) = foreseen(of(RECIPE, tmp_path / "absent"))
-    assert said.startswith(f"data.path {tmp_path / 'absent'} could not be looked at from here: it is not there (")
+    assert said.startswith(f"data.path {tmp_path / 'absent'} could not be looked at from here, so its ranks do: it is not there: ")
     many = foreseen(of(RECIPE, folder, *(tmp_path / f"absent{number}" for number in range(5))))
     assert [one.partition(" ")[0] for one in many[:3]] == [f"data.sources.absent{number}.path" for number in range(3)]
     assert many[3:] == ("2 more of its sources could not be looked at from here",)
@@ -129,13 +137,13 @@ def test_what_this_user_may_not_read_is_not_refused(folder: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "stat", refuse)
     (said,) = foreseen(of(RECIPE, folder))
-    assert "could not be looked at from here: it" in said and "Permission denied" in said
+    assert "could not be looked at from here, so its ranks do: it" in said and "Permission denied" in said
 
 
 def test_a_manifest_of_others_is_a_scripts_own_affair(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"files": []}')
     (said,) = foreseen(of(SCRIPT, tmp_path))
-    assert said.endswith("its manifest.json is none of ours; its ranks will, when they start")
+    assert said.endswith("its manifest.json is none of ours")
     assert "is not a manifest of ours" in refused(of(RECIPE, tmp_path)).fix
 
 
@@ -152,7 +160,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(silent: dict[str, str], 
     began = time.monotonic()
     (said,) = foreseen(of(replace(RECIPE, env=silent), folder, "s3://bucket/far"), {}, patience_s=0.3)
     assert time.monotonic() - began < 10
-    assert said.startswith("data.sources.far.path s3://bucket/far could not be looked at from here: ")
+    assert said.startswith("data.sources.far.path s3://bucket/far could not be looked at from here, so its ranks do: ")
 
 
 def test_a_store_that_refuses_these_credentials_may_take_those_of_the_nodes(folder: Path) -> None:

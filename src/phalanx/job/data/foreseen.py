@@ -19,6 +19,7 @@ from phalanx.job.data import manifest as manifests
 from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, rows_of
 from phalanx.job.data.manifest import Manifest, Split
 from phalanx.job.data.open import TokenData, open_unread
+from phalanx.job.data.shards import unreadable, wrong_size
 from phalanx.job.data.sources import Sources, named
 from phalanx.job.data.tars.open import open_samples
 from phalanx.storage.places import parse_place
@@ -28,7 +29,6 @@ PATIENCE_S: Final = 5.0
 
 _AT_ONCE: Final = 16
 _WARNED_MAX: Final = 3
-_THEN: Final = "its ranks will, when they start"
 
 
 @dataclass(slots=True)
@@ -70,11 +70,24 @@ def _look_near(asked: ForeseeAsked, name: str, path: Path, seen: _Seen) -> None:
         with named(asked.data, name):
             if _is_tokens(asked, name, path, manifests.load(path), seen):
                 seen.near[name] = open_unread(path)
+                _check_beside(path, seen.near[name].manifest, asked.data.by_document)
                 seen.manifests[name] = seen.near[name].manifest
     except DataError as error:
         if not isinstance(error.__cause__, PermissionError):  # for another user it may be good
             raise
         seen.unseen[name] = f"it {error.fix.partition(';')[0]}"
+
+
+def _check_beside(folder: Path, manifest: Manifest, by_document: bool) -> None:
+    """The files beside the tokens that a run needs, by their sizes."""
+    for shard in manifest.shards:
+        for entry in filter(None, (shard.xxh3, shard.idx if by_document else None)):
+            try:
+                size = (folder / entry.name).stat().st_size
+            except OSError as error:
+                raise unreadable(entry, folder / entry.name, error) from error
+            if size != entry.size_bytes:
+                raise wrong_size(entry, folder, size)
 
 
 def _is_tokens(asked: ForeseeAsked, name: str, place: Path | str, manifest: bytes, seen: _Seen) -> bool:
@@ -151,6 +164,6 @@ def _rows(asked: ForeseeAsked, seen: _Seen, names: Iterable[str], split: Split, 
 
 def _warnings(data: DataSource, seen: _Seen) -> Iterable[str]:
     for name in list(seen.unseen)[:_WARNED_MAX]:
-        yield f"{data.field_of(name)} {data.paths[name]} could not be looked at from here: {seen.unseen[name]}; {_THEN}"
+        yield f"{data.field_of(name)} {data.paths[name]} could not be looked at from here, so its ranks do: {seen.unseen[name]}"
     if (more := len(seen.unseen) - _WARNED_MAX) > 0:
         yield f"{more} more of its sources could not be looked at from here"
