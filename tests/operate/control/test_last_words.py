@@ -104,6 +104,8 @@ def test_only_the_rank_that_fell_first_is_asked_for_its_words_and_only_at_the_en
     desk.writes(1, "Error: no data\n")
     assert desk.said() == ["", "no data"]
     assert desk.said(replace(REPORT, phase="stopping")) == ["", ""]
+    many = [replace(FELL, rank=rank, at_ms=50 - rank) for rank in range(1, 9)]
+    assert desk.said(replace(REPORT, exits=tuple(many))) == [""] * 8, "four at most, the first ones"
     assert desk.said(replace(REPORT, exits=(ENDED, replace(FELL, first=False)))) == ["", ""]
 
 

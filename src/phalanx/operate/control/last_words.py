@@ -52,18 +52,17 @@ class LastWords:
 
     def told(self, report: AttemptReport) -> AttemptReport:
         """With the last words of the ranks that fell first, once it has ended. Reads files; never raises for what is not there."""
-        return replace(report, exits=tuple(replace(one, said=self._said(report, one)) for one in report.exits))
+        fallen = [one for one in report.exits if one.first and one.code] if report.phase == "ended" else []
+        first = sorted(fallen, key=lambda one: (one.at_ms, one.rank))[:_RANKS_MAX]
+        said = {one.rank: self._said(report.attempt, one) for one in first}
+        return replace(report, exits=tuple(replace(one, said=said.get(one.rank, "") if one.first else "") for one in report.exits))
 
-    def _said(self, report: AttemptReport, fallen: RankExit) -> str:
-        first = sorted((one.at_ms, one.rank) for one in report.exits if one.first and one.code)[:_RANKS_MAX]
-        if report.phase != "ended" or (fallen.at_ms, fallen.rank) not in first:
-            return ""
+    def _said(self, attempt: AttemptId, fallen: RankExit) -> str:
         try:
-            tail = self._tail(report.attempt, fallen.rank)
+            return error_line(self._tail(attempt, fallen.rank), fallen.code)
         except (StoreUnavailable, SetupError) as error:  # without a secret's value nothing can be struck out
-            _log.warning("last_words_not_read", attempt=report.attempt, rank=fallen.rank, error=str(error))
+            _log.warning("last_words_not_read", attempt=attempt, rank=fallen.rank, error=str(error))
             return ""
-        return error_line(tail, fallen.code)
 
     def _tail(self, attempt: AttemptId, rank: int) -> str:
         """From a line's beginning on. '' of an attempt that nobody knows, or that is over for good."""
