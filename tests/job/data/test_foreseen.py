@@ -163,9 +163,18 @@ def test_a_store_that_does_not_answer_is_not_waited_for(silent: dict[str, str], 
     assert said.startswith("data.sources.far.path s3://bucket/far could not be looked at from here, so its ranks do: ")
 
 
-def test_a_store_that_refuses_these_credentials_may_take_those_of_the_nodes(folder: Path) -> None:
-    (said,) = foreseen(of(RECIPE, "s3://bucket/far"), {"AWS_ENDPOINT_URL": "http://store.example"})
-    assert "AWS_ENDPOINT_URL" in said
+def test_all_stores_together_are_not_waited_for_longer_than_one(
+    silent: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.job.data.foreseen._AT_ONCE", 1)
+    said = foreseen(of(RECIPE, folder, *(f"s3://bucket/far{number}" for number in range(3))), silent, patience_s=0.2)
+    assert said[2].endswith("s3://bucket/far2 could not be looked at from here, so its ranks do: its store has not answered yet")
+
+
+def test_what_is_wrong_with_a_store_from_here_may_be_right_on_the_nodes() -> None:
+    """Its address is that of the job's own environment."""
+    (said,) = foreseen(of(replace(RECIPE, env={"AWS_ENDPOINT_URL": "http://store.example"}), "s3://bucket/far"), {})
+    assert "AWS_ENDPOINT_URL is 'http://store.example': would send data readable" in said
 
 
 def test_a_url_that_names_no_place_is_refused_of_a_recipe(folder: Path) -> None:

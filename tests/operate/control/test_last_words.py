@@ -131,6 +131,10 @@ def test_a_long_log_is_read_from_its_end_and_from_a_whole_line(tmp_path: Path) -
     desk = Desk(tmp_path)
     desk.writes(1, "step\n" * TAIL_BYTES + f"{TRACEBACK}ValueError: late\n")
     assert desk.said() == ["", "ValueError: late"]
+    desk = Desk(tmp_path / "cut")
+    rest = "Error: no line\n"
+    desk.writes(1, f"{'z' * 50}{rest}{'y' * (TAIL_BYTES - len(rest) - 5)}\nlast")
+    assert desk.said() == ["", "last"]
 
 
 def test_of_an_attempt_that_is_over_or_unknown_nothing_is_read(tmp_path: Path) -> None:
