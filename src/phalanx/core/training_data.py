@@ -43,6 +43,11 @@ class Blocks:
     block_samples: int
     window_blocks: int
 
+    @property
+    def window(self) -> int:
+        """Samples that are mixed with one another."""
+        return self.block_samples * self.window_blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCache:

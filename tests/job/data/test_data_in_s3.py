@@ -1,6 +1,7 @@
 """Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,7 +10,7 @@ import pytest
 
 from phalanx.core.data_asked import ForeseeAsked
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.core.training_data import DataCache, DataSource, MixtureSource
+from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.deliveries import DeliveryLog, Head, content_of
 from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
@@ -150,5 +151,13 @@ def test_a_manifest_in_a_store_is_looked_at_before_a_job_is_submitted(folder: Pa
     write_tokens(tmp_path / "held", [SEQUENCE + 1], held_out=SEQUENCE + 1)
     mixed = DataSource(sources={"far": MixtureSource(path=url), "near": MixtureSource(path=str(tmp_path / "held"))})
     assert foreseen(ForeseeAsked(data=mixed, env={}, sequence=SEQUENCE, held_out=1)) == ()
+    small = ForeseeAsked(data=replace(mixed, cache=DataCache(limit="8.5MiB")), env={}, sequence=SEQUENCE, held_out=1)
+    with pytest.raises(DataError, match=r"data\.cache\.limit: '8\.5MiB': train-00000\.bin of s3://.* has 12582898 bytes"):
+        foreseen(small)
+    blocks = Blocks(block_samples=1000, window_blocks=7)
+    fits = replace(small, data=replace(small.data, cache=DataCache(limit="13MiB"), shuffle=blocks))
+    with pytest.raises(DataError, match=r"a window of 7000 samples of each source .* has 13986000 bytes; write a size above that"):
+        foreseen(fits)
+    assert foreseen(replace(fits, data=replace(fits.data, cache=DataCache(limit="14MiB")))) == ()
     (said,) = foreseen(ForeseeAsked(data=DataSource(path="s3://nowhere/at-all"), env={}, sequence=SEQUENCE))
     assert "could not be looked at from here" in said and "there is no bucket 'nowhere'" in said

@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import Packing
 from phalanx.job.data.manifest import Manifest, Split
+from phalanx.job.data.megatron import WIDTHS
 
 _SHOWN: Final = 12
 _PREPARE: Final = "`phalanx data prepare --tokenizer`"
@@ -31,6 +32,16 @@ def rows_of(manifest: Manifest, split: Split, sequence: int, packing: Packing) -
         return Rows(rows, rows)
     width = sequence + 1
     return Rows(-(-count.tokens // width), min(count.tokens, count.tokens // width + count.documents))
+
+
+def largest_shard(manifest: Manifest) -> tuple[int, str]:
+    """Its bytes of tokens and its file: what a node's cache must have room for."""
+    return max((shard.bin_bytes, shard.bin.name) for shard in manifest.shards)
+
+
+def window_bytes(window: int, rows: Mapping[str, int], manifests: Mapping[str, Manifest], sequence: int) -> int:
+    """Of what a shuffle by blocks mixes at once, of `window` samples of each source that has so many."""
+    return sum(min(window, rows[name]) * sequence * WIDTHS[manifests[name].dtype] for name in rows)
 
 
 def check_tokenizers(manifests: Mapping[str, Manifest]) -> None:

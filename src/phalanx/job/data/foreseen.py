@@ -13,10 +13,11 @@ from typing import Final
 
 from phalanx.core.data_asked import ForeseeAsked
 from phalanx.core.errors import DataError, PhalanxError
-from phalanx.core.training_data import DataSource, in_store
+from phalanx.core.training_data import Blocks, DataSource, in_store
+from phalanx.core.units import size_bytes
 from phalanx.core.unprepared import unprepared
 from phalanx.job.data import manifest as manifests
-from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, rows_of
+from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, largest_shard, rows_of, window_bytes
 from phalanx.job.data.manifest import Manifest, Split
 from phalanx.job.data.open import TokenData, open_unread
 from phalanx.job.data.shards import unreadable, wrong_size
@@ -54,6 +55,7 @@ def foreseen(asked: ForeseeAsked, environ: Mapping[str, str] = os.environ, patie
     check_tokenizers({name: seen.manifests[name] for name in data.paths if name in seen.manifests})
     for name in seen.manifests:
         check_train(name, _rows(asked, seen, [name], "train", 1), asked.sequence, data.paths[name])
+    _check_cache(asked, {name: one for name, one in seen.manifests.items() if name in far})
     if not seen.unseen:
         tokens = sum(one.splits["held_out"].tokens for one in seen.manifests.values())
         rows = _rows(asked, seen, list(seen.manifests), "held_out", asked.held_out)
@@ -160,6 +162,19 @@ def _rows(asked: ForeseeAsked, seen: _Seen, names: Iterable[str], split: Split, 
     near = {name: seen.near[name] for name in rows if name in seen.near}
     counted = Sources(asked.data, near).sizes(split, asked.sequence)
     return sum(counted.get(name, one.most) for name, one in rows.items())
+
+
+def _check_cache(asked: ForeseeAsked, far: Mapping[str, Manifest]) -> None:
+    """What the job itself says of it; what a node says is not known here."""
+    said, shuffle = asked.data.cache.limit, asked.data.shuffle
+    sizes = [(*largest_shard(manifest), f"of {asked.data.paths[name]}") for name, manifest in far.items()]
+    if isinstance(shuffle, Blocks):
+        rows = {name: rows_of(manifest, "train", asked.sequence, asked.data.packing).least for name, manifest in far.items()}
+        size = window_bytes(shuffle.window, rows, far, asked.sequence)
+        sizes.append((size, f"a window of {shuffle.window} samples", "of each source (`data.shuffle`)"))
+    for size, what, whose in sizes if said else ():
+        if size > size_bytes(said):
+            raise DataError("data.cache.limit", said, f"{what} {whose} has {size} bytes; write a size above that")
 
 
 def _warnings(data: DataSource, seen: _Seen) -> Iterable[str]:

@@ -20,7 +20,7 @@ from phalanx.job.data.asked import order_of
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
-from phalanx.job.data.enough import check_tokenizers, check_train
+from phalanx.job.data.enough import check_tokenizers, check_train, window_bytes
 from phalanx.job.data.manifest import SPLITS, Split
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices
@@ -218,14 +218,11 @@ class Sources:
         shuffle = self.asked.shuffle
         if not isinstance(shuffle, Blocks):
             return
-        window, caches, window_bytes = shuffle.window_blocks * shuffle.block_samples, set(), 0
-        for name, data in self.opened.items():
-            if data.cache is not None:
-                caches.add(data.cache)
-                samples = min(window, self._size(name, "train", sequence))
-                window_bytes += samples * sequence * np.dtype(data.manifest.dtype).itemsize
-        for cache in caches:
-            cache.check_limit(window_bytes, f"a window of {window} samples of each source (`data.shuffle`) has")
+        far = {name: data for name, data in self.opened.items() if data.cache is not None}
+        rows = {name: self._size(name, "train", sequence) for name in far}
+        size = window_bytes(shuffle.window, rows, {name: data.manifest for name, data in far.items()}, sequence)
+        for cache in {data.cache for data in far.values() if data.cache is not None}:
+            cache.check_limit(size, f"a window of {shuffle.window} samples of each source (`data.shuffle`) has")
 
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":

@@ -6,6 +6,7 @@ from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.enough import largest_shard
 from phalanx.job.data.manifest import FileEntry, Manifest, Split
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
 from phalanx.job.data.order import Indices
@@ -79,7 +80,7 @@ def open_stored(source: StoreSource) -> StoredData:
     cache in which not even one shard has room."""
     manifest, data = source.manifest()
     check_format(manifest, source.url)
-    size_bytes, name = max((shard.bin_bytes, shard.bin.name) for shard in manifest.shards)
+    size_bytes, name = largest_shard(manifest)
     source.cache.check_limit(size_bytes, f"the shard {name} of {source.url} has")
     return StoredData(source, manifest, sha256_bytes(data))
 
