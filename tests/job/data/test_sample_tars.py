@@ -11,6 +11,7 @@ import pytest
 from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.open import open_data
+from phalanx.job.data.tars import folder as folders
 from phalanx.job.data.tars import open as opened
 from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.open import SampleData, open_samples
@@ -222,7 +223,7 @@ def test_a_tar_that_is_cut_while_it_is_read_is_named(packed: Path) -> None:
 
 def test_threads_and_processes_read_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "INDEX_BYTES_MAX", 1)
-    monkeypatch.setattr(opened, "_FILES_MAX", 1)
+    monkeypatch.setattr(folders, "_FILES_MAX", 1)
     again: SampleData = pickle.loads(pickle.dumps(open_samples(packed)))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(again.read, range(60))) == [open_samples(packed).read(number) for number in range(60)]

@@ -42,8 +42,12 @@ class FieldDataset(Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int | tuple[int, int]) -> Any:
-        epoch, number = index if isinstance(index, tuple) else (0, index)
-        return self._making.item(self._data, epoch, number)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | tuple[int, int]]) -> list[Any]:
+        """What `DataLoader` calls for a whole batch."""
+        pairs = [index if isinstance(index, tuple) else (0, index) for index in indices]
+        return list(self._making.items(self._data, [epoch for epoch, _ in pairs], [number for _, number in pairs]))
 
 
 class StepDraws:
