@@ -6,20 +6,26 @@ with any number of loader processes; the step is counted by who trains. `FieldBa
 process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.cursor import Cursor
+from phalanx.core.training_data import DataSource, MixtureSource
+from phalanx.job.data.ahead import Ahead
+from phalanx.job.data.bad_block import Block
+from phalanx.job.data.deliveries import DeliveryLog, Head
 from phalanx.job.data.draws import DataOrder
+from phalanx.job.data.order_facts import facts_of
+from phalanx.job.data.quarantine import Touching
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import SampleData
-from phalanx.job.data.tars.stream import Decode, Making, Transform, draws_of_rank, sample_stream, sources_of
+from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, draws_of_rank, made_stream, sources_of
 from phalanx.job.data.waits import Cause
+from phalanx.job.train.delivered import Counted, Delivered, Read, refuse_loader_processes
 
 
 class FieldDataset(Dataset[Any]):
@@ -47,7 +53,8 @@ class FieldDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int | tuple[int, int]]) -> list[Any]:
         """What `DataLoader` calls for a whole batch."""
         pairs = [index if isinstance(index, tuple) else (0, index) for index in indices]
-        return list(self._making.items(self._data, [epoch for epoch, _ in pairs], [number for _, number in pairs]))
+        made = self._making.items(self._data, [epoch for epoch, _ in pairs], [number for _, number in pairs])
+        return [item for item, _ in made]
 
 
 class StepDraws:
@@ -69,12 +76,12 @@ class StepDraws:
             yield list(zip(rows.epoch.tolist(), rows.sample.tolist(), strict=True))
 
 
-class FieldBatches(IterableDataset[Any]):
-    """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)`.
+class FieldBatches(Counted, IterableDataset[Any]):
+    """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)` or as it is.
 
-    `state_dict` is a data cursor over the batches that were delivered: the same for every rank, and for a gang of any size. Each
-    iteration goes on from there, up to the step `stop`. It refuses loader processes, which would make ahead what nobody has
-    counted; its own threads do that. `waited_s` tells the waits of the last iteration by their cause.
+    It refuses loader processes, which would make ahead what nobody has counted; its own threads do that. See `Delivered` for
+    `stop`, `epoch_steps` and the state, a data cursor. bad_data: what is done about a damaged sample. log: where deliveries are
+    recorded; see `head`.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class FieldBatches(IterableDataset[Any]):
         transform: Transform | None = None,
         stop: int | None = None,
         *,
+        epoch_steps: int | None = None,
         fields: Sequence[str] | None = None,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] = default_collate,
@@ -92,32 +100,54 @@ class FieldBatches(IterableDataset[Any]):
         world_size: int = 1,
         depth: int = DEPTH,
         threads: int = THREADS,
+        bad_data: BadData = STOP,
+        log: DeliveryLog | None = None,
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
-        self._data, self._order, self._stop, self._collate = data, order, stop, collate
+        self._sources, self._collate = sources_of(data, order), collate
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
         self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
-        self._manifests = {name: one.manifest_hash for name, one in sources_of(data, order).items()}
-        self._step = 0
-        self.waited_s: Mapping[Cause, float] = {}
+        self._ahead: Ahead[tuple[Made, Any]] | None = None
+        sound = SoundOrder(order, self._touching, bad_data, world_size)
+        manifests = {name: one.manifest_hash for name, one in self._sources.items()}
+        super().__init__(Delivered(sound, manifests, stop, epoch_steps, log))
 
-    def state_dict(self) -> dict[str, Any]:
-        cursor: dict[str, Any] = wire.plain(Cursor, Cursor.after(self._step, self._order, self._manifests))
-        return cursor
+    def head(self, attempt: int, generation: int = 0) -> Head:
+        """Of the record of what comes from here on, for a `DeliveryLog` that `record` takes, after a state was loaded."""
+        given = self._delivered
+        asked = DataSource(sources={name: MixtureSource(path=one.place) for name, one in self._sources.items()})
+        return Head(
+            attempt=attempt, generation=generation, rank=self._rank, world_size=self._world_size, start=given.step,
+            order=facts_of(given.order), data=given.manifests, sequence=0,
+            fields=None if self._making.fields is None else tuple(self._making.fields),
+            asked=asked.anchored(Path()),
+        )  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises DataError for a state of other data or of another order, or for none."""
-        self._step = Cursor.from_json(json.dumps(dict(state))).next_step(self._order, self._manifests)
+    def record(self, log: DeliveryLog | None) -> None:
+        """From the next iteration on, what is delivered is recorded there; None for nowhere."""
+        self._delivered.log = log
+
+    @property
+    def waited_s(self) -> Mapping[Cause, float]:
+        """In the last iteration, by cause."""
+        return {} if self._ahead is None else self._ahead.stats.waited_s
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        if worker is not None:
-            fix = "write 0: threads make batches ahead already, and a loader process would count what was never delivered"
-            raise DataError("num_workers", worker.num_workers, fix)
-        with sample_stream(
-            self._data, self._order, self._making, self._collate, self._step, self._stop,
+        refuse_loader_processes()
+        for _, batch in self._delivered.batches(self._stream, _read):
+            yield batch
+
+    def _stream(self, order: DataOrder, start: int, end: int | None) -> Ahead[tuple[Made, Any]]:
+        self._ahead = made_stream(
+            self._sources, order, self._making, lambda made: (made, self._collate(made.items)), start, end,
             rank=self._rank, world_size=self._world_size, depth=self._depth, threads=self._threads,
-        ) as stream:  # fmt: skip
-            for batch in stream:
-                self._step, self.waited_s = stream.step, dict(stream.stats.waited_s)
-                yield batch
+        )  # fmt: skip
+        return self._ahead
+
+    def _touching(self, block: Block) -> Touching:
+        return {name: data.touching(block) for name, data in self._sources.items()}
+
+
+def _read(_: object, batch: tuple[Made, Any]) -> Read:
+    made, _collated = batch
+    return made.rows.source, made.rows.sample, made.contents

@@ -4,18 +4,19 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.shards import Watch
 from phalanx.job.data.tars.folder import FolderTars
-from phalanx.job.data.tars.index import Index, Place, parse
+from phalanx.job.data.tars.index import Index, Place, content_of, parse
 from phalanx.job.data.tars.manifest import REINDEX, SampleManifest, of_samples, read
 from phalanx.job.data.tars.reading import Asked, Tars
 from phalanx.job.data.verify import VerifyProgress
@@ -33,11 +34,13 @@ _INDICES_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """number: of the sample in the data set. key: the members' name up to its first dot. fields: their bytes, by the rest of it."""
+    """number: of the sample in the data set. key: the members' name up to its first dot. fields: their bytes, by the rest of it.
+    content: the XXH3 of these, as `content_of` has it."""
 
     number: int
     key: str
     fields: Mapping[str, bytes]
+    content: int = field(default=0, compare=False, repr=False)
 
 
 class SampleData:
@@ -107,6 +110,22 @@ class SampleData:
         indices = self._needed({shard for shard, _ in ats}, watch)
         return [self._asked(number, *at, indices[at[0]], fields) for number, at in zip(numbers, ats, strict=True)]
 
+    def touching(self, block: Block) -> tuple[tuple[int, int], ...]:
+        """Stretches [first, stop) of the samples that a block is: in tars, one by its place there. None where it is none of this
+        data, several where tars have the same bytes."""
+        if block.data != self.manifest_hash:
+            return ()
+        begins = (self._ends - [shard.samples for shard in self.manifest.shards]).tolist()
+        return tuple(
+            (begin + block.block, begin + block.block + 1)
+            for begin, shard in zip(begins, self.manifest.shards, strict=True)
+            if shard.tar_sha256 == block.shard and 0 <= block.block < shard.samples
+        )
+
+    def contents(self, numbers: Sequence[int], fields: Sequence[str] | None = None) -> NDArray[np.uint64]:
+        """What `Sample.content` has to be, as the indices say it: nothing of the tars is read. Raises as `asked` does."""
+        return np.array([content_of(one.places) for one in self.asked(numbers, fields)], dtype=np.uint64)
+
     def verify(self, progress: VerifyProgress | None = None) -> None:
         """Reads every file and compares it. Raises DataError."""
         self.tars.verify(progress)
@@ -135,7 +154,8 @@ class SampleData:
     def _read(self, group: Sequence[Asked], watch: Watch | None, bad: list[BadBlock]) -> Iterator[Sample]:
         for one in group:
             try:
-                yield Sample(one.number, one.key, {name: self._field(one, name, watch) for name in one.places})
+                fields = {name: self._field(one, name, watch) for name in one.places}
+                yield Sample(one.number, one.key, fields, content_of(one.places))  # whose sums are those of the bytes by now
             except BadBlock as error:
                 bad.append(error)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.ahead import Ahead, Tell
@@ -40,34 +41,36 @@ class Making:
     fields: Sequence[str] | None = None
     seed: int = 0
 
-    def items(self, data: SampleData, epochs: Sequence[int], numbers: Sequence[int], tell: Tell | None = None) -> Iterator[Any]:
-        """Of these samples of a data set, in these epochs. Raises what reading, decoding and transforming raise, with a note that
-        names the sample."""
+    def items(
+        self, data: SampleData, epochs: Sequence[int], numbers: Sequence[int], tell: Tell | None = None
+    ) -> Iterator[tuple[Any, int]]:
+        """Of these samples of a data set, in these epochs, each with its sample's `content`. Raises what reading, decoding and
+        transforming raise, with a note that names the sample."""
         for epoch, sample in zip(epochs, data.read_all(numbers, self.fields, tell), strict=True):
             try:
-                yield self._made(sample, epoch, tell)
+                yield self._made(sample, epoch, tell), sample.content
             except Exception as error:
                 error.add_note(f"This was made of sample {sample.number}, {sample.key}, of {data.place}.")
                 raise
 
-    def batch(self, sources: Sequence[SampleData], rows: Draws, tell: Tell | None = None) -> list[Any]:
+    def batch(self, sources: Sequence[SampleData], rows: Draws, tell: Tell | None = None) -> "Made":
         """Of the sources of an order, by number. Raises as `items` does; of damage, when all that there is of it in the batch is
         known."""
-        made: list[Any] = [None] * len(rows)
+        items: list[Any] = [None] * len(rows)
+        contents = np.zeros(len(rows), dtype=np.uint64)
         bad: list[BadBlock] = []
         for source in np.unique(rows.source).tolist():
             at = np.flatnonzero(rows.source == source)
             mine = rows.take(at)
+            made = self.items(sources[source], mine.epoch.tolist(), mine.sample.tolist(), tell)
             try:
-                for row, item in zip(
-                    at.tolist(), self.items(sources[source], mine.epoch.tolist(), mine.sample.tolist(), tell), strict=True
-                ):
-                    made[row] = item
+                for row, (item, content) in zip(at.tolist(), made, strict=True):
+                    items[row], contents[row] = item, content
             except BadBlock as error:
                 bad.append(error)
         if bad:
             raise all_of(bad)
-        return made
+        return Made(items, rows, contents)
 
     def _made(self, sample: Sample, epoch: int, tell: Tell | None) -> Any:
         made = self.decode(sample)
@@ -78,6 +81,15 @@ class Making:
         if tell is not None:
             tell("transform", began, time.monotonic())
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch before it is collated. rows: which samples it is of. contents: of each, `Sample.content`."""
+
+    items: list[Any]
+    rows: Draws
+    contents: NDArray[np.uint64]
 
 
 def sources_of(data: SampleData | Mapping[str, SampleData], order: DataOrder) -> dict[str, SampleData]:
@@ -110,6 +122,25 @@ def sample_stream(
     threads: int = THREADS,
 ) -> Ahead[B]:
     """The batches of one rank from the step `start` on, counted from 0: an iterator of what `collate` makes of a batch's items.
+    See `made_stream`."""
+    of = (data, order, making, lambda made: collate(made.items), start, stop)
+    return made_stream(*of, rank=rank, world_size=world_size, depth=depth, threads=threads)
+
+
+def made_stream(
+    data: SampleData | Mapping[str, SampleData],
+    order: DataOrder,
+    making: Making,
+    finish: Callable[[Made], B],
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    depth: int = DEPTH,
+    threads: int = THREADS,
+) -> Ahead[B]:
+    """The batches of one rank from the step `start` on, counted from 0: an iterator of what `finish` makes of them.
 
     data: of one source, or of each source of the order by its name. stop: the first step that is not delivered. `depth` batches at
     most are made ahead, each by one of `threads`.
@@ -121,7 +152,7 @@ def sample_stream(
         rows = draws_of_rank(order, step, rank, world_size)
         ordered = time.monotonic()
         tell("order", began, ordered)
-        made = collate(making.batch(sources, rows, tell))
+        made = finish(making.batch(sources, rows, tell))
         tell("decode", ordered, time.monotonic())
         return made
 
