@@ -22,6 +22,7 @@ from phalanx.job.data.push import push_into
 from phalanx.job.data.shown import shown, verified
 from phalanx.job.data.store_source import UNIT_BYTES
 from phalanx.job.data.tars import manifest as manifests
+from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples, samples_in
 from phalanx.job.data.tars.stored import StoredTars, tars_in
 from phalanx.job.data.tars.stream import Making, sample_stream
@@ -162,6 +163,16 @@ def test_a_byte_that_is_flipped_in_the_store_is_named_with_its_sample(
     with pytest.raises(BadBlock, match=r"s005\.bin.*1 more samples of the batch are damaged") as caught:
         list(data.read_all([19, 5, 30, 20]))
     assert [block.block for block in caught.value.blocks] == [5, 20]
+
+
+def test_what_another_one_has_mended_meanwhile_is_left_alone(data: SampleData, there: SampleData, cache: NodeCache) -> None:
+    (asked,) = data.asked([1])
+    place = asked.places["bin"]
+    with data.tars.held([asked], None):
+        (path,) = units(cache)
+        assert data.tars.again(0, place) == there.read(1).fields["bin"] and path.exists()
+        flip(path, place.offset)
+        assert data.tars.again(0, place) == there.read(1).fields["bin"] and not path.exists()
 
 
 def test_a_byte_that_was_flipped_on_the_way_is_fetched_again(data: SampleData, there: SampleData, store: ObjectStore) -> None:
@@ -320,6 +331,14 @@ def test_what_is_pushed_is_compared_and_other_data_is_left_alone(folder: Path, t
     write_tokens(tmp_path / "tokens", [100])
     with pytest.raises(DataError, match="holds other data, which would be lost"):
         push_into(tmp_path / "tokens", store)
+
+
+def test_links_to_tars_are_pushed_as_the_tars(folder: Path, there: SampleData, tmp_path: Path, cache: NodeCache) -> None:
+    index([folder / "samples-00001.tar"], tmp_path / "linked")
+    assert (tmp_path / "linked" / "samples-00001.tar").is_symlink()
+    store = open_store(tmp_path / "store")
+    push_into(tmp_path / "linked", store)
+    assert samples_in(*tars_in(store, cache)).read(1).fields == there.read(29).fields
 
 
 def test_a_url_of_this_machine_is_shown_and_verified_as_a_folder_is(folder: Path) -> None:

@@ -87,11 +87,12 @@ class StoredTars:
             return b""
 
     def again(self, shard: int, place: Place) -> bytes:
-        """From the store, past the cache: whose units are fetched anew, where it was they that were damaged."""
+        """From the store, past the cache: whose units are fetched anew where it was they that were damaged, and still are, since
+        several may meet that at once."""
         tar, end = self._tars[shard], place.offset + place.size
         begins = range(place.offset, end, UNIT_BYTES)
         data = b"".join([self.source.read(tar, begin, min(UNIT_BYTES, end - begin)) for begin in begins])
-        if xxh3_64_intdigest(data) == place.sum:
+        if xxh3_64_intdigest(data) == place.sum != xxh3_64_intdigest(self.read(shard, place)):
             for unit in self.units([number for number, _, _ in self._parts(shard, place)]):
                 self.cache.refuse(unit)
         return data
