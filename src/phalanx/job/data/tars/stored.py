@@ -23,7 +23,6 @@ from phalanx.job.data.tars.reading import BYTES_AT_ONCE, Asked, chunks
 from phalanx.job.data.verify import VerifyProgress, verify_pieces
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import NodeCache
-from phalanx.storage.hedged import Target
 from phalanx.storage.objects import ObjectStore, open_store
 
 
@@ -129,9 +128,13 @@ class TarOrigin:
         self._source = source
         self._tars = {tar.sha256: tar for tar in tars}
 
-    def fetch(self, unit: Unit, into: Target) -> None:
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [[unit] for unit in units]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
         """Unchecked: what has no checksum of its own is compared when it is read."""
-        self._source.fetch(self._tars[unit.sha256], unit.number * UNIT_BYTES, unit.size_bytes, into)
+        (unit,) = group
+        return [self._source.read(self._tars[unit.sha256], unit.number * UNIT_BYTES, unit.size_bytes)]
 
 
 def tar_unit(tar: FileEntry, number: int) -> Unit:
