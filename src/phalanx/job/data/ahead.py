@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -60,7 +61,7 @@ class Ahead(Generic[T]):
         self._stats = StreamStats(delivered=0, waited_s=dict.fromkeys(named, 0.0))
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._far = read_ahead(_Spans(self._closing))
+        self._far = read_ahead(partial(_end_wait, self._closing))
         self._close = weakref.finalize(self, _end, self._closing, self._far, self._pool)
         self._ask()
 
@@ -117,7 +118,7 @@ class Ahead(Generic[T]):
 
 
 class _Spans:
-    """What took time. Once the stream is to be closed, nobody waits until a store that is away has come back."""
+    """What took time."""
 
     def __init__(self, closing: threading.Event) -> None:
         self.all: list[Span] = []
@@ -125,8 +126,13 @@ class _Spans:
 
     def __call__(self, cause: Cause, began: float, ended: float) -> None:
         self.all.append((cause, began, ended))
-        if self._closing.is_set() and cause in FAR:
-            raise ValueError("the stream is closed")
+        _end_wait(self._closing, cause)
+
+
+def _end_wait(closing: threading.Event, cause: Cause, *_: float) -> None:
+    """Once the stream is to be closed, nobody waits until a store that is away has come back."""
+    if closing.is_set() and cause in FAR:
+        raise ValueError("the stream is closed")
 
 
 def _end(closing: threading.Event, far: "ReadAhead | None", pool: ThreadPoolExecutor) -> None:
