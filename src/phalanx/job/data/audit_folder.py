@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from phalanx.core.data_audit import DataAudit, Reached
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
 from phalanx.core.training_data import CACHE_UNIT_BYTES, DataCache, DataSource, in_store
+from phalanx.job.data.cache_place import node_cache
 from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
 from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import order_from
-from phalanx.job.data.sources import Sources, cache_of, open_sources
+from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.tars.open import SampleData, open_samples
 
 Progress = Callable[[int, int], None]
@@ -77,7 +78,8 @@ def _opened(head: Head, asked: DataSource) -> tuple[Mapping[str, str], Contents]
     if head.sequence:
         data = open_sources(asked)
         return data.manifests, _Contents(data, head.sequence)
-    opened = {name: open_samples(path, cache=cache_of(asked)) for name, path in asked.paths.items()}
+    through = node_cache(cache.folder, cache.limit) if any(in_store(path) for path in asked.paths.values()) else None
+    opened = {name: open_samples(path, cache=through) for name, path in asked.paths.items()}
     return {name: one.manifest_hash for name, one in opened.items()}, _SampleContents(opened, head)
 
 

@@ -240,13 +240,13 @@ class Sources:
 def open_sources(asked: DataSource) -> Sources:
     """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
     of the others."""
-    cache = cache_of(asked)
+    cache = _cache_of(asked)
     opened = {name: open_data(path, cache=cache) for name, path in asked.paths.items()}
     _check_tokenizers(opened)
     return Sources(asked, opened)
 
 
-def cache_of(asked: DataSource) -> "NodeCache | None":
+def _cache_of(asked: DataSource) -> "NodeCache | None":
     """That is said with the data, if any."""
     if asked.cache == DataCache() or not any(in_store(path) for path in asked.paths.values()):
         return None
