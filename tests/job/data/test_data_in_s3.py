@@ -1,6 +1,7 @@
 """Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -111,6 +112,17 @@ def test_pushed_samples_are_opened_by_their_url_and_are_the_same(s3: Seaweed, ca
         assert data.manifest_hash == there.manifest_hash and list(far) == list(near)
     found = verified(url)
     assert (found["samples"], found["checksums_ok"], found["path"]) == (len(there), True, url)
+    asked = DataSource(path=url, cache=DataCache(folder=str(cache.folder)))
+    head = Head(
+        attempt=1, generation=0, rank=0, world_size=1, start=0, sequence=0, fields=("cls",), data={"data": data.manifest_hash},
+        asked=asked, order=facts_of(order),
+    )  # fmt: skip
+    with closing(DeliveryLog(tmp_path / "deliveries", head)) as log:
+        for step in range(4):
+            mine = order.draws(positions(order, step))
+            log.delivered(step, mine.source, mine.sample, there.contents(mine.sample.tolist(), ["cls"]))
+    told = audit_folder(tmp_path)
+    assert (told.complete, told.contents) == (True, "compared") and "1 whole epoch of data" in told.says
 
 
 def test_what_is_not_there_or_not_allowed_says_what_to_change(

@@ -25,7 +25,7 @@ from phalanx.job.data.sound import BadData
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples, samples_in
 from phalanx.job.data.tars.pack import pack
 from phalanx.job.data.tars.stored import tars_in
-from phalanx.job.train.field_datasets import FieldBatches
+from phalanx.job.train.field_datasets import FieldBatches, FieldLoader
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.objects import open_store
 from tests.job.data.image_folders import write_images
@@ -107,10 +107,12 @@ def test_a_run_goes_on_without_them_and_its_state_says_so(folder: Path, whole: S
         (aside["source"], aside["block"], aside["since"], *aside["samples"][0]) for aside in state["quarantine"]
     } == {("data", bad, step * BATCH, bad, bad + 1) for bad, step in firsts.items()}
 
-    resumed, on = batches(open_samples(folder), order, STEPS + 9), batches(whole, order, STEPS + 9, bad_data=QUARANTINE)
-    for one in (resumed, on):  # the first of which itself would stop, and the other has a whole copy
+    data, end = open_samples(folder), STEPS + 9
+    resumed, on = batches(data, order, end), batches(whole, order, end, bad_data=QUARANTINE)
+    loader = FieldLoader(data, order, given, None, end, collate_fn=list)
+    for one in (resumed, on, loader):  # of which two would stop at damage, and the other has a whole copy
         one.load_state_dict(state)
-    assert list(resumed) == list(on)
+    assert list(resumed) == list(on) == list(loader)
 
 
 def gang(

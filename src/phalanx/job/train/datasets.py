@@ -7,13 +7,12 @@ what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.deliveries import DeliveryLog, content_of
@@ -26,7 +25,7 @@ from phalanx.job.data.samples import Rows
 from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
-from phalanx.job.train.delivered import Counted, Delivered, Read, refuse_loader_processes
+from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
 
 Data = TokenData | Sources
 """One prepared folder, or several as `open_sources` opens them, whose order is `Sources.order`. Where documents are told apart, a
@@ -84,7 +83,7 @@ class StepBatches:
         return (self._rows(step).tolist() for step in self._steps)
 
 
-class StepLoader(Counted):
+class StepLoader(ProcessLoader):
     """A loader of whole batches of one rank, [samples, sequence + 1], by any number of loader processes, with a state.
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
@@ -105,27 +104,12 @@ class StepLoader(Counted):
         world_size: int = 1,
         **options: Any,
     ) -> None:
-        self.dataset = SampleDataset(data, split, sequence)
-        self._rows, self._options = _ranked(data, split, sequence, rank, world_size), options
-        self._rows(order)  # what it cannot read is refused now
+        numbers = _ranked(data, split, sequence, rank, world_size)
+        numbers(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order))
-        super().__init__(Delivered(sound, _manifests(data, order), stop, epoch_steps))
-
-    def __iter__(self) -> Iterator[Any]:
-        start, end = self._delivered.step, self._delivered.end()
-        rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
-        batches = (rows(step).tolist() for step in steps)
-        own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
-        loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._processes(), **self._options})
-        for step, batch in enumerate(loader, start):
-            self._delivered.step = step + 1
-            yield batch
-
-    def _processes(self) -> dict[str, Any]:
-        """How they are started: no client of a store outlives a fork."""
-        if self._options.get("num_workers", 0) and self.dataset.is_far:
-            return {"multiprocessing_context": "spawn"}
-        return {}
+        given = Delivered(sound, _manifests(data, order), stop, epoch_steps)
+        dataset = SampleDataset(data, split, sequence)
+        super().__init__(given, dataset, lambda order: _listed(numbers(order)), dataset.is_far, options)
 
 
 class BatchDataset(Counted, IterableDataset[Tensor]):
@@ -174,6 +158,10 @@ class BatchDataset(Counted, IterableDataset[Tensor]):
         if isinstance(self._data, Sources):
             return self._data.drawn(numbers, self._split, self._sequence)
         return np.zeros_like(numbers), numbers
+
+
+def _listed(numbers: _Numbers) -> Callable[[int], list[Any]]:
+    return lambda step: numbers(step).tolist()
 
 
 def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
@@ -129,6 +131,39 @@ class Counted:
 
     def __len__(self) -> int:
         return len(self._delivered)
+
+
+class ProcessLoader(Counted):
+    """A loader of whole batches of one rank, by any number of loader processes, with a state: what these have fetched ahead is not
+    delivered. rows: from an order to what each step's batch is asked of the dataset as. is_far: whether data lies in a store.
+    options: of the `DataLoader` that is made for each iteration. Damaged data ends it; a state with blocks set aside is read on.
+    """
+
+    def __init__(
+        self,
+        delivered: Delivered,
+        dataset: Dataset[Any],
+        rows: Callable[[DataOrder], Callable[[int], list[Any]]],
+        is_far: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(delivered)
+        self.dataset, self._rows, self._is_far, self._options = dataset, rows, is_far, options
+
+    def __iter__(self) -> Iterator[Any]:
+        start, end = self._delivered.step, self._delivered.end()
+        rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
+        own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
+        options = {"generator": own, **self._processes(), **self._options}
+        for step, batch in enumerate(DataLoader(self.dataset, batch_sampler=map(rows, steps), **options), start):
+            self._delivered.step = step + 1
+            yield batch
+
+    def _processes(self) -> dict[str, Any]:
+        """How they are started: no client of a store outlives a fork."""
+        if self._options.get("num_workers", 0) and self._is_far:
+            return {"multiprocessing_context": "spawn"}
+        return {}
 
 
 def refuse_loader_processes() -> None:

@@ -2,14 +2,15 @@
 
 What the bytes mean is the user's to say: `decode` takes a `Sample`, `transform` what that gives and a random generator of the
 sample and the epoch, so that augmentation is the same after a resume. `FieldDataset` with `StepDraws` as its `batch_sampler` works
-with any number of loader processes; the step is counted by who trains. `FieldBatches` makes batches ahead by threads of this
-process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
+with any number of loader processes; the step is counted by who trains. `FieldLoader` is that with a state. `FieldBatches` makes
+batches ahead by threads of this process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from phalanx.core.errors import DataError
@@ -17,7 +18,7 @@ from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.ahead import Ahead
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.deliveries import DeliveryLog, Head
-from phalanx.job.data.draws import DataOrder
+from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.sound import STOP, BadData, SoundOrder
@@ -25,7 +26,7 @@ from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import SampleData
 from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, draws_of_rank, made_stream, sources_of
 from phalanx.job.data.waits import Cause
-from phalanx.job.train.delivered import Counted, Delivered, Read, refuse_loader_processes
+from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
 
 
 class FieldDataset(Dataset[Any]):
@@ -76,6 +77,45 @@ class StepDraws:
             yield list(zip(rows.epoch.tolist(), rows.sample.tolist(), strict=True))
 
 
+class FieldLoader(ProcessLoader):
+    """A loader of whole batches of one rank by any number of loader processes, with a state: as `StepLoader` is for tokens, and
+    for decoders that let no other thread run. options: of the `DataLoader` that is made for each iteration, such as `num_workers`.
+    """
+
+    def __init__(
+        self,
+        data: SampleData | Mapping[str, SampleData],
+        order: DataOrder,
+        decode: Decode,
+        transform: Transform | None = None,
+        stop: int | None = None,
+        *,
+        epoch_steps: int | None = None,
+        fields: Sequence[str] | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        **options: Any,
+    ) -> None:
+        """data: of one source, or of each source of the order by its name."""
+        sources = sources_of(data, order)
+        dataset = _Drawn(list(sources.values()), Making(decode=decode, transform=transform, fields=fields, seed=seed))
+        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), stop, epoch_steps)
+        is_far = any(one.cache is not None for one in sources.values())
+        super().__init__(given, dataset, lambda order: _triples(order, rank, world_size), is_far, options)
+
+
+class _Drawn(Dataset[Any]):
+    """An item is asked by its source, epoch and sample."""
+
+    def __init__(self, sources: Sequence[SampleData], making: Making) -> None:
+        self._sources, self._making = sources, making
+
+    def __getitems__(self, drawn: Sequence[tuple[int, int, int]]) -> list[Any]:
+        columns = np.array(drawn, dtype=np.int64).reshape(-1, 3).T
+        return self._making.batch(self._sources, Draws(*columns)).items
+
+
 class FieldBatches(Counted, IterableDataset[Any]):
     """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)` or as it is.
 
@@ -108,9 +148,8 @@ class FieldBatches(Counted, IterableDataset[Any]):
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
         self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
         self._ahead: Ahead[tuple[Made, Any]] | None = None
-        sound = SoundOrder(order, self._touching, bad_data, world_size)
-        manifests = {name: one.manifest_hash for name, one in self._sources.items()}
-        super().__init__(Delivered(sound, manifests, stop, epoch_steps, log))
+        sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
+        super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))
 
     def head(self, attempt: int, generation: int = 0) -> Head:
         """Of the record of what comes from here on, for a `DeliveryLog` that `record` takes, after a state was loaded."""
@@ -144,8 +183,22 @@ class FieldBatches(Counted, IterableDataset[Any]):
         )  # fmt: skip
         return self._ahead
 
-    def _touching(self, block: Block) -> Touching:
-        return {name: data.touching(block) for name, data in self._sources.items()}
+
+def touching(sources: Mapping[str, SampleData]) -> Callable[[Block], Touching]:
+    """The samples that a block is, by source."""
+    return lambda block: {name: data.touching(block) for name, data in sources.items()}
+
+
+def _manifests(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
+    return {name: data.manifest_hash for name, data in sources.items()}
+
+
+def _triples(order: DataOrder, rank: int, world_size: int) -> Callable[[int], list[Any]]:
+    def rows(step: int) -> list[Any]:
+        drawn = draws_of_rank(order, step, rank, world_size)
+        return list(zip(drawn.source.tolist(), drawn.epoch.tolist(), drawn.sample.tolist(), strict=True))
+
+    return rows
 
 
 def _read(_: object, batch: tuple[Made, Any]) -> Read:
