@@ -147,7 +147,7 @@ class FieldBatches(Counted, IterableDataset[Any]):
         self._sources, self._collate = sources_of(data, order), collate
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
         self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
-        self._ahead: Ahead[tuple[Made, Any]] | None = None
+        self._ahead: Ahead[tuple[Read, Any]] | None = None
         sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
         super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))
 
@@ -173,15 +173,19 @@ class FieldBatches(Counted, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_loader_processes()
-        for _, batch in self._delivered.batches(self._stream, _read):
+        for _, batch in self._delivered.batches(self._stream, _recorded):
             yield batch
 
-    def _stream(self, order: DataOrder, start: int, end: int | None) -> Ahead[tuple[Made, Any]]:
+    def _stream(self, order: DataOrder, start: int, end: int | None) -> Ahead[tuple[Read, Any]]:
         self._ahead = made_stream(
-            self._sources, order, self._making, lambda made: (made, self._collate(made.items)), start, end,
+            self._sources, order, self._making, self._finished, start, end,
             rank=self._rank, world_size=self._world_size, depth=self._depth, threads=self._threads,
         )  # fmt: skip
         return self._ahead
+
+    def _finished(self, made: Made) -> tuple[Read, Any]:
+        """What is recorded of a batch, and the batch, without the items that it was collated of."""
+        return (made.rows.source, made.rows.sample, made.contents), self._collate(made.items)
 
 
 def touching(sources: Mapping[str, SampleData]) -> Callable[[Block], Touching]:
@@ -201,6 +205,5 @@ def _triples(order: DataOrder, rank: int, world_size: int) -> Callable[[int], li
     return rows
 
 
-def _read(_: object, batch: tuple[Made, Any]) -> Read:
-    made, _collated = batch
-    return made.rows.source, made.rows.sample, made.contents
+def _recorded(_: object, given: tuple[Read, Any]) -> Read:
+    return given[0]
