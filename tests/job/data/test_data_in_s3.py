@@ -1,6 +1,7 @@
 """Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,14 +19,18 @@ from phalanx.job.data.foreseen import foreseen
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.push import push
+from phalanx.job.data.shown import verified
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
 from phalanx.job.data.stream import BatchStream
+from phalanx.job.data.tars.open import open_samples
+from phalanx.job.data.tars.stream import Making, sample_stream
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.hedged import HedgedReads
 from phalanx.storage.objects import open_store
 from phalanx.storage.remote import Patience
 from tests.job.data.random_tokens import write_tokens
+from tests.job.data.test_stored_samples import write_samples
 from tests.storage.conftest import seaweed as seaweed
 from tests.storage.meddler import Meddler
 from tests.storage.seaweed import Seaweed, free_ports
@@ -95,6 +100,32 @@ def test_a_run_over_a_store_is_audited_with_its_contents(folder: Path, s3: Seawe
         found = audit_folder(tmp_path)
     assert found.contents == "compared"
     assert found.fault is not None and (found.fault.kind, found.fault.step) == ("content", 9)
+
+
+def test_pushed_samples_are_opened_by_their_url_and_are_the_same(s3: Seaweed, cache: NodeCache, tmp_path: Path) -> None:
+    """In a tar of two units, and one that is shown and verified where it lies."""
+    url = s3.url()
+    write_samples(tmp_path / "samples")
+    there = open_samples(tmp_path / "samples")
+    assert push(tmp_path / "samples", url) == url
+    data = open_samples(url, cache=cache)
+    order = PlainOrder(num_samples=len(there), seed=3, global_batch=8)
+    of = (order, Making(decode=lambda sample: (sample.number, sample.key, sample.fields)), list)
+    with sample_stream(data, *of, stop=6) as far, sample_stream(there, *of, stop=6) as near:
+        assert data.manifest_hash == there.manifest_hash and list(far) == list(near)
+    found = verified(url)
+    assert (found["samples"], found["checksums_ok"], found["path"]) == (len(there), True, url)
+    asked = DataSource(path=url, cache=DataCache(folder=str(cache.folder)))
+    head = Head(
+        attempt=1, generation=0, rank=0, world_size=1, start=0, sequence=0, fields=("cls",), data={"data": data.manifest_hash},
+        asked=asked, order=facts_of(order),
+    )  # fmt: skip
+    with closing(DeliveryLog(tmp_path / "deliveries", head)) as log:
+        for step in range(4):
+            mine = order.draws(positions(order, step))
+            log.delivered(step, mine.source, mine.sample, there.contents(mine.sample.tolist(), ["cls"]))
+    told = audit_folder(tmp_path)
+    assert (told.complete, told.contents) == (True, "compared") and "1 whole epoch of data" in told.says
 
 
 def test_what_is_not_there_or_not_allowed_says_what_to_change(
