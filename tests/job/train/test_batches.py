@@ -14,7 +14,7 @@ from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.sources import Sources
-from phalanx.job.train.batches import Batch, batch_of_run, first_batch, held_out_batches, order_of_run, train_batches
+from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 
@@ -83,10 +83,10 @@ def test_a_world_size_that_does_not_divide_is_told_what_does(world_size: int, fi
 def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: int) -> None:
     counted: list[int] = []
     for rank in range(world_size):
-        fetch, number = held_out_batches(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
-        assert number == 5
-        for index in range(number):
-            for read, count in fetch(index):
+        held_out = HeldOut(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
+        assert held_out.num_batches == 5
+        with held_out.reading() as batches:
+            for read, count in (part for parts in batches for part in parts):
                 assert RECIPE.batch_per_rank >= len(read) >= max(count, 1), "no more at once than in training"
                 counted += read[:count, 0].tolist()
     assert len(counted) == len(set(counted)) == 20
@@ -94,4 +94,4 @@ def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: i
 
 def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
     with pytest.raises(DataError, match="held-out"):
-        held_out_batches(numbered(50, 3), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+        HeldOut(numbered(50, 3), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))

@@ -3,8 +3,6 @@
 import logging
 from typing import Final
 
-from torch import Tensor
-
 from phalanx.job.train.evaluate import held_out_loss
 from phalanx.job.train.setup import Training
 from phalanx.job.train.watch import HELD_OUT_MARK
@@ -14,12 +12,7 @@ _log: Final = logging.getLogger(__name__)
 
 def measure(training: Training, name: str, step: int) -> float:
     """A collective of all ranks."""
-
-    def fetch(index: int) -> list[tuple[Tensor, int]]:
-        training.watch.moved(step, HELD_OUT_MARK + index)
-        return training.held_out_batch(index)
-
-    value = held_out_loss(training.model, fetch, training.num_held_out)
+    value = held_out_loss(training.model, training.held_out, lambda index: training.watch.moved(step, HELD_OUT_MARK + index))
     if training.rank.rank == 0:
         training.session.metric(step=step, name=name, value=value)
     _log.info("%s %.4f", name, value)

@@ -36,7 +36,6 @@ from phalanx.job.train.batches import (
     HeldOut,
     batch_of_run,
     first_batch,
-    held_out_batches,
     order_of_run,
     shared_batches,
     train_batches,
@@ -61,8 +60,8 @@ CURSOR: Final = EXTRA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples,
-    `shared_batch(step)` rank 0's first ones. feed: what `train_batch` reads from."""
+    """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
+    `train_batch` reads from."""
 
     session: Session
     recipe: LlamaRecipe
@@ -73,8 +72,7 @@ class Training:
     feed: Feed
     train_batch: Callable[[int], Tensor]
     batch: Batch
-    held_out_batch: HeldOut
-    num_held_out: int
+    held_out: HeldOut
     policy: SavePolicy
     identity: Identity
     peak_flops_total: float
@@ -152,7 +150,6 @@ def assemble(
     told = partial(tell_set_aside, session) if rank.rank == 0 else None
     bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks, told=told)
     feed = Feed(data, order, recipe.sequence, rank, bad_data, recipe.steps)
-    held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,
         recipe=recipe,
@@ -163,8 +160,7 @@ def assemble(
         feed=feed,
         train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
         batch=batch,
-        held_out_batch=held_out_batch,
-        num_held_out=num_held_out,
+        held_out=HeldOut(data, recipe, rank, batch),
         policy=SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session)),
         identity=Identity(
             origin=origin_of(recipe, data, rank),
