@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.deliveries import ROW, Deliveries, Head
 from phalanx.job.data.draws import DataOrder, PlainOrder, positions
-from phalanx.job.data.exactly_once import audit
+from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.mixed import MixedOrder
-from phalanx.job.data.mixture import Mixture, Source
+from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.quarantine import Quarantined, SetAside, set_aside_of
@@ -29,6 +29,11 @@ def contents(source: int, samples: Indices) -> NDArray[np.uint64]:
     return (samples * 1_000 + source + 5).astype(np.uint64)
 
 
+def contents_of(order: DataOrder) -> Contents:
+    """The same of each source by its name."""
+    return lambda source, samples: contents(sorted(order.names).index(order.names[source]), samples)
+
+
 @lru_cache(None)
 def whole(order: Any, step: int) -> NDArray[Any]:
     draws = order.draws(positions(order, step))
@@ -36,7 +41,7 @@ def whole(order: Any, step: int) -> NDArray[Any]:
     rows["source"], rows["sample"] = draws.source, draws.sample
     for source in range(len(order.names)):
         of = draws.source == source
-        rows["content"][of] = contents(source, draws.sample[of])
+        rows["content"][of] = contents_of(order)(source, draws.sample[of])
     return rows
 
 
@@ -94,6 +99,21 @@ def test_resizes_restarts_and_rollbacks_are_complete(data: st.DataObject, order:
         count = int((drawn.source == number).sum())
         assert (source.samples, source.epochs * int(order.sizes[number]) + source.rest) == (count, count)
     assert found.contents == "compared"
+
+
+def test_a_source_that_is_added_or_dropped_before_it_was_read_is_no_other_data() -> None:
+    """Whatever its place among the others is."""
+    sources = [Source("a", weight=1), Source("b", weight=2)]
+    never = MixedOrder(Mixture([Source("never", weight=0), *sources]), {"never": 5, "a": 20, "b": 33}, seed=2, global_batch=7)
+    later = MixedOrder(
+        Mixture([Source("late", weight=0), *sources], changes=[Change(from_step=9, weights={"late": 1, "a": 1})]),
+        {"late": 11, "a": 20, "b": 33}, seed=2, global_batch=7,
+    )  # fmt: skip
+    found = audit([*gang(never, 1, 2, 0, 6), *gang(MIXED, 2, 1, 5, 8), *gang(later, 3, 2, 8, 12)], later, contents_of(later))
+    assert found.complete, found.says
+    assert {one.name for one in found.sources if one.samples} == {"late", "a", "b"}
+    gone = audit([*gang(later, 1, 2, 0, 11), *gang(MIXED, 2, 2, 11, 12)], MIXED, contents)
+    assert gone.fault is not None and gone.fault.step == 10, "late was read by then"
 
 
 Fault = Callable[[list[Deliveries]], list[Deliveries]]

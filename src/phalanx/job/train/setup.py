@@ -4,7 +4,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, cast
 
@@ -18,7 +18,7 @@ from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
-from phalanx.job.checkpoint.restore import Found, Patience, find, load
+from phalanx.job.checkpoint.restore import ANY_DATA, Found, Patience, find, load
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
 from phalanx.job.checkpoint.state import training_state
@@ -120,7 +120,7 @@ def set_up(
     """
     check_all_agree(session, recipe, data.agreed)
     claim(session, rank)
-    found = find(checkpoints_of(session), origin_of(recipe, data, rank), patience_of(session))
+    found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
     training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch, fresh=found is None)
@@ -186,6 +186,12 @@ def checkpoints_of(session: Session) -> Folder:
 
 def origin_of(recipe: LlamaRecipe, data: Sources, rank: Rank) -> Origin:
     return Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
+
+
+def of_any_data(origin: Origin) -> Origin:
+    """To find what this run may continue: whether its data may go on is said by the data cursor, since a source that is read from a
+    later step on changes the hash over all of them, and nothing of what was read."""
+    return replace(origin, data=ANY_DATA)
 
 
 def claim(session: Session, rank: Rank) -> None:
@@ -307,14 +313,23 @@ def resume_data(training: Training, saved: Mapping[str, object]) -> None:
         training.feed.resume(Cursor.from_json(str(saved[CURSOR])))
 
 
+def _check_data(training: Training, found: Found) -> str:
+    """Goes on in the data of a checkpoint, whose cursor it gives. Raises as `check_cursor` and `resume_data` do."""
+    extra, was = found.manifest.extra, found.manifest.origin.data
+    if CURSOR not in extra and was != training.identity.origin.data:
+        fix = f"the checkpoint was made with other data: that of this run has the hash {training.identity.origin.data}; use that"
+        raise CheckpointError(f"data of checkpoint {found.name}", was, fix)
+    resume_data(training, extra)
+    return check_cursor(extra, found.manifest.step, training.order, training.data)
+
+
 def _resume(training: Training, found: Found | None) -> Start:
     if found is None:
         return Start(step=0, val_loss_first=None, checkpoint="")
     patience = patience_of(training.session)
-    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
-    step, extra = found.manifest.step, found.manifest.extra
-    resume_data(training, extra)
-    extra = {CURSOR: check_cursor(extra, step, training.order, training.data), **extra}
+    _check_data(training, found)  # before gigabytes are read
+    found = load(found, of_any_data(training.identity.origin), training.model, training.optimizer, training.rank.device, patience)
+    step, extra = found.manifest.step, {CURSOR: _check_data(training, found), **found.manifest.extra}
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         training.guard.restore(extra)
