@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from phalanx.core.data_audit import Reached
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.deliveries import ROW, Deliveries, Head
 from phalanx.job.data.draws import DataOrder, PlainOrder, positions
@@ -114,6 +115,22 @@ def test_a_source_that_is_added_or_dropped_before_it_was_read_is_no_other_data()
     assert {one.name for one in found.sources if one.samples} == {"late", "a", "b"}
     gone = audit([*gang(later, 1, 2, 0, 11), *gang(MIXED, 2, 2, 11, 12)], MIXED, contents)
     assert gone.fault is not None and gone.fault.step == 10, "late was read by then"
+
+
+def test_what_could_not_be_recorded_is_told_and_nothing_is_claimed_over_it() -> None:
+    """A disk that takes nothing more cuts all logs of a node at one step, as if the run had gone no further."""
+    logs = [replace(log, lost=3) for log in gang(PLAIN, 1, 2, 0, 6)]
+    saved = Reached(by="the newest checkpoint is of", steps=6, attempt=1)
+    for evidence in ((), (saved,)):
+        found = audit(logs, PLAIN, contents, reached=evidence)
+        assert (found.complete, found.ended, found.steps, found.lost) == (True, False, 6, 6)
+        assert "rank 0 could not record 3 of its batches in attempt 1" in found.end
+    missing = audit(logs, PLAIN, contents, reached=(replace(saved, steps=7),))
+    assert missing.fault is not None and "rank 0 recorded nothing" in missing.fault.says and missing.lost == 6
+    middle = audit([without(logs[0], 3), *logs[1:]], PLAIN, contents)
+    assert middle.fault is not None and "recorded nothing, as of 3 batches that its disk did not take" in middle.fault.says
+    again = audit([*logs, *gang(PLAIN, 2, 1, 6, 8)], PLAIN, contents, reached=(replace(saved, steps=8, attempt=2),))
+    assert (again.complete, again.ended, again.lost) == (True, True, 6), "a later attempt has made and recorded those steps"
 
 
 Fault = Callable[[list[Deliveries]], list[Deliveries]]

@@ -61,7 +61,7 @@ def audit(
     return DataAudit(
         complete=fault is None, says=_says(counted, fault), steps=steps, samples=counted.samples,
         sources=counted.sources(), legs=tuple(_leg(gang, stretches) for gang in gangs), set_aside=len(aside),
-        contents=tokens.says, damaged=tokens.damaged, fault=fault,
+        contents=tokens.says, damaged=tokens.damaged, fault=fault, lost=sum(log.lost for log in logs),
         ended=end.step > 0 and steps == end.step and not loose, end="; ".join((end.says, *loose)),
     )  # fmt: skip
 
@@ -154,7 +154,9 @@ def _firstwrong(gang: Gang, step: int, wanted: Draws, parts: Sequence[NDArray[An
                 continue
             about = (names[want[0]], want[1]) if want else ("", -1)
             if got is None:
-                what = "recorded nothing" if part is None else f"has {len(found)} of its {len(mine)} samples"
+                lost = gang.logs[rank].lost if rank in gang.logs else 0
+                nothing = f"recorded nothing, as of {lost} batches that its disk did not take" if lost else "recorded nothing"
+                what = nothing if part is None else f"has {len(found)} of its {len(mine)} samples"
                 return wrong("missing", gang, rank, step, f"{what}; {_named(about)} is missing", about)
             twice = got in in_step
             what = "of which another row of the step has it too" if twice else "which is not of this step"

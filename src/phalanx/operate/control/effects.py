@@ -30,7 +30,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Corruption, DamagedData, Finding, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import Corruption, DamagedData, Finding, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import split_attempt
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -269,7 +269,9 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return _recovered(attempt, _of_gang(fact, attempt.placement.world_size))
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
-        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() if fact not in attempt.findings:
+        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | LostEvidence() if (
+            fact not in attempt.findings
+        ):
             return _with_finding(attempt, fact)
         case FaultMet():
             return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))
