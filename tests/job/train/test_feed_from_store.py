@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def needs(data: Sources, numbers: Callable[[int], np.ndarray]) -> set[tuple[Stor
     return {(shards, unit) for step in found for shards, units in step for unit in units}
 
 
-def away(key: str, start: int, length: int) -> memoryview:
+def away(key: str, start: int, length: int) -> NoReturn:
     raise StoreUnavailable("s3://bkt: nobody answers; try again")
 
 
@@ -132,11 +133,11 @@ def test_later_steps_need_no_store(folders: dict[str, Path], stored: dict[str, S
 
 @pytest.mark.parametrize("asked", [ASKED["one"], ASKED["mixed and packed"]], ids=["one", "mixed and packed"])
 def test_a_feeds_waits_are_for_the_store(folders: dict[str, Path], stored: dict[str, StoredData], asked: DataSource) -> None:
-    read = stored["web"].source.ranges
+    read = stored["web"].source.ranges._read
 
-    def slow(key: str, start: int, length: int) -> memoryview:
+    def slow(key: str, start: int, length: int) -> Iterable[memoryview]:
         threading.Event().wait(0.05)
-        return read.read(key, start, length)
+        return read(key, start, length)
 
     stored["web"].source.ranges = HedgedReads(slow, 4)
     plain = sources(asked, {name: open_data(folder) for name, folder in folders.items()})

@@ -166,8 +166,7 @@ class NodeCache:
         try:
             with self._told():
                 taken = self._index.take(self.process, group, self._files.remove, lease=False, beyond=beyond)
-            parts = origin.groups(taken.mine) if taken else ()
-            futures = [self._pool.submit(self._fetch_group, part, origin) for part in parts]
+            futures = [self._pool.submit(self._fetch_unit, unit, origin) for unit in (taken.mine if taken else ())]
         except BaseException:
             self._ahead.release()
             raise
@@ -230,23 +229,23 @@ class NodeCache:
 
     def _fetch(self, units: Sequence[Unit], origin: Origin, waited: "Waited") -> None:
         """Raises the first error once all have ended; who waits no longer leaves them to end by themselves."""
-        futures: list[Future[None]] = [self._pool.submit(self._fetch_group, group, origin) for group in origin.groups(units)]
+        futures: list[Future[None]] = [self._pool.submit(self._fetch_unit, unit, origin) for unit in units]
         while wait(futures, _TELL_S).not_done:
             waited.tell()
         waited.tell()
         for future in futures:
             future.result()
 
-    def _fetch_group(self, group: Sequence[Unit], origin: Origin) -> None:
-        """Of units that are this process's to fetch."""
+    def _fetch_unit(self, unit: Unit, origin: Origin) -> None:
+        """One that is this process's to fetch."""
         try:
             with self._told():
-                for unit, data in zip(group, origin.read(group), strict=True):
-                    self._files.write(unit, data, self.process)
-                self._index.fetched(group)
+                with self._files.writing(unit, self.process) as file:
+                    origin.fetch(unit, file)
+                self._index.fetched([unit])
         except BaseException:
             with self._changed:
-                self._failed.update(group)
+                self._failed.add(unit)
             self._forget_failed()
             raise
         finally:
