@@ -11,7 +11,7 @@ from phalanx.core.training_data import DataSource
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareAsked:
     """vocab_size None: of the tokenizer that is given, else the usual one. tokenizer None: train one. end_of_document '': the
-    usual token. processes None: as many as help."""
+    usual token. processes None: as many as help. left_out: a file to write what is not taken into, if any."""
 
     paths: tuple[str, ...]
     out: Path
@@ -23,6 +23,7 @@ class PrepareAsked:
     min_chars: int = 0
     dedup: bool = False
     processes: int | None = None
+    left_out: Path | None = None
     force: bool = False
 
 
