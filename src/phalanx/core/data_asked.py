@@ -18,6 +18,7 @@ class PrepareAsked:
     vocab_size: int | None = None
     tokenizer: Path | None = None
     end_of_document: str = ""
+    held_out: float = 0.05
     text_field: str = "text"
     normalize: Literal["none", "nfc"] = "none"
     min_chars: int = 0

@@ -15,10 +15,12 @@ def test_data_prepare(terminal: Terminal, tmp_path: Path) -> None:
         "  9 no_text in 1 file", "    byte 0 of a.jsonl has no text",
     ]  # fmt: skip
     words = ["--tokenizer", "t.json", "--end-of-document", "</s>", "--text-field", "body", "--normalize", "nfc", "--min-chars", "9"]
-    asked = terminal("data", "prepare", "a/*.jsonl", "b", "--out", "o", *words, "--dedup", "--processes", "3", "-o", "json")
+    asked = terminal(
+        "data", "prepare", "a/*.jsonl", "b", "--out", "o", *words, "--dedup", "--processes", "3", "--held-out", "0.2", "-o", "json"
+    )
     wanted = {"tokenizer": "t.json", "end_of_document": "</s>", "text_field": "body", "normalize": "nfc", "min_chars": "9"}
     found = json.loads(asked.out)
-    assert found.items() >= {**wanted, "dedup": "True", "processes": "3"}.items()
+    assert found.items() >= {**wanted, "dedup": "True", "processes": "3", "held_out": "0.2"}.items()
     assert (found["left_out"]["binary"]["count"], found["resumed"]["shards"]) == (5, 2)
     assert terminal("data", "prepare", "a", "--out", "o", "--processes", "0").code == 2
 

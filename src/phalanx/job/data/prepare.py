@@ -28,7 +28,19 @@ from phalanx.job.data.encoding import Plan, keep
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
 from phalanx.job.data.left_out import LeftOut
-from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
+from phalanx.job.data.manifest import (
+    FORMAT,
+    HELD_OUT_MAX,
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    FileEntry,
+    Manifest,
+    Shard,
+    Source,
+    Split,
+    SplitCount,
+)
 from phalanx.job.data.parity import Choice, Proof
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.standing import check_same
@@ -90,8 +102,8 @@ class _Asked:
     def check(self) -> None:
         if self.tokenizer is None and not tokens.VOCAB_MIN <= self.vocab_size <= tokens.VOCAB_MAX:
             raise DataError("vocab_size", self.vocab_size, f"write a number from {tokens.VOCAB_MIN} to {tokens.VOCAB_MAX}")
-        if not 0 < self.held_out <= 0.5:
-            raise DataError("held_out", self.held_out, "write a share above 0, at most 0.5")
+        if not 0 < self.held_out <= HELD_OUT_MAX:
+            raise DataError("held_out", self.held_out, f"write a share above 0, at most {HELD_OUT_MAX}")
         if self.shard_tokens_max < 1:
             raise DataError("shard_tokens_max", self.shard_tokens_max, "write a whole number above 0")
         self.reading.check()

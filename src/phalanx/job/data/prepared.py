@@ -33,7 +33,7 @@ def prepared(asked: PrepareAsked, progress: Callable[[str, int, int], None]) -> 
     with _listed(asked.left_out, asked.paths) as listed:
         noted = _Noted(listed)
         manifest = prepare(
-            asked.paths, asked.out, asked.vocab_size, progress=report, force=asked.force, tokenizer=asked.tokenizer,
+            asked.paths, asked.out, asked.vocab_size, asked.held_out, report, force=asked.force, tokenizer=asked.tokenizer,
             end_of_document=asked.end_of_document or END_OF_DOCUMENT, text_field=asked.text_field, normalize=asked.normalize,
             min_chars=asked.min_chars, dedup=asked.dedup, processes=asked.processes, noted=noted,
         )  # fmt: skip

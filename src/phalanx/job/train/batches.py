@@ -4,6 +4,7 @@ A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart; bel
 are a function of the step, so a batch that was read and not trained on is read again after a resume.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,7 @@ from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
-from phalanx.job.data.manifest import Split
+from phalanx.job.data.manifest import HELD_OUT_MAX, SPLITS, Split
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.sources import Sources
 from phalanx.job.train.device import Rank
@@ -95,10 +96,9 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
 
     A short held-out split gives fewer than asked. Raises DataError when it gives none.
     """
-    count = _samples(data, "held_out", recipe.sequence)
+    count = data.num_samples("held_out", recipe.sequence)
     if count < batch.held_out:
-        fix = f"has fewer samples than one held-out batch ({batch.held_out}); prepare more text or lower batch_per_rank"
-        raise DataError("held-out samples", count, fix)
+        raise _too_few(data, recipe.sequence, count, batch.held_out)
     num_batches = min(recipe.eval_batches, count // batch.held_out)
     most = -(-batch.held_out // rank.world_size)  # samples of a rank: in a smaller gang more than one microbatch has
 
@@ -114,11 +114,22 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
     return fetch, num_batches
 
 
-def _samples(data: Sources, split: Split, sequence: int) -> int:
-    count = data.num_samples(split, sequence)
-    if count == 0:
-        raise DataError(f"{split} samples", 0, f"not one sequence of {sequence} tokens; prepare more text or shorten `sequence`")
-    return count
+def _too_few(data: Sources, sequence: int, count: int, wanted: int) -> DataError:
+    """Of held-out samples, and what would give enough."""
+    share = _share_needed(wanted * sequence, sum(one.num_tokens(split) for one in data.opened.values() for split in SPLITS))
+    again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
+    fix = (
+        f"one batch of the held-out loss takes {wanted} samples of {sequence} tokens; {again}, or lower `sequence`, `batch_per_rank` "
+        "or the number of ranks"
+    )
+    return DataError("held-out samples", count, fix)
+
+
+def _share_needed(wanted: int, tokens: int) -> float:
+    """With room for whole documents, which are held out by lot, in two digits."""
+    needed = 1.5 * (wanted + 1) / max(tokens, 1)
+    digits = 1 - math.floor(math.log10(needed))
+    return math.ceil(needed * 10**digits) / 10**digits
 
 
 def _on_device(data: Sources, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:

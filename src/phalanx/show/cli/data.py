@@ -63,6 +63,7 @@ def prepare(
     end_of_document: Annotated[
         str, typer.Option(help="The given tokenizer's token between documents.", show_default="<|endoftext|>")
     ] = "",
+    held_out: Annotated[float, typer.Option(help="Share of the documents that training never sees; above 0, at most 0.5.")] = 0.05,
     text_field: Annotated[str, typer.Option(help="Field of JSONL objects, column of Parquet, that holds the text.")] = "text",
     normalize: Annotated[Normalize, typer.Option(help="Unicode form that texts are brought to.")] = Normalize.NONE,
     min_chars: Annotated[int, typer.Option(help="Leave out texts with fewer characters.", min=0)] = 0,
@@ -87,7 +88,7 @@ def prepare(
 
     asked = PrepareAsked(
         paths=tuple(paths), out=out, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,
-        text_field=text_field, normalize=normalize.value, min_chars=min_chars, dedup=dedup, processes=processes,
+        held_out=held_out, text_field=text_field, normalize=normalize.value, min_chars=min_chars, dedup=dedup, processes=processes,
         left_out=left_out, force=force,
     )  # fmt: skip
     with stages() as progress:
