@@ -18,6 +18,10 @@ SAMPLE_TOKENS: Final = 96
 SAMPLES: Final = 2
 """Of each split; of data in a store one of them all, since what is read there is fetched."""
 
+_NONE_HELD_OUT: Final = (
+    "no document is held out, and a recipe measures its held-out loss on some; make it again with a larger --held-out"
+)
+
 _LENGTHS_MAX: Final = 4 * 10**6
 _LENGTHS_MAX_AFAR: Final = 10**5
 """Documents whose lengths are read, 20 bytes each: whole shards from the first one on."""
@@ -125,8 +129,7 @@ def _samples(data: TokenData) -> tuple[tuple[TextSample, ...], str]:
             found.append(TextSample(split=split, token=number * length, text=text))
         if data.cache:
             break
-    note = "" if data.num_tokens("held_out") else "no document is held out"
-    return tuple(found), note
+    return tuple(found), "" if data.num_tokens("held_out") else _NONE_HELD_OUT
 
 
 def _spread(count: int, wanted: int) -> list[int]:

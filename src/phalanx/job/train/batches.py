@@ -118,10 +118,7 @@ def _too_few(data: Sources, sequence: int, count: int, wanted: int) -> DataError
     """Of held-out samples, and what would give enough."""
     share = _share_needed(wanted * sequence, sum(one.num_tokens(split) for one in data.opened.values() for split in SPLITS))
     again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
-    fix = (
-        f"one batch of the held-out loss takes {wanted} samples of {sequence} tokens; {again}, or lower `sequence`, `batch_per_rank` "
-        "or the number of ranks"
-    )
+    fix = f"one held-out batch takes {wanted} samples of {sequence} tokens; {again}, or lower `sequence` or `batch_per_rank`"
     return DataError("held-out samples", count, fix)
 
 

@@ -87,16 +87,17 @@ def _shares(rows: Any, by: str, head: str, more: Any = None) -> Grid:
     """rows: names and mappings with tokens or bytes of text, and documents."""
     rows = list(rows)
     whole = sum(one[by] for _, one in rows)
-    names = (head, "", "SHARE", "TOKENS" if by == "tokens" else "TEXT", "DOCUMENTS") + (("NOT TAKEN",) if more else ())
+    amount = {"tokens": ("TOKENS",), "text_bytes": ("TEXT",), "documents": ()}[by]
+    names = (head, "", "SHARE", *amount, "DOCUMENTS", *(("NOT TAKEN",) if more else ()))
     cells = [
         (
             name, Text(bar_of(one[by], whole, _SHARE_CHARS), style="cyan"), f"{100 * one[by] / max(whole, 1):.1f}%",
-            f"{one['tokens']:,}" if by == "tokens" else show_size(one["text_bytes"]), f"{one['documents']:,}",
+            *(f"{one[by]:,}" if by == "tokens" else show_size(one[by]) for _ in amount), f"{one['documents']:,}",
             *((more(one),) if more else ()),
         )
         for name, one in rows
     ]  # fmt: skip
-    return Grid(names, cells, right=names[2:5], drop=("",), cut="NOT TAKEN" if more else None)
+    return Grid(names, cells, right=("SHARE", *amount, "DOCUMENTS"), drop=("",), cut="NOT TAKEN" if more else None)
 
 
 def skipped(source: Mapping[str, Any]) -> str:
