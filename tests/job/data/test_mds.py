@@ -112,7 +112,7 @@ def test_rows_of_one_length_are_not_taken_for_documents_without_a_word(tmp_path:
     made = make(asked, lambda *_: None)
     assert re.search(message, made["note"]) and made["parameters"]["documents"] == "samples"
     for documents in ("samples", "end_marks"):
-        said = replace(asked, documents=documents, force=True)  # type: ignore[arg-type]  # one of the two
+        said = replace(asked, documents=documents, force=True)
         assert make(said, lambda *_: None)["note"] == ""
     export(prepared_once, tmp_path / "whole", size_limit=20_000)
     assert make(replace(asked, folder=tmp_path / "whole", force=True), lambda *_: None)["note"] == ""

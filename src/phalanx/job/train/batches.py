@@ -125,8 +125,8 @@ def _too_few(data: Sources, sequence: int, count: int, wanted: int) -> DataError
 def _share_needed(wanted: int, tokens: int) -> float:
     """With room for whole documents, which are held out by lot, in two digits."""
     needed = 1.5 * (wanted + 1) / max(tokens, 1)
-    digits = 1 - math.floor(math.log10(needed))
-    return math.ceil(needed * 10**digits) / 10**digits
+    unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
+    return math.ceil(needed / unit) * unit
 
 
 def _on_device(data: Sources, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:

@@ -38,7 +38,7 @@ def folder_page(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from section("Left out", _left_out(found["left_out"]))
     if found.get("note"):
         yield Text("")
-        yield line(f"Note: {found['note']}")
+        yield line(f"Note: {found['note']}", style="yellow")
 
 
 def title(found: Mapping[str, Any]) -> str:

@@ -81,9 +81,9 @@ class _Shape:
 
     def sentence(self) -> str:
         return (
-            f"all {self._rows:,} samples have {self._length:,} tokens, with {self._inner_ends:,} end marks inside them, as text has "
-            "that was cut into rows, and each was taken for a document; --documents end_marks joins them and takes what ends with "
-            "an end mark for one (with --force, which replaces this folder), --documents samples says that they are documents"
+            f"all {self._rows:,} samples have {self._length:,} tokens, with {self._inner_ends:,} end marks inside them, as "
+            "text has that was cut into rows, and each was taken for a document; --documents end_marks joins them and takes what "
+            "ends with an end mark for one (with --force, as the folder is there), --documents samples says that they are documents"
         )
 
 
