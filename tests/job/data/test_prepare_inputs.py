@@ -76,7 +76,9 @@ def test_what_is_no_document_is_counted_and_shown(tokenizer: Path, tmp_path: Pat
         ("a.jsonl", b'{"text": \n', "byte 0 of a.jsonl is not JSON"),
         ("a.jsonl", b"\xff\n", "is not UTF-8"),
         ("a.jsonl", b"", "is empty"),
-        ("a.parquet", b"junk", "is not a file this user can read"),
+        ("a.parquet", b"junk", "is no Parquet, or damaged"),
+        ("a.txt", b"ab\0", "is binary .byte 2 is NUL.; name text files"),
+        ("a.txt", b"abc\xe9", "is not UTF-8 .byte 3 is 0xe9.; convert it"),
     ],
 )
 def test_a_file_that_was_named_and_holds_no_document_is_refused(
@@ -176,5 +178,5 @@ def test_borders_of_pieces_neither_lose_nor_repeat_a_line(
 def test_a_file_of_the_kernel_is_none_that_can_be_read(tmp_path: Path) -> None:
     """Its size is said to be 0."""
     for path in ("/proc/self/mem", "/proc/self/status"):
-        with pytest.raises(DataError, match="not a file this user can read"):
+        with pytest.raises(DataError, match="is made by the kernel while it is read; name a file"):
             prepare([path], tmp_path / "data", vocab_size=300)

@@ -35,6 +35,9 @@ class Numbered:
     def num_samples(self, split: str, sequence: int) -> int:
         return self.sizes[split]
 
+    def num_tokens(self, split: str) -> int:
+        return RECIPE.sequence * self.sizes[split] + 1
+
     def gather(
         self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64] | None = None, watch: object = None
     ) -> NDArray[np.int64]:
@@ -93,5 +96,11 @@ def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: i
 
 
 def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
-    with pytest.raises(DataError, match="held-out"):
-        HeldOut(numbered(50, 3), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+    for held_out in (0, 3):
+        with pytest.raises(
+            DataError, match=r"takes 4 samples of 3 tokens; prepare the data .*`--held-out 0\.\d+`, or lower"
+        ) as caught:
+            HeldOut(numbered(50, held_out), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+        assert (caught.value.field, caught.value.value) == ("held-out samples", held_out)
+    with pytest.raises(DataError, match="prepare more text, or lower `sequence`"):
+        HeldOut(numbered(5, 1), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))

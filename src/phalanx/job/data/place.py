@@ -1,13 +1,15 @@
 """The folder that is built beside its name and renamed into place: a kill at any moment leaves no folder, or the one before."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from phalanx.core.errors import Conflict, DataError
+from phalanx.core.errors import Conflict, DataError, PhalanxError, SetupError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
@@ -20,7 +22,9 @@ from phalanx.storage.places import parse_place
 
 
 def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
-    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it."""
+    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it, SetupError where
+    nothing can be made: before all the work, not after it."""
+    _check_writable(out)
     if out.exists() and not out.is_dir():
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
@@ -42,13 +46,29 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
         raise refused(out, error) from error
 
 
-def check_apart(out: Path, paths: Sequence[str | Path]) -> None:
-    """Raises DataError for a folder inside one that is read: what is made would be among the inputs of the next run."""
+def _check_writable(out: Path) -> None:
+    """Makes a folder beside `out`, or in the nearest one above that there is, and removes it."""
+    try:
+        above = next(one for one in (out.parent, *out.parent.parents) if one.exists())
+        Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=above)).rmdir()
+    except OSError as error:
+        raise not_made("out", out, error) from error
+
+
+def not_made(field: str, path: Path, error: OSError) -> PhalanxError:
+    """The error to raise for a place that a user named and that was refused."""
+    if error.errno == errno.ENOENT:  # as of a file system that the kernel makes up
+        return SetupError(field, str(path), "lies where nothing can be made; choose another place")
+    found = refused(path, error)
+    return SetupError(field, str(path), found.fix) if isinstance(found, SetupError) else found
+
+
+def check_apart(out: Path, paths: Sequence[str | Path], field: str = "out") -> None:
+    """Raises DataError for what is made inside a folder that is read, or where an input lies: it would be among the inputs of the
+    next run."""
     for path, real in _local(paths):
-        if real in out.parents:
-            raise DataError(
-                "out", str(out), f"lies inside the input {path}, so the next run would read it; name a folder beside it"
-            )
+        if real == out or real in out.parents:
+            raise DataError(field, str(out), f"lies inside the input {path}, so the next run would read it; name a place beside it")
 
 
 def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:

@@ -13,16 +13,11 @@ from phalanx.job.data.tars.show import SampleSummary, sample_summary
 from phalanx.job.data.verify import Damage, VerifyProgress, verify_files
 
 
-def shown(path: Path | str, progress: VerifyProgress | None = None, verify: bool = True) -> Mapping[str, Any]:
-    """The summary of a folder, or of tokens in a store. Raises DataError. verify: compares every byte."""
-    return _summary(path, verify=verify, progress=progress)
-
-
 def verified(path: Path | str, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
     """The summary with every byte compared. Of damaged data: path, checksums_ok False, damaged with `file` and `problem` of each,
     and says, for people. Raises DataError for what is no data set."""
     try:
-        return shown(path, progress)
+        return _summary(path, verify=True, progress=progress)
     except DataError as error:
         damage = error if isinstance(error, Damage) or "://" in str(path) else _damage(Path(path), progress)
         if not isinstance(damage, Damage):
@@ -41,9 +36,10 @@ def _damage(folder: Path, progress: VerifyProgress | None) -> Damage | None:
     return None
 
 
-def shown_unread(path: Path) -> Mapping[str, Any]:
-    """The summary of a folder that was just made: nothing is read again, and nothing is said of it."""
-    found = _summary(path, verify=False, progress=None)
+def shown_unread(path: Path | str, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
+    """The summary of a folder, or of tokens in a store: no more is read than is shown, but for a folder of format 1, which has no
+    checksums of blocks. Raises DataError."""
+    found = _summary(path, verify=False, progress=progress)
     return {name: value for name, value in found.items() if name != "checksums_ok"}
 
 

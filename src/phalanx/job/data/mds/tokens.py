@@ -31,22 +31,60 @@ class TokensAsked(ImportAsked):
     bytes_type: str = ""
 
 
-def import_tokens(mds: Path, out: Path, asked: TokensAsked, progress: Report | None = None, force: bool = False) -> Path:
+def import_tokens(
+    mds: Path,
+    out: Path,
+    asked: TokensAsked,
+    progress: Report | None = None,
+    force: bool = False,
+    noted: Callable[[str], None] | None = None,
+) -> Path:
     """Makes the folder `out` of one column of token ids of an MDS folder, in its order; documents that training never sees are
-    chosen by a hash of their numbers.
+    chosen by a hash of their numbers. noted: told, in a sentence, where samples that are taken for documents look like none.
 
     Raises DataError, SetupError (no `tokenizers`), StoreUnavailable (disk full), Conflict.
     """
     source = MdsFolder(mds)
-    convert, whole = _converter(source, asked), hashlib.sha256()
+    convert, whole, shape = _converter(source, asked), hashlib.sha256(), _Shape()
 
     def read(vocab_size: int, end: int) -> Iterator[Ids]:
         rows = _ids(source, asked.column, convert, vocab_size, whole.update, progress or (lambda *_: None))
-        return _documents(rows, end, asked.documents)
+        return _documents(shape.seen(rows, end), end, asked.documents)
 
     made_by = {"made_by": "import-mds", "column": asked.column, "documents": asked.documents}
     what = Imported(name=mds.resolve().name, made_by=made_by, sha256=whole.hexdigest)
-    return write_folder(out, read, what, asked, [mds], force)
+    made = write_folder(out, read, what, asked, [mds], force)
+    if noted is not None and asked.documents == "samples" and shape.is_cut:
+        noted(shape.sentence())
+    return made
+
+
+class _Shape:
+    """Whether samples are text that was cut into rows of one length, by their lengths; the last may be shorter."""
+
+    def __init__(self) -> None:
+        self._rows, self._length, self._inner_ends = 0, 0, 0
+        self._all_alike, self._last_is_shorter = True, False
+
+    def seen(self, rows: Iterable[Ids], end: int) -> Iterator[Ids]:
+        for row in rows:
+            self._all_alike &= not self._last_is_shorter and row.size <= (self._length or row.size)
+            self._last_is_shorter = row.size < self._length
+            self._length = self._length or row.size
+            self._rows += 1
+            self._inner_ends += int(np.count_nonzero(row[:-1] == end))
+            yield row
+
+    @property
+    def is_cut(self) -> bool:
+        return self._rows > 1 and self._length > 1 and self._all_alike
+
+    def sentence(self) -> str:
+        return (
+            f"all {self._rows:,} samples have {self._length:,} tokens, with {self._inner_ends:,} end marks inside them, as "
+            "text has that was cut into rows, and each was taken for a document; --documents end_marks joins them and takes what "
+            "ends with an end mark for one (with --force, as the folder is there), --documents samples says that they are documents"
+        )
 
 
 def _converter(source: MdsFolder, asked: TokensAsked) -> Callable[[bytes], NDArray[Any]]:
