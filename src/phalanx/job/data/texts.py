@@ -12,9 +12,10 @@ from typing import IO, Final, Literal
 from blake3 import blake3
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, columns_of, no_parquet, opened_file, too_long
+from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, no_parquet, opened_file, too_long
 from phalanx.job.data.left_out import Unfit, reason
 from phalanx.job.data.object_files import ObjectFile, Version, asked, is_stored
+from phalanx.job.data.row_texts import NoColumn, values
 from phalanx.job.data.unpacked import unpacked
 
 DIGEST_BYTES: Final = 16
@@ -83,7 +84,7 @@ def parts(piece: Piece, reading: Reading, first: "Future[memoryview] | None" = N
             case "jsonl":
                 yield _read_lines(piece, reading, first)
             case "parquet":
-                yield _read_rows(piece, reading)
+                yield from _read_rows(piece, reading)
     except OSError as error:
         found = Texts()
         found.skip("unreadable", "", f"cannot be read ({reason(error.strerror or error)})")
@@ -283,35 +284,32 @@ def _take_line(name: str, at: int, line: bytes, reading: Reading, found: Texts) 
 _NAMES_SHOWN: Final = 8
 
 
-def _read_rows(piece: Piece, reading: Reading) -> Texts:
-    found, hasher = Texts(), blake3()
-    for number, data in enumerate(_column(piece, reading, found)):
+def _read_rows(piece: Piece, reading: Reading) -> Iterator[Texts]:
+    found, hasher, waiting_bytes = Texts(), blake3(), 0
+    for row, data in enumerate(_column(piece, reading, found), start=piece.end):
         hasher.update(b"-" if data is None else b"%d:" % len(data) + data)
         if data is None:
-            found.skip("no_text", f"row {piece.end + number}", "has no text")
+            found.skip("no_text", f"row {row}", "has no text")
         elif len(data) > DOCUMENT_BYTES_MAX:
-            raise too_long(piece.name, piece.end + number)
+            raise too_long(piece.name, row)
         else:
-            _take(f"{piece.name}#{piece.end + number}", data, reading, found, f"row {piece.end + number}")
+            _take(f"{piece.name}#{row}", data, reading, found, f"row {row}")
+            waiting_bytes += len(data)
+        if waiting_bytes >= PART_BYTES:
+            yield found
+            found, waiting_bytes = Texts(), 0
     found.digest = hasher.digest(DIGEST_BYTES)
-    return found
+    yield found
 
 
-def _column(piece: Piece, reading: Reading, found: Texts) -> list[bytes | None]:
+def _column(piece: Piece, reading: Reading, found: Texts) -> Iterator[bytes | None]:
     library = arrow()
-    with columns_of(piece.file, piece.file_bytes, piece.etag) as file:
-        try:
-            names = file.schema_arrow.names
-            if reading.text_field not in names:
-                shown = ", ".join(names[:_NAMES_SHOWN])
-                found.skip("no_text", "", f"has no column {reading.text_field!r}; its columns: {shown}; choose with --text-field")
-                return []
-            column = file.read_row_group(piece.start, columns=[reading.text_field]).column(0)
-            values: list[bytes | None] = column.cast(library.large_binary()).to_pylist()
-        except library.ArrowNotImplementedError:  # numbers, lists
-            found.skip("no_text", "", f"has no text in column {reading.text_field!r}; choose with --text-field")
-            return []
-        except library.ArrowException as error:
-            found.skip("unreadable", f"row group {piece.start}", no_parquet(error))
-            return []
-        return values
+    try:
+        yield from values(piece, reading.text_field)
+    except NoColumn as error:
+        shown = ", ".join(error.names[:_NAMES_SHOWN])
+        found.skip("no_text", "", f"has no column {reading.text_field!r}; its columns: {shown}; choose with --text-field")
+    except library.ArrowNotImplementedError:  # numbers, lists
+        found.skip("no_text", "", f"has no text in column {reading.text_field!r}; choose with --text-field")
+    except library.ArrowException as error:
+        found.skip("unreadable", f"row group {piece.start}", no_parquet(error))
