@@ -350,6 +350,31 @@ def test_a_push_that_is_cut_off_leaves_no_data_set_and_is_simply_done_again(fold
     assert {found.key: found.size_bytes for found in store.list()} == {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
+def test_a_store_that_is_away_for_a_moment_costs_a_push_no_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of call fails at first; that which makes the data set known has reached the store, and its answer is lost."""
+    store, failed, paused = open_store(tmp_path / "store"), set(), list[float]()
+
+    def flaky(name: str, after: bool) -> Callable[..., object]:
+        call = getattr(ObjectStore, name)
+
+        def called(*arguments: object) -> object:
+            found = call(*arguments) if name in failed or after else None
+            if name in failed:
+                return found
+            failed.add(name)
+            raise StoreUnavailable("s3://bkt: nobody answers; try again")
+
+        return called
+
+    for name in ("get", "put", "put_if_absent"):
+        monkeypatch.setattr(ObjectStore, name, flaky(name, after=name == "put_if_absent"))
+    assert push_into(folder, store, pause=paused.append) == store.url
+    assert failed == {"get", "put", "put_if_absent"} and len(paused) == 3
+    assert store.get("manifest.json") == (folder / "manifest.json").read_bytes()
+
+
 def test_other_data_is_never_overwritten_and_damage_never_sent(folder: Path, store: ObjectStore, tmp_path: Path) -> None:
     write_tokens(tmp_path / "other", [1000], seed=5)
     with pytest.raises(DataError, match="holds other data, which would be lost; name an empty place"):

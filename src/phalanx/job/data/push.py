@@ -32,18 +32,28 @@ def push(folder: Path, url: str, progress: Callable[[int, int], None] = lambda d
     return push_into(folder, open_store(url, patience=REQUEST, field="place"), progress)
 
 
-def push_into(folder: Path, store: ObjectStore, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
+def push_into(
+    folder: Path,
+    store: ObjectStore,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    pause: Callable[[float], object] = time.sleep,
+) -> str:
     """As `push`, into an open store."""
     manifest, data = manifests.read(folder)
-    if (found := _manifest_there(store)) not in (None, data):
+
+    def again(call: Callable[[], _T]) -> _T:
+        return _again(call, pause)
+
+    if (found := again(lambda: _manifest_there(store))) not in (None, data):
         raise _other_data(store)
     files = manifest.files
     total, done = sum(entry.size_bytes for entry in files), 0
     with ThreadPoolExecutor(FILES_AT_ONCE, "push") as pool:
-        for entry, _ in zip(files, pool.map(lambda entry: _again(lambda: _put(store, folder, entry)), files), strict=True):
+        for entry, _ in zip(files, pool.map(lambda entry: again(lambda: _put(store, folder, entry)), files), strict=True):
             done += entry.size_bytes
             progress(done, total)
-    if found is None and not _again(lambda: store.put_if_absent(MANIFEST, data)) and _manifest_there(store) != data:
+    taken = found is None and not again(lambda: store.put_if_absent(MANIFEST, data))  # by us too, where an answer was lost
+    if taken and again(lambda: _manifest_there(store)) != data:
         raise _other_data(store)
     return store.url
 
@@ -72,14 +82,14 @@ def _checked(folder: Path, entry: FileEntry) -> Iterator[memoryview]:
             yield memoryview(piece)
 
 
-def _again(put: Callable[[], _T]) -> _T:
+def _again(call: Callable[[], _T], pause: Callable[[float], object]) -> _T:
     """Some times over, while the store is away."""
     for turn in range(TRIES - 1):
         try:
-            return put()
+            return call()
         except StoreUnavailable:
-            time.sleep(2**turn)
-    return put()
+            pause(2.0**turn)
+    return call()
 
 
 def _manifest_there(store: ObjectStore) -> bytes | None:
