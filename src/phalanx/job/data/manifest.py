@@ -197,6 +197,11 @@ def parse(data: bytes, path: str) -> Manifest:
     return manifest
 
 
+def moved_aside(folder: Path) -> Path:
+    """Where a folder is for the moment in which another one takes its place."""
+    return folder.with_name(f".{folder.name}.replaced")
+
+
 def load(folder: Path) -> bytes:
     """The bytes of the manifest of a folder, whatever kind of data it holds. Raises DataError when there is none."""
     path = folder / MANIFEST
@@ -205,6 +210,9 @@ def load(folder: Path) -> bytes:
             raise DataError("manifest", str(path), f"is far too large for a manifest; {REMAKE}")
         return path.read_bytes()
     except FileNotFoundError as error:
+        if not folder.exists() and (old := moved_aside(folder)).is_dir():
+            fix = f"what made it was killed while it replaced this; the data from before is in {old}; rename that, or make it again"
+            raise DataError("data", str(folder), fix) from error
         raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
     except OSError as error:
         raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error

@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from phalanx.core.errors import Conflict, DataError, PhalanxError, SetupError
 from phalanx.job.data import manifest as manifests
@@ -20,11 +22,17 @@ from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 from phalanx.storage.places import parse_place
 
+_log: Final = logging.getLogger(__name__)
+
 
 def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
     """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it, SetupError where
-    nothing can be made: before all the work, not after it."""
+    nothing can be made: before all the work, not after it. Puts back what a killed run had moved aside, and says so in the log."""
     _check_writable(out)
+    try:
+        _put_back(out)
+    except OSError as error:
+        raise not_made("out", out, error) from error
     if out.exists() and not out.is_dir():
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
@@ -80,6 +88,10 @@ def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
             yield path, Path(os.path.realpath(path))
 
 
+def _building(out: Path) -> Path:
+    return out.parent / f".{out.name}.preparing"
+
+
 @contextlib.contextmanager
 def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     """A folder beside `out`, locked against a second run, with what an interrupted run left in it.
@@ -87,7 +99,7 @@ def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault. fresh:
     by one that cannot go on from what is there, which is removed.
     """
-    folder = out.parent / f".{out.name}.preparing"
+    folder = _building(out)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -129,14 +141,34 @@ def _has_shards(folder: Path) -> bool:
         return False
 
 
+def _put_back(out: Path) -> None:
+    """What a run had moved aside that was killed before its own folder took the place. Not while a run is at it."""
+    old, preparing = manifests.moved_aside(out), _building(out)
+    if out.exists() or not old.is_dir():
+        return
+    with contextlib.ExitStack() as stack:
+        if preparing.is_dir():
+            descriptor = os.open(preparing, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            if not _locked(descriptor, preparing) or out.exists():
+                return
+        old.rename(out)
+    _log.warning("%s is back: a run was killed while it replaced that, and had moved it to %s", out, old)
+
+
 def move_into_place(folder: Path, out: Path, force: bool) -> None:
-    """Readers that mapped the old shards keep them: their files live until unmapped. Raises Conflict for a data set at `out`
-    that is not this one again, unless `force`."""
+    """Readers that mapped the old shards keep them: their files live until unmapped. A kill between leaves the old folder beside
+    `out`, for `check_out` of the next run. Raises Conflict for a data set at `out` that is not this one again, unless `force`."""
     check_replaced(folder, out, force)
-    old = folder.with_name(f".{out.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
+    old = manifests.moved_aside(out)
     if out.exists():
+        shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
-    folder.rename(out)
+    try:
+        folder.rename(out)
+    except OSError:
+        with contextlib.suppress(OSError):  # unless somebody else has put something there
+            old.rename(out)
+        raise
     fsync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)
