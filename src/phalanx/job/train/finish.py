@@ -17,9 +17,11 @@ from phalanx.core.errors import StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.models.llama import LlamaShape
 from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
+from phalanx.job.train.set_aside import set_aside_lineage
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
 from phalanx.storage.hashes import sha256_bytes
@@ -89,6 +91,7 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
     return {
         "data_manifest": training.identity.origin.data,
         **_sources(training),
+        **set_aside_lineage(set_aside_of(training.order), training.batch.samples),
         "environment": describe_environment(),
         "environment.lock": lock_of(os.environ),
         "config": training.identity.origin.config,

@@ -304,7 +304,10 @@ def _with_met(fault: FaultRecord, met: FaultMet) -> FaultRecord:
 
 
 def _with_finding(attempt: AttemptRecord, finding: Finding) -> AttemptRecord:
-    return replace(attempt, findings=(*attempt.findings, finding)[-FINDINGS_KEPT:])
+    """What is set aside of the data holds to the run's end, so findings of other kinds do not push it out."""
+    alike = [one for one in attempt.findings if isinstance(one, DamagedData) == isinstance(finding, DamagedData)]
+    oldest = alike[0] if len(alike) >= FINDINGS_KEPT else None
+    return replace(attempt, findings=(*(one for one in attempt.findings if one is not oldest), finding))
 
 
 def _registered(world: World, body: ModelRegistered, at_ms: int) -> tuple[Record, ...]:
