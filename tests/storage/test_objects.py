@@ -79,15 +79,6 @@ def test_ranges(store: ObjectStore, start: int, length: int, expected: bytes) ->
     assert store.get_range("r", start, length) == expected
 
 
-def test_a_range_in_pieces_is_the_range_and_ends_where_the_object_does(store: ObjectStore) -> None:
-    data = bytes(range(256)) * 8192
-    store.put("p", data)
-    assert b"".join(store.stream_range("p", 7, 2**20)) == data[7 : 7 + 2**20]
-    assert b"".join(store.stream_range("p", 2**20, 2**22)) == data[2**20 :]
-    with pytest.raises(NotFound, match="has no such object"):
-        list(store.stream_range("other", 0, 1))
-
-
 @pytest.mark.parametrize("key", HOSTILE)
 def test_a_hostile_key_is_refused_everywhere(store: ObjectStore, key: str) -> None:
     asks: list[Callable[[], object]] = [
@@ -96,7 +87,6 @@ def test_a_hostile_key_is_refused_everywhere(store: ObjectStore, key: str) -> No
         lambda: store.put_if_match(key, b"x", "e"),
         lambda: store.get(key),
         lambda: store.get_range(key, 0, 1),
-        lambda: list(store.stream_range(key, 0, 1)),
         lambda: store.head(key),
         lambda: store.delete(key),
     ]

@@ -7,12 +7,12 @@ again, which costs a few percent more requests and cuts the tail that a reader o
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Final, Protocol
+from typing import Final
 
-RangeRead = Callable[[str, int, int], Iterable[memoryview]]
-"""Of an object's key, from a byte on, so many of them, in pieces as they come."""
+RangeRead = Callable[[str, int, int], memoryview]
+"""Of an object's key, from a byte on, so many of them."""
 
 SEEN_MIN: Final = 20
 SEEN_MAX: Final = 200
@@ -40,38 +40,6 @@ class Times:
         return max(AFTER_S_MIN, seen[int(QUANTILE * len(seen))]) if len(seen) >= SEEN_MIN else None
 
 
-class Target(Protocol):
-    """What takes the bytes of a range."""
-
-    def begin(self) -> None:
-        """What came before is forgotten: the range comes from its first byte on."""
-
-    def write(self, data: memoryview) -> None:
-        """The next bytes."""
-
-
-class Gathered:
-    """A target in memory."""
-
-    def __init__(self) -> None:
-        self._pieces: list[memoryview] = []
-
-    def begin(self) -> None:
-        self._pieces.clear()
-
-    def write(self, data: memoryview) -> None:
-        self._pieces.append(data)
-
-    def move_to(self, target: Target) -> None:
-        target.begin()
-        for piece in self._pieces:
-            target.write(piece)
-
-    @property
-    def data(self) -> memoryview:
-        return self._pieces[0] if len(self._pieces) == 1 else memoryview(b"".join(self._pieces))
-
-
 class HedgedReads:
     """Reads of so many threads at once. hedges, won: second requests sent, and those that answered first."""
 
@@ -86,68 +54,28 @@ class HedgedReads:
     def close(self) -> None:
         self._pool.shutdown(wait=False)
 
-    def read(self, key: str, start: int, length: int, into: Target) -> int:
-        """How many bytes came, which the target has. Raises what the reading and the target do, where no request succeeds."""
-        claimed = _Claimed(into)
-        first = self._pool.submit(self._timed, key, start, length, claimed)
+    def read(self, key: str, start: int, length: int) -> memoryview:
+        """Raises what the reading does, where no request succeeds."""
+        first = self._pool.submit(self._timed, key, start, length)
         late_s = self._times.late_s(length)
         done, _ = wait([first], late_s)
         if done or not self._free.acquire(blocking=False):
             return first.result()
         self.hedges += 1
-        spare = Gathered()
-        second = self._pool.submit(self._timed, key, start, length, spare)
+        second = self._pool.submit(self._timed, key, start, length)
         second.add_done_callback(lambda _: self._free.release())
         winner = _first_good(first, second)
-        if winner is second:
-            claimed.give_up()
-            if winner.exception() is None:
-                self.won += 1
-                spare.move_to(into)
+        self.won += winner is second
         return winner.result()
 
-    def _timed(self, key: str, start: int, length: int, into: Target) -> int:
-        began, size = time.monotonic(), 0
-        into.begin()
-        for piece in self._read(key, start, length):
-            into.write(piece)
-            size += len(piece)
+    def _timed(self, key: str, start: int, length: int) -> memoryview:
+        began = time.monotonic()
+        data = self._read(key, start, length)
         self._times.add(length, time.monotonic() - began)
-        return size
+        return data
 
 
-class _GivenUpError(Exception):
-    """Nobody wants the answer of this request any more."""
-
-
-class _Claimed:
-    """A target until it is given up, for another answer that came first. It is the caller's alone after that."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._lock = threading.Lock()
-        self._given_up = False
-
-    def begin(self) -> None:
-        with self._lock:
-            self._check()
-            self._target.begin()
-
-    def write(self, data: memoryview) -> None:
-        with self._lock:
-            self._check()
-            self._target.write(data)
-
-    def give_up(self) -> None:
-        with self._lock:
-            self._given_up = True
-
-    def _check(self) -> None:
-        if self._given_up:
-            raise _GivenUpError
-
-
-def _first_good(first: Future[int], second: Future[int]) -> Future[int]:
+def _first_good(first: Future[memoryview], second: Future[memoryview]) -> Future[memoryview]:
     """The one that succeeds first; where none does, the first."""
     done, waiting = wait((first, second), return_when=FIRST_COMPLETED)
     for future in (first, second):

@@ -26,9 +26,6 @@ PART_BYTES: Final = 16 * 2**20
 
 PARTS_AT_ONCE: Final = 4
 STREAM_BYTES: Final = 2**20
-PIECE_BYTES: Final = 2**19
-"""Of a range that is read in pieces: a quarter of what a core's second cache has."""
-
 LIST_PAGE: Final = 1000
 _TROUBLE: Final = (BaseError, OSError, NotImplementedError, ValueError)
 
@@ -120,17 +117,6 @@ class ObjectStore:
             return memoryview(obstore.get_range(self._store, key, start=start, length=length))
         except PreconditionError as error:
             raise Conflict("object", key, f"{self.url} holds another version of it by now") from error
-        except _TROUBLE as error:
-            raise told(self.place, key, error) from error
-
-    def stream_range(self, key: str, start: int, length: int) -> Iterator[memoryview]:
-        """As `read_range`, in pieces as they come: whoever sums them up and writes them away still finds them in the processor's
-        cache. What raises may do so at any piece; a range that comes short ends early."""
-        checked_key(key)
-        wanted: Any = {"range": (start, start + length)}
-        try:
-            for piece in obstore.get(self._store, key, options=wanted).stream(min_chunk_size=PIECE_BYTES):
-                yield memoryview(piece)
         except _TROUBLE as error:
             raise told(self.place, key, error) from error
 

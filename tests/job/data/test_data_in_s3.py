@@ -129,7 +129,7 @@ def test_a_server_that_goes_away_is_tried_again_and_then_told(
     proxy.close()
     alive, source._patience_s = source.ranges, 0.5
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
-    source.ranges = HedgedReads(open_store(url, patience=BRIEF).stream_range, 4)
+    source.ranges = HedgedReads(open_store(url, patience=BRIEF).read_range, 4)
     with pytest.raises(StoreUnavailable, match=rf"{url}.*\(tried for \d+ s\)"):
         data.gather("train", np.array([6000]), SEQUENCE)
     source.ranges = alive

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -164,12 +163,12 @@ def test_a_byte_that_is_flipped_in_the_store_is_named_and_in_no_cache(
 def test_a_byte_that_is_flipped_on_the_way_is_fetched_again(folder: Path, data: StoredData, store: ObjectStore) -> None:
     damaged: list[str] = []
 
-    def read(key: str, start: int, length: int) -> list[memoryview]:
+    def read(key: str, start: int, length: int) -> memoryview:
         found = bytearray(store.read_range(key, start, length))
         if key not in damaged:
             damaged.append(key)
             found[-3] ^= 4
-        return [memoryview(bytes(found))]
+        return memoryview(bytes(found))
 
     data.source.ranges = HedgedReads(read, 4)
     assert (data.gather("train", np.arange(9), SEQUENCE) == open_data(folder).gather("train", np.arange(9), SEQUENCE)).all()
@@ -213,7 +212,7 @@ def test_a_limit_below_a_shard_is_refused_at_once_with_both_numbers(store: Objec
 
 
 def test_a_store_that_stays_away_is_waited_for_as_long_as_was_said(data: StoredData) -> None:
-    def away(key: str, start: int, length: int) -> NoReturn:
+    def away(key: str, start: int, length: int) -> memoryview:
         raise StoreUnavailable("s3://bucket: nobody answers; try again")
 
     data.source.ranges = HedgedReads(away, 4)
@@ -226,7 +225,7 @@ def test_nothing_that_ends_waits_for_a_store_that_is_away(store: ObjectStore, tm
     data = open_stored(StoreSource(store, cache, patience_s=60))
     asked = threading.Event()
 
-    def away(key: str, start: int, length: int) -> NoReturn:
+    def away(key: str, start: int, length: int) -> memoryview:
         asked.set()
         raise StoreUnavailable("s3://bucket: nobody answers; try again")
 

@@ -4,16 +4,15 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from phalanx.storage.cache.files import CacheFiles, FreshFile
+from phalanx.storage.cache.files import CacheFiles
 from phalanx.storage.cache.index import Index, Unit
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.hashes import sha256_bytes
-from phalanx.storage.hedged import Target
 
 PIECE = 8192
 PIECES = 8
@@ -39,11 +38,13 @@ class Contents:
             units += [Unit(sha256_bytes(data), piece, PIECE) for piece in range(PIECES)]
         return cls(folder), units
 
-    def fetch(self, unit: Unit, into: Target) -> None:
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [units[at : at + 2] for at in range(0, len(units), 2)]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
         assert self.gate.wait(60)
-        self.reads.append(unit)
-        into.begin()
-        into.write(self.bytes_of(unit))
+        self.reads.extend(group)
+        return [self.bytes_of(unit) for unit in group]
 
     def bytes_of(self, unit: Unit) -> memoryview:
         data = (self._folder / unit.sha256).read_bytes()
@@ -74,15 +75,16 @@ def after(owner: Any, name: str) -> None:
     setattr(owner, name, lambda *given, **named: killed(work(*given, **named)))
 
 
-def half_written(file: FreshFile, data: memoryview) -> None:
-    os.write(file._descriptor, data[: len(data) // 2])
+def half_written(files: CacheFiles, unit: Unit, data: memoryview, process: int) -> None:
+    files.path(unit).parent.mkdir(exist_ok=True)
+    files._fresh(unit, process).write_bytes(data[: len(data) // 2])
     killed()
 
 
 POINTS: dict[str, Callable[[], object]] = {
     "entered": lambda: after(Index, "enter"),
     "reserved": lambda: setattr(NodeCache, "_fetch", killed),
-    "half written": lambda: setattr(FreshFile, "write", half_written),
+    "half written": lambda: setattr(CacheFiles, "write", half_written),
     "not renamed": lambda: setattr(Path, "rename", killed),
     "renamed": lambda: after(Path, "rename"),
     "not counted": lambda: setattr(Index, "fetched", killed),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,6 @@ from phalanx.storage.cache import node_cache
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.cache.opened import cache_at
-from phalanx.storage.hedged import Target
 from tests.storage.cache.cache_cases import PIECE, PIECES, POINTS, Contents, content, process, used_bytes
 
 ALL = 4 * PIECES * PIECE
@@ -213,9 +212,9 @@ class Unwritable(Contents):
 
     cache: NodeCache
 
-    def fetch(self, unit: Unit, into: Target) -> None:
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
         if self.gate.is_set():
-            return super().fetch(unit, into)
+            return super().read(group)
         self.cache._index._db.execute("PRAGMA query_only=ON")
         raise OSError(errno.ENOSPC, "no space")
 

@@ -14,13 +14,13 @@ from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailabl
 from phalanx.core.training_data import CACHE_UNIT_BYTES
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import BadBlock, Block
-from phalanx.job.data.block_sums import BLOCK_BYTES, BlockSums, num_blocks, read_sums
+from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, num_blocks, read_sums
 from phalanx.job.data.manifest import MANIFEST, FileEntry, Manifest, Shard
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import FETCHES_AT_ONCE, NodeCache
 from phalanx.storage.cache.origin import Watch
 from phalanx.storage.hashes import sha256_bytes
-from phalanx.storage.hedged import Gathered, HedgedReads, Target
+from phalanx.storage.hedged import HedgedReads
 from phalanx.storage.objects import ObjectStore
 from phalanx.storage.remote import Patience
 
@@ -46,7 +46,7 @@ class StoreSource:
     def __init__(self, store: ObjectStore, cache: NodeCache, patience_s: float = PATIENCE_S) -> None:
         self.url = store.url
         self.cache = cache
-        self.ranges = HedgedReads(store.stream_range, FETCHES_AT_ONCE)
+        self.ranges = HedgedReads(store.read_range, FETCHES_AT_ONCE)
         self._store = store
         self._patience_s = patience_s
         self._process = os.getpid()
@@ -97,18 +97,12 @@ class StoreSource:
             yield self.read(entry, begin, min(UNIT_BYTES, entry.size_bytes - begin))
 
     def read(self, entry: FileEntry, begin: int, length: int) -> memoryview:
-        """As `fetch`, in memory."""
-        found = Gathered()
-        self.fetch(entry, begin, length, found)
-        return found.data
-
-    def fetch(self, entry: FileEntry, begin: int, length: int, into: Target) -> None:
         """Bytes of a file from the store; tried again while they cannot be had."""
         self.check_process()
         began, pause = time.monotonic(), _PAUSE_S
         while True:
             try:
-                size = self.ranges.read(entry.name, begin, length, into)
+                data = self.ranges.read(entry.name, begin, length)
             except NotFound as error:
                 fix = f"{self.where(entry)} is not there; put the data there again with `phalanx data push`, or name another place"
                 raise DataError(entry.name, "missing", fix) from error
@@ -116,9 +110,9 @@ class StoreSource:
                 if (waited := time.monotonic() - began) + pause > self._patience_s:
                     raise StoreUnavailable(f"{error} (tried for {waited:.0f} s)") from error
             else:
-                if size != length:
-                    raise self._short(entry, begin + size)
-                return
+                if len(data) != length:
+                    raise self._short(entry, begin + len(data))
+                return data
             if self.cache.closing.wait(pause):
                 raise StoreUnavailable(f"{self.url}: no answer before the end")
             pause = min(2 * pause, _PAUSE_S_MAX)
@@ -149,14 +143,16 @@ class _Small:
         self._source = source
         self._entries = {entry.sha256: entry for entry in entries}
 
-    def fetch(self, unit: Unit, into: Target) -> None:
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [[unit] for unit in units]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        (unit,) = group
         entry = self._entries[unit.sha256]
         for _ in range(2):
             data = self._source.read(entry, 0, entry.size_bytes)
             if (found := sha256_bytes(bytes(data))) == entry.sha256:
-                into.begin()
-                into.write(data)
-                return
+                return [data]
         fix = f"{self._source.where(entry)} is damaged: its SHA-256 should be {entry.sha256}; put the data there again"
         raise DataError(entry.name, found, fix)
 
@@ -183,13 +179,18 @@ class ShardOrigin:
         for shard, data in zip(lacking, self._source.small(entries, watch) if entries else (), strict=True):
             self._sums[shard.bin_sha256] = read_sums(data)
 
-    def fetch(self, unit: Unit, into: Target) -> None:
-        entry, summed = self._shards[unit.sha256].bin, _Summed(into)
-        for _ in range(2):
-            self._source.fetch(entry, unit.number * UNIT_BYTES, unit.size_bytes, summed)
-            if (bad := self._differing(unit, summed.sums)) is None:
-                return
-        assert bad is not None
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        return [[unit] for unit in units]
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        (unit,) = group
+        entry = self._shards[unit.sha256].bin
+        data = self._source.read(entry, unit.number * UNIT_BYTES, unit.size_bytes)
+        if (bad := self.differing(unit, data)) is None:
+            return [data]
+        again = self._source.read(entry, unit.number * UNIT_BYTES, unit.size_bytes)
+        if (bad := self.differing(unit, again)) is None:
+            return [again]
         begin = bad * BLOCK_BYTES
         where = f"bytes {begin} to {min(begin + BLOCK_BYTES, entry.size_bytes)} of {self._source.where(entry)}"
         fix = f"{where} are damaged, also when read again; put the shard there again"
@@ -202,30 +203,11 @@ class ShardOrigin:
 
     def differing(self, unit: Unit, data: memoryview) -> int | None:
         """The first block of the shard, if any, that is not what its checksum says."""
-        sums = BlockSums()
-        sums.update(data)
-        return self._differing(unit, sums)
-
-    def _differing(self, unit: Unit, found: BlockSums) -> int | None:
-        first, sums = unit.number * UNIT_BLOCKS, read_sums(found.to_bytes())
-        other = np.flatnonzero(sums != self._sums[unit.sha256][first : first + len(sums)])
-        return first + int(other[0]) if len(other) else None
-
-
-class _Summed:
-    """A target that sums up the blocks of what goes on to another: both meet the bytes while they are in the processor's cache."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.sums = BlockSums()
-
-    def begin(self) -> None:
-        self.sums = BlockSums()
-        self._target.begin()
-
-    def write(self, data: memoryview) -> None:
-        self.sums.update(data)
-        self._target.write(data)
+        sums, first = self._sums[unit.sha256], unit.number * UNIT_BLOCKS
+        for at in range(-(-len(data) // BLOCK_BYTES)):
+            if block_sum(data[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]) != int(sums[first + at]):
+                return first + at
+        return None
 
 
 def _unit(entry: FileEntry) -> Unit:

@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,21 +20,6 @@ from phalanx.storage.cache.index import Unit
 _NAME: Final = re.compile(r"([0-9a-f]{64})-(0|[1-9][0-9]{0,7})")
 _HALF: Final = re.compile(_NAME.pattern + r"\.[0-9]+~")
 _INDEX_FILES: Final = ("index", "index-wal", "index-shm")
-
-
-class FreshFile:
-    """A target for a unit's bytes."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def begin(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-
-    def write(self, data: memoryview) -> None:
-        while data:
-            data = data[os.write(self._descriptor, data) :]
 
 
 class CacheFiles:
@@ -59,15 +43,15 @@ class CacheFiles:
         """Whoever has it open or mapped keeps what it has."""
         self._path(sha256, number).unlink(missing_ok=True)
 
-    @contextmanager
-    def writing(self, unit: Unit, process: int) -> "Iterator[FreshFile]":
-        """A file for it, which gets its name only when all of it is there; a disk that is full leaves nothing."""
+    def write(self, unit: Unit, data: memoryview, process: int) -> None:
+        """Under its name only when all of it is there; a disk that is full leaves nothing."""
         fresh, path = self._fresh(unit, process), self.path(unit)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                yield FreshFile(descriptor)
+                while data:
+                    data = data[os.write(descriptor, data) :]
             finally:
                 os.close(descriptor)
             fresh.rename(path)

@@ -166,7 +166,8 @@ class NodeCache:
         try:
             with self._told():
                 taken = self._index.take(self.process, group, self._files.remove, lease=False, beyond=beyond)
-            futures = [self._pool.submit(self._fetch_unit, unit, origin) for unit in (taken.mine if taken else ())]
+            parts = origin.groups(taken.mine) if taken else ()
+            futures = [self._pool.submit(self._fetch_group, part, origin) for part in parts]
         except BaseException:
             self._ahead.release()
             raise
@@ -229,23 +230,23 @@ class NodeCache:
 
     def _fetch(self, units: Sequence[Unit], origin: Origin, waited: "Waited") -> None:
         """Raises the first error once all have ended; who waits no longer leaves them to end by themselves."""
-        futures: list[Future[None]] = [self._pool.submit(self._fetch_unit, unit, origin) for unit in units]
+        futures: list[Future[None]] = [self._pool.submit(self._fetch_group, group, origin) for group in origin.groups(units)]
         while wait(futures, _TELL_S).not_done:
             waited.tell()
         waited.tell()
         for future in futures:
             future.result()
 
-    def _fetch_unit(self, unit: Unit, origin: Origin) -> None:
-        """One that is this process's to fetch."""
+    def _fetch_group(self, group: Sequence[Unit], origin: Origin) -> None:
+        """Of units that are this process's to fetch."""
         try:
             with self._told():
-                with self._files.writing(unit, self.process) as file:
-                    origin.fetch(unit, file)
-                self._index.fetched([unit])
+                for unit, data in zip(group, origin.read(group), strict=True):
+                    self._files.write(unit, data, self.process)
+                self._index.fetched(group)
         except BaseException:
             with self._changed:
-                self._failed.add(unit)
+                self._failed.update(group)
             self._forget_failed()
             raise
         finally:

@@ -1,11 +1,10 @@
 """Where units come from, and who is told what that took."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from phalanx.storage.cache.index import Unit
-from phalanx.storage.hedged import Target
 
 Phase = Literal["store", "cache"]
 """store: bytes on their way. cache: room for them."""
@@ -30,5 +29,8 @@ class Waited:
 class Origin(Protocol):
     """Where units come from. Any thread may call it."""
 
-    def fetch(self, unit: Unit, into: Target) -> None:
-        """Gives it the bytes of the unit, checked by the time that this returns."""
+    def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
+        """The units again, in the same order as far as it goes, those together that are fetched together."""
+
+    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+        """The bytes of each, checked."""
