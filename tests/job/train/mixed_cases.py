@@ -23,8 +23,9 @@ from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import run
 from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.resumed import CURSOR
 from phalanx.job.train.saves import saving
-from phalanx.job.train.setup import CURSOR, set_up
+from phalanx.job.train.setup import set_up
 
 STEPS, EVERY, STOP, CHANGE, LATER = 12, 4, 7, 6, 9
 MODEL: dict[str, Any] = {

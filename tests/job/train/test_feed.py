@@ -28,7 +28,7 @@ from phalanx.job.data.stored import open_stored
 from phalanx.job.train.__main__ import checked_first
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
-from phalanx.job.train.setup import CURSOR, check_cursor
+from phalanx.job.train.resumed import CURSOR, check_cursor
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.objects import open_store
 from tests.job.data.random_tokens import write_tokens

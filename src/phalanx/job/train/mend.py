@@ -15,8 +15,9 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
 from phalanx.job.train.loss import sample_losses
+from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves
-from phalanx.job.train.setup import Training, of_any_data
+from phalanx.job.train.setup import Training
 from phalanx.job.train.spikes import Judged
 from phalanx.job.train.step import StepFacts
 
