@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -372,6 +373,31 @@ def test_a_store_that_is_away_for_a_moment_costs_a_push_no_call(
     assert push_into(folder, store, pause=paused.append) == store.url
     assert failed == {"get", "put", "put_if_absent"} and len(paused) == 3
     assert store.get("manifest.json") == (folder / "manifest.json").read_bytes()
+
+
+def test_a_push_that_is_ended_while_the_store_is_away_tries_no_longer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are on their way would keep the process for as long as their patience lasts."""
+    store, tries, put, gone = open_store(tmp_path / "store"), Counter[str](), ObjectStore.put, threading.Event()
+
+    def away(self: ObjectStore, key: str, data: bytes) -> None:
+        tries[key] += 1
+        if len(tries) == 1:
+            assert gone.wait(30)
+            return put(self, key, data)
+        gone.set()
+        raise StoreUnavailable("s3://bkt: nobody answers; try again")
+
+    def ended(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ObjectStore, "put", away)
+    monkeypatch.setattr(ObjectStore, "takes_parts", lambda self, size: False)
+    monkeypatch.setattr("phalanx.job.data.push.FILES_AT_ONCE", 2)
+    with pytest.raises(KeyboardInterrupt):
+        push_into(folder, store, ended)
+    assert len(tries) >= 2 and max(tries.values()) <= 2, "instead of 5 times, which takes a quarter of a minute"
 
 
 def test_other_data_is_never_overwritten_and_damage_never_sent(folder: Path, store: ObjectStore, tmp_path: Path) -> None:

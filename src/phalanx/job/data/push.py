@@ -1,7 +1,7 @@
 """Puts a prepared folder into a store, where `open_data` reads it."""
 
 import hashlib
-import time
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,46 +36,55 @@ def push_into(
     folder: Path,
     store: ObjectStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    pause: Callable[[float], object] = time.sleep,
+    pause: Callable[[float], object] | None = None,
 ) -> str:
-    """As `push`, into an open store."""
+    """As `push`, into an open store. pause: instead of waiting before a call is tried again."""
     manifest, data = manifests.read(folder)
+    ended = threading.Event()
 
     def again(call: Callable[[], _T]) -> _T:
-        return _again(call, pause)
+        return _again(call, pause or ended.wait)
 
     if (found := again(lambda: _manifest_there(store))) not in (None, data):
         raise _other_data(store)
     files = manifest.files
     total, done = sum(entry.size_bytes for entry in files), 0
     with ThreadPoolExecutor(FILES_AT_ONCE, "push") as pool:
-        for entry, _ in zip(files, pool.map(lambda entry: again(lambda: _put(store, folder, entry)), files), strict=True):
-            done += entry.size_bytes
-            progress(done, total)
+        try:
+            for entry, _ in zip(
+                files, pool.map(lambda entry: again(lambda: _put(store, folder, entry, ended)), files), strict=True
+            ):
+                done += entry.size_bytes
+                progress(done, total)
+        finally:
+            ended.set()  # what is on its way else goes on for minutes, where the store is away
+    ended.clear()
     taken = found is None and not again(lambda: store.put_if_absent(MANIFEST, data))  # by us too, where an answer was lost
     if taken and again(lambda: _manifest_there(store)) != data:
         raise _other_data(store)
     return store.url
 
 
-def _put(store: ObjectStore, folder: Path, entry: FileEntry) -> None:
+def _put(store: ObjectStore, folder: Path, entry: FileEntry, ended: threading.Event) -> None:
     """Its bytes are hashed while they go, so what is damaged here fails when its last byte is due: before the object exists."""
     path = folder / entry.name
     try:
         if (size := path.stat().st_size) != entry.size_bytes:
             raise wrong_size(entry, folder, size)
         if store.takes_parts(size):
-            store.put_pieces(entry.name, _checked(folder, entry))
+            store.put_pieces(entry.name, _checked(folder, entry, ended))
         else:
-            store.put(entry.name, b"".join(_checked(folder, entry)))
+            store.put(entry.name, b"".join(_checked(folder, entry, ended)))
     except OSError as error:
         raise unreadable(entry, path, error) from error
 
 
-def _checked(folder: Path, entry: FileEntry) -> Iterator[memoryview]:
+def _checked(folder: Path, entry: FileEntry, ended: threading.Event) -> Iterator[memoryview]:
     digest = hashlib.sha256()
     with (folder / entry.name).open("rb") as file:
         while piece := file.read(UNIT_BYTES):
+            if ended.is_set():
+                raise StoreUnavailable(f"{entry.name}: the push has ended")
             digest.update(piece)
             if file.tell() >= entry.size_bytes and digest.hexdigest() != entry.sha256:
                 raise damaged(entry, folder, digest.hexdigest())
@@ -83,12 +92,13 @@ def _checked(folder: Path, entry: FileEntry) -> Iterator[memoryview]:
 
 
 def _again(call: Callable[[], _T], pause: Callable[[float], object]) -> _T:
-    """Some times over, while the store is away."""
+    """Some times over, while the store is away, and the pause does not say that it is over."""
     for turn in range(TRIES - 1):
         try:
             return call()
         except StoreUnavailable:
-            pause(2.0**turn)
+            if pause(2.0**turn):
+                raise
     return call()
 
 
