@@ -1,17 +1,20 @@
 """Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
+from phalanx.core.data_asked import ForeseeAsked
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.core.training_data import DataCache, DataSource
+from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.deliveries import DeliveryLog, Head, content_of
 from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
+from phalanx.job.data.foreseen import foreseen
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.push import push
@@ -134,3 +137,27 @@ def test_a_server_that_goes_away_is_tried_again_and_then_told(
         data.gather("train", np.array([6000]), SEQUENCE)
     source.ranges = alive
     assert len(data.gather("train", np.array([6000]), SEQUENCE)) == 1
+
+
+def test_a_manifest_in_a_store_is_looked_at_before_a_job_is_submitted(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
+    """Nothing else of it is, so the submitting machine has no cache. A bucket that is not there may be one of the nodes' store."""
+    url = s3.url()
+    asked = ForeseeAsked(data=DataSource(path=url), env={}, sequence=SEQUENCE)
+    with pytest.raises(DataError, match=r"data\.path: 's3://.*has no manifest\.json, so it is no prepared data"):
+        foreseen(asked)
+    push(folder, url)
+    with pytest.raises(DataError, match="nothing is held out"):
+        foreseen(asked)
+    write_tokens(tmp_path / "held", [SEQUENCE + 1], held_out=SEQUENCE + 1)
+    mixed = DataSource(sources={"far": MixtureSource(path=url), "near": MixtureSource(path=str(tmp_path / "held"))})
+    assert foreseen(ForeseeAsked(data=mixed, env={}, sequence=SEQUENCE, held_out=1)) == ()
+    small = ForeseeAsked(data=replace(mixed, cache=DataCache(limit="8.5MiB")), env={}, sequence=SEQUENCE, held_out=1)
+    with pytest.raises(DataError, match=r"data\.cache\.limit: '8\.5MiB': train-00000\.bin of s3://.* has 12582898 bytes"):
+        foreseen(small)
+    blocks = Blocks(block_samples=1000, window_blocks=7)
+    fits = replace(small, data=replace(small.data, cache=DataCache(limit="13MiB"), shuffle=blocks))
+    with pytest.raises(DataError, match=r"a window of 7000 samples of each source .* has 13986000 bytes; write a size above that"):
+        foreseen(fits)
+    assert foreseen(replace(fits, data=replace(fits.data, cache=DataCache(limit="14MiB")))) == ()
+    (said,) = foreseen(ForeseeAsked(data=DataSource(path="s3://nowhere/at-all"), env={}, sequence=SEQUENCE))
+    assert "could not be looked at from here" in said and "there is no bucket 'nowhere'" in said

@@ -39,9 +39,7 @@ def half_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_whoever_opens_it_hears_where_it_is(half_replaced: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"was killed while it replaced this; the data from before is in .*\.out\.replaced"
-    ) as caught:
+    with pytest.raises(DataError, match=r"was killed while it replaced it; the data from before is in .*\.out\.replaced") as caught:
         open_data(half_replaced)
     assert caught.value.value == str(half_replaced)
 

@@ -238,7 +238,7 @@ def test_tokens_are_no_samples_and_samples_no_tokens(packed: Path, tmp_path: Pat
         open_samples(tmp_path / "tokens")
     with pytest.raises(DataError, match="holds samples, not tokens"):
         open_data(packed)
-    with pytest.raises(DataError, match=r"has no manifest\.json"):
+    with pytest.raises(DataError, match=r"holds prepared folders \(.*tokens.*\) and is none itself"):
         open_samples(tmp_path)
 
 

@@ -9,12 +9,12 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from phalanx.core import wire
+from phalanx.core import unprepared, wire
 from phalanx.job.data.manifest import SPLITS, TOKENIZER, FileEntry, Shard, Split, shard_name
 from phalanx.storage.atomic import write_atomic
 from phalanx.storage.hashes import sha256_file
 
-JOURNAL: Final = "journal.jsonl"
+JOURNAL: Final = unprepared.JOURNAL
 
 
 class Journal:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import Conflict, DataError, PhalanxError, SetupError
+from phalanx.core.unprepared import being_made, moved_aside
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
@@ -88,10 +89,6 @@ def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
             yield path, Path(os.path.realpath(path))
 
 
-def _building(out: Path) -> Path:
-    return out.parent / f".{out.name}.preparing"
-
-
 @contextlib.contextmanager
 def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     """A folder beside `out`, locked against a second run, with what an interrupted run left in it.
@@ -99,7 +96,7 @@ def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault. fresh:
     by one that cannot go on from what is there, which is removed.
     """
-    folder = _building(out)
+    folder = being_made(out)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -143,7 +140,7 @@ def _has_shards(folder: Path) -> bool:
 
 def _put_back(out: Path) -> None:
     """What a run had moved aside that was killed before its own folder took the place. Not while a run is at it."""
-    old, preparing = manifests.moved_aside(out), _building(out)
+    old, preparing = moved_aside(out), being_made(out)
     if out.exists() or not old.is_dir():
         return
     with contextlib.ExitStack() as stack:
@@ -160,7 +157,7 @@ def move_into_place(folder: Path, out: Path, force: bool) -> None:
     """Readers that mapped the old shards keep them: their files live until unmapped. A kill between leaves the old folder beside
     `out`, for `check_out` of the next run. Raises Conflict for a data set at `out` that is not this one again, unless `force`."""
     check_replaced(folder, out, force)
-    old = manifests.moved_aside(out)
+    old = moved_aside(out)
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)

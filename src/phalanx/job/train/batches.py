@@ -4,7 +4,6 @@ A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart; bel
 are a function of the step, so a batch that was read and not trained on is read again after a resume.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.core.errors import DataError, SpecError
+from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
-from phalanx.job.data.manifest import HELD_OUT_MAX, SPLITS
+from phalanx.job.data.enough import check_held_out
+from phalanx.job.data.manifest import SPLITS
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.sources import Sources
@@ -101,8 +101,8 @@ class HeldOut:
         self._data, self._rank, self._samples = data, rank, batch.held_out
         self._sequence, self._size = recipe.sequence, recipe.batch_per_rank
         self._count = data.num_samples("held_out", recipe.sequence)
-        if self._count < batch.held_out:
-            raise _too_few(data, recipe.sequence, self._count, batch.held_out)
+        tokens = {split: data.num_tokens(split) for split in SPLITS}
+        check_held_out(tokens, self._count, recipe.sequence, batch.held_out)
         self.num_batches = min(recipe.eval_batches, self._count // batch.held_out)
 
     @contextmanager
@@ -125,18 +125,3 @@ class HeldOut:
         most = -(-self._samples // self._rank.world_size)  # of a rank: in a smaller gang more than one microbatch has
         parts = [mine[at : at + self._size] for at in range(0, most, self._size)]
         return [(part if part.size else whole[:1], part.size) for part in parts]
-
-
-def _too_few(data: Sources, sequence: int, count: int, wanted: int) -> DataError:
-    """Of held-out samples, and what would give enough."""
-    share = _share_needed(wanted * sequence, sum(one.num_tokens(split) for one in data.opened.values() for split in SPLITS))
-    again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
-    fix = f"one held-out batch takes {wanted} samples of {sequence} tokens; {again}, or lower `sequence` or `batch_per_rank`"
-    return DataError("held-out samples", count, fix)
-
-
-def _share_needed(wanted: int, tokens: int) -> float:
-    """With room for whole documents, which are held out by lot, in two digits."""
-    needed = 1.5 * (wanted + 1) / max(tokens, 1)
-    unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
-    return math.ceil(needed / unit) * unit
