@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailable
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.checked import path_of, shown
 from phalanx.job.data.manifest import MANIFEST, FileEntry
 from phalanx.job.data.shards import damaged, unreadable, wrong_size
 from phalanx.job.data.store_source import REQUEST, UNIT_BYTES
@@ -28,6 +29,9 @@ def push(folder: Path, url: str, progress: Callable[[int, int], None] = lambda d
     Given again after a kill, it puts all again. Raises DataError where the folder is damaged, or the place holds other data;
     SetupError and StoreUnavailable as stores do.
     """
+    folder = path_of("folder", folder)
+    if not isinstance(url, str):
+        raise DataError("place", shown(url), "name a place in a store by its URL, such as s3://bucket/prefix")
     if parse_place(url, "place").scheme in ("file", "memory"):
         raise SetupError("place", url, "name one in a store, such as s3://bucket/prefix; a folder is copied by any tool")
     return push_into(folder, open_store(url, patience=REQUEST, field="place"), progress)
