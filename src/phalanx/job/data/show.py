@@ -18,9 +18,7 @@ SAMPLE_TOKENS: Final = 96
 SAMPLES: Final = 2
 """Of each split; of data in a store one of them all, since what is read there is fetched."""
 
-_NONE_HELD_OUT: Final = (
-    "no document is held out, and a recipe measures its held-out loss on some; make it again with a larger --held-out"
-)
+_NONE_HELD_OUT: Final = "no document is held out: a recipe needs `eval_batches: 0` then, or make it again with a larger --held-out"
 
 _LENGTHS_MAX: Final = 4 * 10**6
 _LENGTHS_MAX_AFAR: Final = 10**5

@@ -23,6 +23,9 @@ from phalanx.job.data.sources import Sources
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 
+_SHARE_LEAST: Final = 0.01
+"""Of a few documents a smaller share is none of them."""
+
 _HELD_OUT_SEED: Final = 0
 """Not the run's: the held-out batches are the same whatever is being compared."""
 
@@ -94,8 +97,10 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
     """The function, and how many batches there are: the same samples for a gang of any size, each once. Of several sources all
     samples are drawn from alike, whatever the mixture.
 
-    A short held-out split gives fewer than asked. Raises DataError when it gives none.
+    A short held-out split gives fewer than asked. Raises DataError when it gives none, and some are asked for.
     """
+    if not recipe.eval_batches:
+        return _no_batch, 0
     count = data.num_samples("held_out", recipe.sequence)
     if count < batch.held_out:
         raise _too_few(data, recipe.sequence, count, batch.held_out)
@@ -114,17 +119,24 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
     return fetch, num_batches
 
 
+def _no_batch(index: int) -> list[tuple[Tensor, int]]:
+    raise IndexError(f"batch {index} of none")
+
+
 def _too_few(data: Sources, sequence: int, count: int, wanted: int) -> DataError:
     """Of held-out samples, and what would give enough."""
     share = _share_needed(wanted * sequence, sum(one.num_tokens(split) for one in data.opened.values() for split in SPLITS))
     again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
-    fix = f"one held-out batch takes {wanted} samples of {sequence} tokens; {again}, or lower `sequence` or `batch_per_rank`"
+    fix = (
+        f"one held-out batch takes {wanted} samples of {sequence} tokens; {again}, lower `sequence` or `batch_per_rank`, or leave "
+        "the held-out loss out with `eval_batches: 0`"
+    )
     return DataError("held-out samples", count, fix)
 
 
 def _share_needed(wanted: int, tokens: int) -> float:
     """With room for whole documents, which are held out by lot, in two digits."""
-    needed = 1.5 * (wanted + 1) / max(tokens, 1)
+    needed = max(_SHARE_LEAST, 1.5 * (wanted + 1) / max(tokens, 1))
     unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
     return math.ceil(needed / unit) * unit
 

@@ -1,6 +1,7 @@
 """Measures the held-out loss of a run, and says it."""
 
 import logging
+import math
 from typing import Final
 
 from torch import Tensor
@@ -13,7 +14,9 @@ _log: Final = logging.getLogger(__name__)
 
 
 def measure(training: Training, name: str, step: int) -> float:
-    """A collective of all ranks."""
+    """A collective of all ranks. NaN, and nothing is said, in a run that leaves it out."""
+    if not training.num_held_out:
+        return math.nan
 
     def fetch(index: int) -> list[tuple[Tensor, int]]:
         training.watch.moved(step, HELD_OUT_MARK + index)
