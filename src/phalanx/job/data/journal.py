@@ -5,6 +5,7 @@ A run with the same text and the same parameters goes on from there; what it fin
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ class Journal:
         self._path = folder / JOURNAL
         self._folder = folder
         self._key = key
+        self._lock = threading.Lock()
         self.tokenizer: FileEntry | None = None
         self.shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
         self.found = 0
@@ -47,9 +49,9 @@ class Journal:
         self._write()
 
     def add(self, shard: Shard) -> None:
-        """The shard is on the disk."""
+        """The shard is on the disk. By any thread; those of a split one after the other."""
         self.shards[shard.split].append(shard)
-        with self._path.open("ab") as file:
+        with self._lock, self._path.open("ab") as file:
             file.write(wire.dumps(Shard, shard).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
