@@ -206,6 +206,8 @@ def load(folder: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
+    except NotADirectoryError as error:
+        raise DataError("data", str(folder), "is a file, not a prepared folder; name the folder that it lies in") from error
     except OSError as error:
         raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
 

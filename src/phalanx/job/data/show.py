@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.errors import SetupError
+from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data import megatron, tokens
 from phalanx.job.data.manifest import Source, Split, SplitCount
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, open_data
@@ -113,8 +113,8 @@ def summary(path: Path | str, verify: bool = True, progress: VerifyProgress | No
 def _samples(data: TokenData) -> tuple[tuple[TextSample, ...], str]:
     try:
         tokenizer = tokens.load(data.tokenizer_path)
-    except SetupError as error:
-        return (), f"no text shown: {error.field} is {error.value}, {error.fix}"
+    except (SetupError, DataError) as error:
+        return (), f"no text shown: {error.sentence()}"
     splits: Sequence[Split] = ("held_out", "train")
     found = []
     for split in splits:
