@@ -92,6 +92,7 @@ def test_what_numpy_counts_with_is_a_whole_number(data: Any) -> None:
 MAKING: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "one path": (lambda base: prepare(str(base / "in"), base / "out"), "paths", "give a list of paths, such as"),
     "no path": (lambda base: prepare([NONE], base / "out"), "paths", "by its path"),
+    "an empty path": (lambda base: prepare([""], base / "out"), "paths", "by its path"),
     "no out": (lambda base: prepare([base / "in"], NONE), "out", "by its path"),
     "a text for a share": (lambda base: prepare([base / "in"], base / "out", held_out=odd("0.1")), "held_out", "write a number"),
     "half a token": (lambda base: prepare([base / "in"], base / "out", vocab_size=odd(300.5)), "vocab_size", "whole number"),

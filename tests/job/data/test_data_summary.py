@@ -67,6 +67,8 @@ def test_something_else_is_refused(tmp_path: Path, prepared_once: Path) -> None:
         summary(prepared_once / "manifest.json")
     with pytest.raises(DataError):
         summary(tmp_path)
+    with pytest.raises(DataError, match="by its path"):
+        shown_unread("")
 
 
 def test_each_damaged_file_is_named_also_where_the_folder_does_not_open(prepared_once: Path, tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def prepare(
     """
     if isinstance(paths, str | Path):
         raise DataError("paths", str(paths), f"give a list of paths, such as [{str(paths)!r}]")
-    paths, out = [path if isinstance(path, str) else path_of("paths", path) for path in paths], path_of("out", out)
+    paths = [path if path and isinstance(path, str) else path_of("paths", path) for path in paths]
+    out = path_of("out", out)
     tokenizer = None if tokenizer is None else path_of("tokenizer", tokenizer)
     if processes is not None:
         integer("processes", processes)
