@@ -110,10 +110,10 @@ def show_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
     return shown_unread(path, lambda done, total: progress("checking", done, total))
 
 
-def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
-    from phalanx.job.data.push import push
+def push_data(path: Path, place: str, progress: "ProgressSink") -> Mapping[str, Any]:
+    from phalanx.job.data.push import pushed
 
-    return push(path, place, lambda done, total: progress("pushing", done, total))
+    return pushed(path, place, lambda done, total: progress("pushing", done, total))
 
 
 def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:

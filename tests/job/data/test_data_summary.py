@@ -27,8 +27,7 @@ def test_a_folder_at_a_glance(prepared_once: Path, corpus: Path) -> None:
         assert pieces and all(piece.strip("\ufffd") in text for piece in pieces)
 
 
-def test_lengths_of_documents_are_counted_by_powers_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
+def test_lengths_of_documents_are_counted_by_powers_of_two(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", [1, 2, 3, 3, 4, 64], held_out=5)
     found = summary(tmp_path / "data", verify=False).lengths
     assert found is not None
@@ -57,9 +56,19 @@ def test_without_the_extra_only_the_text_is_missing(prepared_once: Path, monkeyp
     assert "pip install" in shown.note
 
 
-def test_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_none_costs_the_text_alone(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", [5])
+    shown = summary(tmp_path / "data", verify=False)
+    assert shown.samples == () and "tokenizer.json" in shown.note and shown.lengths is not None
+
+
+def test_something_else_is_refused(tmp_path: Path, prepared_once: Path) -> None:
+    with pytest.raises(DataError, match="is a file, not a prepared folder; name the folder"):
+        summary(prepared_once / "manifest.json")
     with pytest.raises(DataError):
         summary(tmp_path)
+    with pytest.raises(DataError, match="by its path"):
+        shown_unread("")
 
 
 def test_each_damaged_file_is_named_also_where_the_folder_does_not_open(prepared_once: Path, tmp_path: Path) -> None:

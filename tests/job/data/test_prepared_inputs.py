@@ -57,6 +57,14 @@ def test_a_folder_made_inside_its_own_input_is_not_read_now_nor_the_next_time(
         shutil.rmtree(out)
 
 
+def test_nothing_is_made_inside_a_prepared_folder(web: Path, tokenizer: Path) -> None:
+    before = sorted((web / "a/data").iterdir())
+    for out in (web / "a/data/out", web / "a/data/deep/out"):
+        with pytest.raises(DataError, match=r"lies inside .*web/a/data, which is a prepared folder; name one beside it"):
+            prepare([web], out, tokenizer=tokenizer)
+    assert sorted((web / "a/data").iterdir()) == before
+
+
 def test_images_are_packed_beside_their_folder_and_what_was_prepared_is_none(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_images(images, each=2)

@@ -1,9 +1,12 @@
 """Which samples a step reads, and which are held out: the same for a gang of any size, each of them once."""
 
+import math
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +20,10 @@ from phalanx.job.data.sources import Sources
 from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
+from phalanx.job.train.finish import measured
+from phalanx.job.train.loop import run
+from phalanx.job.train.measure import measure
+from phalanx.job.train.setup import Start
 
 RECIPE = LlamaRecipe(batch_per_rank=2, accumulate=6, sequence=3, eval_batches=5)
 
@@ -95,12 +102,25 @@ def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: i
     assert len(counted) == len(set(counted)) == 20
 
 
+def test_a_run_may_leave_the_held_out_loss_out() -> None:
+    """Also over data of which nothing is held out; then nothing is measured, and nothing said."""
+    recipe = replace(RECIPE, eval_batches=0)
+    assert recipe.problems() == [] and replace(RECIPE, eval_batches=-1).problems() == [("eval_batches", -1, "write 0 or more")]
+    held_out = HeldOut(numbered(50, 0), recipe, rank_of(0, 1), first_batch(recipe, 2))
+    training: Any = SimpleNamespace(held_out=held_out, recipe=SimpleNamespace(steps=9))
+    assert held_out.num_batches == 0 and math.isnan(measure(training, "val_loss_first", 0))
+    saves: Any = SimpleNamespace(finish=lambda: None, newest="d9", failed=0)
+    trained = run(training, Start(step=9, val_loss_first=math.nan, checkpoint="d9"), saves)
+    assert measured(trained) == {}
+    assert measured(replace(trained, val_loss_first=5.0, val_loss_final=4.0)) == {"val_loss_first": 5.0, "val_loss_final": 4.0}
+
+
 def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
     for held_out in (0, 3):
         with pytest.raises(
-            DataError, match=r"takes 4 samples of 3 tokens; prepare the data .*`--held-out 0\.\d+`, or lower"
+            DataError, match=r"takes 4 samples of 3 tokens; prepare the data .*`--held-out 0\.\d+`, lower .*`eval_batches: 0`"
         ) as caught:
             HeldOut(numbered(50, held_out), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
         assert (caught.value.field, caught.value.value) == ("held-out samples", held_out)
-    with pytest.raises(DataError, match="prepare more text, or lower `sequence`"):
+    with pytest.raises(DataError, match="prepare more text, lower `sequence`"):
         HeldOut(numbered(5, 1), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))

@@ -83,9 +83,9 @@ def show_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     return folder_of_tokens(str(path))
 
 
-def push_data(path: Path, place: str, progress: ProgressSink) -> str:
+def push_data(path: Path, place: str, progress: ProgressSink) -> Mapping[str, Any]:
     progress("pushing", 1, 1)
-    return place
+    return {"path": str(path), "place": place, "files": 3}
 
 
 def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:

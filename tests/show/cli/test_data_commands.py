@@ -100,3 +100,11 @@ def test_data_import_of_megatron(terminal: Terminal) -> None:
     assert imported["prefixes"] == "(PosixPath('a'), PosixPath('b.idx'))"
     assert (imported["tokenizer"], imported["held_out"], imported["end_of_document"]) == ("t.json", "0.0", "")
     assert terminal("data", "import-megatron", "a", "--out", "o").code == 2
+
+
+def test_data_push(terminal: Terminal, tmp_path: Path) -> None:
+    place = "s3://bucket/corpus\x1b"
+    pushed = terminal("data", "push", str(tmp_path), place)
+    assert (pushed.out, pushed.err) == (f"{tmp_path} is in s3://bucket/corpus\\x1b\n", "pushing\n")
+    told = terminal("data", "push", str(tmp_path), place, "-o", "json")
+    assert json.loads(told.out) == {"path": str(tmp_path), "place": place, "files": 3}

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from phalanx.core.errors import DataError
+from phalanx.job.data.checked import steps_of, whole
 from phalanx.job.data.stream import StreamStats
 from phalanx.job.data.waits import Cause, Span, causes
 
@@ -32,11 +32,8 @@ class Ahead(Generic[T]):
         self, fetch: Fetch[T], start: int, stop: int | None, *, depth: int, threads: int, named: Sequence[Cause], name: str
     ) -> None:
         """named: the causes that `fetch` tells, to be counted from the start."""
-        for field, value in (("depth", depth), ("threads", threads)):
-            if value < 1:
-                raise DataError(field, value, "write a whole number above 0")
-        if start < 0:
-            raise DataError("start", start, "write 0 or more")
+        depth, threads = whole("depth", depth), whole("threads", threads)
+        start, stop = steps_of(start, stop)
         self._fetch, self._stop, self._depth = fetch, stop, depth
         self._step = self._asked = start
         self._waiting: deque[tuple[Future[T], list[Span]]] = deque()

@@ -14,6 +14,8 @@ from phalanx.job.data.manifest import HELD_OUT_MAX, Manifest, Split
 from phalanx.job.data.megatron import WIDTHS
 
 _SHOWN: Final = 12
+_SHARE_LEAST: Final = 0.01
+"""Of a few documents a smaller share is none of them."""
 _PREPARE: Final = "`phalanx data prepare --tokenizer`"
 
 
@@ -65,18 +67,24 @@ def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, bat
     """Of all sources together. batch: samples of one held-out batch over all ranks. Raises DataError for fewer, which says what
     would give enough."""
     if not tokens["held_out"]:
-        fix = "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out"
+        fix = (
+            "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out, or "
+            "leave the held-out loss out with `eval_batches: 0`"
+        )
         raise DataError("held-out tokens", 0, fix)
     if samples < batch:
         share = _share_needed(batch * sequence, sum(tokens.values()))
         again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
-        fix = f"one held-out batch takes {batch} samples of {sequence} tokens; {again}, or lower `sequence` or `batch_per_rank`"
+        fix = (
+            f"one held-out batch takes {batch} samples of {sequence} tokens; {again}, lower `sequence` or `batch_per_rank`, or "
+            "leave the held-out loss out with `eval_batches: 0`"
+        )
         raise DataError("held-out samples", samples, fix)
 
 
 def _share_needed(wanted: int, tokens: int) -> float:
     """With room for whole documents, which are held out by lot, in two digits."""
-    needed = 1.5 * (wanted + 1) / max(tokens, 1)
+    needed = max(_SHARE_LEAST, 1.5 * (wanted + 1) / max(tokens, 1))
     unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
     return math.ceil(needed / unit) * unit
 

@@ -56,7 +56,7 @@ def foreseen(asked: ForeseeAsked, environ: Mapping[str, str] = os.environ, patie
     for name in seen.manifests:
         check_train(name, _rows(asked, seen, [name], "train", 1), asked.sequence, data.paths[name])
     _check_cache(asked, {name: one for name, one in seen.manifests.items() if name in far})
-    if not seen.unseen:
+    if not seen.unseen and asked.held_out:
         tokens = {split: sum(one.splits[split].tokens for one in seen.manifests.values()) for split in SPLITS}
         rows = _rows(asked, seen, list(seen.manifests), "held_out", asked.held_out)
         check_held_out(tokens, rows, asked.sequence, asked.held_out)

@@ -13,6 +13,7 @@ from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
+from phalanx.job.data.checked import fraction
 from phalanx.job.data.manifest import (
     FORMAT,
     HELD_OUT_MAX,
@@ -74,7 +75,7 @@ def write_folder(out: Path, read: Read, what: Imported, asked: ImportAsked, inpu
     """
     out = Path(os.path.realpath(out))
     check_out(out, [*inputs, asked.tokenizer], force)
-    if not 0 <= asked.held_out <= HELD_OUT_MAX:
+    if not 0 <= fraction("held_out", asked.held_out) <= HELD_OUT_MAX:
         raise DataError("held_out", asked.held_out, f"write a share from 0 to {HELD_OUT_MAX}")
     tokenizer = tokens.given(asked.tokenizer)
     end = tokens.end_id(tokenizer, asked.end_of_document)

@@ -17,7 +17,7 @@ from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
 from phalanx.job.data.manifest import MANIFEST
-from phalanx.job.data.standing import check_only, check_replaced
+from phalanx.job.data.standing import check_only, check_replaced, is_prepared
 from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
@@ -38,9 +38,7 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
         raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
-    for path, real in _local(paths):
-        if out in (real, *real.parents) and out.exists():
-            raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
+    _check_neither_in(out, paths)
     try:
         taken = out.exists() and any(out.iterdir()) and not force
         if taken and manifests.kind(manifests.load(out)) == "samples":
@@ -53,6 +51,16 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
         ) from error
     except OSError as error:
         raise refused(out, error) from error
+
+
+def _check_neither_in(out: Path, paths: Sequence[str | Path]) -> None:
+    """Neither lies the folder in a data set, of which it would be no part, nor the text in the folder."""
+    for above in out.parents:
+        if is_prepared(above):
+            raise DataError("out", str(out), f"lies inside {above}, which is a prepared folder; name one beside it")
+    for path, real in _local(paths):
+        if out in (real, *real.parents) and out.exists():
+            raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
 
 
 def _check_writable(out: Path) -> None:

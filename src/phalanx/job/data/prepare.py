@@ -20,6 +20,7 @@ from phalanx.core.units import count_of
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
 from phalanx.job.data.assembly import write_shards
+from phalanx.job.data.checked import fraction, integer, path_of, shown, whole
 from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.default_corpus import STDLIB
@@ -100,12 +101,16 @@ class _Asked:
     tokenizer: Path | None
 
     def check(self) -> None:
+        whole("vocab_size", self.vocab_size)
+        fraction("held_out", self.held_out)
+        whole("training_text_bytes_max", self.training_text_bytes_max)
+        if not isinstance(self.end_of_document, str):
+            raise DataError("end_of_document", shown(self.end_of_document), "write the token between documents")
         if self.tokenizer is None and not tokens.VOCAB_MIN <= self.vocab_size <= tokens.VOCAB_MAX:
             raise DataError("vocab_size", self.vocab_size, f"write a number from {tokens.VOCAB_MIN} to {tokens.VOCAB_MAX}")
         if not 0 < self.held_out <= HELD_OUT_MAX:
             raise DataError("held_out", self.held_out, f"write a share above 0, at most {HELD_OUT_MAX}")
-        if self.shard_tokens_max < 1:
-            raise DataError("shard_tokens_max", self.shard_tokens_max, "write a whole number above 0")
+        whole("shard_tokens_max", self.shard_tokens_max)
         self.reading.check()
 
     @property
@@ -127,7 +132,7 @@ class _Asked:
 
 def prepare(
     paths: Sequence[str | Path],
-    out: Path,
+    out: Path | str,
     vocab_size: int | None = None,
     held_out: float = 0.05,
     progress: Report | None = None,
@@ -135,7 +140,7 @@ def prepare(
     shard_tokens_max: int = SHARD_TOKENS_MAX,
     training_text_bytes_max: int = TRAINING_TEXT_BYTES_MAX,
     *,
-    tokenizer: Path | None = None,
+    tokenizer: Path | str | None = None,
     end_of_document: str = tokens.END_OF_DOCUMENT,
     text_field: str = "text",
     normalize: Literal["none", "nfc"] = "none",
@@ -156,6 +161,13 @@ def prepare(
     Raises DataError, SetupError (no `tokenizers`, a place that cannot be written, a killed process), StoreUnavailable (disk full),
     Conflict.
     """
+    if isinstance(paths, str | Path):
+        raise DataError("paths", str(paths), f"give a list of paths, such as [{str(paths)!r}]")
+    paths = [path if path and isinstance(path, str) else path_of("paths", path) for path in paths]
+    out = path_of("out", out)
+    tokenizer = None if tokenizer is None else path_of("tokenizer", tokenizer)
+    if processes is not None:
+        integer("processes", processes)
     if tokenizer is not None and vocab_size is not None:
         raise DataError("vocab_size", vocab_size, f"the tokenizer {tokenizer} has its own; leave out one of the two")
     reading = Reading(text_field, normalize, min_chars)

@@ -2,16 +2,18 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from phalanx.core.errors import DataError, NotFound, SetupError, StoreUnavailable
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.checked import path_of, shown
 from phalanx.job.data.manifest import MANIFEST, FileEntry
 from phalanx.job.data.shards import damaged, unreadable, wrong_size
 from phalanx.job.data.store_source import REQUEST, UNIT_BYTES
+from phalanx.storage.hashes import sha256_bytes
 from phalanx.storage.objects import ObjectStore, open_store
 from phalanx.storage.places import parse_place
 
@@ -27,9 +29,25 @@ def push(folder: Path, url: str, progress: Callable[[int, int], None] = lambda d
     Given again after a kill, it puts all again. Raises DataError where the folder is damaged, or the place holds other data;
     SetupError and StoreUnavailable as stores do.
     """
+    folder = path_of("folder", folder)
+    if not isinstance(url, str):
+        raise DataError("place", shown(url), "name a place in a store by its URL, such as s3://bucket/prefix")
     if parse_place(url, "place").scheme in ("file", "memory"):
         raise SetupError("place", url, "name one in a store, such as s3://bucket/prefix; a folder is copied by any tool")
     return push_into(folder, open_store(url, patience=REQUEST, field="place"), progress)
+
+
+def pushed(folder: Path, url: str, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+    """As `push`, with what `phalanx data push` tells of it."""
+    place = push(folder, url, progress)
+    manifest, data = manifests.read(folder)
+    return {
+        "path": str(folder),
+        "place": place,
+        "manifest_hash": sha256_bytes(data),
+        "files": len(manifest.files) + 1,
+        "size_bytes": sum(entry.size_bytes for entry in manifest.files) + len(data),
+    }
 
 
 def push_into(

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.errors import SetupError
+from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data import megatron, tokens
 from phalanx.job.data.manifest import Source, Split, SplitCount
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, open_data
@@ -18,9 +18,7 @@ SAMPLE_TOKENS: Final = 96
 SAMPLES: Final = 2
 """Of each split; of data in a store one of them all, since what is read there is fetched."""
 
-_NONE_HELD_OUT: Final = (
-    "no document is held out, and a recipe measures its held-out loss on some; make it again with a larger --held-out"
-)
+_NONE_HELD_OUT: Final = "no document is held out: a recipe needs `eval_batches: 0` then, or make it again with a larger --held-out"
 
 _LENGTHS_MAX: Final = 4 * 10**6
 _LENGTHS_MAX_AFAR: Final = 10**5
@@ -115,8 +113,8 @@ def summary(path: Path | str, verify: bool = True, progress: VerifyProgress | No
 def _samples(data: TokenData) -> tuple[tuple[TextSample, ...], str]:
     try:
         tokenizer = tokens.load(data.tokenizer_path)
-    except SetupError as error:
-        return (), f"no text shown: {error.field} is {error.value}, {error.fix}"
+    except (SetupError, DataError) as error:
+        return (), f"no text shown: {error.sentence()}"
     splits: Sequence[Split] = ("held_out", "train")
     found = []
     for split in splits:

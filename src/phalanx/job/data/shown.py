@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.checked import path_of
 from phalanx.job.data.show import DataSummary, summary
 from phalanx.job.data.tars import manifest as tars
 from phalanx.job.data.tars.show import SampleSummary, sample_summary
@@ -45,6 +46,7 @@ def shown_unread(path: Path | str, progress: VerifyProgress | None = None) -> Ma
 
 def _summary(path: Path | str, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
     plain: Mapping[str, Any]
+    path_of("data", path)
     if "://" not in str(path) and manifests.kind(manifests.load(Path(path))) == "samples":
         plain = wire.plain(SampleSummary, sample_summary(Path(path), verify, progress))
     else:

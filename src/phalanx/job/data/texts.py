@@ -12,6 +12,7 @@ from typing import IO, Final, Literal
 from blake3 import blake3
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import unknown, whole
 from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, no_parquet, opened_file, too_long
 from phalanx.job.data.left_out import Unfit, reason
 from phalanx.job.data.object_files import ObjectFile, Version, asked, is_stored
@@ -34,12 +35,11 @@ class Reading:
     min_chars: int = 0
 
     def check(self) -> None:
-        if not self.text_field:
+        if not self.text_field or not isinstance(self.text_field, str):
             raise DataError("text_field", self.text_field, "name the field that holds the text")
         if self.normalize not in ("none", "nfc"):
-            raise DataError("normalize", self.normalize, "write none or nfc")
-        if self.min_chars < 0:
-            raise DataError("min_chars", self.min_chars, "write 0 or more")
+            raise unknown("normalize", self.normalize, ("none", "nfc"))
+        whole("min_chars", self.min_chars, 0)
 
 
 @dataclass(slots=True)

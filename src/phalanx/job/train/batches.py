@@ -95,14 +95,16 @@ where the rank has fewer than others, so that every rank runs the model as often
 
 class HeldOut:
     """The held-out batches: the same samples for a gang of any size, each once. Of several sources all are drawn from alike,
-    whatever the mixture. num_batches: a short held-out split gives fewer than asked. Raises DataError when it gives none."""
+    whatever the mixture. num_batches: a short held-out split gives fewer than asked. Raises DataError when it gives none,
+    and some are asked for."""
 
     def __init__(self, data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> None:
         self._data, self._rank, self._samples = data, rank, batch.held_out
         self._sequence, self._size = recipe.sequence, recipe.batch_per_rank
-        self._count = data.num_samples("held_out", recipe.sequence)
-        tokens = {split: data.num_tokens(split) for split in SPLITS}
-        check_held_out(tokens, self._count, recipe.sequence, batch.held_out)
+        self._count = data.num_samples("held_out", recipe.sequence) if recipe.eval_batches else 0
+        if recipe.eval_batches:
+            tokens = {split: data.num_tokens(split) for split in SPLITS}
+            check_held_out(tokens, self._count, recipe.sequence, batch.held_out)
         self.num_batches = min(recipe.eval_batches, self._count // batch.held_out)
 
     @contextmanager

@@ -6,7 +6,6 @@ have delivered, go on from there each time they are iterated, and have a length,
 what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
+from phalanx.job.data.checked import order_of, rank_of, shown, split_of, steps_of, whole
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
@@ -37,9 +37,21 @@ row is [2, sequence + 1]: the tokens, and the number of each token's document in
 _Rows = Callable[[int], Indices]
 
 
-def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Rows]:
-    """From an order to the numbers of the samples that a rank reads in each step; that raises DataError for a mixture over one
-    folder."""
+def _ranked(data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int) -> Callable[[DataOrder], _Rows]:
+    """From an order to the numbers of the samples that a rank reads in each step. Raises DataError for an order that is not of the
+    data, and for a rank outside its world."""
+    check_data(data, split, sequence)
+    rank, world_size = rank_of(rank, world_size)
+    order_of(order)
+    sizes = data.sizes(split, sequence) if isinstance(data, Sources) else None
+    names = order.names if sizes is None else tuple(sizes)
+    if order.names != names:
+        raise DataError("order", ", ".join(order.names), f"is over other sources than the data, {', '.join(names)}, in this order")
+    there = [data.num_samples(split, sequence)] if sizes is None else list(sizes.values())
+    for name, wanted, found in zip(names, order.sizes.tolist(), there, strict=False):
+        if wanted > found:
+            fix = f"{split} of the data has {found} with this `sequence`; make the order by num_samples(split, sequence)"
+            raise DataError(f"samples of {name} in the order", wanted, fix)
 
     def rows(order: DataOrder) -> _Rows:
         if isinstance(data, TokenData):
@@ -49,10 +61,19 @@ def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int)
     return rows
 
 
+def check_data(data: Data, split: Split, sequence: int) -> None:
+    """Raises DataError for what is no opened data, no split of it, or no length of samples."""
+    if not hasattr(data, "gather"):
+        raise DataError("data", shown(data), "give what `open_data` or `open_sources` opened")
+    split_of(split)
+    whole("sequence", sequence)
+
+
 class SampleDataset(Dataset[Tensor]):
     """Map-style: sample i of a split, int64 of shape [sequence + 1]. A batch of them is one gather."""
 
     def __init__(self, data: Data, split: Split, sequence: int) -> None:
+        check_data(data, split, sequence)
         self._data, self._split, self._sequence = data, split, sequence
 
     @property
@@ -77,7 +98,8 @@ class StepBatches:
     folder."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
-        self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, stop)
+        start, end = steps_of(start, whole("stop", stop, 0))
+        self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, end or 0)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -95,8 +117,9 @@ class Delivered:
     """
 
     def __init__(self, order: SoundOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
-        if epoch_steps is not None and epoch_steps < 1:
-            raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
+        steps_of(0, stop)
+        if epoch_steps is not None:
+            whole("epoch_steps", epoch_steps)
         self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
         self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.order.names, data.manifest_hash)
 
@@ -113,7 +136,7 @@ class Delivered:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
         another order, or for none."""
-        cursor = Cursor.from_json(json.dumps(dict(state)))
+        cursor = Cursor.from_state(state)
         self._sound.resume(cursor)
         self.step = cursor.next_step(self.order, self._manifests)
 
@@ -154,7 +177,8 @@ class StepLoader:
         **options: Any,
     ) -> None:
         self.dataset = SampleDataset(data, split, sequence)
-        self._rows, self._options = _ranked(data, split, sequence, rank, world_size), options
+        whole("num_workers", options.get("num_workers", 0), 0)
+        self._rows, self._options = _ranked(data, split, sequence, order, rank, world_size), options
         self._delivered = Delivered(SoundOrder(order, touching(data, split, sequence, order)), data, stop, epoch_steps)
         self._rows(order)  # what it cannot read is refused now
 
@@ -208,8 +232,9 @@ class BatchDataset(IterableDataset[Tensor]):
         bad_data: BadData = STOP,
         log: DeliveryLog | None = None,
     ) -> None:
-        self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows, self._log = _ranked(data, split, sequence, rank, world_size), log
+        self._data, self._split, self._sequence = data, split, sequence
+        self._depth, self._threads = whole("depth", depth), whole("threads", threads)
+        self._rows, self._log = _ranked(data, split, sequence, order, rank, world_size), log
         self._rows(order)  # what it cannot read is refused now
         self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
         self._delivered = Delivered(self._sound, data, stop, epoch_steps)

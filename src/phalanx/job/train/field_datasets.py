@@ -6,7 +6,6 @@ with any number of loader processes; the step is counted by who trains. `FieldBa
 process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,31 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, get_work
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import callable_of, integer, order_of, rank_of, shown, steps_of, unknown, whole
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import SampleData
 from phalanx.job.data.tars.stream import Decode, Making, Transform, draws_of_rank, sample_stream, sources_of
 from phalanx.job.data.waits import Cause
+
+
+def _check_making(
+    sources: Mapping[str, SampleData], decode: object, transform: object, fields: Sequence[str] | None, seed: object
+) -> None:
+    """Raises DataError for what would fail at the first sample."""
+    callable_of("decode", decode, "from a Sample to what it holds")
+    if transform is not None:
+        callable_of("transform", transform, "from that and a generator to an item")
+    integer("seed", seed)
+    if isinstance(fields, str):
+        raise DataError("fields", fields, f"give a list of names, such as [{fields!r}]")
+    for data in sources.values():
+        if not isinstance(data, SampleData):
+            raise DataError("data", shown(data), "give what `open_samples` opened")
+        for name in fields or ():
+            if name not in data.fields:
+                raise unknown("fields", name, data.fields)
 
 
 class FieldDataset(Dataset[Any]):
@@ -35,6 +53,7 @@ class FieldDataset(Dataset[Any]):
         seed: int = 0,
     ) -> None:
         """fields: to be read, None for all that a sample has. seed: of the generators."""
+        _check_making({"": data}, decode, transform, fields, seed)
         self._data = data
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
 
@@ -51,10 +70,13 @@ class StepDraws:
     order. Raises DataError for an order over several sources."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
+        order_of(order)
+        rank, world_size = rank_of(rank, world_size)
+        start, end = steps_of(start, whole("stop", stop, 0))
         if len(order.names) != 1:
             fix = "is over several sources; read them with `FieldBatches`, or take an order over one"
             raise DataError("order", ", ".join(order.names), fix)
-        self._order, self._rank, self._world_size, self._steps = order, rank, world_size, range(start, stop)
+        self._order, self._rank, self._world_size, self._steps = order, rank, world_size, range(start, end or 0)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -90,10 +112,19 @@ class FieldBatches(IterableDataset[Any]):
         threads: int = THREADS,
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
+        order_of(order)
+        rank, world_size = rank_of(rank, world_size)
+        steps_of(0, stop)
+        if not isinstance(data, SampleData | Mapping):
+            raise DataError("data", shown(data), "give what `open_samples` opened, or a mapping of it by the order's sources")
+        sources = sources_of(data, order)
+        _check_making(sources, decode, transform, fields, seed)
+        callable_of("collate", collate, "from a list of items to a batch")
         self._data, self._order, self._stop, self._collate = data, order, stop, collate
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
-        self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
-        self._manifests = {name: one.manifest_hash for name, one in sources_of(data, order).items()}
+        self._rank, self._world_size = rank, world_size
+        self._depth, self._threads = whole("depth", depth), whole("threads", threads)
+        self._manifests = {name: one.manifest_hash for name, one in sources.items()}
         self._step = 0
         self.waited_s: Mapping[Cause, float] = {}
 
@@ -103,7 +134,7 @@ class FieldBatches(IterableDataset[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises DataError for a state of other data or of another order, or for none."""
-        self._step = Cursor.from_json(json.dumps(dict(state))).next_step(self._order, self._manifests)
+        self._step = Cursor.from_state(state).next_step(self._order, self._manifests)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()

@@ -1,6 +1,7 @@
 """The finished model: whole weights, configuration and tokenizer in one folder that appears at once."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -50,10 +51,16 @@ def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tens
         step=trained.step,
         path=str(folder),
         weights_digest=digest,
-        metrics={"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final, "tokens": _tokens(training)},
+        metrics={**measured(trained), "tokens": _tokens(training)},
         lineage=_lineage(training, trained),
     )
     return folder
+
+
+def measured(trained: Trained) -> dict[str, float]:
+    """The held-out losses; none of a run that leaves them out."""
+    losses = {"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final}
+    return {name: loss for name, loss in losses.items() if not math.isnan(loss)}
 
 
 def _write(folder: Path, training: Training, whole: Mapping[str, Tensor], digest: str) -> None:

@@ -151,15 +151,19 @@ def push(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
     place: Annotated[str, typer.Argument(metavar="URL", help="Where to put it: s3://bucket/prefix, gs:// or az://.")],
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Put a prepared folder into an object store, its manifest last. Other data that lies there is left alone."""
-    from phalanx.show.cli.output import line
+    from phalanx.show.cli.output import emit_plain, line
     from phalanx.show.cli.output import show as show_parts
     from phalanx.show.cli.stages import stages
 
     with stages() as progress:
-        there = tools_of(context).push_data(path, place, progress)
-    show_parts([line(f"{path} is in {there}")])
+        found = tools_of(context).push_data(path, place, progress)
+    if output is Output.TABLE:
+        show_parts([line(f"{path} is in {found['place']}")])
+    else:
+        emit_plain(output, dict(found))
 
 
 def sample(

@@ -35,7 +35,7 @@ class Tools:
         progress as of prepare_data, for a folder so old that it has to be read whole.
     verify_data(path, progress): the same, with every byte read and checksums_ok. Of damaged data path, checksums_ok
         False, damaged with `file` and `problem` of each, and says, for people.
-    push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
+    push_data(path, place, progress): puts a prepared folder into an object store; gives `place`, where it lies, and how much it is.
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
@@ -66,7 +66,7 @@ class Tools:
     audit_data: "Callable[[AuditAsked, ProgressSink], DataAudit]"
     foresee_data: "Callable[[ForeseeAsked], Sequence[str]]"
     mix_data: "Callable[[MixAsked], MixView]"
-    push_data: Callable[[Path, str, ProgressSink], str]
+    push_data: Callable[[Path, str, ProgressSink], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"

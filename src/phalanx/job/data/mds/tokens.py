@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import path_of, unknown
 from phalanx.job.data.imported import Ids, ImportAsked, Imported, check_ids, marked, write_folder
 from phalanx.job.data.mds.encodings import array_of
 from phalanx.job.data.mds.read import MdsFolder
@@ -19,6 +20,7 @@ Documents = Literal["samples", "end_marks"]
 """What a document is: each sample, which gets an end mark where it has none; or what ends with an end mark, across samples, as in
 data that was cut into rows of one length."""
 
+DOCUMENTS: Final[tuple[Documents, ...]] = ("samples", "end_marks")
 BYTES_TYPES: Final = ("uint16", "int32", "uint32", "int64")
 
 
@@ -44,6 +46,9 @@ def import_tokens(
 
     Raises DataError, SetupError (no `tokenizers`), StoreUnavailable (disk full), Conflict.
     """
+    if asked.documents not in DOCUMENTS:
+        raise unknown("documents", asked.documents, DOCUMENTS)
+    mds, out = path_of("mds", mds), path_of("out", out)
     source = MdsFolder(mds)
     convert, whole, shape = _converter(source, asked), hashlib.sha256(), _Shape()
 
