@@ -63,7 +63,7 @@ def test_a_tokenizer_that_is_none_costs_the_text_alone(tmp_path: Path) -> None:
 
 
 def test_something_else_is_refused(tmp_path: Path, prepared_once: Path) -> None:
-    with pytest.raises(DataError, match="is a file, not a prepared folder; name the folder"):
+    with pytest.raises(DataError, match="is a file of a prepared folder; name the folder"):
         summary(prepared_once / "manifest.json")
     with pytest.raises(DataError):
         summary(tmp_path)

@@ -110,8 +110,8 @@ def odd(value: object) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
-    "a path": (lambda data, order: FieldDataset(odd(str(data.folder)), decode), "data", "open_samples"),
-    "no data": (lambda data, order: FieldBatches(odd(str(data.folder)), order, decode), "data", "open_samples"),
+    "a path": (lambda data, order: FieldDataset(odd(str(data.place)), decode), "data", "open_samples"),
+    "no data": (lambda data, order: FieldBatches(odd(str(data.place)), order, decode), "data", "open_samples"),
     "no order": (lambda data, order: FieldBatches(data, odd(5), decode), "order", "PlainOrder"),
     "no function": (lambda data, order: FieldDataset(data, odd("jpg")), "decode", "give a function"),
     "no transform": (lambda data, order: FieldBatches(data, order, decode, odd(0.5)), "transform", "give a function"),

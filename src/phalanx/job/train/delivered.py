@@ -1,6 +1,5 @@
 """Which batches of a run were delivered: a loader's state, its length and its records are made of that, whatever a batch holds."""
 
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import count
@@ -74,7 +73,7 @@ class Delivered:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
         another order, or for none."""
-        cursor = Cursor.from_json(json.dumps(dict(state)))
+        cursor = Cursor.from_state(state)
         self._sound.resume(cursor)
         self.step = cursor.next_step(self.order, self.manifests)
 
