@@ -74,6 +74,7 @@ def test_nothing_held_out_is_another_mistake_than_too_short_a_split(tmp_path: Pa
     assert refused(of(RECIPE, tmp_path / "none")).sentence().startswith("held-out tokens is 0: nothing is held out")
     assert "one held-out batch takes 16 samples of 64 tokens" in refused(of(RECIPE, tmp_path / "short")).fix
     assert foreseen(of(SCRIPT, tmp_path / "none")) == ()
+    assert foreseen(replace(of(RECIPE, tmp_path / "none"), held_out=0)) == (), "it measures no held-out loss"
 
 
 def test_a_source_too_short_for_one_row_is_named(folder: Path, tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "a field": (lambda data, order: FieldDataset(data, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "one field": (lambda data, order: FieldBatches(data, order, decode, fields="png"), "fields", "give a list"),
     "a rank": (lambda data, order: FieldBatches(data, order, decode, rank=1), "rank", "0 to 0"),
+    "a loader's rank": (lambda data, order: FieldLoader(data, order, decode, rank=2, world_size=2), "rank", "0 to 1"),
+    "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
+    "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
     "a state": (lambda data, order: FieldBatches(data, order, decode).load_state_dict(odd([1])), "state", "state_dict"),
 }  # fmt: skip

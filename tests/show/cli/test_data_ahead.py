@@ -35,6 +35,8 @@ def test_what_cannot_be_seen_from_here_is_a_warning_beside_the_answer(answering:
     shown = answering(command, str(tmp_path / "job.yaml"), "-o", "json")
     assert shown.err == "Warning: 32 tokens, 60 held out, {'AWS_REGION': 'here'}\\x1b.\n"
     assert shown.code == 0 and shown.out.startswith("{")
+    unscored = answering(command, str(tmp_path / "job.yaml"), "--set", "hyperparameters.eval_batches=0", "-o", "json")
+    assert unscored.err.startswith("Warning: 32 tokens, 0 held out")
 
 
 @pytest.mark.parametrize("command", ["submit", "plan"])
