@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import steps_of, whole
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder
@@ -55,8 +56,9 @@ class Delivered:
         epoch_steps: int | None,
         log: DeliveryLog | None = None,
     ) -> None:
-        if epoch_steps is not None and epoch_steps < 1:
-            raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
+        steps_of(0, stop)
+        if epoch_steps is not None:
+            whole("epoch_steps", epoch_steps)
         self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
         self.manifests, self.log = manifests, log
 
