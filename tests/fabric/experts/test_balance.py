@@ -1,6 +1,6 @@
 """The expert load balancer: what holds of every placement, and what it reaches on loads with known answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from benchmarks.parts import eplb
 from phalanx.core.errors import UserError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, balance
 from phalanx.fabric.experts.groups import nodes_of_groups
-from phalanx.fabric.experts.level import level
+from phalanx.fabric.experts.level import settle
+from phalanx.fabric.experts.rebalance import rows_of
 from phalanx.fabric.experts.rows import Rows
 from phalanx.fabric.experts.start import apportioned
 
@@ -154,11 +155,30 @@ def test_replicas_are_apportioned_so_that_the_largest_part_is_least() -> None:
 
 def test_water_finds_its_level_over_all_gpus_that_are_linked() -> None:
     experts = np.array([[[0, 1], [1, 2], [2, 3]]])
-    loads = np.array([[9.0, 3, 3, 0]])
     tokens = np.array([[[9.0, 1.5], [1.5, 1.5], [1.5, 0]]])
-    rows = Rows(loads, np.array([[1, 2, 2, 1]]), experts, tokens, tokens.sum(-1), np.zeros(1))
-    level(rows, sweeps=50)
+    rows = Rows(np.array([[9.0, 3, 3, 0]]), np.array([[1, 2, 2, 1]]), experts, tokens, tokens.sum(-1), np.zeros(1))
+    settle(rows)
     assert rows.gpus[0] == pytest.approx([9.0, 3.0, 3.0], rel=1e-3) and rows.tokens[0, 0, 1] == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_settled_shares_are_the_best_of_their_placement(case: Case) -> None:
+    """No expert has tokens on a GPU that is fuller than another one that has it: then no shares have a smaller largest load."""
+    placement = balance(case.loads, case.layout)
+    even = 1 / np.take_along_axis(
+        placement.replicas(case.loads.shape[1]), placement.experts_LGS.reshape(len(case.loads), -1), 1
+    ).reshape(placement.experts_LGS.shape)
+    rows, _ = rows_of(replace(placement, shares_LGS=even), case.loads)
+    settle(rows)
+    for row, (experts, tokens) in enumerate(zip(rows.experts, rows.tokens, strict=True)):
+        for expert in np.unique(experts):
+            gpu, slot = np.nonzero(experts == expert)
+            loads = rows.gpus[row, gpu]
+            rounding = 1e-4 * rows.gpus[row].max()
+            assert (loads[tokens[gpu, slot] > rounding] <= loads.min() + rounding).all()
+            assert tokens[gpu, slot].sum() == pytest.approx(rows.loads[row, expert])
+    assert np.allclose(rows.tokens.sum(-1), rows.gpus)
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,54 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.fabric.experts.layout import Floats, Ints
+from phalanx.fabric.experts.layout import Bools, Floats, Ints, at
 from phalanx.fabric.experts.rows import Rows, ranked
 
-SWEEPS = 4
+SWEEPS = 8
 SLOW = 1e-4
-"""A sweep that gains less, as a part of the largest load, is the last one."""
+"""Where a sweep gains less, as a part of the largest load, it is the last one; GPUs that differ by less are level."""
+
+SETTLED = 200
+LEVEL = 1e-5
 
 
-def level(rows: Rows, sweeps: int = SWEEPS) -> None:
-    """Changes the tokens of slots; the sum of each expert stays."""
+def level(rows: Rows) -> None:
+    """Changes the tokens of slots, as far as that lowers the largest load fast; the sum of each expert stays."""
     act = rows.all()
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         act = rows.open(act)
         if not len(act):
             return
         before = rows.gpus[act].max(1)
         part = rows.at(act)
-        _sweep(part)
+        _sweep(part, SLOW)
         rows.put(act, part)
         act = act[part.largest() < before * (1 - SLOW)]
 
 
-def _sweep(rows: Rows) -> None:
-    """Each expert with several replicas once, those with the largest load first, in all rows at a time."""
-    several = rows.copies > 1
-    turns = ranked(np.where(several, rows.loads, -1.0))[:, : int(several.sum(1).max(initial=0))]
+def settle(rows: Rows) -> None:
+    """The same to the end, where no expert has tokens on a GPU that is fuller than another one that has it."""
+    act = rows.all()
+    for _ in range(SETTLED):
+        part = rows.at(act)
+        changed = _sweep(part, LEVEL)
+        rows.put(act, part)
+        act = act[changed]
+        if not len(act):
+            return
+
+
+def _sweep(rows: Rows, apart: float) -> Bools:
+    """Each expert whose GPUs are not level once, those with the largest load first, in all rows at a time. Returns in which rows
+    there was one."""
     slots = _Slots.of(rows)
-    for turn in range(turns.shape[1]):
-        expert = turns[:, turn]
-        act = np.flatnonzero(rows.copies[rows.all(), expert] > 1)
-        _pour(rows, slots, act, expert[act])
+    uneven = slots.uneven(rows, apart)
+    count = uneven.sum(1)
+    turns = ranked(np.where(uneven, rows.loads, -1.0))
+    for turn in range(int(count.max(initial=0))):
+        act = np.flatnonzero(turn < count)
+        _pour(rows, slots, act, turns[act, turn])
+    return np.asarray(count > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,18 @@ class _Slots:
     def of(cls, rows: Rows) -> "_Slots":
         flat = rows.experts.reshape(len(rows.experts), -1)
         return cls(np.argsort(flat, axis=1, kind="stable"), np.cumsum(rows.copies, axis=1) - rows.copies)
+
+    def uneven(self, rows: Rows, apart: float) -> Bools:
+        """Experts [P, E] that could give from one of their GPUs to another."""
+        count, width = self.by_expert.shape
+        there = at(rows.gpus, self.by_expert // rows.experts.shape[2])
+        taken = np.where(at(rows.tokens.reshape(count, width), self.by_expert) > 0, there, -np.inf)
+        row, expert = np.nonzero(rows.copies)
+        begin = row * width + self.first[row, expert]
+        differ = np.maximum.reduceat(taken.ravel(), begin) - np.minimum.reduceat(there.ravel(), begin)
+        found = np.zeros(rows.copies.shape, np.bool_)
+        found[row, expert] = differ > apart * rows.largest()[row]
+        return found
 
 
 def _pour(rows: Rows, slots: _Slots, act: Ints, expert: Ints) -> None:

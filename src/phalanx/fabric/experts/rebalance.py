@@ -20,7 +20,7 @@ from phalanx.fabric.experts.layout import (
     counted,
     node_shares,
 )
-from phalanx.fabric.experts.level import level
+from phalanx.fabric.experts.level import level, settle
 from phalanx.fabric.experts.likeness import alike, in_place
 from phalanx.fabric.experts.moves import Move, moves_between
 from phalanx.fabric.experts.rows import LEAST, Rows
@@ -28,9 +28,6 @@ from phalanx.fabric.experts.search import of_layer
 
 CHANGES = 16
 """Single changes of a layer that are tried one after the other. Beyond them a placement made anew is near."""
-
-SETTLED = 16
-"""Sweeps of shares, which cost no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def rebalance(present: ExpertPlacement, loads_LE: ArrayLike, cost: MoveCost) -> 
     loads = checked_loads(loads_LE)
     check_placement(present, loads)
     cost.check()
-    best = _Best(settled(present, loads), loads, cost, present)
+    best = _Best(_settled(present, loads), loads, cost, present)
     for placement in _changed(best.placement, loads):
         best.offer(placement)
     best.offer(alike(balance(loads, present.layout), present, loads.shape[1]))
@@ -180,10 +177,10 @@ def moved_s(before: Bools, after: Bools, layout: ExpertLayout, cost: MoveCost) -
     return np.asarray(seconds.max(1) * cost.expert_bytes)
 
 
-def settled(present: ExpertPlacement, loads: Floats) -> ExpertPlacement:
+def _settled(present: ExpertPlacement, loads: Floats) -> ExpertPlacement:
     """The same replicas with shares for these loads."""
     rows, members = rows_of(present, loads)
-    level(rows, SETTLED)
+    settle(rows)
     return placed(present.layout, rows, members, len(loads), even=False)
 
 

@@ -11,13 +11,14 @@ from phalanx.fabric.experts.level import level
 from phalanx.fabric.experts.rows import NEAR, Rows, lower_bound
 from phalanx.fabric.experts.start import apportioned, merge_doubles, started
 
-TURNS = 6
+TURNS = 12
 SLOW = 1e-3
-STARTS = 4
-"""Of small problems; large ones have two."""
+HOSTS = 8
+"""Replicas of a row that become another expert's in a turn."""
 
+STARTS = 4
 WORK = 20_000
-"""Pairs of slots that further starts may look at in a round of swaps."""
+"""Pairs of slots that all further starts together may look at in a round of swaps. Large problems gain next to nothing by them."""
 
 WAVER = 0.1
 """How much higher than measured a load may be taken for. Measured loads are further from the next step's than that."""
@@ -30,15 +31,19 @@ def searched(loads: Floats, exists: Bools, num_gpus: int, num_slots: int, layers
     rows = problem.first(np.arange(len(loads)), 0)
     rows.enough = of_layer(bound, layers)
     improved(rows)
-    again, start = np.flatnonzero(rows.largest() > bound / (1 + NEAR)), 1  # near is not enough to be nowhere above the second start
-    while len(again) and (start == 1 or (start < STARTS and start * len(again) * num_gpus * num_slots**2 < WORK)):
+    again = np.flatnonzero(rows.largest() > bound / (1 + NEAR))  # near is not enough to be nowhere above the second start
+    for start in range(1, STARTS):
+        cheap = start * len(again) * num_gpus * num_slots**2 <= WORK
+        if not len(again) or (start > 1 and not cheap):
+            break
         other = problem.first(again, start)
         other.enough = np.where(rows.largest() > rows.enough, rows.enough, np.inf)[again]
-        improved(other)
+        if cheap:
+            improved(other)
         better = np.flatnonzero(other.largest() < rows.largest()[again])
         rows.put(again[better], other.at(better))
         rows.enough = np.maximum(rows.enough, of_layer(np.minimum(rows.largest(), bound), layers))
-        again, start = rows.open(again), start + 1
+        again = rows.open(again)
     return rows
 
 
@@ -82,14 +87,20 @@ def improved(rows: Rows, turns: int = TURNS) -> None:
         part = rows.at(act)
         before = part.largest()
         _turn(part)
-        stuck = part.open(np.flatnonzero(part.largest() > before * (1 - SLOW)))
-        changed = np.zeros(len(act), np.bool_)
-        if len(stuck):
-            again = part.at(stuck)
-            changed[stuck] = rehost(again)
-            part.put(stuck, again)
+        _rehosted(part)
         rows.put(act, part)
-        act = act[changed | (part.largest() < before * (1 - SLOW))]
+        act = act[part.largest() < before * (1 - SLOW)]
+
+
+def _rehosted(rows: Rows) -> None:
+    act = rows.open(rows.all())
+    for _ in range(HOSTS):
+        if not len(act):
+            return
+        part = rows.at(act)
+        changed = rehost(part)
+        rows.put(act, part)
+        act = rows.open(act[changed])
 
 
 def _turn(rows: Rows) -> None:
