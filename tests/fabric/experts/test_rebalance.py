@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance
-from phalanx.fabric.experts.likeness import matched
+from phalanx.fabric.experts.likeness import alike, matched
 from phalanx.fabric.experts.moves import Move, moves_between
 from tests.fabric.experts.test_balance import Case, cases, sound
 
@@ -109,6 +109,15 @@ def test_equal_loads_under_other_names_of_gpus_move_nothing() -> None:
     found = rebalance(other, loads, FREE)
     assert np.sort(other.gpu_loads(loads)) == pytest.approx(np.sort(placement.gpu_loads(loads)))
     assert len(found.moves) <= 3 and (found.placement.imbalance(loads) <= placement.imbalance(loads) + 1e-9).all()
+
+
+def test_a_new_placement_is_named_so_that_most_replicas_stay() -> None:
+    chance = np.random.default_rng(4)
+    for layout, order in ((ExpertLayout(1, 6, 4), chance.permutation(6)), (ExpertLayout(2, 3, 4, 4), np.array([4, 3, 5, 1, 0, 2]))):
+        placement = balance(chance.lognormal(0, 1, (3, 20)), layout)
+        other = replace(placement, experts_LGS=placement.experts_LGS[:, order], shares_LGS=placement.shares_LGS[:, order])
+        found = alike(other, placement, 20)
+        assert (found.experts_LGS == placement.experts_LGS).all() and (found.shares_LGS == placement.shares_LGS).all()
 
 
 def test_a_swap_of_two_only_replicas_is_one_round_with_one_buffer() -> None:
