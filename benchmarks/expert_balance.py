@@ -42,7 +42,8 @@ from parts import eplb  # type: ignore[import-not-found]  # beside this file
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance
 from phalanx.fabric.experts.balance import gpus_of_row, members_of, row_loads
 from phalanx.fabric.experts.level import settle
-from phalanx.fabric.experts.rebalance import has, moved_s, rows_of
+from phalanx.fabric.experts.present import rows_of
+from phalanx.fabric.experts.rebalance import moved_s
 from phalanx.fabric.experts.rows import lower_bound
 from phalanx.fabric.experts.start import apportioned, merge_doubles
 
@@ -235,9 +236,9 @@ def live(trial: Trial) -> dict[str, Any]:
                 bytes_moved + found.node_bytes + found.fabric_bytes,
             )
             ours_s += float(found.cost_s.sum()) + steps_s(ours, tokens)
-            before, theirs = ExpertPlacement(layout, *merged(theirs)), placed_by_peer(tokens, layout)
-            after = ExpertPlacement(layout, *merged(theirs))
-            peer_s += float(moved_s(has(before, experts), has(after, experts), layout, COST).sum()) + steps_s(after, tokens)
+            before, theirs = theirs, placed_by_peer(tokens, layout)
+            peer_s += float(moved_s(before, theirs, layout, COST, experts).sum())
+            peer_s += steps_s(ExpertPlacement(layout, *merged(theirs)), tokens)
     more = {"moves": int(moved), "gigabytes": round(bytes_moved / 1e9, 1), "median_ms": round(median(calls_ms), 1)}
     return {**claim("live", ours_s / peer_s, 1.0, "ours / peer", ours_s < peer_s), "ours_s": ours_s, "peer_s": peer_s, **more}
 

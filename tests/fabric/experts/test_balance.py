@@ -12,7 +12,7 @@ from phalanx.core.errors import UserError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, balance
 from phalanx.fabric.experts.groups import nodes_of_groups
 from phalanx.fabric.experts.level import settle
-from phalanx.fabric.experts.rebalance import rows_of
+from phalanx.fabric.experts.present import rows_of
 from phalanx.fabric.experts.rows import Rows
 from phalanx.fabric.experts.start import apportioned
 

@@ -7,23 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from phalanx.core.errors import DataError
-from phalanx.fabric.experts.balance import balance, gpus_of_row, grouped, placed, row_loads
+from phalanx.fabric.experts.balance import balance, placed
 from phalanx.fabric.experts.exchange import rehost, swap_largest
-from phalanx.fabric.experts.layout import (
-    Bools,
-    ExpertLayout,
-    ExpertPlacement,
-    Floats,
-    Ints,
-    at,
-    checked_loads,
-    counted,
-    node_shares,
-)
+from phalanx.fabric.experts.layout import ExpertLayout, ExpertPlacement, Floats, Ints, checked_loads, node_shares
 from phalanx.fabric.experts.level import level, settle
 from phalanx.fabric.experts.likeness import alike, in_place
 from phalanx.fabric.experts.moves import Move, moves_between
-from phalanx.fabric.experts.rows import LEAST, Rows
+from phalanx.fabric.experts.present import check_placement, rows_of
+from phalanx.fabric.experts.rows import LEAST
 from phalanx.fabric.experts.search import of_layer
 
 CHANGES = 16
@@ -93,86 +84,36 @@ def rebalance(present: ExpertPlacement, loads_LE: ArrayLike, cost: MoveCost) -> 
     return Rebalanced(placement, moves, best.gain_s, best.cost_s, node_bytes, between * cost.expert_bytes)
 
 
-def check_placement(present: ExpertPlacement, loads: Floats) -> None:
-    """Raises DataError where a placement is not one of these experts in its layout."""
-    layout, (layers, num_experts) = present.layout, loads.shape
-    layout.check(num_experts)
-    shape = (layers, layout.num_gpus, layout.slots_per_gpu)
-    for name, table in (("experts_LGS", present.experts_LGS), ("shares_LGS", present.shares_LGS)):
-        if table.shape != shape:
-            raise DataError(name, table.shape, f"the loads and the layout make it {shape}; give the placement of this layout")
-    experts = present.experts_LGS
-    if experts.min() < 0 or experts.max() >= num_experts:
-        raise DataError("experts_LGS", int(experts.max()), f"the loads are of experts 0 to {num_experts - 1}; give their placement")
-    _check_replicas(present, num_experts)
-    total = np.zeros(loads.shape)
-    np.add.at(total, (np.arange(layers)[:, None, None], experts), present.shares_LGS)
-    if not np.isfinite(total).all() or (present.shares_LGS < 0).any() or np.abs(total - 1).max() > 1e-6:
-        raise DataError("shares_LGS", None, "are not 0 or more with the sum 1 for each expert of a layer; scale them")
-
-
-def _check_replicas(present: ExpertPlacement, num_experts: int) -> None:
-    layout, experts = present.layout, present.experts_LGS
-    absent = np.argwhere(present.replicas(num_experts) == 0)
-    if len(absent):
-        layer, expert = map(int, absent[0])
-        raise DataError("experts_LGS", None, f"layer {layer} has no replica of expert {expert}; give each a slot")
-    order = np.sort(experts, axis=2)
-    twice = np.argwhere(order[:, :, 1:] == order[:, :, :-1])
-    if len(twice):
-        layer, gpu, slot = map(int, twice[0])
-        said = f"GPU {gpu} has expert {order[layer, gpu, slot]} twice in layer {layer}"
-        raise DataError("experts_LGS", None, f"{said}; begin from a placement without even_shares")
-    if layout.num_groups:
-        nodes = (node_shares(layout, experts, np.ones(experts.shape), num_experts) > 0).reshape(
-            len(experts), layout.num_nodes, layout.num_groups, -1
-        )
-        apart = np.argwhere(nodes.any(3).sum(1) > 1)
-        if len(apart):
-            layer, group = map(int, apart[0])
-            raise DataError(
-                "experts_LGS", None, f"group {group} of layer {layer} lies on two nodes; give num_groups 0, or a node each"
-            )
-
-
 class _Best:
     """The best placement of each layer so far."""
 
     def __init__(self, placement: ExpertPlacement, loads: Floats, cost: MoveCost, present: ExpertPlacement) -> None:
         layers = present.num_layers
         self.placement, self.gain_s, self.cost_s = placement, np.zeros(layers), np.zeros(layers)
-        self._loads, self._cost, self._has = loads, cost, has(present, loads.shape[1])
+        self._loads, self._cost, self._present = loads, cost, present
         self._largest = placement.gpu_loads(loads).max(1)
 
     def offer(self, other: ExpertPlacement) -> None:
         """Takes the layers in which it is better."""
-        cost, layout = self._cost, other.layout
+        cost, experts = self._cost, other.experts_LGS
         gain_s = (self._largest - other.gpu_loads(self._loads).max(1)) * cost.token_s * cost.num_steps
-        cost_s = moved_s(self._has, has(other, self._loads.shape[1]), layout, cost)
+        cost_s = moved_s(self._present.experts_LGS, experts, other.layout, cost, self._loads.shape[1])
         rounding = LEAST * self._largest * cost.token_s * cost.num_steps
         better = gain_s - cost_s > self.gain_s - self.cost_s + rounding
         chosen = better[:, None, None]
-        experts = np.where(chosen, other.experts_LGS, self.placement.experts_LGS)
-        self.placement = replace(
-            other, experts_LGS=experts, shares_LGS=np.where(chosen, other.shares_LGS, self.placement.shares_LGS)
-        )
+        shares = np.where(chosen, other.shares_LGS, self.placement.shares_LGS)
+        self.placement = replace(other, experts_LGS=np.where(chosen, experts, self.placement.experts_LGS), shares_LGS=shares)
         self.gain_s, self.cost_s = np.where(better, gain_s, self.gain_s), np.where(better, cost_s, self.cost_s)
 
 
-def has(placement: ExpertPlacement, num_experts: int) -> Bools:
-    """Whether each GPU has each expert, [L, G, E]."""
-    layers, num_gpus, _ = placement.experts_LGS.shape
-    found = np.zeros((layers, num_gpus, num_experts), np.bool_)
-    found[np.arange(layers)[:, None, None], np.arange(num_gpus)[None, :, None], placement.experts_LGS] = True
-    return found
-
-
-def moved_s(before: Bools, after: Bools, layout: ExpertLayout, cost: MoveCost) -> Floats:
-    """How long the GPU takes that gets most, [L]; an expert comes from its own node where that has it."""
-    layers, _, num_experts = before.shape
-    comes = after & ~before
-    near = before.reshape(layers, layout.num_nodes, -1, num_experts).any(2)
-    within = (comes & np.repeat(near, layout.gpus_per_node, axis=1)).sum(2)
+def moved_s(before_LGS: Ints, after_LGS: Ints, layout: ExpertLayout, cost: MoveCost, num_experts: int) -> Floats:
+    """How long the GPU takes that gets most, [L]; an expert comes from its own node where that has it, and once."""
+    slots = np.arange(layout.slots_per_gpu)
+    again = ((after_LGS[..., :, None] == after_LGS[..., None, :]) & (slots < slots[:, None])).any(-1)
+    comes = ~(again | (after_LGS[..., :, None] == before_LGS[..., None, :]).any(-1))
+    on_node = node_shares(layout, before_LGS, np.ones(before_LGS.shape), num_experts) > 0
+    node = np.arange(layout.num_gpus)[None, :, None] // layout.gpus_per_node
+    within = (comes & on_node[np.arange(len(after_LGS))[:, None, None], node, after_LGS]).sum(2)
     seconds = within / cost.node_bytes_per_s + (comes.sum(2) - within) / cost.fabric_bytes_per_s
     return np.asarray(seconds.max(1) * cost.expert_bytes)
 
@@ -200,24 +141,6 @@ def _changed(present: ExpertPlacement, loads: Floats) -> Iterator[ExpertPlacemen
         rows.enough = np.where(changed, 0.0, np.inf)
         level(rows)
         yield placed(present.layout, rows, members, len(loads), even=False)
-
-
-def rows_of(placement: ExpertPlacement, loads: Floats) -> tuple[Rows, Ints]:
-    """A placement's rows, and the experts of each row."""
-    layout, (layers, num_experts) = placement.layout, loads.shape
-    num_gpus = gpus_of_row(layout)
-    members = np.tile(np.arange(num_experts), (layers, 1))
-    if layout.num_groups:
-        there = node_shares(layout, placement.experts_LGS, np.ones(placement.experts_LGS.shape), num_experts)
-        members = grouped(there.argmax(1).astype(np.int64), layout.num_nodes)
-    experts = placement.experts_LGS.reshape(len(members), -1)
-    numbers = np.zeros((len(members), num_experts + 1), np.int64)
-    numbers[np.arange(len(members))[:, None], members] = np.arange(members.shape[1])  # -1 writes the last column
-    local = np.take_along_axis(numbers, experts, 1).reshape(len(members), num_gpus, -1)
-    of_rows, _ = row_loads(loads, members)
-    tokens = at(of_rows, local) * placement.shares_LGS.reshape(local.shape)
-    copies = counted(local.reshape(len(members), -1), members.shape[1])
-    return Rows(of_rows, copies, local, tokens, tokens.sum(-1), np.zeros(len(members))), members
 
 
 def _with_moves(present: ExpertPlacement, wanted: ExpertPlacement, buffers: int) -> tuple[ExpertPlacement, tuple[Move, ...]]:
