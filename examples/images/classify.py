@@ -2,9 +2,11 @@
 
 python examples/images/classify.py --folder DIR            # makes the images, packs them, trains
 python examples/images/classify.py --folder DIR --stop 15  # ends after step 15; again without --stop goes on from there
+phalanx data audit DIR                                     # over both runs, each image was read exactly once an epoch
 """
 
 import argparse
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from phalanx.job.data.blocks import BlockShuffle
+from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import PlainOrder
+from phalanx.job.data.sound import BadData
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples
 from phalanx.job.data.tars.pack import pack
 from phalanx.job.train.field_datasets import FieldBatches
@@ -75,19 +79,23 @@ def train(folder: Path, stop: int = STEPS) -> list[float]:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     order = PlainOrder(num_samples=len(data), seed=0, global_batch=BATCH, shuffle=BlockShuffle(10, 9))
-    batches = FieldBatches(data, order, decode, augment, stop=stop, threads=2)
+    sound = BadData(policy="quarantine")  # a damaged image is replaced by another one, and the state says so
+    batches = FieldBatches(data, order, decode, augment, stop=stop, threads=2, bad_data=sound)
     saved, losses = folder / "saved.pt", []
     if saved.exists():
         state = torch.load(saved, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         batches.load_state_dict(state["data"])
-    for images, labels in DataLoader(batches, batch_size=None):
-        loss = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
+    records = folder / "deliveries"
+    with closing(DeliveryLog(records, batches.head(attempt=1 + len(list(records.glob("*")))))) as log:
+        batches.record(log)
+        for images, labels in DataLoader(batches, batch_size=None):
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": batches.state_dict()}, saved)
     return losses
 

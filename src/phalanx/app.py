@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
@@ -50,7 +50,7 @@ def _command(words: Sequence[str]) -> int:
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-            mix_data=mix_data, make_data=make_data, push_data=push_data, place_experts=place_experts,
+            mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -142,6 +142,12 @@ def audit_data(asked: "AuditAsked", progress: "ProgressSink") -> "DataAudit":
     from phalanx.job.train.audited import audited
 
     return audited(asked, lambda done, total: progress("auditing", done, total))
+
+
+def foresee_data(asked: "ForeseeAsked") -> "Sequence[str]":
+    from phalanx.job.data.foreseen import foreseen
+
+    return foreseen(asked)
 
 
 def mix_data(asked: "MixAsked") -> "MixView":

@@ -146,6 +146,7 @@ def test_paths_of_sources_begin_at_the_file_and_those_of_the_command_line_at_the
     for folder in (tmp_path / "jobs" / "w", here / "c"):
         folder.mkdir(parents=True)
         (folder / "manifest.json").touch()
+    (tmp_path / "jobs" / "c").mkdir()
     job.write_text("name: x\nkind: train\nrecipe: llama\ndata: {sources: {web: {path: w}, code: {path: c}}}\n")
     with pytest.raises(SpecError, match=r"data\.sources\.code\.path.*phalanx data prepare PATHS --out"):
         load_spec(job)
@@ -169,7 +170,9 @@ def test_a_url_of_a_folder_is_that_folder(tmp_path: Path) -> None:
     place = tmp_path / "with space"
     data = DataSource(path=place.as_uri()).anchored(tmp_path / "jobs")
     assert (data.path, data.folders) == (str(place), (str(place),))
-    with pytest.raises(SpecError, match="holds no prepared data"):
+    refuse_unprepared(data)  # it may be on the nodes
+    place.mkdir()
+    with pytest.raises(SpecError, match="is empty: name a folder made by `phalanx data prepare`"):
         refuse_unprepared(data)
 
 
@@ -179,5 +182,6 @@ def test_a_place_in_a_store_is_left_as_it_is_and_looked_at_by_the_ranks(tmp_path
     assert data.paths == {"near": str(tmp_path / "near"), "far": far}
     assert data.folders == (str(tmp_path / "near"),)
     refuse_unprepared(DataSource(path=far).anchored(tmp_path))
-    with pytest.raises(SpecError, match="holds no prepared data"):
+    (tmp_path / "near").write_text("text")
+    with pytest.raises(SpecError, match=r"data\.sources\.near\.path.*is a file, not a folder"):
         refuse_unprepared(data)

@@ -138,9 +138,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\nkind: train\nrecipe: llama\nworkdir: .\ndata: {path: d}\n")
+    (tmp_path / "d").mkdir()
     with pytest.raises(SpecError, match="phalanx data prepare PATHS --out"):
         load_spec(tmp_path / "job.yaml")
-    (tmp_path / "d").mkdir()
     (tmp_path / "d" / "manifest.json").touch()
     spec = load_spec(tmp_path / "job.yaml")
     assert spec.data is not None

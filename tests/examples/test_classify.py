@@ -7,6 +7,8 @@ import pytest
 import torch
 from classify import train
 
+from phalanx.job.data.audit_folder import audit_folder
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -20,3 +22,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, one_thread: None) -> 
     whole = train(tmp_path / "whole")
     assert len(whole) == 40 and sum(whole[-10:]) < 0.5 * sum(whole[:10])
     assert train(tmp_path / "halves", stop=23) + train(tmp_path / "halves") == whole
+    found = audit_folder(tmp_path / "halves")
+    assert found.complete and found.contents == "compared", found.says
+    assert "5 whole epochs of data, each sample exactly once" in found.says

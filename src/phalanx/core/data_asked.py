@@ -1,5 +1,6 @@
 """What `phalanx data prepare`, `index`, `pack` and the like are asked for, from the command line to the job's room."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -123,6 +124,20 @@ class AuditAsked:
     reached: tuple[Reached, ...] = ()
     heard: tuple[Reached, ...] = ()
     none: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeseeAsked:
+    """The data of a job that is about to be submitted. env: what the job itself gives its ranks, such as the address of a store.
+
+    sequence: tokens of a recipe's rows; 0 of a script, of which nobody knows what it reads. held_out: samples of one held-out batch
+    over all ranks.
+    """
+
+    data: DataSource
+    env: Mapping[str, str]
+    sequence: int = 0
+    held_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

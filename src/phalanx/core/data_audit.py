@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 FaultKind = Literal["missing", "twice", "other", "content", "ranks"]
 """missing: nobody has recorded the delivery. twice: the sample was delivered before. other: not the sample that the order says.
-content: that sample, with other tokens. ranks: the records of ranks or gangs do not fit each other."""
+content: that sample, with other contents. ranks: the records of ranks or gangs do not fit each other."""
 
 
 LATEST: Final = 2**31

@@ -24,12 +24,16 @@ Phase = Literal["starting", "running", "stopping", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended: `code` as from waitpid, negative for a signal. `at_ms` is Unix time; `first` fell first."""
+    """How one rank ended: `code` as from waitpid, negative for a signal. `at_ms` is Unix time; `first` fell first.
+
+    said: its error in one line, as the control plane found it at the end of its log; '' of ranks that were ended, or said nothing.
+    """
 
     rank: int
     code: int
     at_ms: int
     first: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

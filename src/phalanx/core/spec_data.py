@@ -13,6 +13,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.core.spec_sharing import Check, parsed
 from phalanx.core.training_data import CACHE_UNIT_BYTES, Blocks, DataCache, DataSource, MixtureSource, in_store
 from phalanx.core.units import size_bytes
+from phalanx.core.unprepared import unprepared
 
 SOURCES_MAX: Final = 10_000
 SAMPLES_MAX: Final = 2**62
@@ -55,11 +56,12 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
 
 
 def refuse_unprepared(data: DataSource) -> None:
-    """Raises SpecError for a folder without prepared data. What lies in a store is looked at by the ranks, who have the rights."""
+    """Raises SpecError for what is seen from here and is no prepared data. A path that is not on this machine may be on the nodes,
+    and what lies in a store is looked at by who has the rights."""
     for name, path in data.paths.items():
-        if not in_store(path) and not (Path(path) / "manifest.json").is_file():
-            fix = f"holds no prepared data; run `phalanx data prepare PATHS --out {path}`"
-            raise SpecError(data.field_of(name), path, fix)
+        found = None if in_store(path) else unprepared(Path(path))
+        if found is not None and found.seen:
+            raise SpecError(data.field_of(name), path, found.fix)
 
 
 def _sources(data: DataSource) -> Iterable[Check]:

@@ -43,6 +43,11 @@ class Blocks:
     block_samples: int
     window_blocks: int
 
+    @property
+    def window(self) -> int:
+        """Samples that are mixed with one another."""
+        return self.block_samples * self.window_blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCache:
@@ -154,8 +159,8 @@ class DataSource:
 
     def anchored(self, folder: Path) -> "DataSource":
         """With relative paths made absolute from `folder`."""
-        path = _anchored(folder, self.path) if self.path else ""
-        sources = {name: replace(source, path=_anchored(folder, source.path)) for name, source in self.sources.items()}
+        path = place_from(folder, self.path) if self.path else ""
+        sources = {name: replace(source, path=place_from(folder, source.path)) for name, source in self.sources.items()}
         return replace(self, path=path, sources=sources)
 
 
@@ -164,7 +169,8 @@ def in_store(path: str) -> bool:
     return "://" in path
 
 
-def _anchored(folder: Path, path: str) -> str:
+def place_from(folder: Path, path: str) -> str:
+    """A relative path made absolute from `folder`; a place in a store as it is."""
     if path.startswith(_FOLDER_URL):  # a folder like any other: looked at when the job is submitted, and there in a container
         path = unquote(path.removeprefix("file://"))
     return path if in_store(path) else str((folder / path).resolve())

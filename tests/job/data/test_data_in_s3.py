@@ -1,28 +1,36 @@
 """Prepared data in a real S3 server: pushed, opened by its URL, read and streamed; and what the server refuses."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
+from phalanx.core.data_asked import ForeseeAsked
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
-from phalanx.core.training_data import DataCache, DataSource
+from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.deliveries import DeliveryLog, Head, content_of
 from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
+from phalanx.job.data.foreseen import foreseen
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.push import push
+from phalanx.job.data.shown import verified
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
 from phalanx.job.data.stream import BatchStream
+from phalanx.job.data.tars.open import open_samples
+from phalanx.job.data.tars.stream import Making, sample_stream
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.hedged import HedgedReads
 from phalanx.storage.objects import open_store
 from phalanx.storage.remote import Patience
 from tests.job.data.random_tokens import write_tokens
+from tests.job.data.test_stored_samples import write_samples
 from tests.storage.conftest import seaweed as seaweed
 from tests.storage.meddler import Meddler
 from tests.storage.seaweed import Seaweed, free_ports
@@ -94,6 +102,32 @@ def test_a_run_over_a_store_is_audited_with_its_contents(folder: Path, s3: Seawe
     assert found.fault is not None and (found.fault.kind, found.fault.step) == ("content", 9)
 
 
+def test_pushed_samples_are_opened_by_their_url_and_are_the_same(s3: Seaweed, cache: NodeCache, tmp_path: Path) -> None:
+    """In a tar of two units, and one that is shown and verified where it lies."""
+    url = s3.url()
+    write_samples(tmp_path / "samples")
+    there = open_samples(tmp_path / "samples")
+    assert push(tmp_path / "samples", url) == url
+    data = open_samples(url, cache=cache)
+    order = PlainOrder(num_samples=len(there), seed=3, global_batch=8)
+    of = (order, Making(decode=lambda sample: (sample.number, sample.key, sample.fields)), list)
+    with sample_stream(data, *of, stop=6) as far, sample_stream(there, *of, stop=6) as near:
+        assert data.manifest_hash == there.manifest_hash and list(far) == list(near)
+    found = verified(url)
+    assert (found["samples"], found["checksums_ok"], found["path"]) == (len(there), True, url)
+    asked = DataSource(path=url, cache=DataCache(folder=str(cache.folder)))
+    head = Head(
+        attempt=1, generation=0, rank=0, world_size=1, start=0, sequence=0, fields=("cls",), data={"data": data.manifest_hash},
+        asked=asked, order=facts_of(order),
+    )  # fmt: skip
+    with closing(DeliveryLog(tmp_path / "deliveries", head)) as log:
+        for step in range(4):
+            mine = order.draws(positions(order, step))
+            log.delivered(step, mine.source, mine.sample, there.contents(mine.sample.tolist(), ["cls"]))
+    told = audit_folder(tmp_path)
+    assert (told.complete, told.contents) == (True, "compared") and "1 whole epoch of data" in told.says
+
+
 def test_what_is_not_there_or_not_allowed_says_what_to_change(
     folder: Path, s3: Seaweed, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,3 +168,27 @@ def test_a_server_that_goes_away_is_tried_again_and_then_told(
         data.gather("train", np.array([6000]), SEQUENCE)
     source.ranges = alive
     assert len(data.gather("train", np.array([6000]), SEQUENCE)) == 1
+
+
+def test_a_manifest_in_a_store_is_looked_at_before_a_job_is_submitted(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
+    """Nothing else of it is, so the submitting machine has no cache. A bucket that is not there may be one of the nodes' store."""
+    url = s3.url()
+    asked = ForeseeAsked(data=DataSource(path=url), env={}, sequence=SEQUENCE)
+    with pytest.raises(DataError, match=r"data\.path: 's3://.*has no manifest\.json, so it is no prepared data"):
+        foreseen(asked)
+    push(folder, url)
+    with pytest.raises(DataError, match="nothing is held out"):
+        foreseen(asked)
+    write_tokens(tmp_path / "held", [SEQUENCE + 1], held_out=SEQUENCE + 1)
+    mixed = DataSource(sources={"far": MixtureSource(path=url), "near": MixtureSource(path=str(tmp_path / "held"))})
+    assert foreseen(ForeseeAsked(data=mixed, env={}, sequence=SEQUENCE, held_out=1)) == ()
+    small = ForeseeAsked(data=replace(mixed, cache=DataCache(limit="8.5MiB")), env={}, sequence=SEQUENCE, held_out=1)
+    with pytest.raises(DataError, match=r"data\.cache\.limit: '8\.5MiB': train-00000\.bin of s3://.* has 12582898 bytes"):
+        foreseen(small)
+    blocks = Blocks(block_samples=1000, window_blocks=7)
+    fits = replace(small, data=replace(small.data, cache=DataCache(limit="13MiB"), shuffle=blocks))
+    with pytest.raises(DataError, match=r"a window of 7000 samples of each source .* has 13986000 bytes; write a size above that"):
+        foreseen(fits)
+    assert foreseen(replace(fits, data=replace(fits.data, cache=DataCache(limit="14MiB")))) == ()
+    (said,) = foreseen(ForeseeAsked(data=DataSource(path="s3://nowhere/at-all"), env={}, sequence=SEQUENCE))
+    assert "could not be looked at from here" in said and "there is no bucket 'nowhere'" in said

@@ -52,5 +52,5 @@ def test_each_damaged_file_is_named_also_where_the_folder_does_not_open(prepared
     tokens.unlink()
     found = verified(folder)
     assert {one["file"] for one in found["damaged"]} == {index.name, tokens.name} and "and 1 more" in found["says"]
-    with pytest.raises(DataError, match="is not a prepared folder"):
+    with pytest.raises(DataError, match="is not there"):
         verified(tmp_path / "mistyped")

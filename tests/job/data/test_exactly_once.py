@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[Fault, str, tuple[int, int, int], str]] = {
     "rank lost": (lambda logs: [*logs[:4], *logs[5:]], "missing", (2, 9, 1), "recorded nothing"),
     "doubled rank": (doubled_rank, "twice", (2, 9, 2), "another row of the step"),
     "stale world size": (stale_world_size, "twice", (2, 9, 1), "another row of the step"),
-    "other content": (other_content, "content", (1, 6, 1), "was given other tokens as sample"),
+    "other content": (other_content, "content", (1, 6, 1), "was given other contents as sample"),
     "another sample": (another_sample, "other", (1, 6, 1), "not of this step where the order says"),
     "swapped ranks": (swapped, "twice", (1, 1, 0), "where the order says"),
     "resumed late": (resumed_late, "missing", (1, 11, 0), "recorded nothing"),

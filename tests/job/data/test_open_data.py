@@ -103,9 +103,9 @@ def as_folder(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "data", "not a prepared folder"),
-    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "data", "not a prepared folder"),
-    "manifest is a folder": (lambda folder: as_folder(folder / MANIFEST), "data", "cannot be read"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "data", "is not there"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "data", "without their manifest.json"),
+    "manifest is a folder": (lambda folder: as_folder(folder / MANIFEST), "manifest", "cannot be read"),
     "manifest is not JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "manifest", "not a manifest of ours"),
     "manifest of something else": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "manifest", "not a manifest"),
     "newer format": (lambda folder: (folder / MANIFEST).write_text('{"format": 3}'), "format", "newer Phalanx"),

@@ -1,5 +1,6 @@
 """Samples in tars: packed or found there, read straight from them, and every damage named."""
 
+import errno
 import os
 import pickle
 import tarfile
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import Conflict, DataError
+from phalanx.job.data.bad_block import BadBlock
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.open import open_data
+from phalanx.job.data.tars import folder as folders
 from phalanx.job.data.tars import open as opened
 from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.open import SampleData, open_samples
@@ -220,9 +223,31 @@ def test_a_tar_that_is_cut_while_it_is_read_is_named(packed: Path) -> None:
         data.read(59)
 
 
+def test_a_place_that_the_disk_cannot_read_is_a_bad_sample_and_another_error_is_none(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, real = open_samples(packed), os.pread
+    bad = data.asked([20])[0].places["png"].offset
+    code = errno.EIO
+
+    def failing(descriptor: int, size: int, offset: int) -> bytes:
+        if offset == bad:
+            raise OSError(code, os.strerror(code))
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(BadBlock, match="damaged, also when read again: the disk fails") as caught:
+        list(data.read_all(range(60)))
+    assert [block.block for block in caught.value.blocks] == [20] and data.read(21).number == 21
+    code = errno.ESTALE
+    with pytest.raises(DataError, match="cannot be read") as other:
+        data.read(20)
+    assert not isinstance(other.value, BadBlock)
+
+
 def test_threads_and_processes_read_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "INDEX_BYTES_MAX", 1)
-    monkeypatch.setattr(opened, "_FILES_MAX", 1)
+    monkeypatch.setattr(folders, "_FILES_MAX", 1)
     again: SampleData = pickle.loads(pickle.dumps(open_samples(packed)))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(again.read, range(60))) == [open_samples(packed).read(number) for number in range(60)]
@@ -238,7 +263,7 @@ def test_tokens_are_no_samples_and_samples_no_tokens(packed: Path, tmp_path: Pat
         open_samples(tmp_path / "tokens")
     with pytest.raises(DataError, match="holds samples, not tokens"):
         open_data(packed)
-    with pytest.raises(DataError, match=r"has no manifest\.json"):
+    with pytest.raises(DataError, match=r"holds prepared folders \(.*tokens.*\) and is none itself"):
         open_samples(tmp_path)
 
 

@@ -148,6 +148,9 @@ def test_sources_of_two_tokenizers_are_refused_by_name(folders: dict[str, str]) 
 
 
 def test_a_source_without_one_row_is_named(folders: dict[str, str]) -> None:
+    absent = replace(asked(folders), sources={**asked(folders).sources, "code": MixtureSource(path="/absent", weight=1)})
+    with pytest.raises(DataError, match=r"data\.sources\.code\.path: '/absent': is not there"):
+        open_sources(absent)
     with pytest.raises(DataError, match="train samples of web"):
         open_sources(asked(folders)).order(100_000, seed=0, global_batch=4)
 

@@ -32,6 +32,9 @@ class Numbered:
     def far(self, split: str) -> None:
         return None
 
+    def num_tokens(self, split: str) -> int:
+        return 3 * self.sizes[split]
+
     def num_samples(self, split: str, sequence: int) -> int:
         return self.sizes[split]
 

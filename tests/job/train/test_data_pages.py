@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.tars.pack import pack
 from tests.job.data.random_tokens import write_tokens
 
@@ -39,9 +40,10 @@ def test_samples_are_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.M
             np.save(tmp_path / "photos" / name / f"{number}.npy", np.full((8, 8), number, dtype=np.uint8))
     pack(tmp_path / "photos", tmp_path / "data", endings=["npy"])
     monkeypatch.chdir(tmp_path)
-    names = run("data-samples.md", blocks=2)
+    names = run("data-samples.md", blocks=3)
     assert set(names["sample"].fields) == {"npy", "cls"} and names["label"] in ("cat", "dog")
     assert names["images"].shape == (8, 8, 8) and names["saved"]["delivered"] == 12 * 8
+    assert "2 whole epochs of data, each sample exactly once" in audit_folder(tmp_path / "run").says
 
 
 def test_data_is_ordered_as_the_page_says() -> None:

@@ -16,7 +16,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Mixture, Source
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples
 from phalanx.job.data.tars.pack import pack
-from phalanx.job.train.field_datasets import FieldBatches, FieldDataset, StepDraws
+from phalanx.job.train.field_datasets import FieldBatches, FieldDataset, FieldLoader, StepDraws
 from tests.job.data.image_folders import class_of, pixels_of, write_images
 
 
@@ -71,6 +71,24 @@ def test_d01_a_resumed_loader_goes_on_with_the_next_batch_on_other_ranks(data: S
         seen += plain([tuple(torch.cat(column) for column in zip(*parts, strict=True))])
     assert seen == whole
     assert ranks[0].state_dict()["delivered"] == 54 and "transform" in ranks[0].waited_s
+
+
+def test_a_loader_by_processes_counts_what_it_delivered_too(data: SampleData, order: PlainOrder) -> None:
+    """And goes on as, and where, one by threads does: with another number of processes, over a mixture, epoch by epoch."""
+    names = {"a": data, "b": data}
+    mixed = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 30, "b": 30}, seed=1, global_batch=6)
+    whole = plain(FieldBatches(names, mixed, decode, flipped, 9, seed=2))
+    assert plain(FieldLoader(names, mixed, decode, flipped, 9, seed=2)) == whole
+    first = FieldLoader(data, order, decode, flipped, 9, seed=2, epoch_steps=4, num_workers=1)
+    assert len(first) == 4
+    seen = plain(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["delivered"] == 4 * 6 and state["data"] == {"data": data.manifest_hash}
+    then = [FieldLoader(data, order, decode, flipped, 9, seed=2, rank=rank, world_size=2) for rank in range(2)]
+    for rank in then:
+        rank.load_state_dict(state)
+    seen += plain([tuple(torch.cat(column) for column in zip(*parts, strict=True)) for parts in zip(*then, strict=True)])
+    assert seen == plain(FieldBatches(data, order, decode, flipped, 9, seed=2))
 
 
 def test_what_would_miscount_or_belongs_to_others_is_refused(data: SampleData, order: PlainOrder) -> None:

@@ -128,10 +128,10 @@ class Agent:
         ranks = tuple(RankProcess(rank, 1000 + rank) for rank in self._ranks(attempt))
         self._now(attempt, phase="running", ranks=ranks)
 
-    def exit(self, attempt: AttemptId, codes: dict[int, int]) -> None:
-        """These ranks exit, the first one first; the others of this node go on."""
+    def exit(self, attempt: AttemptId, codes: dict[int, int], said: str = "") -> None:
+        """These ranks exit, the first one first, with its last words; the others of this node go on."""
         old = self.held[attempt]
-        exits = [RankExit(rank, code, self._clock.now_ms(), first=not old.exits) for rank, code in codes.items()]
+        exits = [RankExit(rank, code, self._clock.now_ms(), first=not old.exits, said=said) for rank, code in codes.items()]
         self._now(attempt, exits=(*old.exits, *exits))
 
     def end(self, attempt: AttemptId, code: int = 0) -> None:

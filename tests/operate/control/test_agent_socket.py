@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from starlette.websockets import WebSocketState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from phalanx.core import wire
+from phalanx.core import features, wire
 from phalanx.core.devices import Device, NodeShape
 from phalanx.core.errors import LinkDown, Unauthorized
 from phalanx.core.ids import AttemptId, NodeId
@@ -23,12 +24,15 @@ from phalanx.core.messages import (
     Granted,
     Hello,
     Launch,
+    RankExit,
     Renew,
+    Report,
     StartRanks,
     StopRanks,
     Welcome,
 )
 from phalanx.operate.control.agent_socket import AGAIN, FRAME_BYTES_MAX, POLICY, QUEUE_MAX, REPLACED, AgentDesk, AgentLink, Close
+from phalanx.operate.control.last_words import LastWords
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 
@@ -80,6 +84,27 @@ def test_a_gang_is_started_reported_ended_and_forgotten(server: LiveServer) -> N
         assert until(lambda: server.get(f"/jobs/{job}")["outcome"]) == "succeeded"
         page = server.get(f"/jobs/{job}/logs", rank=1)
         assert (page["text"], page["ended"]) == ("hello\n", True)
+
+
+def test_the_error_of_the_rank_that_fell_is_told_with_its_job_and_attempt(server: LiveServer) -> None:
+    """Without the value of a secret, which the agent may not smuggle in as words of its own."""
+    with server.http() as http:
+        assert http.put("/secrets/LAST_WORDS_KEY", content="tiger-canary-0001").is_success
+    with PlayedAgent(server) as agent:
+        agent.shape = replace(agent.shape, features=(features.SECRETS,))
+        agent.hello()
+        job = server.submit(name="fallen", secrets=["LAST_WORDS_KEY"], max_restarts=0, resources={"gpus": "2"})
+        launch = agent.started()
+        agent.ship("log", launch.attempt, 1, 0, b"reading\nError: no login with tiger-canary-0001\n")
+        fell, ended = RankExit(1, 2, 1, first=True), RankExit(0, -15, 2, said="tiger-canary-0001")
+        agent.say(Report(AttemptReport(launch.attempt, 1, "ended", (), (ended, fell), 3)))
+        agent.hear(Forget)
+        assert until(lambda: server.get(f"/jobs/{job}")["outcome"]) == "failed"
+        view = server.get(f"/jobs/{job}")
+        assert [one["said"] for one in view["attempts"][0]["exits"]] == ["", "no login with ***"]
+        assert view["attempts"][0]["detail"] == view["detail"] == "rank 1 exited with code 2: no login with ***"
+        assert server.get(f"/jobs/{job}/why")["sentence"].endswith("code 2: no login with ***")
+        assert "tiger-canary" not in json.dumps(server.get("/events"))
 
 
 def test_cancel_stops_the_ranks(server: LiveServer) -> None:
@@ -346,7 +371,9 @@ def test_a_node_revoked_between_its_hello_and_its_welcome_is_not_let_in() -> Non
         if not next(answers):
             raise Unauthorized("node", node, "revoked")
 
-    desk = AgentDesk(cast(Any, PlayedControl()), links, cast(Any, NothingAcked()), 15_000, lambda: 0, {}, cast(Any, None))
+    words = LastWords(cast(Any, None), cast(Any, None), cast(Any, None))  # nothing has ended
+    control, artifacts = cast(Any, PlayedControl()), cast(Any, None)
+    desk = AgentDesk(control, links, cast(Any, NothingAcked()), 15_000, lambda: 0, {}, artifacts, words)
     asyncio.run(asyncio.wait_for(desk.serve(cast(Any, socket), check_name), 20))
     assert socket.closed is not None and socket.closed[0] == POLICY
     assert links == {}

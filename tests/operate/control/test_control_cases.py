@@ -400,6 +400,22 @@ def test_a_recipe_that_refuses_its_input_is_not_started_again(bench: Bench) -> N
     assert agent.starts == [FIRST]
 
 
+def test_the_last_words_of_the_rank_that_fell_say_why_its_job_waits(bench: Bench) -> None:
+    job, agent = running(bench)
+    agent.exit(FIRST, {0: 1}, "KeyError: 'x'")
+    bench.tick(2)
+    sentence = why_view(bench.world, bench.job(job), bench.control.waiting).sentence
+    assert sentence.endswith("ended within 0s; rank 0 exited with code 1: KeyError: 'x'")
+    assert bench.world.attempts[FIRST].exits[0].said == "KeyError: 'x'"
+
+
+def test_the_last_words_of_a_recipe_that_refuses_its_input_say_how_its_job_ended(bench: Bench) -> None:
+    job, agent = running(bench, RECIPE)
+    agent.exit(FIRST, {0: Exit.BAD_INPUT}, "no data")
+    bench.tick(2)
+    assert bench.job(job).state == Finished(1, "failed", "rank 0 exited with code 2 (bad input): no data")
+
+
 @pytest.mark.parametrize(
     ("spec", "codes", "detail"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.app import place_experts
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
-from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
+from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
 from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, SourceRead
 from phalanx.core.data_views import (
     MixSourceView,
@@ -87,6 +87,13 @@ def sample_data(asked: SampleAsked) -> SamplesView:
         split=asked.split, sequence=asked.sequence, packing=asked.data.packing, sources=sources, samples=(shown,), step=asked.step,
         batch=asked.batch, seed=asked.seed, left_out=7, note="a note\x1b[2J",
     )  # fmt: skip
+
+
+def foresee_data(asked: ForeseeAsked) -> Sequence[str]:
+    """Of a path that ends in `tars` it is refused, of any other it says what it was asked."""
+    if asked.data.path.endswith("tars"):
+        raise DataError("data.path", asked.data.path, "holds samples\x1b")
+    return (f"{asked.sequence} tokens, {asked.held_out} held out, {dict(asked.env)}\x1b",)
 
 
 def mix_data(asked: MixAsked) -> MixView:
@@ -243,7 +250,7 @@ TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-    mix_data=mix_data, make_data=make_data, push_data=push_data, place_experts=place_experts,
+    mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import yaml
 
 from phalanx.core import wire
 from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.messages import RankExit
 from phalanx.core.views import (
     CheckpointView,
     JobView,
@@ -166,6 +167,28 @@ def test_describe_shows_everything(phalanx: Terminal) -> None:
         "d1d1d1d1d1d1", "3.0 MiB", "python, train.py", "env.LEVEL", "5,120", "1m 20s",
     ):  # fmt: skip
         assert part in out, part
+
+
+def test_what_a_fallen_rank_said_last_is_shown_short_in_the_list_and_whole_with_the_job(phalanx: Terminal) -> None:
+    """Steering characters are escaped. What the sentence on the whole job says is not said again."""
+    said_, last = f"ValueError: {'x' * 200}\x1b[31m end", "no more data"
+    attempts = tuple(
+        dataclasses.replace(
+            killed_attempt(), attempt=AttemptId(f"{JOB}.{number}"), detail=f"rank 1 exited with code 1: {words}",
+            exits=(RankExit(0, -15, 9_000), RankExit(1, 1, 8_000, first=True, said=words)),
+        ) for number, words in enumerate((said_, last), 1)
+    )  # fmt: skip
+    view = finished_view("failed", attempts=attempts, detail=attempts[1].detail)
+    phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+    phalanx.server.view(f"/jobs/{JOB}/why", WhyView, why_view(state="finished", sentence=f"failed: {view.detail}"))
+    out = phalanx("describe", JOB).out
+    assert f"failed: rank 1 exited with code 1: {last}" in out
+    assert f"  {JOB}.1, rank 1  ValueError: {'x' * 200}\\x1b[31m end\n" in out
+    assert f"{JOB}.2, rank 1" not in out
+    phalanx.server.view("/jobs", tuple[JobView, ...], (finished_view("failed", detail=attempts[0].detail),))
+    row = phalanx("ls").out.splitlines()[1]
+    assert f"rank 1 exited with code 1: ValueError: {'x' * 100}" in row and row.endswith("x…")
+    assert json.loads(phalanx("describe", JOB, "-o", "json").out)["attempts"][0]["exits"][1]["said"] == said_
 
 
 def test_a_diverged_loss_is_shown_and_not_a_failure(phalanx: Terminal) -> None:

@@ -33,10 +33,12 @@ class Pipe:
         return pickle.loads(data, buffers=buffers)  # noqa: S301  # from a process that this one started, or the reverse
 
     def _exactly(self, size: int) -> bytearray:
+        """By one call of the system where it can: after each, a thread waits for the interpreter, which another may keep for 5 ms,
+        and the other end waits with it."""
         found = bytearray(size)
         view, at = memoryview(found), 0
         while at < size:
-            got = self._socket.recv_into(view[at:])
+            got = self._socket.recv_into(view[at:], 0, socket.MSG_WAITALL)
             if not got:
                 raise EOFError
             at += got

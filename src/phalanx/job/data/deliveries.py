@@ -46,7 +46,8 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """Whose deliveries these are. attempt, generation: later ones supersede the steps that they make again. start: the first step,
-    counted from 0. data: manifest hash of each source. sequence, asked: how samples were made of it, and where it lay."""
+    counted from 0. data: manifest hash of each source. sequence, asked: how samples were made of it, and where it lay. Of samples
+    in tars sequence is 0, and fields are those that were read, None for all."""
 
     attempt: int
     generation: int
@@ -57,6 +58,7 @@ class Head:
     data: Mapping[str, str]
     sequence: int
     asked: DataSource | None = None
+    fields: tuple[str, ...] | None = None
     format: int = FORMAT
 
 

@@ -152,7 +152,9 @@ def _check_contents(gang: Gang, first: int, wanted: Draws, good: Sequence[NDArra
         step, at = divmod(row, order.global_batch)
         rank = next(one for one in range(gang.world_size) if at < order.global_batch * (one + 1) // gang.world_size)
         about = (order.names[int(wanted.source[row])], int(wanted.sample[row]))
-        says = f"was given other tokens as {_named(about)} (XXH3 {int(found[row]):016x}) than the data has ({int(right[row]):016x})"
+        says = (
+            f"was given other contents as {_named(about)} (XXH3 {int(found[row]):016x}) than the data has ({int(right[row]):016x})"
+        )
         raise wrong("content", gang, rank, first + step, says, about)
 
 

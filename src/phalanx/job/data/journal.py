@@ -5,15 +5,16 @@ A run with the same text and the same parameters goes on from there; what it fin
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
-from phalanx.core import wire
+from phalanx.core import unprepared, wire
 from phalanx.job.data.manifest import SPLITS, TOKENIZER, FileEntry, Shard, Split, shard_name
 from phalanx.storage.atomic import write_atomic
 from phalanx.storage.hashes import sha256_file
 
-JOURNAL: Final = "journal.jsonl"
+JOURNAL: Final = unprepared.JOURNAL
 
 
 class Journal:
@@ -23,6 +24,7 @@ class Journal:
         self._path = folder / JOURNAL
         self._folder = folder
         self._key = key
+        self._lock = threading.Lock()
         self.tokenizer: FileEntry | None = None
         self.shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
 
@@ -45,9 +47,9 @@ class Journal:
         self._write()
 
     def add(self, shard: Shard) -> None:
-        """The shard is on the disk."""
+        """The shard is on the disk. By any thread; those of a split one after the other."""
         self.shards[shard.split].append(shard)
-        with self._path.open("ab") as file:
+        with self._lock, self._path.open("ab") as file:
             file.write(wire.dumps(Shard, shard).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

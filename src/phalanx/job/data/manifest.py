@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from phalanx.core import wire
+from phalanx.core import unprepared, wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.block_sums import sums_bytes
 from phalanx.job.data.megatron import WIDTHS, TokenType
 
 FORMAT: Final = 2
-MANIFEST: Final = "manifest.json"
+MANIFEST: Final = unprepared.MANIFEST
 TOKENIZER: Final = "tokenizer.json"
 _ID_BITS: Final[dict[TokenType, int]] = {"uint16": 16, "int32": 31}
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -195,16 +195,17 @@ def parse(data: bytes, path: str) -> Manifest:
 
 
 def load(folder: Path) -> bytes:
-    """The bytes of the manifest of a folder, whatever kind of data it holds. Raises DataError when there is none."""
+    """The bytes of the manifest of a folder, whatever kind of data it holds. Raises DataError when there is none, which says
+    what is there instead."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > _MANIFEST_BYTES_MAX:
             raise DataError("manifest", str(path), f"is far too large for a manifest; {REMAKE}")
         return path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError("data", str(folder), f"has no {MANIFEST}, so it is not a prepared folder; {REMAKE}") from error
     except OSError as error:
-        raise DataError("data", str(folder), f"cannot be read ({error.strerror}); name a folder this user can read") from error
+        if (found := unprepared.unprepared(folder)) is not None:
+            raise DataError("data", str(folder), found.fix) from error
+        raise DataError("manifest", str(path), f"cannot be read ({error.strerror}); give this user the right to read it") from error
 
 
 def kind(data: bytes) -> Kind | None:

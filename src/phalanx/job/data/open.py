@@ -159,16 +159,20 @@ def open_data(
         if place.scheme != "file":
             return _opened_afar(str(path), verify, progress, cache)
         path = place.path
-    path = Path(path)
-    manifest, data = manifests.read(path)
-    _check_sizes(path, manifest)
-    read_small(path, manifest.tokenizer)
-    opened = TokenData(path, manifest, sha256_bytes(data), refetch)
-    if verify or manifest.format == CHECKED_WHOLE:
+    opened = open_unread(Path(path), refetch)
+    if verify or opened.manifest.format == CHECKED_WHOLE:
         opened.verify(progress)
-    if manifest.format == CHECKED_WHOLE:
+    if opened.manifest.format == CHECKED_WHOLE:
         opened._trust()
     return opened
+
+
+def open_unread(folder: Path, refetch: Refetch | None = None) -> TokenData:
+    """As far as it goes without a byte of the shards, in a folder of any format. Raises DataError."""
+    manifest, data = manifests.read(folder)
+    _check_sizes(folder, manifest)
+    read_small(folder, manifest.tokenizer)
+    return TokenData(folder, manifest, sha256_bytes(data), refetch)
 
 
 def _opened_afar(url: str, verify: bool, progress: VerifyProgress | None, cache: "NodeCache | None") -> TokenData:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from phalanx.core.errors import Conflict, DataError
+from phalanx.core.unprepared import being_made
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
@@ -67,7 +68,7 @@ def building(out: Path, fresh: bool = False) -> Iterator[Path]:
     It stays when this run is interrupted too and shards are finished; it goes when the text or what was asked is at fault. fresh:
     by one that cannot go on from what is there, which is removed.
     """
-    folder = out.parent / f".{out.name}.preparing"
+    folder = being_made(out)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

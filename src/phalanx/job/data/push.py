@@ -1,4 +1,4 @@
-"""Puts a prepared folder into a store, where `open_data` reads it."""
+"""Puts a prepared folder, of tokens or of samples, into a store, where `open_data` and `open_samples` read it."""
 
 import hashlib
 import time
@@ -12,6 +12,7 @@ from phalanx.job.data import manifest as manifests
 from phalanx.job.data.manifest import MANIFEST, FileEntry
 from phalanx.job.data.shards import damaged, unreadable, wrong_size
 from phalanx.job.data.store_source import REQUEST, UNIT_BYTES
+from phalanx.job.data.tars.manifest import of_either, of_samples
 from phalanx.storage.objects import ObjectStore, open_store
 from phalanx.storage.places import parse_place
 
@@ -34,13 +35,15 @@ def push(folder: Path, url: str, progress: Callable[[int, int], None] = lambda d
 
 def push_into(folder: Path, store: ObjectStore, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
     """As `push`, into an open store."""
-    manifest, data = manifests.read(folder)
+    data = manifests.load(folder)
+    manifest = of_either(data, str(folder / MANIFEST))
+    put = _put if isinstance(manifest, manifests.Manifest) else _put_of_samples
     if (found := _manifest_there(store)) not in (None, data):
         raise _other_data(store)
     files = manifest.files
     total, done = sum(entry.size_bytes for entry in files), 0
     with ThreadPoolExecutor(FILES_AT_ONCE, "push") as pool:
-        for entry, _ in zip(files, pool.map(lambda entry: _again(lambda: _put(store, folder, entry)), files), strict=True):
+        for entry, _ in zip(files, pool.map(lambda entry: _again(lambda: put(store, folder, entry)), files), strict=True):
             done += entry.size_bytes
             progress(done, total)
     if found is None and not _again(lambda: store.put_if_absent(MANIFEST, data)) and _manifest_there(store) != data:
@@ -60,6 +63,14 @@ def _put(store: ObjectStore, folder: Path, entry: FileEntry) -> None:
             store.put(entry.name, b"".join(_checked(folder, entry)))
     except OSError as error:
         raise unreadable(entry, path, error) from error
+
+
+def _put_of_samples(store: ObjectStore, folder: Path, entry: FileEntry) -> None:
+    """What is damaged is made again otherwise than tokens are."""
+    try:
+        _put(store, folder, entry)
+    except DataError as error:
+        raise of_samples(error) from error
 
 
 def _checked(folder: Path, entry: FileEntry) -> Iterator[memoryview]:

@@ -8,19 +8,30 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from phalanx.core.errors import PhalanxError
 from phalanx.job.data.shards import Watch
 from phalanx.job.data.store_source import UNIT_BYTES
-from phalanx.job.data.stored_shards import StoredShards
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import NodeCache
+from phalanx.storage.cache.origin import Origin
 
-Needs = Callable[[int], Iterable[tuple[StoredShards, Sequence[int]]]]
+
+class Stored(Protocol):
+    """The shards of a data set in a store, which number their units."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    def units(self, numbers: Sequence[int], watch: Watch | None = None, /) -> list[Unit]:
+        """What the cache calls these. watch: told of waits; what it raises ends them."""
+
+
+Needs = Callable[[int], Iterable[tuple[Stored, Sequence[int]]]]
 """From a step to the units that its samples lie in, by the shards of each data set."""
 
-Place = tuple[StoredShards, int]
+Place = tuple[Stored, int]
 """A unit, as the shards of a data set number it."""
 
 HORIZON_STEPS: Final = 64
@@ -59,7 +70,7 @@ class _View:
         self._changed = threading.Condition()
         self._steps: deque[tuple[int, list[Place]]] = deque()
         self._keys: dict[Place, int] = {}
-        self._line: deque[tuple[int, StoredShards, Unit]] = deque()
+        self._line: deque[tuple[int, Stored, Unit]] = deque()
 
     def delivered(self, step: int) -> None:
         with self._changed:
@@ -136,7 +147,7 @@ class _View:
 
 def _named(places: Iterable[Place], watch: Watch) -> dict[Place, Unit]:
     """What the cache calls them. watch: told of waits for checksums; what it raises ends them."""
-    blocks: dict[StoredShards, list[int]] = {}
+    blocks: dict[Stored, list[int]] = {}
     for shards, block in places:
         blocks.setdefault(shards, []).append(block)
     return {(shards, at): unit for shards, ats in blocks.items() for at, unit in zip(ats, shards.units(ats, watch), strict=True)}

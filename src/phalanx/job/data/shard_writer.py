@@ -1,8 +1,10 @@
-"""Writes the shards of one split. All checksums are made of the bytes on their way to the disk, so nothing is read back."""
+"""Writes the shards of one split. All checksums are made of the bytes on their way to the disk, so nothing is read back, and while
+a shard gets there the next one grows."""
 
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -29,7 +31,8 @@ class ShardWriter:
         done: Sequence[Shard] = (),
         finished: Callable[[Shard], None] = lambda _: None,
     ) -> None:
-        """done: shards of this split that are there already. finished: told each new one once it is on the disk."""
+        """done: shards of this split that are there already. finished: told each new one once it is on the disk,
+        by another thread."""
         self._folder = folder
         self._split: Split = split
         self._dtype: megatron.TokenType = dtype
@@ -37,6 +40,8 @@ class ShardWriter:
         self._shards = list(done)
         self._finished = finished
         self._open: _OpenShard | None = None
+        self._on_its_way: Future[Shard] | None = None
+        self._thread = ThreadPoolExecutor(1, "shard")
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +49,7 @@ class ShardWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._open is not None:
             self._open.abandon()
+        self._thread.shutdown()
 
     def add(self, documents: Sequence[Sequence[int]], end: int) -> None:
         """Token ids of each document, to which the id of the end mark is added."""
@@ -59,7 +65,8 @@ class ShardWriter:
         ends, first = np.cumsum(lengths), 0
         while first < len(lengths):
             if self._open is None:
-                self._open = _OpenShard(self._folder / f"{shard_name(self._split, len(self._shards))}.bin")
+                number = len(self._shards) + (self._on_its_way is not None)
+                self._open = _OpenShard(self._folder / f"{shard_name(self._split, number)}.bin")
             before = int(ends[first - 1]) if first else 0
             fits = int(ends.searchsorted(before + self._tokens_max - self._open.tokens))  # the document that fills the shard
             last = min(fits + 1, len(lengths))
@@ -71,19 +78,29 @@ class ShardWriter:
             first = last
 
     def finish(self) -> list[Shard]:
+        """Of the split, all on the disk."""
         if self._open is not None:
             self._close(self._open)
+        self._settle()
+        self._thread.shutdown()
         return self._shards
 
     def _close(self, shard: "_OpenShard") -> None:
-        bin_file, sums = shard.close()
-        name = bin_file.name.removesuffix(".bin")
-        idx_file = _written(self._folder / f"{name}.idx", megatron.index_bytes(shard.lengths, self._dtype))
-        xxh3_file = _written(self._folder / f"{name}.xxh3", sums)
+        """One is on its way at a time, so what is waiting for the disk is bounded."""
+        self._settle()
         self._open = None
-        made = Shard.of(self._split, shard.tokens, len(shard.lengths), bin=bin_file, idx=idx_file, xxh3=xxh3_file)
-        self._shards.append(made)
+        self._on_its_way = self._thread.submit(self._made, shard)
+
+    def _made(self, shard: "_OpenShard") -> Shard:
+        made = shard.close(self._split, self._dtype)
         self._finished(made)
+        return made
+
+    def _settle(self) -> None:
+        """Waits for the shard that is on its way. Raises what its writing did."""
+        on_its_way, self._on_its_way = self._on_its_way, None
+        if on_its_way is not None:
+            self._shards.append(on_its_way.result())
 
 
 class _OpenShard:
@@ -107,13 +124,16 @@ class _OpenShard:
     def abandon(self) -> None:
         self._file.close()
 
-    def close(self) -> tuple[FileEntry, bytes]:
-        """The file, durable, and the checksums of its blocks."""
+    def close(self, split: Split, dtype: megatron.TokenType) -> Shard:
+        """All its files, durable."""
         with self._file as file:
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        return FileEntry(name=self._path.name, size_bytes=size, sha256=self._sha256.hexdigest()), self._sums.to_bytes()
+        made = FileEntry(name=self._path.name, size_bytes=size, sha256=self._sha256.hexdigest())
+        idx = _written(self._path.with_suffix(".idx"), megatron.index_bytes(self.lengths, dtype))
+        xxh3 = _written(self._path.with_suffix(".xxh3"), self._sums.to_bytes())
+        return Shard.of(split, self.tokens, len(self.lengths), bin=made, idx=idx, xxh3=xxh3)
 
 
 def _written(path: Path, data: bytes) -> FileEntry:

@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core import wire
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, NotFound
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.show import DataSummary, summary
+from phalanx.job.data.store_source import REQUEST
 from phalanx.job.data.tars import manifest as tars
 from phalanx.job.data.tars.show import SampleSummary, sample_summary
 from phalanx.job.data.verify import Damage, VerifyProgress, verify_files
+from phalanx.storage.objects import open_store
+from phalanx.storage.places import parse_place
 
 
 def shown(path: Path | str, progress: VerifyProgress | None = None, verify: bool = True) -> Mapping[str, Any]:
-    """The summary of a folder, or of tokens in a store. Raises DataError. verify: compares every byte."""
+    """The summary of a folder, or of what lies in a store. Raises DataError. verify: compares every byte."""
     return _summary(path, verify=verify, progress=progress)
 
 
@@ -33,9 +37,8 @@ def verified(path: Path | str, progress: VerifyProgress | None = None) -> Mappin
 
 def _damage(folder: Path, progress: VerifyProgress | None) -> Damage | None:
     """Of a folder that does not even open, such as one with a shard that is gone. Raises DataError for one that is no data set."""
-    of_samples = manifests.kind(manifests.load(folder)) == "samples"
     try:
-        verify_files(folder, tars.read(folder)[0] if of_samples else manifests.read(folder)[0], progress)
+        verify_files(folder, tars.of_either(manifests.load(folder), str(folder / MANIFEST)), progress)
     except Damage as damage:
         return damage
     return None
@@ -49,8 +52,21 @@ def shown_unread(path: Path) -> Mapping[str, Any]:
 
 def _summary(path: Path | str, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
     plain: Mapping[str, Any]
-    if "://" not in str(path) and manifests.kind(manifests.load(Path(path))) == "samples":
-        plain = wire.plain(SampleSummary, sample_summary(Path(path), verify, progress))
+    if _kind(path) == "samples":
+        plain = wire.plain(SampleSummary, sample_summary(path, verify, progress))
     else:
         plain = wire.plain(DataSummary, summary(path, verify, progress))
     return plain
+
+
+def _kind(path: Path | str) -> manifests.Kind | None:
+    """What lies there. Raises as opening it does; of what is not there in a store, opening it says so."""
+    if "://" not in str(path):
+        return manifests.kind(manifests.load(Path(path)))
+    place = parse_place(str(path), "data")
+    if place.scheme == "file":
+        return manifests.kind(manifests.load(Path(place.path)))
+    try:
+        return manifests.kind(open_store(str(path), patience=REQUEST, field="data").get(MANIFEST))
+    except NotFound:
+        return None

@@ -8,7 +8,8 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from phalanx.job.data.asked import order_of
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
+from phalanx.job.data.enough import check_tokenizers, check_train, window_bytes
 from phalanx.job.data.manifest import SPLITS, Split
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from phalanx.job.data.read_ahead import ReadAhead
     from phalanx.job.data.stored_shards import StoredSamples, StoredShards
     from phalanx.storage.cache.node_cache import NodeCache
-
-_SHOWN: Final = 12
 
 
 class Sources:
@@ -100,6 +100,9 @@ class Sources:
         """Samples of each."""
         return {name: self._size(name, split, sequence) for name in self.names}
 
+    def num_tokens(self, split: Split) -> int:
+        return sum(data.num_tokens(split) for data in self.opened.values())
+
     def num_samples(self, split: Split, sequence: int) -> int:
         return sum(self.sizes(split, sequence).values())
 
@@ -107,9 +110,7 @@ class Sources:
         """Of the run over the training split. Raises DataError for a source that has not one sample."""
         sizes = self.sizes("train", sequence)
         for name, size in sizes.items():
-            if not size:
-                fix = f"not one row of {sequence} tokens in {self.opened[name].folder}; prepare more text or shorten `sequence`"
-                raise DataError(f"train samples of {name}", 0, fix)
+            check_train(name, size, sequence, self.asked.paths[name])
         cuts = {name: self._cut(name, "train", sequence) for name in self.names}
         return order_of(self.asked, sizes, cuts, seed=seed, global_batch=global_batch)
 
@@ -217,14 +218,11 @@ class Sources:
         shuffle = self.asked.shuffle
         if not isinstance(shuffle, Blocks):
             return
-        window, caches, window_bytes = shuffle.window_blocks * shuffle.block_samples, set(), 0
-        for name, data in self.opened.items():
-            if data.cache is not None:
-                caches.add(data.cache)
-                samples = min(window, self._size(name, "train", sequence))
-                window_bytes += samples * sequence * np.dtype(data.manifest.dtype).itemsize
-        for cache in caches:
-            cache.check_limit(window_bytes, f"a window of {window} samples of each source (`data.shuffle`) has")
+        far = {name: data for name, data in self.opened.items() if data.cache is not None}
+        rows = {name: self._size(name, "train", sequence) for name in far}
+        size = window_bytes(shuffle.window, rows, {name: data.manifest for name, data in far.items()}, sequence)
+        for cache in {data.cache for data in far.values() if data.cache is not None}:
+            cache.check_limit(size, f"a window of {shuffle.window} samples of each source (`data.shuffle`) has")
 
     def _size(self, name: str, split: Split, sequence: int) -> int:
         if self.asked.packing == "concatenate":
@@ -241,9 +239,23 @@ def open_sources(asked: DataSource) -> Sources:
     """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
     of the others."""
     cache = _cache_of(asked)
-    opened = {name: open_data(path, cache=cache) for name, path in asked.paths.items()}
-    _check_tokenizers(opened)
+    opened = {}
+    for name, path in asked.paths.items():
+        with named(asked, name):
+            opened[name] = open_data(path, cache=cache)
+    check_tokenizers({name: data.manifest for name, data in opened.items()})
     return Sources(asked, opened)
+
+
+@contextmanager
+def named(asked: DataSource, name: str) -> Iterator[None]:
+    """What is wrong with the folder of a source as a whole is said of its field in the job spec."""
+    try:
+        yield
+    except DataError as error:
+        if error.field != "data":
+            raise
+        raise DataError(asked.field_of(name), asked.paths[name], error.fix) from error
 
 
 def _cache_of(asked: DataSource) -> "NodeCache | None":
@@ -253,22 +265,6 @@ def _cache_of(asked: DataSource) -> "NodeCache | None":
     from phalanx.job.data.cache_place import node_cache  # what data in folders does without
 
     return node_cache(asked.cache.folder, asked.cache.limit)
-
-
-def _check_tokenizers(opened: Mapping[str, TokenData]) -> None:
-    (name, first), *others = opened.items()
-    for other, data in others:
-        if _tokens_of(data) != _tokens_of(first):
-            fix = f"is not that of {name} ({_shown(first)}); prepare all sources with one: `phalanx data prepare --tokenizer`"
-            raise DataError(f"tokenizer of {other}", _shown(data), fix)
-
-
-def _tokens_of(data: TokenData) -> tuple[int, int, str]:
-    return data.vocab_size, data.end_of_document, data.manifest.tokenizer.sha256
-
-
-def _shown(data: TokenData) -> str:
-    return f"{data.vocab_size} tokens, SHA-256 {data.manifest.tokenizer.sha256[:_SHOWN]}"
 
 
 def _digest(facts: Mapping[str, str]) -> str:

@@ -36,6 +36,15 @@ for a single block is as high as that of its bytes."""
 UNIT_BYTES: Final = UNIT_BLOCKS * BLOCK_BYTES
 
 
+def stored_manifest(store: ObjectStore) -> bytes:
+    """Of whatever kind of data. Raises DataError where there is none, and what the store raises."""
+    try:
+        return store.get(MANIFEST)
+    except NotFound as error:
+        fix = f"has no {MANIFEST}, so it is no prepared data; name another place, or put it there with `phalanx data push`"
+        raise DataError("data", store.url, fix) from error
+
+
 class StoreSource:
     """Below a prefix of a store. Any thread may call it.
 
@@ -65,11 +74,7 @@ class StoreSource:
 
     def manifest(self) -> tuple[Manifest, bytes]:
         """And its bytes, always from the store: their hash says which data this is."""
-        try:
-            data = self._store.get(MANIFEST)
-        except NotFound as error:
-            fix = f"has no {MANIFEST}, so it is no prepared data; name another place, or put it there with `phalanx data push`"
-            raise DataError("data", self.url, fix) from error
+        data = stored_manifest(self._store)
         return manifests.parse(data, f"{self.url}/{MANIFEST}"), data
 
     def small(self, entries: Sequence[FileEntry], watch: Watch | None = None) -> list[bytes]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.enough import largest_shard
 from phalanx.job.data.manifest import FileEntry, Manifest, Split
 from phalanx.job.data.open import CHECKED_WHOLE, TokenData, reopened
 from phalanx.job.data.order import Indices
@@ -68,13 +69,18 @@ def _reopened(url: str, manifest_hash: str, folder: Path, limit_bytes: int) -> T
     return reopened(url, manifest_hash, cache=cache_at(folder, limit_bytes))
 
 
+def check_format(manifest: Manifest, url: str) -> None:
+    """Raises DataError for what can be read from a folder alone."""
+    if manifest.format == CHECKED_WHOLE:
+        raise DataError("format", manifest.format, f"{url} {_UPGRADE}")
+
+
 def open_stored(source: StoreSource) -> StoredData:
     """Reads the manifest and the tokenizer; everything else when it is needed. Raises as `StoreSource` does, and SetupError for a
     cache in which not even one shard has room."""
     manifest, data = source.manifest()
-    if manifest.format == CHECKED_WHOLE:
-        raise DataError("format", manifest.format, f"{source.url} {_UPGRADE}")
-    size_bytes, name = max((shard.bin_bytes, shard.bin.name) for shard in manifest.shards)
+    check_format(manifest, source.url)
+    size_bytes, name = largest_shard(manifest)
     source.cache.check_limit(size_bytes, f"the shard {name} of {source.url} has")
     return StoredData(source, manifest, sha256_bytes(data))
 

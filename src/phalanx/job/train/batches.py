@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.core.errors import DataError, SpecError
+from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
+from phalanx.job.data.enough import check_held_out
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.sources import Sources
@@ -95,10 +96,8 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
 
     A short held-out split gives fewer than asked. Raises DataError when it gives none.
     """
-    count = _samples(data, "held_out", recipe.sequence)
-    if count < batch.held_out:
-        fix = f"has fewer samples than one held-out batch ({batch.held_out}); prepare more text or lower batch_per_rank"
-        raise DataError("held-out samples", count, fix)
+    count = data.num_samples("held_out", recipe.sequence)
+    check_held_out(data.num_tokens("held_out"), count, recipe.sequence, batch.held_out)
     num_batches = min(recipe.eval_batches, count // batch.held_out)
     most = -(-batch.held_out // rank.world_size)  # samples of a rank: in a smaller gang more than one microbatch has
 
@@ -112,13 +111,6 @@ def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batc
         ]
 
     return fetch, num_batches
-
-
-def _samples(data: Sources, split: Split, sequence: int) -> int:
-    count = data.num_samples(split, sequence)
-    if count == 0:
-        raise DataError(f"{split} samples", 0, f"not one sequence of {sequence} tokens; prepare more text or shorten `sequence`")
-    return count
 
 
 def _on_device(data: Sources, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:

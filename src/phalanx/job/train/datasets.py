@@ -6,42 +6,39 @@ have delivered, go on from there each time they are iterated, and have a length,
 what Lightning and Hugging Face's Trainer ask of a loader.
 """
 
-import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset
 
-from phalanx.core import wire
-from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, rank_slice
-from phalanx.job.data.quarantine import Touching, set_aside_of
-from phalanx.job.data.sound import STOP, BadData, SoundOrder, tried
+from phalanx.job.data.quarantine import Touching
+from phalanx.job.data.samples import Rows
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import DEPTH, THREADS, BatchStream
+from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
 
 Data = TokenData | Sources
 """One prepared folder, or several as `open_sources` opens them, whose order is `Sources.order`. Where documents are told apart, a
 row is [2, sequence + 1]: the tokens, and the number of each token's document in the row."""
 
-_Rows = Callable[[int], Indices]
+_Numbers = Callable[[int], Indices]
 
 
-def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Rows]:
+def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Numbers]:
     """From an order to the numbers of the samples that a rank reads in each step; that raises DataError for a mixture over one
     folder."""
 
-    def rows(order: DataOrder) -> _Rows:
+    def rows(order: DataOrder) -> _Numbers:
         if isinstance(data, TokenData):
             return rows_of_rank(order, rank, world_size)
         return lambda step: data.numbers(order.draws(rank_slice(positions(order, step), rank, world_size)), split, sequence)
@@ -86,53 +83,7 @@ class StepBatches:
         return (self._rows(step).tolist() for step in self._steps)
 
 
-class Delivered:
-    """Which batches of a run were delivered. Steps are counted from 0; `stop` is the first that is never delivered.
-
-    epoch_steps: batches of what a trainer takes for an epoch, one iteration; None for all up to `stop`. It has nothing to do with
-    the epochs of the data, which the order goes through by itself. After a resume in the middle only the rest of that epoch comes,
-    and the next one is whole again.
-    """
-
-    def __init__(self, order: SoundOrder, data: Data, stop: int | None, epoch_steps: int | None) -> None:
-        if epoch_steps is not None and epoch_steps < 1:
-            raise DataError("epoch_steps", epoch_steps, "write a whole number above 0")
-        self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self._manifests = data.manifests if isinstance(data, Sources) else dict.fromkeys(order.order.names, data.manifest_hash)
-
-    @property
-    def order(self) -> DataOrder:
-        """In which the next batch is read: without what was set aside."""
-        return self._sound.order
-
-    def state_dict(self) -> dict[str, Any]:
-        """A data cursor over what was delivered: the same for every rank, and for a gang of any size."""
-        cursor: dict[str, Any] = wire.plain(Cursor, Cursor.after(self.step, self.order, self._manifests))
-        return cursor
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next batch is the one after those, without what was set aside. Raises DataError for a state of other data or of
-        another order, or for none."""
-        cursor = Cursor.from_json(json.dumps(dict(state)))
-        self._sound.resume(cursor)
-        self.step = cursor.next_step(self.order, self._manifests)
-
-    def end(self) -> int | None:
-        """Where the iteration that goes on now ends; None for never."""
-        ends = [] if self.stop is None else [self.stop]
-        if self.epoch_steps is not None:
-            ends.append((self.step // self.epoch_steps + 1) * self.epoch_steps)
-        return max(self.step, min(ends)) if ends else None
-
-    def __len__(self) -> int:
-        """Batches of a whole iteration. Raises TypeError, as Python has it, where it never ends."""
-        length = self.stop if self.epoch_steps is None else self.epoch_steps
-        if length is None:
-            raise TypeError("batches without `stop` or `epoch_steps` have no length")
-        return length
-
-
-class StepLoader:
+class StepLoader(ProcessLoader):
     """A loader of whole batches of one rank, [samples, sequence + 1], by any number of loader processes, with a state.
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
@@ -153,39 +104,15 @@ class StepLoader:
         world_size: int = 1,
         **options: Any,
     ) -> None:
-        self.dataset = SampleDataset(data, split, sequence)
-        self._rows, self._options = _ranked(data, split, sequence, rank, world_size), options
-        self._delivered = Delivered(SoundOrder(order, touching(data, split, sequence, order)), data, stop, epoch_steps)
-        self._rows(order)  # what it cannot read is refused now
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._delivered.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises DataError for a state of other data or of another order, or for none."""
-        self._delivered.load_state_dict(state)
-
-    def __len__(self) -> int:
-        return len(self._delivered)
-
-    def __iter__(self) -> Iterator[Any]:
-        start, end = self._delivered.step, self._delivered.end()
-        rows, steps = self._rows(self._delivered.order), count(start) if end is None else range(start, end)
-        batches = (rows(step).tolist() for step in steps)
-        own = torch.Generator().manual_seed(start)  # else each iteration, so each resume, would draw from the global one
-        loader = DataLoader(self.dataset, batch_sampler=batches, **{"generator": own, **self._processes(), **self._options})
-        for step, batch in enumerate(loader, start):
-            self._delivered.step = step + 1
-            yield batch
-
-    def _processes(self) -> dict[str, Any]:
-        """How they are started: no client of a store outlives a fork."""
-        if self._options.get("num_workers", 0) and self.dataset.is_far:
-            return {"multiprocessing_context": "spawn"}
-        return {}
+        numbers = _ranked(data, split, sequence, rank, world_size)
+        numbers(order)  # what it cannot read is refused now
+        sound = SoundOrder(order, touching(data, split, sequence, order))
+        given = Delivered(sound, _manifests(data, order), stop, epoch_steps)
+        dataset = SampleDataset(data, split, sequence)
+        super().__init__(given, dataset, lambda order: _listed(numbers(order)), dataset.is_far, options)
 
 
-class BatchDataset(IterableDataset[Tensor]):
+class BatchDataset(Counted, IterableDataset[Tensor]):
     """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
 
     It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
@@ -209,46 +136,22 @@ class BatchDataset(IterableDataset[Tensor]):
         log: DeliveryLog | None = None,
     ) -> None:
         self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows, self._log = _ranked(data, split, sequence, rank, world_size), log
+        self._rows = _ranked(data, split, sequence, rank, world_size)
         self._rows(order)  # what it cannot read is refused now
-        self._sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
-        self._delivered = Delivered(self._sound, data, stop, epoch_steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._delivered.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises DataError for a state of other data or of another order, or for none."""
-        self._delivered.load_state_dict(state)
-
-    def __len__(self) -> int:
-        return len(self._delivered)
+        sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
+        super().__init__(Delivered(sound, _manifests(data, order), stop, epoch_steps, log))
 
     def __iter__(self) -> Iterator[Tensor]:
-        worker = get_worker_info()
-        if worker is not None:
-            fix = "write 0: threads fetch ahead already, and a loader process would count batches that were never delivered"
-            raise DataError("num_workers", worker.num_workers, fix)
-        end = self._delivered.end()
-        while (yield from self._until_changed(end)):
-            pass
+        refuse_loader_processes()
+        for batch in self._delivered.batches(self._stream, self._read):
+            yield torch.from_numpy(batch.copy())  # since the array is filled anew
 
-    def _until_changed(self, end: int | None) -> Generator[Tensor, None, bool]:
-        """Batches in the order as it is. Whether it then is another one, because some rank has met damage."""
-        step, rows = self._delivered.step, self._rows(self._delivered.order)
-        of = (self._data, self._split, self._sequence, rows, step, end)
-        with BatchStream(*of, depth=self._depth, threads=self._threads) as stream:
-            while step != end:
-                batch, met = tried(stream.__next__)
-                if self._sound.changed_by(met, step):
-                    return True
-                assert batch is not None
-                if self._log is not None:
-                    self._log.set_aside(set_aside_of(self._delivered.order))
-                    self._log.delivered(step, *self._drawn(stream.newest), content_of(batch))
-                self._delivered.step = step = stream.step
-                yield torch.from_numpy(batch.copy())  # since the array is filled anew
-        return False
+    def _stream(self, order: DataOrder, start: int, end: int | None) -> BatchStream:
+        of = (self._data, self._split, self._sequence, self._rows(order), start, end)
+        return BatchStream(*of, depth=self._depth, threads=self._threads)
+
+    def _read(self, stream: BatchStream, batch: Rows) -> Read:
+        return *self._drawn(stream.newest), content_of(batch)
 
     def _drawn(self, numbers: Indices) -> tuple[Indices, Indices]:
         """The source of each, and which of its samples it is."""
@@ -257,8 +160,16 @@ class BatchDataset(IterableDataset[Tensor]):
         return np.zeros_like(numbers), numbers
 
 
+def _listed(numbers: _Numbers) -> Callable[[int], list[Any]]:
+    return lambda step: numbers(step).tolist()
+
+
 def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Callable[[Block], Touching]:
     """The stretches of samples that need a block, by source."""
     if isinstance(data, Sources):
         return lambda block: data.touching(block, split, sequence)
     return lambda block: {name: data.touching(split, block, sequence) for name in order.names}
+
+
+def _manifests(data: Data, order: DataOrder) -> Mapping[str, str]:
+    return data.manifests if isinstance(data, Sources) else dict.fromkeys(order.names, data.manifest_hash)

@@ -2,24 +2,31 @@
 
 What the bytes mean is the user's to say: `decode` takes a `Sample`, `transform` what that gives and a random generator of the
 sample and the epoch, so that augmentation is the same after a resume. `FieldDataset` with `StepDraws` as its `batch_sampler` works
-with any number of loader processes; the step is counted by who trains. `FieldBatches` makes batches ahead by threads of this
-process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
+with any number of loader processes; the step is counted by who trains. `FieldLoader` is that with a state. `FieldBatches` makes
+batches ahead by threads of this process, which suits decoders that let other threads run, as Pillow's do, and counts for itself.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.cursor import Cursor
-from phalanx.job.data.draws import DataOrder
+from phalanx.core.training_data import DataSource, MixtureSource
+from phalanx.job.data.ahead import Ahead
+from phalanx.job.data.bad_block import Block
+from phalanx.job.data.deliveries import DeliveryLog, Head
+from phalanx.job.data.draws import DataOrder, Draws
+from phalanx.job.data.order_facts import facts_of
+from phalanx.job.data.quarantine import Touching
+from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import SampleData
-from phalanx.job.data.tars.stream import Decode, Making, Transform, draws_of_rank, sample_stream, sources_of
+from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, draws_of_rank, made_stream, sources_of
 from phalanx.job.data.waits import Cause
+from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
 
 
 class FieldDataset(Dataset[Any]):
@@ -42,8 +49,13 @@ class FieldDataset(Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int | tuple[int, int]) -> Any:
-        epoch, number = index if isinstance(index, tuple) else (0, index)
-        return self._making.item(self._data, epoch, number)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | tuple[int, int]]) -> list[Any]:
+        """What `DataLoader` calls for a whole batch."""
+        pairs = [index if isinstance(index, tuple) else (0, index) for index in indices]
+        made = self._making.items(self._data, [epoch for epoch, _ in pairs], [number for _, number in pairs])
+        return [item for item, _ in made]
 
 
 class StepDraws:
@@ -65,12 +77,9 @@ class StepDraws:
             yield list(zip(rows.epoch.tolist(), rows.sample.tolist(), strict=True))
 
 
-class FieldBatches(IterableDataset[Any]):
-    """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)`.
-
-    `state_dict` is a data cursor over the batches that were delivered: the same for every rank, and for a gang of any size. Each
-    iteration goes on from there, up to the step `stop`. It refuses loader processes, which would make ahead what nobody has
-    counted; its own threads do that. `waited_s` tells the waits of the last iteration by their cause.
+class FieldLoader(ProcessLoader):
+    """A loader of whole batches of one rank by any number of loader processes, with a state: as `StepLoader` is for tokens, and
+    for decoders that let no other thread run. options: of the `DataLoader` that is made for each iteration, such as `num_workers`.
     """
 
     def __init__(
@@ -81,6 +90,49 @@ class FieldBatches(IterableDataset[Any]):
         transform: Transform | None = None,
         stop: int | None = None,
         *,
+        epoch_steps: int | None = None,
+        fields: Sequence[str] | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        **options: Any,
+    ) -> None:
+        """data: of one source, or of each source of the order by its name."""
+        sources = sources_of(data, order)
+        dataset = _Drawn(list(sources.values()), Making(decode=decode, transform=transform, fields=fields, seed=seed))
+        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), stop, epoch_steps)
+        is_far = any(one.cache is not None for one in sources.values())
+        super().__init__(given, dataset, lambda order: _triples(order, rank, world_size), is_far, options)
+
+
+class _Drawn(Dataset[Any]):
+    """An item is asked by its source, epoch and sample."""
+
+    def __init__(self, sources: Sequence[SampleData], making: Making) -> None:
+        self._sources, self._making = sources, making
+
+    def __getitems__(self, drawn: Sequence[tuple[int, int, int]]) -> list[Any]:
+        columns = np.array(drawn, dtype=np.int64).reshape(-1, 3).T
+        return self._making.batch(self._sources, Draws(*columns)).items
+
+
+class FieldBatches(Counted, IterableDataset[Any]):
+    """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)` or as it is.
+
+    It refuses loader processes, which would make ahead what nobody has counted; its own threads do that. See `Delivered` for
+    `stop`, `epoch_steps` and the state, a data cursor. bad_data: what is done about a damaged sample. log: where deliveries are
+    recorded; see `head`.
+    """
+
+    def __init__(
+        self,
+        data: SampleData | Mapping[str, SampleData],
+        order: DataOrder,
+        decode: Decode,
+        transform: Transform | None = None,
+        stop: int | None = None,
+        *,
+        epoch_steps: int | None = None,
         fields: Sequence[str] | None = None,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] = default_collate,
@@ -88,32 +140,70 @@ class FieldBatches(IterableDataset[Any]):
         world_size: int = 1,
         depth: int = DEPTH,
         threads: int = THREADS,
+        bad_data: BadData = STOP,
+        log: DeliveryLog | None = None,
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
-        self._data, self._order, self._stop, self._collate = data, order, stop, collate
+        self._sources, self._collate = sources_of(data, order), collate
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
         self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
-        self._manifests = {name: one.manifest_hash for name, one in sources_of(data, order).items()}
-        self._step = 0
-        self.waited_s: Mapping[Cause, float] = {}
+        self._ahead: Ahead[tuple[Read, Any]] | None = None
+        sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
+        super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))
 
-    def state_dict(self) -> dict[str, Any]:
-        cursor: dict[str, Any] = wire.plain(Cursor, Cursor.after(self._step, self._order, self._manifests))
-        return cursor
+    def head(self, attempt: int, generation: int = 0) -> Head:
+        """Of the record of what comes from here on, for a `DeliveryLog` that `record` takes, after a state was loaded."""
+        given = self._delivered
+        asked = DataSource(sources={name: MixtureSource(path=one.place) for name, one in self._sources.items()})
+        return Head(
+            attempt=attempt, generation=generation, rank=self._rank, world_size=self._world_size, start=given.step,
+            order=facts_of(given.order), data=given.manifests, sequence=0,
+            fields=None if self._making.fields is None else tuple(self._making.fields),
+            asked=asked.anchored(Path()),
+        )  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises DataError for a state of other data or of another order, or for none."""
-        self._step = Cursor.from_json(json.dumps(dict(state))).next_step(self._order, self._manifests)
+    def record(self, log: DeliveryLog | None) -> None:
+        """From the next iteration on, what is delivered is recorded there; None for nowhere."""
+        self._delivered.log = log
+
+    @property
+    def waited_s(self) -> Mapping[Cause, float]:
+        """In the last iteration, by cause."""
+        return {} if self._ahead is None else self._ahead.stats.waited_s
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        if worker is not None:
-            fix = "write 0: threads make batches ahead already, and a loader process would count what was never delivered"
-            raise DataError("num_workers", worker.num_workers, fix)
-        with sample_stream(
-            self._data, self._order, self._making, self._collate, self._step, self._stop,
+        refuse_loader_processes()
+        for _, batch in self._delivered.batches(self._stream, _recorded):
+            yield batch
+
+    def _stream(self, order: DataOrder, start: int, end: int | None) -> Ahead[tuple[Read, Any]]:
+        self._ahead = made_stream(
+            self._sources, order, self._making, self._finished, start, end,
             rank=self._rank, world_size=self._world_size, depth=self._depth, threads=self._threads,
-        ) as stream:  # fmt: skip
-            for batch in stream:
-                self._step, self.waited_s = stream.step, dict(stream.stats.waited_s)
-                yield batch
+        )  # fmt: skip
+        return self._ahead
+
+    def _finished(self, made: Made) -> tuple[Read, Any]:
+        """What is recorded of a batch, and the batch, without the items that it was collated of."""
+        return (made.rows.source, made.rows.sample, made.contents), self._collate(made.items)
+
+
+def touching(sources: Mapping[str, SampleData]) -> Callable[[Block], Touching]:
+    """The samples that a block is, by source."""
+    return lambda block: {name: data.touching(block) for name, data in sources.items()}
+
+
+def _manifests(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
+    return {name: data.manifest_hash for name, data in sources.items()}
+
+
+def _triples(order: DataOrder, rank: int, world_size: int) -> Callable[[int], list[Any]]:
+    def rows(step: int) -> list[Any]:
+        drawn = draws_of_rank(order, step, rank, world_size)
+        return list(zip(drawn.source.tolist(), drawn.epoch.tolist(), drawn.sample.tolist(), strict=True))
+
+    return rows
+
+
+def _recorded(_: object, given: tuple[Read, Any]) -> Read:
+    return given[0]

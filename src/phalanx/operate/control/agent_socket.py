@@ -7,7 +7,7 @@ cannot be used is better closed: the agent dials again and says what it holds.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
@@ -21,6 +21,7 @@ from phalanx.core.messages import (
     PROTOCOL,
     ArtifactAck,
     ArtifactSaved,
+    AttemptReport,
     Chunk,
     ChunkAck,
     Command,
@@ -36,6 +37,7 @@ from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.ingest import Ingest
+from phalanx.operate.control.last_words import LastWords
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.shape import check_shape
 
@@ -117,6 +119,7 @@ class AgentDesk:
     now_ms: Callable[[], int]
     seen_ms: dict[NodeId, int]  # Unix time of the last message of each node
     artifacts: Artifacts
+    last_words: LastWords
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     entered: dict[NodeId, int] = field(default_factory=dict)  # number of the newest connection of each node that said Hello
 
@@ -177,6 +180,7 @@ class AgentDesk:
     async def _enter(self, link: AgentLink, hello: Hello) -> None:
         """The welcome is queued before the controller can use the link, so that it comes before every command."""
         acked = await self.ingest.acknowledged([report.attempt for report in hello.attempts])
+        hello = replace(hello, attempts=await asyncio.to_thread(lambda: tuple(map(self.last_words.told, hello.attempts))))
         epoch = await self.control.call(lambda controller: controller.lead_above(hello.epoch_seen))
         link.say(Welcome(epoch, self.lease_ms, acked, UNDERSTOOD))
 
@@ -221,11 +225,15 @@ class AgentDesk:
                 case Renew(number):
                     if await self._heard(link, message):
                         link.say(Granted(number, self.lease_ms))
-                case Report():
-                    await self._heard(link, message)
+                case Report(report):
+                    await self._heard(link, Report(await self._with_words(report)))
                     self.control.wake()
                 case _:
                     raise _Ended(Close(POLICY, "hello was said already"))
+
+    async def _with_words(self, report: AttemptReport) -> AttemptReport:
+        """Files are read for the end of an attempt alone."""
+        return await asyncio.to_thread(self.last_words.told, report) if report.phase == "ended" else self.last_words.told(report)
 
     async def _heard(self, link: AgentLink, message: Renew | Report) -> bool:
         """What a replaced connection still says is not heard, and no lease is granted to it: the newer one has said more."""

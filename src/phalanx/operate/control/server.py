@@ -29,6 +29,7 @@ from phalanx.operate.control.deciding import ANSWER_S_MAX, Decider
 from phalanx.operate.control.gang_keys import gang_key
 from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
+from phalanx.operate.control.last_words import LastWords
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.notice_pump import NoticePump
 from phalanx.operate.control.outbox_pump import OutboxPump
@@ -169,6 +170,8 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
     journal, series = Journal(home / "journal"), SeriesStore(home / "series", getting_on)
     rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)
     ingest = Ingest(control, journal, series)
+    secrets = Secrets(home, store, clock.now_ms)
+    words = LastWords(lambda: control.world, journal, lambda names: secrets.values(names).values())
     scheduler = LineProcess("scheduler", command("scheduler"), ANSWER_S_MAX)
     tracker = LineProcess("tracking", command("tracking"), TRACK_S_MAX)
     services = Services(
@@ -178,12 +181,12 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
         store=store,
         clock=clock,
         tokens=tokens,
-        secrets=Secrets(home, store, clock.now_ms),
+        secrets=secrets,
         blobs=blobs,
         collector=Collector(home, control, store, series, blobs, clock),
         journal=journal,
         series=series,
-        desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}, Artifacts(control, store, blobs)),
+        desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}, Artifacts(control, store, blobs), words),
         processes=lambda: _processes(home, links, {"scheduler": scheduler.pid, "tracking": tracker.pid}),
     )
     return _Parts(services, ingest, scheduler, tracker)

@@ -166,7 +166,9 @@ def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop
         return "; ".join((words[stop], *(_lost(node, why) for node, why in sorted(attempt.lost.items()))))
     if cause is None:
         return "every rank exited with code 0"
-    return f"{cause.text} (bad input; see its log)" if _is_bad_input(job, cause) else cause.text
+    if _is_bad_input(job, cause):
+        return f"{cause.text} (bad input): {cause.said}" if cause.said else f"{cause.text} (bad input; see its log)"
+    return f"{cause.text}: {cause.said}" if cause.said else cause.text
 
 
 def _evicted(job: JobRecord, attempt: AttemptRecord) -> str:
@@ -261,13 +263,16 @@ def _leads(attempt: AttemptRecord, reports: Reports) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed. When a part was
-    `interrupted`, that is the cause: what the rest of the gang did then is its consequence. `refused`: as in the report.
-    `with_node`: it came with the node's loss, or with something else of it, so it is nobody's consequence."""
+    """Why a node's part failed, in one line; `code` is the first failed rank's exit code, if a rank failed, and `said` its error.
+
+    When a part was `interrupted`, that is the cause: what the rest of the gang did then is its consequence. `refused`: as in the
+    report. `with_node`: it came with the node's loss, or with something else of it, so it is nobody's consequence.
+    """
 
     at_ms: int
     text: str
     code: int | None = None
+    said: str = ""
     interrupted: bool = False
     refused: bool = False
     with_node: bool = False
@@ -306,7 +311,7 @@ def _cause(part: _Part, all_stopped: bool) -> _Cause | None:
     failed = [item for item in part.exits if item.code != 0]
     if failed and (any(item.first for item in failed) or not report.lost):
         first = min(failed, key=lambda item: (not item.first, item.at_ms, item.rank))
-        return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code)
+        return _Cause(first.at_ms, f"rank {first.rank} {_how(first.code)}", first.code, first.said)
     if report.lost:
         if failed:  # none of them fell by itself
             return _Cause(report.ended_ms or report.at_ms, f"stopped on node {part.node}: {report.lost}")

@@ -10,7 +10,8 @@ from phalanx.core.errors import Exit, WorldError
 from phalanx.core.records import ranks_text
 from phalanx.core.units import show_duration
 from phalanx.core.views import AttemptView, JobView
-from phalanx.show.cli.job_page import exits_text, outcome_exit, outcome_text
+from phalanx.show.cli.attempts_page import exits_text
+from phalanx.show.cli.job_page import outcome_exit, outcome_text
 from phalanx.show.cli.options import Output
 from phalanx.show.cli.patience import patiently
 from phalanx.show.cli.ranklog import GrowingLog, last_words

@@ -1,8 +1,7 @@
 """What people see of jobs."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from signal import Signals
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -10,10 +9,9 @@ from rich.text import Text
 
 from phalanx.core.devices import WHOLE, parse_devices
 from phalanx.core.errors import Exit
-from phalanx.core.messages import RankExit
-from phalanx.core.records import ranks_text
 from phalanx.core.units import show_duration, show_size
-from phalanx.core.views import AttemptView, CheckpointView, FindingView, JobView
+from phalanx.core.views import CheckpointView, FindingView, JobView
+from phalanx.show.cli.attempts_page import attempts_parts, short
 from phalanx.show.cli.grid import Grid
 from phalanx.show.cli.output import line, moment, moment_cell, pairs, section
 from phalanx.show.cli.pages import mapping_rows
@@ -63,11 +61,7 @@ def job_page(job: JobView, sentence: str, devices_are: str) -> Iterator[Renderab
     yield pairs(_summary(job, sentence, devices_are))
     if job.progress:
         yield from section("Progress", pairs(_progress(job)))
-    yield from section("Attempts", _attempts(job.attempts))
-    if any(one.recoveries for one in job.attempts):
-        yield from section("Recoveries", _recoveries(job.attempts))
-    if any(one.faults for one in job.attempts):
-        yield from section("Chaos", _faults(job.attempts))
+    yield from attempts_parts(job.attempts, sentence)
     if job.checkpoints:
         yield from section("Checkpoints", _checkpoints(job))
     if job.findings:
@@ -168,21 +162,6 @@ def outcome_exit(job: JobView) -> Exit:
     return Exit.OK if job.outcome == "succeeded" else Exit.FAILED
 
 
-def exits_text(exits: Iterable[RankExit]) -> str:
-    """'rank 1 SIGKILL first, rank 0 SIGTERM', or 'all ranks 0'."""
-    known = sorted(exits, key=lambda one: (not one.first, one.rank))
-    if known and all(one.code == 0 for one in known):
-        return "all ranks exited 0"
-    return ", ".join(f"rank {one.rank} {exit_word(one.code)}{' first' if one.first else ''}" for one in known) or "-"
-
-
-def exit_word(code: int) -> str:
-    """'exited 3' or 'SIGKILL'."""
-    if code >= 0:
-        return f"exited {code}"
-    return Signals(-code).name if -code in set(Signals) else f"signal {-code}"
-
-
 def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
     step = f"{job.progress.step}/{job.progress.total_steps}" if job.progress else "-"
     state = Text(job.outcome or job.state, style=_style(job)) if (job.outcome or job.state).isidentifier() else line(job.state)
@@ -196,7 +175,7 @@ def _job_row(job: JobView, now_ms: int) -> Sequence[object]:
         job.priority,
         job.restarts,
         show_duration(max(0, now_ms - job.submitted_ms)),
-        "; ".join(part for part in (why, job.late) if part),
+        "; ".join(part for part in (short(why), job.late) if part),
     )
 
 
@@ -276,46 +255,3 @@ def _progress(job: JobView) -> Iterator[tuple[str, object]]:
     yield "MFU", f"{seen.mfu:.1%}" if seen.mfu > 0 else "- (no peak known for these devices)"
     if job.state != "finished":
         yield "ETA", "-" if seen.eta_ms is None else show_duration(seen.eta_ms)
-
-
-def _attempts(attempts: Sequence[AttemptView]) -> RenderableType:
-    if not attempts:
-        return line("none yet")
-    head = ("ATTEMPT", "PLACED (UTC)", "RAN", "RESUMED", "RANKS", "EXITS", "DETAIL")
-    return Grid(head, (_attempt_row(one) for one in attempts), drop=("RANKS", "EXITS", "PLACED (UTC)"), cut="DETAIL")
-
-
-def _recoveries(attempts: Sequence[AttemptView]) -> RenderableType:
-    """Faults that gangs healed inside, each without a restart, and how they grew after one."""
-    head = ("ATTEMPT", "AT (UTC)", "GENERATION", "SECONDS", "WENT ON AFTER", "WITHOUT", "STEPS LOST", "WHY")
-    rows = [
-        (
-            one.attempt, moment_cell(r.at_ms), r.generation, f"{r.recovery_ms / 1000:.1f}", f"step {r.step}",
-            ranks_text(r.absent) or "-", r.steps_lost, r.why,
-        )
-        for one in attempts
-        for r in one.recoveries
-    ]  # fmt: skip
-    return Grid(head, rows, right=("GENERATION", "SECONDS", "STEPS LOST"), drop=("GENERATION", "AT (UTC)", "ATTEMPT"), cut="WHY")
-
-
-def _faults(attempts: Sequence[AttemptView]) -> RenderableType:
-    """Those that somebody asked for, and what became of them."""
-    rows = [
-        (fault.number, one.attempt, moment_cell(fault.at_ms), fault.by, fault.sentence, fault.met or _open_fault(one))
-        for one in attempts
-        for fault in one.faults
-    ]
-    head = ("FAULT", "ATTEMPT", "ASKED (UTC)", "BY", "WHAT", "MET")
-    return Grid(head, rows, right=("FAULT",), drop=("ASKED (UTC)", "BY", "ATTEMPT"), cut="WHAT")
-
-
-def _open_fault(attempt: AttemptView) -> str:
-    return "not yet" if attempt.ended_ms is None else "no: the attempt ended before"
-
-
-def _attempt_row(one: AttemptView) -> Sequence[object]:
-    ran = "-" if one.running_ms is None else "running" if one.ended_ms is None else show_duration(one.ended_ms - one.running_ms)
-    resumed = "-" if one.resumed_step is None else f"after {one.resumed_step}"
-    ranks = ", ".join(f"{rank.rank}@{rank.node}/{rank.device}" + (f" pid {rank.pid}" if rank.pid else "") for rank in one.ranks)
-    return one.attempt, moment_cell(one.placed_ms), ran, resumed, ranks or "-", exits_text(one.exits), one.detail

@@ -51,12 +51,14 @@ def submit(
     cancels the job.
     """
     from phalanx.core.views import JobView
+    from phalanx.show.cli.data_ahead import look_ahead
     from phalanx.show.cli.follow import follow_job
     from phalanx.show.cli.job_page import submitted_page
     from phalanx.show.cli.output import emit
     from phalanx.show.cli.overrides import spec_from
 
     spec = spec_from(file, [*(changes or ()), *([f"name={name}"] if name else ())], Path.cwd())
+    look_ahead(tools_of(context), spec)
     pack = tools_of(context).pack_workdir(Path(spec.workdir)) if spec.workdir else None
     platform, phalanx = _platform_for(context, spec, clusters, home, output)
     with platform as client:

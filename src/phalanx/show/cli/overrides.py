@@ -11,10 +11,11 @@ import yaml
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import load_spec
+from phalanx.core.training_data import place_from
 from phalanx.core.yaml_text import read_yaml
 
 _PATHS: Final = re.compile(r"workdir|data\.path|data\.sources\.[^.]+\.path")
-"""Fields that are paths: given on the command line they start at the current folder, not at the file's."""
+"""Fields that are paths, or places in a store: paths of the command line start at the current folder, not at the file's."""
 
 
 def spec_from(file: Path, changes: Sequence[str], folder: Path) -> JobSpec:
@@ -29,7 +30,7 @@ def changed(data: object, changes: Sequence[str], folder: Path) -> object:
     for change in changes:
         key, value = _key_value(change)
         if _PATHS.fullmatch(key) and isinstance(value, str) and value:
-            value = str((folder / value).resolve())
+            value = place_from(folder, value)
         data = _with(data, key.split("."), value, key)
     return data
 

@@ -66,11 +66,13 @@ def plan(
     """
     from phalanx.client import connect
     from phalanx.core.views import PlanView
+    from phalanx.show.cli.data_ahead import look_ahead
     from phalanx.show.cli.output import emit
     from phalanx.show.cli.overrides import spec_from
     from phalanx.show.cli.plan_page import plan_page
 
     spec = spec_from(file, changes or (), Path.cwd())
+    look_ahead(tools_of(context), spec)
     if clusters is not None:  # an empty one, as of a variable that is not set, must not mean this platform
         from phalanx.client.address import clusters_of
         from phalanx.core.clusters import DispatchView

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
-    from phalanx.core.data_asked import AuditAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
+    from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.experts import ExpertsAsked, ExpertsView
@@ -38,6 +38,8 @@ class Tools:
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
+    foresee_data(asked): refuses the data of a job for what its ranks would refuse, as far as it is seen from here; returns warnings
+        of what is not.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
@@ -62,6 +64,7 @@ class Tools:
     verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
     audit_data: "Callable[[AuditAsked, ProgressSink], DataAudit]"
+    foresee_data: "Callable[[ForeseeAsked], Sequence[str]]"
     mix_data: "Callable[[MixAsked], MixView]"
     push_data: Callable[[Path, str, ProgressSink], str]
     sample_model: Callable[[Path, str, str, int, int, float], int]

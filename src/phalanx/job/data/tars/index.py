@@ -14,12 +14,14 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from phalanx.core.errors import DataError
 
 MAGIC: Final = b"PHXTARS1"
 _HEADER: Final = struct.Struct("<8sIIQQ")
 _ALIGN: Final = 8
+_SUM: Final = struct.Struct("<xQ")
 FIELDS_MAX: Final = 256
 """In one shard: the table is dense."""
 
@@ -31,6 +33,11 @@ class Place:
     offset: int
     size: int
     sum: int
+
+
+def content_of(places: Mapping[str, Place]) -> int:
+    """The XXH3 of a sample's fields, by name: of each one's name and XXH3, sorted."""
+    return xxh3_64_intdigest(b"".join([name.encode() + _SUM.pack(place.sum) for name, place in sorted(places.items())]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,19 +84,29 @@ def commit(folder: Path, manifest: SampleManifest) -> None:
 
 def read(folder: Path) -> tuple[SampleManifest, bytes]:
     """The manifest of a folder of samples and its bytes. Raises DataError when there is none that this version can read."""
-    data, path = manifests.load(folder), folder / MANIFEST
+    data = manifests.load(folder)
+    return parse(data, str(folder / MANIFEST)), data
+
+
+def parse(data: bytes, path: str) -> SampleManifest:
+    """Of the bytes of a manifest.json. path: where it lies, for errors. Raises DataError."""
     if manifests.kind(data) != "samples":
-        manifests.read(folder)  # what is no manifest at all is said there
+        manifests.parse(data, path)  # what is no manifest at all is said there
         fix = "holds tokens, not samples: read it with `open_data`, or name a folder made by `phalanx data index`"
-        raise DataError("data", str(folder), fix)
+        raise DataError("data", path.rpartition("/")[0], fix)
     try:
         manifest: SampleManifest = wire.loads(SampleManifest, data)
     except ValueError as error:
-        raise DataError("manifest", str(path), f"is not a manifest of ours ({error}); {REINDEX}") from error
+        raise DataError("manifest", path, f"is not a manifest of ours ({error}); {REINDEX}") from error
     if manifest.format > FORMAT:
         raise DataError("format", manifest.format, f"{path} was made by a newer Phalanx (this one reads {FORMAT}); upgrade it")
     _check(manifest, path)
-    return manifest, data
+    return manifest
+
+
+def of_either(data: bytes, path: str) -> manifests.Manifest | SampleManifest:
+    """Of the bytes of any manifest.json, by what it says it is of. path: where it lies, for errors. Raises DataError."""
+    return parse(data, path) if manifests.kind(data) == "samples" else manifests.parse(data, path)
 
 
 def of_samples(error: DataError) -> DataError:
@@ -104,7 +114,7 @@ def of_samples(error: DataError) -> DataError:
     return DataError(error.field, error.value, error.fix.replace(REMAKE, REINDEX))
 
 
-def _check(manifest: SampleManifest, path: Path) -> None:
+def _check(manifest: SampleManifest, path: str) -> None:
     for shard in manifest.shards:
         if not manifests.is_plain(shard.name):
             raise DataError("manifest", shard.name, f"{path} names a file outside its folder; {REINDEX}")

@@ -30,7 +30,7 @@ class SampleSummary:
     first: str
 
 
-def sample_summary(path: Path, verify: bool = True, progress: VerifyProgress | None = None) -> SampleSummary:
+def sample_summary(path: Path | str, verify: bool = True, progress: VerifyProgress | None = None) -> SampleSummary:
     """Raises DataError for a folder that holds no samples, or that is damaged as far as was read."""
     data = open_samples(path, verify, progress)
     manifest = data.manifest

@@ -1,19 +1,24 @@
 """Batches of samples in a run's order, decoded and transformed ahead of their use by threads."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.ahead import Ahead
+from phalanx.job.data.ahead import Ahead, Tell
+from phalanx.job.data.bad_block import BadBlock
 from phalanx.job.data.draws import DataOrder, Draws, batch
 from phalanx.job.data.order import rank_slice
 from phalanx.job.data.stream import DEPTH, THREADS
-from phalanx.job.data.tars.open import Sample, SampleData
-from phalanx.job.data.waits import Cause, Span
+from phalanx.job.data.tars.open import Sample, SampleData, all_of
+from phalanx.job.data.waits import CAUSES
+
+if TYPE_CHECKING:
+    from phalanx.job.data.read_ahead import ReadAhead
 
 B = TypeVar("B")
 
@@ -24,7 +29,6 @@ Transform = Callable[[Any, np.random.Generator], Any]
 """From what was decoded to what is trained on. The generator is one for this sample in this epoch: what it draws is the same after
 a resume, and on any number of ranks."""
 
-_CAUSES: Final[tuple[Cause, ...]] = ("start", "order", "read", "verify", "decode", "transform")
 _WORD: Final = 2**64 - 1
 
 
@@ -37,20 +41,55 @@ class Making:
     fields: Sequence[str] | None = None
     seed: int = 0
 
-    def item(self, data: SampleData, epoch: int, number: int, spans: list[Span] | None = None) -> Any:
-        """Raises what reading, decoding and transforming raise, with a note that names the sample."""
-        spans = [] if spans is None else spans
-        sample = data.read(number, self.fields, lambda *span: spans.append(span))
-        try:
-            made = self.decode(sample)
-            if self.transform is not None:
-                began = time.monotonic()
-                made = self.transform(made, np.random.default_rng([self.seed & _WORD, epoch, number]))
-                spans.append(("transform", began, time.monotonic()))
-        except Exception as error:
-            error.add_note(f"This was made of sample {number}, {sample.key}, of {data.folder}.")
-            raise
+    def items(
+        self, data: SampleData, epochs: Sequence[int], numbers: Sequence[int], tell: Tell | None = None
+    ) -> Iterator[tuple[Any, int]]:
+        """Of these samples of a data set, in these epochs, each with its sample's `content`. Raises what reading, decoding and
+        transforming raise, with a note that names the sample."""
+        for epoch, sample in zip(epochs, data.read_all(numbers, self.fields, tell), strict=True):
+            try:
+                yield self._made(sample, epoch, tell), sample.content
+            except Exception as error:
+                error.add_note(f"This was made of sample {sample.number}, {sample.key}, of {data.place}.")
+                raise
+
+    def batch(self, sources: Sequence[SampleData], rows: Draws, tell: Tell | None = None) -> "Made":
+        """Of the sources of an order, by number. Raises as `items` does; of damage, when all that there is of it in the batch is
+        known."""
+        items: list[Any] = [None] * len(rows)
+        contents = np.zeros(len(rows), dtype=np.uint64)
+        bad: list[BadBlock] = []
+        for source in np.unique(rows.source).tolist():
+            at = np.flatnonzero(rows.source == source)
+            mine = rows.take(at)
+            made = self.items(sources[source], mine.epoch.tolist(), mine.sample.tolist(), tell)
+            try:
+                for row, (item, content) in zip(at.tolist(), made, strict=True):
+                    items[row], contents[row] = item, content
+            except BadBlock as error:
+                bad.append(error)
+        if bad:
+            raise all_of(bad)
+        return Made(items, rows, contents)
+
+    def _made(self, sample: Sample, epoch: int, tell: Tell | None) -> Any:
+        made = self.decode(sample)
+        if self.transform is None:
+            return made
+        began = time.monotonic()
+        made = self.transform(made, np.random.default_rng([self.seed & _WORD, epoch, sample.number]))
+        if tell is not None:
+            tell("transform", began, time.monotonic())
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch before it is collated. rows: which samples it is of. contents: of each, `Sample.content`."""
+
+    items: list[Any]
+    rows: Draws
+    contents: NDArray[np.uint64]
 
 
 def sources_of(data: SampleData | Mapping[str, SampleData], order: DataOrder) -> dict[str, SampleData]:
@@ -83,20 +122,66 @@ def sample_stream(
     threads: int = THREADS,
 ) -> Ahead[B]:
     """The batches of one rank from the step `start` on, counted from 0: an iterator of what `collate` makes of a batch's items.
+    See `made_stream`."""
+    of = (data, order, making, lambda made: collate(made.items), start, stop)
+    return made_stream(*of, rank=rank, world_size=world_size, depth=depth, threads=threads)
+
+
+def made_stream(
+    data: SampleData | Mapping[str, SampleData],
+    order: DataOrder,
+    making: Making,
+    finish: Callable[[Made], B],
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    depth: int = DEPTH,
+    threads: int = THREADS,
+) -> Ahead[B]:
+    """The batches of one rank from the step `start` on, counted from 0: an iterator of what `finish` makes of them.
 
     data: of one source, or of each source of the order by its name. stop: the first step that is not delivered. `depth` batches at
     most are made ahead, each by one of `threads`.
     """
     sources = list(sources_of(data, order).values())
 
-    def fetch(step: int, spans: list[Span]) -> B:
+    def fetch(step: int, tell: Tell) -> B:
         began = time.monotonic()
         rows = draws_of_rank(order, step, rank, world_size)
         ordered = time.monotonic()
-        spans.append(("order", began, ordered))
-        places = zip(rows.source.tolist(), rows.epoch.tolist(), rows.sample.tolist(), strict=True)
-        made = collate([making.item(sources[source], epoch, number, spans) for source, epoch, number in places])
-        spans.append(("decode", ordered, time.monotonic()))
+        tell("order", began, ordered)
+        made = finish(making.batch(sources, rows, tell))
+        tell("decode", ordered, time.monotonic())
         return made
 
-    return Ahead(fetch, start, stop, depth=depth, threads=threads, named=_CAUSES, name="samples")
+    def read_ahead(tell: Tell) -> "ReadAhead | None":
+        return _read_ahead(sources, making.fields, lambda step: draws_of_rank(order, step, rank, world_size), start, stop, tell)
+
+    return Ahead(fetch, start, stop, depth=depth, threads=threads, named=CAUSES, name="samples", read_ahead=read_ahead)
+
+
+def _read_ahead(
+    sources: Sequence[SampleData],
+    fields: Sequence[str] | None,
+    rows: Callable[[int], Draws],
+    start: int,
+    stop: int | None,
+    tell: Tell,
+) -> "ReadAhead | None":
+    """What fetches the steps to come of those that lie in a store; None where none does."""
+    caches = [data.cache for data in sources if data.cache is not None]
+    if not caches:
+        return None
+    from phalanx.job.data.read_ahead import ReadAhead  # what data in folders does without
+    from phalanx.job.data.tars.stored import StoredTars
+
+    def needs(step: int) -> Iterator[tuple[StoredTars, list[int]]]:
+        drawn = rows(step)
+        for number, data in enumerate(sources):
+            mine = drawn.sample[drawn.source == number].tolist()
+            if mine and isinstance(data.tars, StoredTars):
+                yield data.tars, data.tars.needed(data.asked(mine, fields, tell))
+
+    return ReadAhead(caches[0], needs, start, stop)

@@ -1,0 +1,80 @@
+"""What a run needs of its data: one tokenizer, a row of each source, rows that are held out. Pure.
+
+`submit`, `data mix` and ranks say it in the same words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import DataError
+from phalanx.core.training_data import Packing
+from phalanx.job.data.manifest import Manifest, Split
+from phalanx.job.data.megatron import WIDTHS
+
+_SHOWN: Final = 12
+_PREPARE: Final = "`phalanx data prepare --tokenizer`"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows a split has, as far as its manifest tells: all of documents end to end, bounds of whole documents."""
+
+    least: int
+    most: int
+
+
+def rows_of(manifest: Manifest, split: Split, sequence: int, packing: Packing) -> Rows:
+    """A row holds sequence + 1 tokens; of whole documents each may leave one row that is not full."""
+    count = manifest.splits[split]
+    if packing == "concatenate":
+        rows = max(0, (count.tokens - 1) // sequence)
+        return Rows(rows, rows)
+    width = sequence + 1
+    return Rows(-(-count.tokens // width), min(count.tokens, count.tokens // width + count.documents))
+
+
+def largest_shard(manifest: Manifest) -> tuple[int, str]:
+    """Its bytes of tokens and its file: what a node's cache must have room for."""
+    return max((shard.bin_bytes, shard.bin.name) for shard in manifest.shards)
+
+
+def window_bytes(window: int, rows: Mapping[str, int], manifests: Mapping[str, Manifest], sequence: int) -> int:
+    """Of what a shuffle by blocks mixes at once, of `window` samples of each source that has so many."""
+    return sum(min(window, rows[name]) * sequence * WIDTHS[manifests[name].dtype] for name in rows)
+
+
+def check_tokenizers(manifests: Mapping[str, Manifest]) -> None:
+    """By the name of the source. Raises DataError for the first whose tokens are not those of the first."""
+    name = next(iter(manifests), "")
+    for other, manifest in manifests.items():
+        if _tokens_of(manifest) != _tokens_of(manifests[name]):
+            fix = f"is not that of {name} ({_shown(manifests[name])}); prepare all sources with one: {_PREPARE}"
+            raise DataError(f"tokenizer of {other}", _shown(manifest), fix)
+
+
+def check_train(name: str, samples: int, sequence: int, place: object) -> None:
+    """Raises DataError for a source without a row to train on."""
+    if not samples:
+        fix = f"not one row of {sequence} tokens in {place}; prepare more text or shorten `sequence`"
+        raise DataError(f"train samples of {name}", 0, fix)
+
+
+def check_held_out(tokens: int, samples: int, sequence: int, batch: int) -> None:
+    """Of all sources together. batch: samples of one held-out batch over all ranks. Raises DataError for fewer."""
+    if not tokens:
+        fix = "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out"
+        raise DataError("held-out tokens", 0, fix)
+    if not samples:
+        raise DataError("held-out samples", 0, f"not one sequence of {sequence} tokens; prepare more text or shorten `sequence`")
+    if samples < batch:
+        fix = f"has fewer samples than one held-out batch ({batch}); prepare more text or lower batch_per_rank"
+        raise DataError("held-out samples", samples, fix)
+
+
+def _tokens_of(manifest: Manifest) -> tuple[int, int, str]:
+    return manifest.vocab_size, manifest.end_of_document, manifest.tokenizer.sha256
+
+
+def _shown(manifest: Manifest) -> str:
+    return f"{manifest.vocab_size} tokens, SHA-256 {manifest.tokenizer.sha256[:_SHOWN]}"

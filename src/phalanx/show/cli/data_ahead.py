@@ -1,0 +1,25 @@
+"""A look at a job's data before it is submitted: what its ranks would refuse minutes later is refused now."""
+
+from typing import TYPE_CHECKING
+
+from phalanx.show.cli.text import note
+
+if TYPE_CHECKING:
+    from phalanx.core.spec import JobSpec
+    from phalanx.show.cli.tools import Tools
+
+
+def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
+    """Warns of what cannot be seen from here. Raises DataError."""
+    if spec.data is None:
+        return
+    from phalanx.core.data_asked import ForeseeAsked
+    from phalanx.core.spec_parse import recipe_config
+
+    asked = ForeseeAsked(data=spec.data, env=spec.env)
+    if spec.recipe:
+        recipe = recipe_config(spec)
+        held_out = recipe.batch_per_rank * spec.num_nodes * spec.resources.devices.count  # each rank has one device
+        asked = ForeseeAsked(data=spec.data, env=spec.env, sequence=recipe.sequence, held_out=held_out)
+    for warning in tools.foresee_data(asked):
+        note(f"Warning: {warning}.")
