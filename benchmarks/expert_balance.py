@@ -14,9 +14,9 @@ layers. The peer divides an expert's load evenly over its replicas, ours plans t
 shares`: the peer's placement with our shares. `bound`: no placement is below, be it ever so good: the mean load of the fullest
 node, or the heaviest replica when replicas are apportioned as well as can be.
 
-`worst_ratio_to_eplb`: of all layers of all sets. `mean_ratio_to_eplb`: mean of the sets whose figures for the peer were known
-before, the example and Zipf; beside it `all_sets`. `mean_ratio_lognormal`: of the others. `ms_58x256`: CPU time of one call for
-58 layers of 256 experts, the median of the repeats, on the slowest of those sets.
+`worst_ratio_to_eplb`: of all layers of all sets. `mean_ratio_known`: mean of the sets whose figures for the peer were known
+before, the example and Zipf. `mean_ratio_lognormal`: of the others. `all_sets`, beside both, is what issue 7 asks to be below
+0.95, and is not. `ms_58x256`: CPU time of one call for 58 layers of 256 experts, the median of the repeats, on the slowest set.
 
 `live`: loads drift from one re-placement to the next, a random walk of the logarithms with steps of 0.3. What 200 steps take by
 their fullest GPUs, and the moves before them, of ours over what they take where the peer places everything anew each time, from
@@ -182,7 +182,7 @@ def worst(trial: Trial) -> dict[str, Any]:
 
 
 def mean_known(trial: Trial) -> dict[str, Any]:
-    return mean_of(trial, "mean_ratio_to_eplb", lambda name: not name.startswith("lognormal"), MEAN_TARGET)
+    return mean_of(trial, "mean_ratio_known", lambda name: not name.startswith("lognormal"), MEAN_TARGET)
 
 
 def mean_lognormal(trial: Trial) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def steps_s(placement: ExpertPlacement, tokens: Table) -> float:
 
 CLAIMS: Final[dict[str, Callable[[Trial], dict[str, Any]]]] = {
     "worst_ratio_to_eplb": worst,
-    "mean_ratio_to_eplb": mean_known,
+    "mean_ratio_known": mean_known,
     "mean_ratio_lognormal": mean_lognormal,
     "ms_58x256": speed,
     "live": live,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.parts import eplb
@@ -70,8 +70,13 @@ def test_every_expert_has_a_place_each_gpu_its_slots_and_each_group_its_node(cas
     assert (placement.imbalance(case.loads) >= 1 - 1e-9).all()
 
 
+TIES = Case(np.array([[0.0, 5, 1, 2, 2, 2, 3, 1, 4, 5, 0, 1, 2, 2, 5, 4, 0, 5, 3, 5, 0, 4, 2, 0]]), ExpertLayout(3, 4, 4, 6))
+"""Of experts with equal loads a replica, the one gets another that is first in the order in which groups came to the node."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.booleans())
+@example(TIES, True)
 def test_no_layer_is_above_the_published_balancer(case: Case, even: bool) -> None:
     layout = case.layout
     if layout.num_groups % layout.num_nodes:
@@ -204,3 +209,11 @@ def test_a_layout_that_cannot_be_says_what_to_change(layout: ExpertLayout, field
 def test_loads_that_are_none_are_refused(loads: object) -> None:
     with pytest.raises(UserError, match="loads"):
         balance(loads, ExpertLayout(1, 1, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loads", [np.ones((2, 4)), np.ones((1, 3))])
+def test_loads_of_another_model_are_refused(loads: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
+    placement = balance(np.ones((1, 4)), ExpertLayout(1, 2, 2))
+    for asked in (placement.gpu_loads, placement.imbalance, placement.between_nodes):
+        with pytest.raises(UserError, match="1 layers x 4 experts"):
+            asked(loads)

@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 
 from phalanx.fabric.experts.groups import nodes_of_groups
 from phalanx.fabric.experts.layout import Bools, ExpertLayout, ExpertPlacement, Floats, Ints, at, checked_loads, counted
-from phalanx.fabric.experts.rows import Rows
+from phalanx.fabric.experts.rows import Rows, ranked
 from phalanx.fabric.experts.search import searched, swapped
 from phalanx.fabric.experts.spread import spread
 
@@ -43,16 +43,18 @@ def members_of(loads: Floats, layout: ExpertLayout) -> Ints:
     if not layout.num_groups:
         return np.tile(np.arange(num_experts), (layers, 1))
     size = num_experts // layout.num_groups
-    node = nodes_of_groups(loads.reshape(layers, layout.num_groups, size).sum(-1), layout.num_nodes)
-    return grouped(np.repeat(node, size, axis=1), layout.num_nodes)
+    of_groups = loads.reshape(layers, layout.num_groups, size).sum(-1)
+    node, turn = nodes_of_groups(of_groups, layout.num_nodes), np.argsort(ranked(of_groups), axis=1)
+    return grouped(np.repeat(node, size, axis=1), layout.num_nodes, np.repeat(turn, size, axis=1))
 
 
-def grouped(node: Ints, num_nodes: int) -> Ints:
-    """The experts of each node from the node of each expert [L, E]."""
+def grouped(node: Ints, num_nodes: int, turn: Ints) -> Ints:
+    """The experts of each node from the node of each expert [L, E], in the order of their turns and numbers. Of experts whose
+    replicas have equal loads the first one gets another replica, so the order is that of the published balancer."""
     layers = len(node)
     count = counted(node, num_nodes)
     members = np.full((layers, num_nodes, int(count.max())), -1)
-    order = np.argsort(node, axis=1, kind="stable")
+    order = np.argsort(node * node.shape[1] + turn, axis=1, kind="stable")
     sorted_node = np.take_along_axis(node, order, 1)
     begin = np.cumsum(count, axis=1) - count
     place = np.arange(node.shape[1]) - np.take_along_axis(begin, sorted_node, 1)

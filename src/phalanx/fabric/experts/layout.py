@@ -93,8 +93,18 @@ class ExpertPlacement:
 
     def gpu_loads(self, loads_LE: ArrayLike) -> Floats:
         """Tokens of each GPU, float64 [L, G], under loads in tokens [L, E]."""
-        loads = checked_loads(loads_LE)
+        loads = self._loads(loads_LE)
         return np.asarray((self.shares_LGS * at(loads, self.experts_LGS)).sum(-1))
+
+    def _loads(self, loads_LE: ArrayLike) -> Floats:
+        """Raises DataError where these are not the loads of these layers and experts."""
+        loads = checked_loads(loads_LE)
+        least = int(self.experts_LGS.max()) + 1
+        if len(loads) != self.num_layers or loads.shape[1] < least:
+            raise DataError(
+                "loads", loads.shape, f"the placement is of {self.num_layers} layers x {least} experts; give their loads"
+            )
+        return loads
 
     def imbalance(self, loads_LE: ArrayLike) -> Floats:
         """The largest GPU load over the mean one, float64 [L]; 1 is even. A layer without load counts as even."""
@@ -109,7 +119,7 @@ class ExpertPlacement:
     def between_nodes(self, loads_LE: ArrayLike) -> Floats:
         """The part of all tokens that leaves its node, float64 [L], where every node sends as many tokens to each expert as the
         others, and a node's own replicas serve its own tokens first. A token that goes to two experts of one node counts twice."""
-        loads = checked_loads(loads_LE)
+        loads = self._loads(loads_LE)
         by_node = node_shares(self.layout, self.experts_LGS, self.shares_LGS, loads.shape[1])
         own = (np.minimum(by_node, 1 / self.layout.num_nodes).sum(1) * loads).sum(-1)
         total = loads.sum(-1)

@@ -57,7 +57,8 @@ def rows_of(placement: ExpertPlacement, loads: Floats) -> tuple[Rows, Ints]:
     members = np.tile(np.arange(num_experts), (layers, 1))
     if layout.num_groups:
         there = node_shares(layout, placement.experts_LGS, np.ones(placement.experts_LGS.shape), num_experts)
-        members = grouped(there.argmax(1).astype(np.int64), layout.num_nodes)
+        node = there.argmax(1).astype(np.int64)
+        members = grouped(node, layout.num_nodes, np.zeros_like(node))
     experts = placement.experts_LGS.reshape(len(members), -1)
     numbers = np.zeros((len(members), num_experts + 1), np.int64)
     numbers[np.arange(len(members))[:, None], members] = np.arange(members.shape[1])  # -1 writes the last column
