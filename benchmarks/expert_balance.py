@@ -18,6 +18,9 @@ node, or the heaviest replica when replicas are apportioned as well as can be.
 before, the example and Zipf. `mean_ratio_lognormal`: of the others. `all_sets`, beside both, is what issue 7 asks to be below
 0.95, and is not. `ms_58x256`: CPU time of one call for 58 layers of 256 experts, the median of the repeats, on the slowest set.
 
+`between_nodes`: the part of tokens that leaves its node, by the model of `ExpertPlacement.between_nodes`, mean over the sets
+without groups.
+
 `live`: loads drift from one re-placement to the next, a random walk of the logarithms with steps of 0.3. What 200 steps take by
 their fullest GPUs, and the moves before them, of ours over what they take where the peer places everything anew each time, from
 its own last placement; both pay alike for what a GPU has to receive.
@@ -40,7 +43,7 @@ from numpy.typing import NDArray
 from parts import eplb  # type: ignore[import-not-found]  # beside this file
 
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance
-from phalanx.fabric.experts.balance import gpus_of_row, members_of, row_loads
+from phalanx.fabric.experts.balance import gpus_of_row, row_loads, splits
 from phalanx.fabric.experts.level import settle
 from phalanx.fabric.experts.present import rows_of
 from phalanx.fabric.experts.rebalance import moved_s
@@ -125,7 +128,8 @@ def placed_by_peer(loads: Table, layout: ExpertLayout) -> NDArray[np.int64]:
 
 
 def bound(loads: Table, layout: ExpertLayout) -> Table:
-    of_rows, exists = row_loads(loads, members_of(loads, layout))
+    anywhere = np.tile(np.arange(loads.shape[1]), (len(loads), 1))
+    of_rows, exists = row_loads(loads, splits(loads, layout)[1] if layout.num_groups else anywhere)
     gpus = gpus_of_row(layout)
     copies = apportioned(of_rows, exists, gpus * layout.slots_per_gpu, gpus)
     least = lower_bound(of_rows, copies, gpus).reshape(len(loads), -1).max(1)
@@ -198,6 +202,20 @@ def mean_of(trial: Trial, identity: str, wanted: Callable[[str], bool], target: 
     return {**claim(identity, ours, target, "ours / peer", ours < target), **more}
 
 
+def between_nodes(trial: Trial) -> dict[str, Any]:
+    """The part of tokens that leaves its node, on the sets without groups: with them it is the same, 1 - 1 / nodes."""
+    of_each = dict[str, tuple[float, float]]()
+    for one in trial.sets:
+        if not one.layout.num_groups:
+            theirs = ExpertPlacement(one.layout, *merged(placed_by_peer(one.loads, one.layout)))
+            pair = (balance(one.loads, one.layout), theirs)
+            ours, peer = (float(placement.between_nodes(one.loads).mean()) for placement in pair)
+            of_each[one.name] = (round(ours, 4), round(peer, 4))
+    ratio = fmean(ours / peer for ours, peer in of_each.values())
+    worst_ratio = max(ours / peer for ours, peer in of_each.values())
+    return {**claim("between_nodes", ratio, 1.0, "ours / peer", worst_ratio <= 1), "of_each": of_each}
+
+
 def speed(trial: Trial) -> dict[str, Any]:
     """One call of `balance`; of each set the median."""
     of_each = dict[str, float]()
@@ -251,6 +269,7 @@ CLAIMS: Final[dict[str, Callable[[Trial], dict[str, Any]]]] = {
     "worst_ratio_to_eplb": worst,
     "mean_ratio_known": mean_known,
     "mean_ratio_lognormal": mean_lognormal,
+    "between_nodes": between_nodes,
     "ms_58x256": speed,
     "live": live,
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.parts import eplb
 from phalanx.core.errors import UserError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, balance
-from phalanx.fabric.experts.groups import nodes_of_groups
+from phalanx.fabric.experts.groups import nodes_of_groups, swapped_groups
 from phalanx.fabric.experts.level import settle
 from phalanx.fabric.experts.present import rows_of
 from phalanx.fabric.experts.rows import Rows
@@ -150,6 +150,18 @@ def test_groups_that_no_number_of_nodes_divides_come_one_more_to_some() -> None:
     placement = balance(loads, ExpertLayout(2, 3, 3, 5))
     sound(placement, loads)
     assert sorted(np.bincount(nodes_of_groups(np.ones((1, 5)), 2)[0]).tolist()) == [2, 3]
+
+
+def test_groups_are_swapped_where_the_heaviest_first_leaves_a_node_above_another() -> None:
+    """5, 3, 3, 2, 2, 1 on two nodes come out even by the heaviest first; 8, 7, 6, 5, 4, 1 as 17 and 14, where 16 and 15 can be."""
+    loads = np.array([[5.0, 3, 3, 2, 2, 1], [8.0, 7, 6, 5, 4, 1]])
+    first = nodes_of_groups(loads, 2)
+    node = swapped_groups(loads, first, 2)
+    largest = [max(loads[layer][of[layer] == one].sum() for one in range(2)) for of in (first, node) for layer in range(2)]
+    assert largest == [8.0, 17.0, 8.0, 16.0]
+    assert (np.sort(node, axis=1) == [0, 0, 0, 1, 1, 1]).all()
+    of_experts = loads.repeat(2, axis=1) / 2
+    assert balance(of_experts, ExpertLayout(2, 2, 4, 6)).imbalance(of_experts) == pytest.approx([1.0, 16 / 15.5], rel=1e-3)
 
 
 def test_replicas_are_apportioned_so_that_the_largest_part_is_least() -> None:

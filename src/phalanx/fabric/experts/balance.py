@@ -1,9 +1,11 @@
 """From measured loads to a placement: groups to nodes, replicas, GPUs, shares, and which GPUs make a node."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phalanx.fabric.experts.groups import nodes_of_groups
+from phalanx.fabric.experts.groups import nodes_of_groups, swapped_groups
 from phalanx.fabric.experts.layout import Bools, ExpertLayout, ExpertPlacement, Floats, Ints, at, checked_loads, counted
 from phalanx.fabric.experts.rows import Rows, ranked
 from phalanx.fabric.experts.search import searched, swapped
@@ -23,29 +25,50 @@ def balance(loads_LE: ArrayLike, layout: ExpertLayout, even_shares: bool = False
     loads = checked_loads(loads_LE)
     layout.check(loads.shape[1])
     loads = np.ldexp(loads, -np.frexp(loads.max(1, keepdims=True))[1])  # at most 1, and no digit is rounded
-    members = members_of(loads, layout)
+    if not layout.num_groups:
+        everywhere = np.tile(np.arange(loads.shape[1]), (len(loads), 1))
+        placement = _on_rows(loads, layout, everywhere, even_shares)
+        return placement if layout.num_nodes == 1 else spread(placement, loads)
+    first, other = splits(loads, layout)
+    placement = _on_rows(loads, layout, first, even_shares)
+    differ = np.flatnonzero((first != other).reshape(len(loads), -1).any(1))
+    return _better(placement, loads, differ, other, even_shares) if len(differ) else placement
+
+
+def _better(placement: ExpertPlacement, loads: Floats, layers: Ints, members: Ints, even: bool) -> ExpertPlacement:
+    """With another split of the groups in those of these layers in which that has a smaller largest GPU load."""
+    of_layers = members.reshape(len(loads), -1, members.shape[1])[layers].reshape(-1, members.shape[1])
+    other = _on_rows(loads[layers], placement.layout, of_layers, even)
+    lower = other.gpu_loads(loads[layers]).max(1) < placement.gpu_loads(loads).max(1)[layers]
+    experts, shares = placement.experts_LGS.copy(), placement.shares_LGS.copy()
+    experts[layers[lower]], shares[layers[lower]] = other.experts_LGS[lower], other.shares_LGS[lower]
+    return replace(placement, experts_LGS=experts, shares_LGS=shares)
+
+
+def _on_rows(loads: Floats, layout: ExpertLayout, members: Ints, even: bool) -> ExpertPlacement:
+    """members: the experts of each row [P, E of a row], -1 at the end of those that have fewer."""
     of_rows, exists = row_loads(loads, members)
-    if even_shares:
+    if even:
         rows = swapped(of_rows, exists, gpus_of_row(layout), layout.slots_per_gpu)
     else:
         rows = searched(of_rows, exists, gpus_of_row(layout), layout.slots_per_gpu, len(loads))
-    placement = placed(layout, rows, members, len(loads), even_shares)
-    return placement if layout.num_groups or layout.num_nodes == 1 else spread(placement, loads)
+    return placed(layout, rows, members, len(loads), even)
 
 
 def gpus_of_row(layout: ExpertLayout) -> int:
     return layout.gpus_per_node if layout.num_groups else layout.num_gpus
 
 
-def members_of(loads: Floats, layout: ExpertLayout) -> Ints:
-    """The experts of each row [P, E of a row], -1 at the end of those that have fewer: of each layer, or of each node of each."""
+def splits(loads: Floats, layout: ExpertLayout) -> tuple[Ints, Ints]:
+    """The experts of each node of each layer [L x nodes, experts], -1 at the end of those that have fewer, by two splits of the groups:
+    the published balancer's, and that after swaps of groups."""
     layers, num_experts = loads.shape
-    if not layout.num_groups:
-        return np.tile(np.arange(num_experts), (layers, 1))
     size = num_experts // layout.num_groups
     of_groups = loads.reshape(layers, layout.num_groups, size).sum(-1)
-    node, turn = nodes_of_groups(of_groups, layout.num_nodes), np.argsort(ranked(of_groups), axis=1)
-    return grouped(np.repeat(node, size, axis=1), layout.num_nodes, np.repeat(turn, size, axis=1))
+    first, turn = nodes_of_groups(of_groups, layout.num_nodes), np.argsort(ranked(of_groups), axis=1)
+    both = (first, swapped_groups(of_groups, first, layout.num_nodes))
+    one, other = (grouped(np.repeat(node, size, axis=1), layout.num_nodes, np.repeat(turn, size, axis=1)) for node in both)
+    return one, other
 
 
 def grouped(node: Ints, num_nodes: int, turn: Ints) -> Ints:
