@@ -60,8 +60,8 @@ def gpus_of_row(layout: ExpertLayout) -> int:
 
 
 def splits(loads: Floats, layout: ExpertLayout) -> tuple[Ints, Ints]:
-    """The experts of each node of each layer [L x nodes, experts], -1 at the end of those that have fewer, by two splits of the groups:
-    the published balancer's, and that after swaps of groups."""
+    """The experts of each node of each layer [L x nodes, experts], -1 at the end of those that have fewer, by two splits of the
+    groups: the published balancer's, and that after swaps of groups."""
     layers, num_experts = loads.shape
     size = num_experts // layout.num_groups
     of_groups = loads.reshape(layers, layout.num_groups, size).sum(-1)
