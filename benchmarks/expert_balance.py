@@ -43,10 +43,10 @@ from numpy.typing import NDArray
 from parts import eplb  # type: ignore[import-not-found]  # beside this file
 
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance
-from phalanx.fabric.experts.balance import gpus_of_row, row_loads, splits
 from phalanx.fabric.experts.level import settle
+from phalanx.fabric.experts.placing import gpus_of_row, row_loads, splits
 from phalanx.fabric.experts.present import rows_of
-from phalanx.fabric.experts.rebalance import moved_s
+from phalanx.fabric.experts.replacing import moved_s
 from phalanx.fabric.experts.rows import lower_bound
 from phalanx.fabric.experts.start import apportioned, merge_doubles
 

@@ -12,6 +12,7 @@ from phalanx.core.errors import UserError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, balance
 from phalanx.fabric.experts.groups import nodes_of_groups, swapped_groups
 from phalanx.fabric.experts.level import settle
+from phalanx.fabric.experts.placing import splits
 from phalanx.fabric.experts.present import rows_of
 from phalanx.fabric.experts.rows import Rows
 from phalanx.fabric.experts.start import apportioned
@@ -162,6 +163,14 @@ def test_groups_are_swapped_where_the_heaviest_first_leaves_a_node_above_another
     assert (np.sort(node, axis=1) == [0, 0, 0, 1, 1, 1]).all()
     of_experts = loads.repeat(2, axis=1) / 2
     assert balance(of_experts, ExpertLayout(2, 2, 4, 6)).imbalance(of_experts) == pytest.approx([1.0, 16 / 15.5], rel=1e-3)
+
+
+def test_groups_are_not_swapped_where_replicas_then_fit_worse() -> None:
+    loads = np.array([[13.0, 2, 29, 15, 4, 18, 13, 12, 8, 17, 3, 6, 4, 19, 8, 5, 3, 6]])
+    layout = ExpertLayout(2, 3, 3, 6)
+    first, swapped = splits(loads, layout)
+    assert (first != swapped).any()
+    assert balance(loads, layout).imbalance(loads)[0] == pytest.approx(1.1027, abs=1e-4)  # 1.1351 after the swap
 
 
 def test_replicas_are_apportioned_so_that_the_largest_part_is_least() -> None:

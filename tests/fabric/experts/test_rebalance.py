@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError
-from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance
+from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance, replacing
 from phalanx.fabric.experts.likeness import alike, matched
 from phalanx.fabric.experts.moves import Move, moves_between
 from tests.fabric.experts.test_balance import Case, cases, sound
@@ -118,6 +118,19 @@ def test_a_new_placement_is_named_so_that_most_replicas_stay() -> None:
         other = replace(placement, experts_LGS=placement.experts_LGS[:, order], shares_LGS=placement.shares_LGS[:, order])
         found = alike(other, placement, 20)
         assert (found.experts_LGS == placement.experts_LGS).all() and (found.shares_LGS == placement.shares_LGS).all()
+
+
+def test_a_new_placement_moves_only_what_is_other_whatever_its_gpus_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The present placement is the new one under other names of GPUs, but for two replicas that are swapped."""
+    monkeypatch.setattr(replacing, "CHANGES", 0)
+    layout, loads = ExpertLayout(1, 4, 3), np.array([[12.0, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]])
+    wanted = balance(loads, layout)
+    experts = wanted.experts_LGS[:, [2, 0, 3, 1]].copy()
+    first, second = np.argwhere(experts == 0)[0], np.argwhere(experts == 11)[0]
+    experts[tuple(first)], experts[tuple(second)] = 11, 0
+    found = rebalance(replace(wanted, experts_LGS=experts), loads, FREE)
+    assert len(found.moves) == 2 and first[1] != second[1]
+    assert found.placement.imbalance(loads) == pytest.approx(wanted.imbalance(loads))
 
 
 def test_a_swap_of_two_only_replicas_is_one_round_with_one_buffer() -> None:

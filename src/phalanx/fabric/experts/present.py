@@ -3,8 +3,8 @@
 import numpy as np
 
 from phalanx.core.errors import DataError
-from phalanx.fabric.experts.balance import gpus_of_row, grouped, row_loads
 from phalanx.fabric.experts.layout import ExpertPlacement, Floats, Ints, at, counted, node_shares
+from phalanx.fabric.experts.placing import gpus_of_row, grouped, row_loads
 from phalanx.fabric.experts.rows import Rows
 
 

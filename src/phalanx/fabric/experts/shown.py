@@ -1,8 +1,8 @@
 """A placement as the command line shows it."""
 
 from phalanx.core.experts import ExpertsAsked, ExpertsLayerView, ExpertsView
-from phalanx.fabric.experts.balance import balance
 from phalanx.fabric.experts.layout import ExpertLayout
+from phalanx.fabric.experts.placing import balance
 
 
 def shown(asked: ExpertsAsked) -> ExpertsView:

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from phalanx.core.errors import DataError
-from phalanx.fabric.experts.balance import balance, placed
 from phalanx.fabric.experts.exchange import rehost, swap_largest
 from phalanx.fabric.experts.layout import ExpertLayout, ExpertPlacement, Floats, Ints, checked_loads, node_shares
 from phalanx.fabric.experts.level import level, settle
 from phalanx.fabric.experts.likeness import alike, in_place
 from phalanx.fabric.experts.moves import Move, moves_between
+from phalanx.fabric.experts.placing import balance, placed
 from phalanx.fabric.experts.present import check_placement, rows_of
 from phalanx.fabric.experts.rows import LEAST
 from phalanx.fabric.experts.search import of_layer
