@@ -302,7 +302,11 @@ def our_stalls(trainer: Trainer, step_s: float) -> Answer:
         whole_s, call_s = trainer.step(begin)
         stalls.append(whole_s - step_s)
         calls.append(call_s)
-        trainer.tell(f"ours: {stalls[-1]:.3f} s, of which the call {call_s:.3f} s")
+        beside = pipeline._copier._beside
+        trainer.tell(
+            f"ours: {stalls[-1]:.3f} s, of which the call {call_s:.3f} s; the copy took {worst(beside.copied_s):.3f} s, and was "
+            f"sealed after {worst(beside.done_s):.3f} s"
+        )
     os.kill(pipeline._memory.keeper_pid, signal.SIGKILL)  # it would go on writing into the peer's turn
     pipeline.leave()
     return {"gb": gb, "stalls": stalls, "calls": calls}

@@ -94,18 +94,9 @@ def down(home: Path, force: bool) -> "DownView":
 
 
 def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str, Any]:
-    from phalanx.job.data.prepare import PrepareProgress, prepare
-    from phalanx.job.data.tokens import END_OF_DOCUMENT
+    from phalanx.job.data.prepared import prepared
 
-    def report(at: PrepareProgress) -> None:
-        progress(at.phase, at.done_bytes, at.total_bytes)
-
-    prepare(
-        asked.paths, asked.out, asked.vocab_size, progress=report, force=asked.force, tokenizer=asked.tokenizer,
-        end_of_document=asked.end_of_document or END_OF_DOCUMENT, text_field=asked.text_field, normalize=asked.normalize,
-        min_chars=asked.min_chars, dedup=asked.dedup, processes=asked.processes,
-    )  # fmt: skip
-    return show_data(asked.out)
+    return prepared(asked, progress)
 
 
 def make_data(asked: "MadeAsked", progress: "ProgressSink") -> Mapping[str, Any]:
@@ -114,16 +105,16 @@ def make_data(asked: "MadeAsked", progress: "ProgressSink") -> Mapping[str, Any]
     return make(asked, progress)
 
 
-def show_data(path: Path | str) -> Mapping[str, Any]:
-    from phalanx.job.data.shown import shown
+def show_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:
+    from phalanx.job.data.shown import shown_unread
 
-    return shown(path, verify="://" not in str(path))
+    return shown_unread(path, lambda done, total: progress("checking", done, total))
 
 
-def push_data(path: Path, place: str, progress: "ProgressSink") -> str:
-    from phalanx.job.data.push import push
+def push_data(path: Path, place: str, progress: "ProgressSink") -> Mapping[str, Any]:
+    from phalanx.job.data.push import pushed
 
-    return push(path, place, lambda done, total: progress("pushing", done, total))
+    return pushed(path, place, lambda done, total: progress("pushing", done, total))
 
 
 def verify_data(path: Path | str, progress: "ProgressSink") -> Mapping[str, Any]:

@@ -58,6 +58,11 @@ def test_spec_survives_the_wire() -> None:
         ({**RECIPE, "checkpoint": {"every": "auto", "keep_every": 10}}, "checkpoint.keep_every", "leave it out"),
         ({**PLAIN, "checkpoint": {"every": 0, "keep_every": -1}}, "checkpoint.keep_every", "0 or more"),
         ({**RECIPE, "checkpoint": {"keep_best": 1, "best_metric": "bleu"}}, "checkpoint.best_metric", "val_loss and loss"),
+        (
+            {**RECIPE, "checkpoint": {"keep_best": 1, "best_metric": "val_loss"}, "hyperparameters": {"eval_batches": 0}},
+            "checkpoint.best_metric",
+            "not measured with eval_batches: 0",
+        ),
         ({**PLAIN, "name": "Tiny_LM"}, "name", "lower-case"),
         ({**PLAIN, "name": "../x"}, "name", "lower-case"),
         ({"entrypoint": "a"}, "name", "required"),

@@ -12,18 +12,20 @@ from phalanx.core.training_data import DataSource
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareAsked:
     """vocab_size None: of the tokenizer that is given, else the usual one. tokenizer None: train one. end_of_document '': the
-    usual token. processes None: as many as help."""
+    usual token. processes None: as many as help. left_out: a file to write what is not taken into, if any."""
 
     paths: tuple[str, ...]
     out: Path
     vocab_size: int | None = None
     tokenizer: Path | None = None
     end_of_document: str = ""
+    held_out: float = 0.05
     text_field: str = "text"
     normalize: Literal["none", "nfc"] = "none"
     min_chars: int = 0
     dedup: bool = False
     processes: int | None = None
+    left_out: Path | None = None
     force: bool = False
 
 
@@ -73,14 +75,15 @@ class PackAsked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportMdsAsked:
     """tokens '': all columns become samples; else the column of token ids. tokenizer: of these. end_of_document '': the usual
-    token. documents: whether a sample is one, or what ends with an end mark. bytes_type: of the ids in a column of bytes."""
+    token. documents: whether a sample is one, or what ends with an end mark; None for the former, and a word where it looks wrong.
+    bytes_type: of the ids in a column of bytes."""
 
     folder: Path
     out: Path
     tokens: str = ""
     tokenizer: Path | None = None
     end_of_document: str = ""
-    documents: Literal["samples", "end_marks"] = "samples"
+    documents: Literal["samples", "end_marks"] | None = None
     bytes_type: str = ""
     held_out: float = 0.05
     force: bool = False

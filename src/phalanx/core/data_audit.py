@@ -69,7 +69,8 @@ class DataAudit:
     """complete: every global sample of the steps was delivered once, and is the one that the order says. contents: whether the
     tokens were compared with the data, or why not. set_aside: damaged blocks that were not read. ended: the records go as far as
     the run did; else the verdict is on `steps` alone. end: what the end was held against, and what of it is ragged.
-    damaged: the file of the data that is, so that contents could not be compared; '' where none was met."""
+    damaged: the file of the data that is, so that contents could not be compared; '' where none was met. lost: batches that ranks
+    were given and could not record, whether or not they count."""
 
     complete: bool
     says: str
@@ -83,3 +84,4 @@ class DataAudit:
     ended: bool = True
     end: str = ""
     damaged: str = ""
+    lost: int = 0

@@ -193,6 +193,22 @@ class ReadTrouble:
         return f"rank {self.rank} cannot read the job's checkpoints yet: {self.reason}; {waits}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostEvidence:
+    """What a rank is given cannot be recorded, as of `step`. Training goes on; no audit can prove these steps. reason: one line."""
+
+    rank: int
+    step: int
+    reason: Annotated[str, Field(max_length=REASON_CHARS_MAX)]
+    at_ms: int
+    kind: Literal["evidence"] = field(default="evidence")
+
+    def sentence(self) -> str:
+        """'what rank 2 is given cannot be recorded from step 12 on: No space left on device; `phalanx data audit` will miss it'."""
+        what = f"what rank {self.rank} is given cannot be recorded from step {self.step} on"
+        return f"{what}: {self.reason}; `phalanx data audit` will miss it, and training goes on"
+
+
 _BLOCKS_NAMED: Final = 8
 BLOCKS_MAX: Final = 100
 """Of one finding: no run sets more aside."""
@@ -225,4 +241,6 @@ class DamagedData:
         return f"{what} {'cannot be read' if many else 'is damaged'}: {instead}"
 
 
-Finding = Annotated[LossSpike | Straggler | Corruption | SaveTrouble | ReadTrouble | DamagedData, Field(discriminator="kind")]
+Finding = Annotated[
+    LossSpike | Straggler | Corruption | SaveTrouble | ReadTrouble | DamagedData | LostEvidence, Field(discriminator="kind")
+]

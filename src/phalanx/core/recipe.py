@@ -33,7 +33,8 @@ class LlamaRecipe:
     init_std: standard deviation of the initial weights.
     seed: of weights and data order.
     dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up.
-    eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last.
+    eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last; 0 for none, as
+        for data of which nothing is held out.
     on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;
         `rollback` also puts the weights of the last checkpoint back, and the data since it is not trained on; `stop` ends the run.
     spike_budget: times it may be done in 1,000 steps; beyond, a loss that is no number ends the run and any other is trained on.
@@ -67,7 +68,7 @@ class LlamaRecipe:
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
-        positive = ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps", "eval_batches")
+        positive = ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps")
         found = [(name, getattr(self, name), "write a whole number above 0") for name in positive if getattr(self, name) < 1]
         found += [
             (name, getattr(self, name), "write a number above 0")
@@ -87,8 +88,11 @@ class LlamaRecipe:
             found.append(("warmup_steps", self.warmup_steps, "write 0 or more"))
         if not 0 <= self.spike_budget <= SPIKE_STEPS:
             found.append(("spike_budget", self.spike_budget, f"write a whole number from 0 to {SPIKE_STEPS}"))
-        if self.recompute_every < 0:
-            found.append(("recompute_every", self.recompute_every, "write 0 or more"))
+        found += [
+            (name, getattr(self, name), "write 0 or more")
+            for name in ("recompute_every", "eval_batches")
+            if getattr(self, name) < 0
+        ]
         if self.heads > 0 and self.dim % (2 * self.heads):
             found.append(("dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads})"))
         return found

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from phalanx.core.chaos import FaultMet
-from phalanx.core.health import Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
@@ -157,6 +157,7 @@ RankFact = (
     | SaveTrouble
     | ReadTrouble
     | DamagedData
+    | LostEvidence
     | FaultMet
 )
 """Records that become events of the job; the others are measurements."""

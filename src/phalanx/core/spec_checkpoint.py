@@ -28,6 +28,8 @@ def checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
         yield "checkpoint.best_metric", metric, not metric, "say with keep_best how many of the best are kept, or leave it out"
     known = not spec.recipe or not metric or metric in RECIPE_METRICS
     yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(RECIPE_METRICS)}: name one of them"
+    never = bool(spec.recipe) and metric == "val_loss" and spec.hyperparameters.get("eval_batches") == 0
+    yield "checkpoint.best_metric", metric, not never, "is not measured with eval_batches: 0; name loss, or measure it"
     yield "checkpoint.store", keep.store, not keep.store or is_store(keep.store), STORE_FORM
     if keep.every == "auto":
         yield (

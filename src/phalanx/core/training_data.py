@@ -17,6 +17,9 @@ OnBadData = Literal["stop", "quarantine"]
 CACHE_UNIT_BYTES: Final = 8 * 2**20
 """What data comes in from a store, and lies in a node's cache; no limit of one is smaller."""
 
+CACHE_VARIABLE: Final = "PHALANX_DATA_CACHE"
+CACHE_LIMIT_VARIABLE: Final = "PHALANX_DATA_CACHE_LIMIT"
+
 ONE: Final = "data"
 """The name of the only source, where there is but `path`."""
 
@@ -162,6 +165,11 @@ class DataSource:
         path = place_from(folder, self.path) if self.path else ""
         sources = {name: replace(source, path=place_from(folder, source.path)) for name, source in self.sources.items()}
         return replace(self, path=path, sources=sources)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Of a node by its environment: PHALANX_DATA_CACHE, else a folder in XDG_CACHE_HOME or ~/.cache; '~' stands as it is."""
+    return Path(environ.get(CACHE_VARIABLE) or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "phalanx" / "data")
 
 
 def in_store(path: str) -> bool:

@@ -36,6 +36,11 @@ def being_made(out: Path) -> Path:
     return out.parent / f".{out.name}.preparing"
 
 
+def moved_aside(out: Path) -> Path:
+    """Where it is for the moment in which another one takes its place."""
+    return out.parent / f".{out.name}.replaced"
+
+
 def unprepared(path: Path) -> Unprepared | None:
     """None for a folder with a manifest."""
     try:
@@ -78,6 +83,9 @@ def _unreadable(error: OSError) -> Unprepared:
 
 
 def _of_nothing(path: Path) -> Unprepared:
+    if moved_aside(path).is_dir():
+        said = "is not there: a command was killed while it replaced it"
+        return Unprepared(f"{said}; the data from before is in {moved_aside(path)}: rename that, or give the command again")
     if being_made(path).is_dir():
         return Unprepared(_half_made(being_made(path)))
     if _is_pair(path):

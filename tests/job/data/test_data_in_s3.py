@@ -18,8 +18,8 @@ from phalanx.job.data.draws import PlainOrder, positions, rows_of_rank
 from phalanx.job.data.foreseen import foreseen
 from phalanx.job.data.open import open_data
 from phalanx.job.data.order_facts import facts_of
-from phalanx.job.data.push import push
-from phalanx.job.data.shown import verified
+from phalanx.job.data.push import push, pushed
+from phalanx.job.data.shown import shown_unread, verified
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
 from phalanx.job.data.stream import BatchStream
@@ -66,13 +66,27 @@ def cache(tmp_path: Path) -> Iterator[NodeCache]:
 
 def test_a_pushed_data_set_is_opened_by_its_url_and_is_the_same(folder: Path, s3: Seaweed, cache: NodeCache) -> None:
     url, there = s3.url(), open_data(folder)
-    assert push(folder, url) == url
+    told = pushed(folder, url, lambda *_: None)
+    lies = [path.stat().st_size for path in folder.iterdir()]
+    assert (told["place"], told["manifest_hash"], told["files"], told["size_bytes"]) == (
+        url, there.manifest_hash, len(lies), sum(lies),
+    )  # fmt: skip
     data = open_data(url, verify=True, cache=cache)
     assert (data.manifest_hash, data.vocab_size) == (there.manifest_hash, there.vocab_size)
     order = rows_of_rank(PlainOrder(num_samples=there.num_samples("train", SEQUENCE), seed=3, global_batch=8))
     with BatchStream(data, "train", SEQUENCE, order, stop=60) as stream:
         for step, rows in enumerate(stream):
             assert (rows == there.gather("train", order(step), SEQUENCE)).all()
+
+
+def test_data_in_a_store_is_shown_by_little_of_it(
+    prepared_once: Path, s3: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_DATA_CACHE", str(tmp_path / "cache"))
+    push(prepared_once, url := s3.url())
+    found, here = shown_unread(url), shown_unread(prepared_once)
+    assert found == {**here, "path": url, "samples": here["samples"][:1]}
+    assert len(here["samples"]) > 1 and found["lengths"]["counted"] == found["splits"]["train"]["documents"]
 
 
 def test_a_run_over_a_store_is_audited_with_its_contents(folder: Path, s3: Seaweed, tmp_path: Path) -> None:

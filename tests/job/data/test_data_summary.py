@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.show import TASTE_LINES, summary
-from phalanx.job.data.shown import verified
+from phalanx.job.data.show import SAMPLES, summary
+from phalanx.job.data.shown import shown_unread, verified
 from phalanx.storage.hashes import sha256_file
+from tests.job.data.random_tokens import write_tokens
 
 
 def test_a_folder_at_a_glance(prepared_once: Path, corpus: Path) -> None:
@@ -19,9 +20,29 @@ def test_a_folder_at_a_glance(prepared_once: Path, corpus: Path) -> None:
     assert shown.bytes_per_token == pytest.approx(shown.text_bytes / shown.tokens, abs=1e-3)
     assert shown.bytes_per_token > 1.5
     assert shown.checksums_ok
-    assert 1 <= len(shown.taste) <= TASTE_LINES
+    assert [one.split for one in shown.samples] == ["held_out"] * SAMPLES + ["train"] * SAMPLES
     text = "\n".join(path.read_text() for path in corpus.rglob("*.py"))
-    assert all(line in text for line in shown.taste[:-1])
+    for one in shown.samples:
+        pieces = [piece for piece in one.text.split("<|endoftext|>") if piece]
+        assert pieces and all(piece.strip("\ufffd") in text for piece in pieces)
+
+
+def test_lengths_of_documents_are_counted_by_powers_of_two(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", [1, 2, 3, 3, 4, 64], held_out=5)
+    found = summary(tmp_path / "data", verify=False).lengths
+    assert found is not None
+    assert (found.counted, found.least, found.median, found.most) == (6, 1, 3, 64)
+    assert [(one.least, one.most, one.documents) for one in found.bins if one.documents] == [
+        (1, 1, 1), (2, 3, 3), (4, 7, 1), (64, 127, 1),
+    ]  # fmt: skip
+    assert [one.documents for one in found.bins] == [1, 3, 1, 0, 0, 0, 1], "with those between that have none"
+
+
+def test_nothing_is_hashed_that_is_not_shown(prepared: Path) -> None:
+    last = max(prepared.glob("train-*.bin"))
+    last.write_bytes(bytes(last.stat().st_size))
+    assert "checksums_ok" not in shown_unread(prepared)
+    assert verified(prepared)["checksums_ok"] is False
 
 
 def test_unverified_is_said(prepared_once: Path) -> None:
@@ -31,13 +52,23 @@ def test_unverified_is_said(prepared_once: Path) -> None:
 def test_without_the_extra_only_the_text_is_missing(prepared_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     shown = summary(prepared_once)
-    assert shown.taste == ()
+    assert shown.samples == ()
     assert "pip install" in shown.note
 
 
-def test_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_none_costs_the_text_alone(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", [5])
+    shown = summary(tmp_path / "data", verify=False)
+    assert shown.samples == () and "tokenizer.json" in shown.note and shown.lengths is not None
+
+
+def test_something_else_is_refused(tmp_path: Path, prepared_once: Path) -> None:
+    with pytest.raises(DataError, match="is a file, not a prepared folder; name the folder"):
+        summary(prepared_once / "manifest.json")
     with pytest.raises(DataError):
         summary(tmp_path)
+    with pytest.raises(DataError, match="by its path"):
+        shown_unread("")
 
 
 def test_each_damaged_file_is_named_also_where_the_folder_does_not_open(prepared_once: Path, tmp_path: Path) -> None:

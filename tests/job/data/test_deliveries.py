@@ -124,7 +124,8 @@ from pathlib import Path
 import numpy as np
 from tests.job.data.test_deliveries import DeliveryLog, head, read_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-log = DeliveryLog(Path({str(tmp_path)!r}), head())
+told = []
+log = DeliveryLog(Path({str(tmp_path)!r}), head(), lambda step, why: told.append((step, why)))
 path = next(Path({str(tmp_path)!r}).iterdir())
 def deliver(step):
     log.delivered(step, np.zeros(9, dtype=np.int64), np.arange(9), np.zeros(9, dtype=np.uint64))
@@ -134,9 +135,11 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, resource.RLIM_INFINITY))
 deliver(1)
 deliver(2)
 assert (log.lost, path.stat().st_size) == (2, size), (log.lost, path.stat().st_size, size)
+assert read_file(path).lost == 2, "which is written where it is full"
+assert [step for step, _ in told] == [1], told
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 deliver(3)
-assert list(read_file(path).batches) == [0, 3]
+assert (list(read_file(path).batches), read_file(path).lost) == ([0, 3], 2)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from phalanx.core.data_audit import Reached
 from phalanx.job.data.blocks import BlockShuffle
 from phalanx.job.data.deliveries import ROW, Deliveries, Head
 from phalanx.job.data.draws import DataOrder, PlainOrder, positions
-from phalanx.job.data.exactly_once import audit
+from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.mixed import MixedOrder
-from phalanx.job.data.mixture import Mixture, Source
+from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.quarantine import Quarantined, SetAside, set_aside_of
@@ -29,6 +30,11 @@ def contents(source: int, samples: Indices) -> NDArray[np.uint64]:
     return (samples * 1_000 + source + 5).astype(np.uint64)
 
 
+def contents_of(order: DataOrder) -> Contents:
+    """The same of each source by its name."""
+    return lambda source, samples: contents(sorted(order.names).index(order.names[source]), samples)
+
+
 @lru_cache(None)
 def whole(order: Any, step: int) -> NDArray[Any]:
     draws = order.draws(positions(order, step))
@@ -36,7 +42,7 @@ def whole(order: Any, step: int) -> NDArray[Any]:
     rows["source"], rows["sample"] = draws.source, draws.sample
     for source in range(len(order.names)):
         of = draws.source == source
-        rows["content"][of] = contents(source, draws.sample[of])
+        rows["content"][of] = contents_of(order)(source, draws.sample[of])
     return rows
 
 
@@ -94,6 +100,37 @@ def test_resizes_restarts_and_rollbacks_are_complete(data: st.DataObject, order:
         count = int((drawn.source == number).sum())
         assert (source.samples, source.epochs * int(order.sizes[number]) + source.rest) == (count, count)
     assert found.contents == "compared"
+
+
+def test_a_source_that_is_added_or_dropped_before_it_was_read_is_no_other_data() -> None:
+    """Whatever its place among the others is."""
+    sources = [Source("a", weight=1), Source("b", weight=2)]
+    never = MixedOrder(Mixture([Source("never", weight=0), *sources]), {"never": 5, "a": 20, "b": 33}, seed=2, global_batch=7)
+    later = MixedOrder(
+        Mixture([Source("late", weight=0), *sources], changes=[Change(from_step=9, weights={"late": 1, "a": 1})]),
+        {"late": 11, "a": 20, "b": 33}, seed=2, global_batch=7,
+    )  # fmt: skip
+    found = audit([*gang(never, 1, 2, 0, 6), *gang(MIXED, 2, 1, 5, 8), *gang(later, 3, 2, 8, 12)], later, contents_of(later))
+    assert found.complete, found.says
+    assert {one.name for one in found.sources if one.samples} == {"late", "a", "b"}
+    gone = audit([*gang(later, 1, 2, 0, 11), *gang(MIXED, 2, 2, 11, 12)], MIXED, contents)
+    assert gone.fault is not None and gone.fault.step == 10, "late was read by then"
+
+
+def test_what_could_not_be_recorded_is_told_and_nothing_is_claimed_over_it() -> None:
+    """A disk that takes nothing more cuts all logs of a node at one step, as if the run had gone no further."""
+    logs = [replace(log, lost=3) for log in gang(PLAIN, 1, 2, 0, 6)]
+    saved = Reached(by="the newest checkpoint is of", steps=6, attempt=1)
+    for evidence in ((), (saved,)):
+        found = audit(logs, PLAIN, contents, reached=evidence)
+        assert (found.complete, found.ended, found.steps, found.lost) == (True, False, 6, 6)
+        assert "rank 0 could not record 3 of its batches in attempt 1" in found.end
+    missing = audit(logs, PLAIN, contents, reached=(replace(saved, steps=7),))
+    assert missing.fault is not None and "rank 0 recorded nothing" in missing.fault.says and missing.lost == 6
+    middle = audit([without(logs[0], 3), *logs[1:]], PLAIN, contents)
+    assert middle.fault is not None and "recorded nothing, as of 3 batches that its disk did not take" in middle.fault.says
+    again = audit([*logs, *gang(PLAIN, 2, 1, 6, 8)], PLAIN, contents, reached=(replace(saved, steps=8, attempt=2),))
+    assert (again.complete, again.ended, again.lost) == (True, True, 6), "a later attempt has made and recorded those steps"
 
 
 Fault = Callable[[list[Deliveries]], list[Deliveries]]

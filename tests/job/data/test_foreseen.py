@@ -64,7 +64,7 @@ def test_too_little_held_out_is_refused(tmp_path: Path, packing: str) -> None:
     write_tokens(folder, [5_000], held_out=64 * 15 + 1)
     error = refused(of(RECIPE, folder, packing=packing))
     assert (error.field, error.value) == ("held-out samples", 15)
-    assert "one held-out batch (16); prepare more text or lower batch_per_rank" in error.fix
+    assert "one held-out batch takes 16 samples of 64 tokens; prepare the data again with `--held-out 0.26`" in error.fix
     assert foreseen(replace(of(RECIPE, folder, packing=packing), held_out=15)) == ()
 
 
@@ -72,7 +72,7 @@ def test_nothing_held_out_is_another_mistake_than_too_short_a_split(tmp_path: Pa
     for name, held_out in (("none", 0), ("short", 30)):
         write_tokens(tmp_path / name, [5_000], held_out=held_out)
     assert refused(of(RECIPE, tmp_path / "none")).sentence().startswith("held-out tokens is 0: nothing is held out")
-    assert "not one sequence of 64 tokens; prepare more text or shorten `sequence`" in refused(of(RECIPE, tmp_path / "short")).fix
+    assert "one held-out batch takes 16 samples of 64 tokens" in refused(of(RECIPE, tmp_path / "short")).fix
     assert foreseen(of(SCRIPT, tmp_path / "none")) == ()
 
 

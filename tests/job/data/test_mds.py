@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.data_asked import ImportMdsAsked
 from phalanx.core.errors import DataError
 from phalanx.job.data.documents import document_lengths
+from phalanx.job.data.made import make
 from phalanx.job.data.mds.encodings import array_of, ending, file_bytes, fixed_size
 from phalanx.job.data.mds.export import export
 from phalanx.job.data.mds.read import MdsFolder
 from phalanx.job.data.mds.samples import import_samples
-from phalanx.job.data.mds.tokens import TokensAsked, import_tokens
+from phalanx.job.data.mds.tokens import TokensAsked, _Shape, import_tokens
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.tars.open import open_samples
 from tests.job.data.image_folders import contents
@@ -99,6 +103,28 @@ def test_ids_in_plain_bytes_cut_into_rows(tmp_path: Path, tokenizer: Path) -> No
     assert tokens_of(data) == [token for row in rows for token in row] and data.manifest.splits["train"].documents == 1
     with pytest.raises(DataError, match=r"bytes_type.*one of uint16, int32"):
         import_tokens(WRITTEN / "rows_gz", tmp_path / "x", TokensAsked(column="tokens", tokenizer=tokenizer))
+
+
+def test_rows_of_one_length_are_not_taken_for_documents_without_a_word(tmp_path: Path, prepared_once: Path) -> None:
+    export(prepared_once, tmp_path / "rows", sequence=16, size_limit=20_000)
+    asked = ImportMdsAsked(folder=tmp_path / "rows", out=tmp_path / "out", tokens="tokens", tokenizer=prepared_once, held_out=0.5)
+    message = r"^all [\d,]+ samples have 16 tokens, with \d+ end marks inside .*--documents end_marks joins"
+    made = make(asked, lambda *_: None)
+    assert re.search(message, made["note"]) and made["parameters"]["documents"] == "samples"
+    for documents in ("samples", "end_marks"):
+        said = replace(asked, documents=documents, force=True)
+        assert make(said, lambda *_: None)["note"] == ""
+    export(prepared_once, tmp_path / "whole", size_limit=20_000)
+    assert make(replace(asked, folder=tmp_path / "whole", force=True), lambda *_: None)["note"] == ""
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cut"), [([4, 4, 4], True), ([4, 4, 3], True), ([4], False), ([4, 3, 4], False), ([3, 4], False), ([1, 1], False)]
+)
+def test_what_looks_cut(lengths: list[int], cut: bool) -> None:
+    shape = _Shape()
+    assert sum(row.size for row in shape.seen([np.zeros(length, dtype=np.int64) for length in lengths], 0)) == sum(lengths)
+    assert shape.is_cut is cut
 
 
 @pytest.mark.parametrize(("name", "sequence"), [("documents", None), ("rows", 64)])

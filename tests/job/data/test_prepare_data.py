@@ -155,8 +155,8 @@ REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "binary file": (lambda base: {"paths": [base / "text" / "picture.png"]}, "paths", "binary"),
     "not UTF-8": (lambda base: {"paths": [base / "text" / "latin.txt"]}, "paths", "not UTF-8"),
     "empty file": (lambda base: {"paths": [base / "text" / "empty.txt"]}, "paths", "empty"),
-    "device": (lambda _: {"paths": ["/dev/zero"]}, "paths", "not a file"),
-    "empty folder": (lambda base: {"paths": [base / "text" / ".hidden" / "e"]}, "paths", "hold no text"),
+    "device": (lambda _: {"paths": ["/dev/zero"]}, "paths", "and no file; name a file"),
+    "empty folder": (lambda base: {"paths": [base / "text" / ".hidden" / "e"]}, "paths", "hold no file"),
     "tiny": (lambda base: {"paths": [base / "text" / "odd.txt"]}, "vocab_size", "yields only"),
     "small vocabulary": (lambda _: {"vocab_size": 256}, "vocab_size", "from 257"),
     "vocabulary over the type": (lambda _: {"vocab_size": 2**31}, "vocab_size", "to 1000000"),
@@ -165,7 +165,6 @@ REFUSED: dict[str, tuple[Callable[[Path], dict[str, object]], str, str]] = {
     "out is a file": (lambda base: {"out": base / "text" / "odd.txt"}, "out", "is a file"),
     "out is in use": (lambda base: {"out": base / "taken"}, "out", "neither empty"),
     "out holds the text": (lambda base: {"out": base, "force": True}, "out", "holds the text itself"),
-    "out lies in the text": (lambda base: {"out": base / "text" / "sub" / "out", "force": True}, "out", "lies inside the input"),
     "out is where one stands": (lambda _: {"out": Path.cwd(), "force": True}, "out", "stand in"),
 }
 

@@ -1,6 +1,7 @@
 """JSONL, Parquet and patterns; lines and rows that are no text; cleaning and exact duplicates."""
 
 import importlib
+import random
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data import file_pieces
-from phalanx.job.data.file_pieces import Piece
+from phalanx.job.data.file_pieces import File, Piece, cut
 from phalanx.job.data.prepare import prepare
 from phalanx.job.data.show import summary
-from phalanx.job.data.texts import Reading, read
+from phalanx.job.data.texts import Reading, parts, read
 from tests.job.data.prepare_cases import contents, texts_of, write_jsonl, write_texts
 
 ROWS = [f"row {number} says é and {number * number} more words" for number in range(60)]
@@ -76,7 +77,9 @@ def test_what_is_no_document_is_counted_and_shown(tokenizer: Path, tmp_path: Pat
         ("a.jsonl", b'{"text": \n', "byte 0 of a.jsonl is not JSON"),
         ("a.jsonl", b"\xff\n", "is not UTF-8"),
         ("a.jsonl", b"", "is empty"),
-        ("a.parquet", b"junk", "is not a file this user can read"),
+        ("a.parquet", b"junk", "is no Parquet, or damaged"),
+        ("a.txt", b"ab\0", "is binary .byte 2 is NUL.; name text files"),
+        ("a.txt", b"abc\xe9", "is not UTF-8 .byte 3 is 0xe9.; convert it"),
     ],
 )
 def test_a_file_that_was_named_and_holds_no_document_is_refused(
@@ -92,6 +95,58 @@ def test_a_parquet_file_without_the_column_says_which_it_has(tokenizer: Path, tm
     write_parquet(tmp_path / "a.parquet", ROWS, "body")
     with pytest.raises(DataError, match="has no column 'text'; its columns: body"):
         prepare([tmp_path / "a.parquet"], tmp_path / "out", tokenizer=tokenizer)
+
+
+def write_often(path: Path, value: str, times: int, **options: Any) -> None:
+    """A row group in which a dictionary has one text, and every row names it."""
+    arrow: Any = importlib.import_module("pyarrow")
+    often = arrow.DictionaryArray.from_arrays(arrow.array([0] * times, arrow.int32()), arrow.array([value]))
+    importlib.import_module("pyarrow.parquet").write_table(arrow.table({"text": often}), path, **options)
+
+
+@pytest.mark.parametrize(
+    ("mib", "times", "options"),
+    [(1, 600, {}), (40, 20, {"compression": "zstd"}), (40, 5, {"compression": "zstd", "use_dictionary": False})],
+    ids=["many rows of a text", "rows of a huge text", "pages that pack well"],
+)
+def test_a_parquet_bomb_is_refused_before_it_is_in_memory(tmp_path: Path, mib: int, times: int, options: dict[str, Any]) -> None:
+    arrow: Any = importlib.import_module("pyarrow")
+    path = tmp_path / "a.parquet"
+    write_often(path, "x" * (mib * 2**20), times, **options)
+    pieces = cut(File("a.parquet", str(path), path.stat().st_size))
+    assert isinstance(pieces, list) and path.stat().st_size < 200_000
+    before, pool = arrow.default_memory_pool(), arrow.system_memory_pool()  # which nobody has used for more
+    arrow.set_memory_pool(pool)
+    try:
+        with pytest.raises(DataError, match="row group 0 grows to over 200 times its size; if it is no bomb") as caught:
+            list(parts(pieces[0], Reading()))
+    finally:
+        arrow.set_memory_pool(before)
+    assert (caught.value.field, caught.value.value) == ("paths", "a.parquet")
+    assert pool.max_memory() < 200 * 2**20
+
+
+def test_what_a_row_group_says_over_and_over_is_read_in_parts(tmp_path: Path) -> None:
+    """In one, memory would have to hold all of it."""
+    path = tmp_path / "a.parquet"
+    write_often(path, "word " * 2000, 1000)
+    pieces = cut(File("a.parquet", str(path), path.stat().st_size))
+    assert isinstance(pieces, list)
+    found = list(parts(pieces[0], Reading()))
+    assert len(found) > 5 and [bool(one.digest) for one in found] == [False] * (len(found) - 1) + [True]
+    assert [name for one in found for name in one.names] == [f"a.parquet#{row}" for row in range(1000)]
+    assert read(pieces[0], Reading()).documents == [b"word " * 2000] * 1000
+
+
+def test_damage_behind_rows_that_were_taken_is_no_reason_to_leave_out_the_rest(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [random.Random(row).randbytes(1000).hex() for row in range(3000)], rows_each=3000)
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2 : -10_000] = bytes(len(whole) - 10_000 - len(whole) // 2)
+    path.write_bytes(whole)
+    pieces = cut(File("a.parquet", str(path), len(whole)))
+    assert isinstance(pieces, list)
+    with pytest.raises(DataError, match=r"is damaged in row group 0 .*its rows before row \d+ are good; fetch it"):
+        list(parts(pieces[0], Reading()))
 
 
 def test_parquet_without_its_library_says_what_to_install(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,5 +231,5 @@ def test_borders_of_pieces_neither_lose_nor_repeat_a_line(
 def test_a_file_of_the_kernel_is_none_that_can_be_read(tmp_path: Path) -> None:
     """Its size is said to be 0."""
     for path in ("/proc/self/mem", "/proc/self/status"):
-        with pytest.raises(DataError, match="not a file this user can read"):
+        with pytest.raises(DataError, match="is made by the kernel while it is read; name a file"):
             prepare([path], tmp_path / "data", vocab_size=300)

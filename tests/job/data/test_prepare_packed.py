@@ -58,7 +58,9 @@ def packed_rows(folder: Path, ending: str) -> Path:
 
 
 def pieces_of(path: Path) -> list[Piece]:
-    return cut(File(path.name, str(path), path.stat().st_size)) or []
+    found = cut(File(path.name, str(path), path.stat().st_size))
+    assert not isinstance(found, str)
+    return found
 
 
 def test_packed_lines_and_texts_are_the_documents_that_they_pack(ending: str, tokenizer: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What we made is no text and no image: it is not read where it lies among the inputs, and not put there."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from phalanx.job.data.prepare import prepare
 from phalanx.job.data.tars.open import open_samples
 from phalanx.job.data.tars.pack import pack
 from tests.job.data.image_folders import CLASSES, write_images
-from tests.job.data.prepare_cases import write_texts
+from tests.job.data.prepare_cases import contents, write_texts
 from tests.job.data.random_tokens import write_tokens
 
 
@@ -40,14 +41,28 @@ def test_a_file_of_a_prepared_folder_may_be_named(web: Path, tmp_path: Path, tok
     assert [source.documents for source in made.sources] == [3, 1]
 
 
-@pytest.mark.parametrize("given_as", ["folder", "link", "URL"])
-def test_out_inside_an_input_is_refused(web: Path, tmp_path: Path, tokenizer: Path, given_as: str) -> None:
+@pytest.mark.parametrize("given_as", ["folder", "link", "URL", "pattern"])
+def test_a_folder_made_inside_its_own_input_is_not_read_now_nor_the_next_time(
+    web: Path, tmp_path: Path, tokenizer: Path, given_as: str
+) -> None:
     (tmp_path / "link").symlink_to(web)
-    path = {"folder": str(web), "link": str(tmp_path / "link"), "URL": f"file://{web}"}[given_as]
+    paths = {"folder": str(web), "link": str(tmp_path / "link"), "URL": f"file://{web}", "pattern": f"{web}/**"}
+    (web / "b/of-out.txt").symlink_to(web / "b/deep/out/tokenizer.json")  # dangles the first time
     for out in (web / "out", web / "b/deep/out"):
-        with pytest.raises(DataError, match="lies inside the input"):
-            prepare([path], out, tokenizer=tokenizer, force=True)
-        assert not out.parent.joinpath(".out.preparing").exists()
+        first = prepare([paths[given_as]], out, tokenizer=tokenizer)
+        before = contents(out)
+        assert (first.sources[0].documents, first.sources[0].skipped_binary) == (7, 0)
+        assert prepare([paths[given_as]], out, tokenizer=tokenizer) == first
+        assert contents(out) == before
+        shutil.rmtree(out)
+
+
+def test_nothing_is_made_inside_a_prepared_folder(web: Path, tokenizer: Path) -> None:
+    before = sorted((web / "a/data").iterdir())
+    for out in (web / "a/data/out", web / "a/data/deep/out"):
+        with pytest.raises(DataError, match=r"lies inside .*web/a/data, which is a prepared folder; name one beside it"):
+            prepare([web], out, tokenizer=tokenizer)
+    assert sorted((web / "a/data").iterdir()) == before
 
 
 def test_images_are_packed_beside_their_folder_and_what_was_prepared_is_none(tmp_path: Path) -> None:

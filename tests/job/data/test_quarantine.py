@@ -158,8 +158,16 @@ def test_what_is_set_aside_already_stays_as_it_is() -> None:
 
 def test_too_much_of_a_source_stops_the_run() -> None:
     held = Quarantined(PLAIN, (), 0.05).also({BLOCK: {"data": [(3, 8)]}}, 4)
-    with pytest.raises(DataError, match=r"quarantine of data: '6 %'.*6 of 100 samples.*5 % may be replaced.*data verify"):
+    with pytest.raises(
+        DataError,
+        match=r"quarantine of data: '6 %'.*6 of 100 samples.*5 % may be replaced.*data verify.*raise `bad_data_max` .* to 0.07",
+    ):
         held.also({replace(BLOCK, block=4): {"data": [(7, 9)]}}, 5)
+    Quarantined(PLAIN, (), 0.07).also({BLOCK: {"data": [(3, 9)]}}, 4)
+    with pytest.raises(DataError, match="not one of its samples is whole, so nothing could stand in"):
+        held.also({replace(BLOCK, block=4): {"data": [(0, 100)]}}, 5)
+    with pytest.raises(DataError, match=r"data verify DIR` names them\)$"):
+        held.also({replace(BLOCK, block=4): {"data": [(0, 99)]}}, 5)
 
 
 ASIDE = SetAside(source="data", shard="s" * 64, block=3, samples=((3, 9),), since=8)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -347,6 +348,56 @@ def test_a_push_that_is_cut_off_leaves_no_data_set_and_is_simply_done_again(fold
         assert push_into(folder, store, lambda done, total: seen.append(total - done)) == store.url
     assert seen[-1] == 0
     assert {found.key: found.size_bytes for found in store.list()} == {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def test_a_store_that_is_away_for_a_moment_costs_a_push_no_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of call fails at first; that which makes the data set known has reached the store, and its answer is lost."""
+    store, failed, paused = open_store(tmp_path / "store"), set(), list[float]()
+
+    def flaky(name: str, after: bool) -> Callable[..., object]:
+        call = getattr(ObjectStore, name)
+
+        def called(*arguments: object) -> object:
+            found = call(*arguments) if name in failed or after else None
+            if name in failed:
+                return found
+            failed.add(name)
+            raise StoreUnavailable("s3://bkt: nobody answers; try again")
+
+        return called
+
+    for name in ("get", "put", "put_if_absent"):
+        monkeypatch.setattr(ObjectStore, name, flaky(name, after=name == "put_if_absent"))
+    assert push_into(folder, store, pause=paused.append) == store.url
+    assert failed == {"get", "put", "put_if_absent"} and len(paused) == 3
+    assert store.get("manifest.json") == (folder / "manifest.json").read_bytes()
+
+
+def test_a_push_that_is_ended_while_the_store_is_away_tries_no_longer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are on their way would keep the process for as long as their patience lasts."""
+    store, tries, put, gone = open_store(tmp_path / "store"), Counter[str](), ObjectStore.put, threading.Event()
+
+    def away(self: ObjectStore, key: str, data: bytes) -> None:
+        tries[key] += 1
+        if len(tries) == 1:
+            assert gone.wait(30)
+            return put(self, key, data)
+        gone.set()
+        raise StoreUnavailable("s3://bkt: nobody answers; try again")
+
+    def ended(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ObjectStore, "put", away)
+    monkeypatch.setattr(ObjectStore, "takes_parts", lambda self, size: False)
+    monkeypatch.setattr("phalanx.job.data.push.FILES_AT_ONCE", 2)
+    with pytest.raises(KeyboardInterrupt):
+        push_into(folder, store, ended)
+    assert len(tries) >= 2 and max(tries.values()) <= 2, "instead of 5 times, which takes a quarter of a minute"
 
 
 def test_other_data_is_never_overwritten_and_damage_never_sent(folder: Path, store: ObjectStore, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from phalanx.job.data.blocks import BlockShuffle, InOrder
 from phalanx.job.data.draws import PlainOrder, batch
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.push import push_into
-from phalanx.job.data.shown import shown, verified
+from phalanx.job.data.shown import shown_unread, verified
 from phalanx.job.data.store_source import UNIT_BYTES
 from phalanx.job.data.tars import manifest as manifests
 from phalanx.job.data.tars.ingest import index
@@ -342,6 +342,6 @@ def test_links_to_tars_are_pushed_as_the_tars(folder: Path, there: SampleData, t
 
 
 def test_a_url_of_this_machine_is_shown_and_verified_as_a_folder_is(folder: Path) -> None:
-    of_url, of_folder = shown(f"file://{folder}"), shown(folder)
+    of_url, of_folder = shown_unread(f"file://{folder}"), shown_unread(folder)
     assert {**of_url, "path": ""} == {**of_folder, "path": ""} and of_url["samples"] == COUNT
     assert verified(f"file://{folder}")["checksums_ok"]

@@ -144,7 +144,10 @@ def test_tokenizers_that_cannot_be_used_are_refused(own: str, corpus: Path, tmp_
         "junk.json": "is not",
         "gone.json": "cannot be read",
         "far.json": "over 999999",
+        "folder": "is a folder without a tokenizer.json",
     }
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/vocab.json").write_text("{}")
     for name, message in wrong.items():
         with pytest.raises(DataError, match=message) as caught:
             prepare([corpus], tmp_path / "out", tokenizer=tmp_path / name)

@@ -13,7 +13,7 @@ from phalanx.core.training_data import DataSource
 from phalanx.job.checkpoint import manifest
 from phalanx.job.train.audited import audited
 from phalanx.job.train.device import gang
-from phalanx.job.train.setup import CURSOR
+from phalanx.job.train.resumed import CURSOR
 from tests.job.train.mixed_cases import STOP, folder, leg
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -22,10 +23,11 @@ from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.finish import finish
 from phalanx.job.train.loop import run
 from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.resumed import CURSOR
 from phalanx.job.train.saves import saving
-from phalanx.job.train.setup import CURSOR, set_up
+from phalanx.job.train.setup import set_up
 
-STEPS, EVERY, STOP, CHANGE = 12, 4, 7, 6
+STEPS, EVERY, STOP, CHANGE, LATER = 12, 4, 7, 6, 9
 MODEL: dict[str, Any] = {
     "dim": 16, "layers": 2, "heads": 2, "ffn_dim": 24, "sequence": 24, "batch_per_rank": 2, "accumulate": 2, "steps": STEPS,
     "warmup_steps": 2, "eval_batches": 2, "dtype": "fp32",
@@ -39,6 +41,13 @@ class Stopped(Exception):
 def mixed(web: str, code: str, weight: float = 3) -> DataSource:
     sources = {"web": MixtureSource(path=web, weight=weight), "code": MixtureSource(path=code, weight=1)}
     return DataSource(sources=sources, changes=(WeightChange(from_step=CHANGE, weights={"code": 1.0}),), packing="best_fit")
+
+
+def with_another(asked: DataSource) -> DataSource:
+    """The mixture with a source that is read from step `LATER` on, and nobody had named before."""
+    late = {"late": MixtureSource(path=asked.sources["code"].path, weight=0)}
+    change = WeightChange(from_step=LATER, weights={"late": 1.0, "web": 1.0})
+    return replace(asked, sources={**asked.sources, **late}, changes=(*asked.changes, change))
 
 
 def leg(job: Path, asked: DataSource, rank: Rank, stop: int = 0, attempt: str = "") -> Mapping[str, Any]:
@@ -74,6 +83,15 @@ def refused(job: Path, asked: DataSource, rank: Rank) -> str:
     return ""
 
 
+def grown(out: Path, job: Path, asked: DataSource, rank: Rank) -> list[Mapping[str, Any] | str]:
+    """On from what the job has saved, with another source, twice: the second leg goes on from what the first has saved."""
+    shutil.copytree(job, out / "grown")
+    try:
+        return [leg(out / "grown", asked, rank, LATER + 2), leg(out / "grown", asked, rank)]
+    except PhalanxError as error:
+        return [error.sentence()]
+
+
 def main(out: Path, web: str, code: str) -> None:
     asked = mixed(web, code)
     with gang() as rank:
@@ -82,9 +100,11 @@ def main(out: Path, web: str, code: str) -> None:
         legs = [leg(job, asked, rank, STOP)]
         places = dict(manifest.committed(job / "checkpoints"))
         cursor = Cursor.from_json(str(manifest.read(places[max(places)])[0].extra[CURSOR]))
+        more = grown(out, job, with_another(asked), rank)
         answer = {
             "other": refused(job, mixed(web, code, weight=2), rank),
             "whole": whole, "legs": [*legs, leg(job, asked, rank)], "delivered": cursor.delivered, "saved": max(places),
+            "grown": more,
         }  # fmt: skip
     (out / "answer.json").write_text(json.dumps(answer))
     sys.stdout.flush()

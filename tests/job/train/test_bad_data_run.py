@@ -35,6 +35,10 @@ def test_a_run_goes_on_past_a_damaged_block_and_is_proven(tmp_path: Path) -> Non
     assert (aside["block"], answer["saved"]["data"]) == (1, {"data": manifest_hash}) and aside["since"] < EVERY * 4
     assert answer["last"]["quarantine"] == [aside], "found once"
 
+    names = {leg["model"]["lineage"]["data_set_aside.data"] for leg in (whole, then)}
+    samples = sum(end - begin for begin, end in aside["samples"])
+    assert names == {f"shard {aside['shard'][:12]} block 1 from step {aside['since'] // BATCH + 1}"}, "also of one that resumed"
+    assert then["model"]["lineage"]["data_set_aside"] == f"1 block, for {samples} samples of data"
     (damaged,) = whole["damaged"]
     named = {name: damaged[name] for name in ("rank", "step", "source", "shard", "blocks", "samples")}
     samples = sum(end - begin for begin, end in aside["samples"])

@@ -1,9 +1,12 @@
 """Which samples a step reads, and which are held out: the same for a gang of any size, each of them once."""
 
+import math
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +17,13 @@ from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.sources import Sources
-from phalanx.job.train.batches import Batch, batch_of_run, first_batch, held_out_batches, order_of_run, train_batches
+from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
+from phalanx.job.train.finish import measured
+from phalanx.job.train.loop import run
+from phalanx.job.train.measure import measure
+from phalanx.job.train.setup import Start
 
 RECIPE = LlamaRecipe(batch_per_rank=2, accumulate=6, sequence=3, eval_batches=5)
 
@@ -32,11 +39,11 @@ class Numbered:
     def far(self, split: str) -> None:
         return None
 
-    def num_tokens(self, split: str) -> int:
-        return 3 * self.sizes[split]
-
     def num_samples(self, split: str, sequence: int) -> int:
         return self.sizes[split]
+
+    def num_tokens(self, split: str) -> int:
+        return RECIPE.sequence * self.sizes[split] + 1
 
     def gather(
         self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64] | None = None, watch: object = None
@@ -86,15 +93,34 @@ def test_a_world_size_that_does_not_divide_is_told_what_does(world_size: int, fi
 def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: int) -> None:
     counted: list[int] = []
     for rank in range(world_size):
-        fetch, number = held_out_batches(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
-        assert number == 5
-        for index in range(number):
-            for read, count in fetch(index):
+        held_out = HeldOut(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
+        assert held_out.num_batches == 5
+        with held_out.reading() as batches:
+            for read, count in (part for parts in batches for part in parts):
                 assert RECIPE.batch_per_rank >= len(read) >= max(count, 1), "no more at once than in training"
                 counted += read[:count, 0].tolist()
     assert len(counted) == len(set(counted)) == 20
 
 
+def test_a_run_may_leave_the_held_out_loss_out() -> None:
+    """Also over data of which nothing is held out; then nothing is measured, and nothing said."""
+    recipe = replace(RECIPE, eval_batches=0)
+    assert recipe.problems() == [] and replace(RECIPE, eval_batches=-1).problems() == [("eval_batches", -1, "write 0 or more")]
+    held_out = HeldOut(numbered(50, 0), recipe, rank_of(0, 1), first_batch(recipe, 2))
+    training: Any = SimpleNamespace(held_out=held_out, recipe=SimpleNamespace(steps=9))
+    assert held_out.num_batches == 0 and math.isnan(measure(training, "val_loss_first", 0))
+    saves: Any = SimpleNamespace(finish=lambda: None, newest="d9", failed=0)
+    trained = run(training, Start(step=9, val_loss_first=math.nan, checkpoint="d9"), saves)
+    assert measured(trained) == {}
+    assert measured(replace(trained, val_loss_first=5.0, val_loss_final=4.0)) == {"val_loss_first": 5.0, "val_loss_final": 4.0}
+
+
 def test_a_held_out_split_shorter_than_a_batch_is_refused() -> None:
-    with pytest.raises(DataError, match="held-out"):
-        held_out_batches(numbered(50, 3), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+    for held_out in (0, 3):
+        with pytest.raises(
+            DataError, match=r"takes 4 samples of 3 tokens; prepare the data .*`--held-out 0\.\d+`, lower .*`eval_batches: 0`"
+        ) as caught:
+            HeldOut(numbered(50, held_out), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))
+        assert (caught.value.field, caught.value.value) == ("held-out samples", held_out)
+    with pytest.raises(DataError, match="prepare more text, lower `sequence`"):
+        HeldOut(numbered(5, 1), RECIPE, rank_of(0, 1), first_batch(RECIPE, 2))

@@ -271,3 +271,46 @@ def test_loader_processes_that_would_miscount_are_refused(data: TokenData, order
     loader = DataLoader(BatchDataset(data, "train", SEQUENCE, order, 12), batch_size=None, num_workers=1)
     with pytest.raises(Exception, match="write 0"):  # DataLoader makes it anew, of the class that it was
         next(iter(loader))
+
+
+def odd(value: object) -> Any:
+    """What the types of a call would not let pass."""
+    return value
+
+
+MANY = PlainOrder(num_samples=10**6, seed=1, global_batch=4)
+OTHERS = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 5, "b": 5}, seed=1, global_batch=2)
+TOO_MANY = "samples of data in the order"
+WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
+    "a path": (lambda data, order: StepLoader(odd(str(data.folder)), "train", SEQUENCE, order), "data", "open_data"),
+    "a split": (lambda data, order: BatchDataset(data, odd("trian"), SEQUENCE, order), "split", "did you mean 'train'"),
+    "a length": (lambda data, order: SampleDataset(data, "train", odd("100")), "sequence", "whole number above 0"),
+    "no order": (lambda data, order: StepLoader(data, "train", SEQUENCE, odd(7)), "order", "PlainOrder"),
+    "a longer order": (lambda data, order: StepLoader(data, "train", SEQUENCE, MANY), TOO_MANY, "num_samples"),
+    "another length": (lambda data, order: BatchDataset(data, "train", 2 * SEQUENCE, order), TOO_MANY, "has 48"),
+    "a rank": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, rank=2, world_size=2), "rank", "0 to 1"),
+    "a stop": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, -1), "stop", "0 or more"),
+    "steps": (lambda data, order: StepBatches(order, 9, 3), "stop", "before the first step, 9"),
+    "no end": (lambda data, order: StepBatches(order, 9, odd(None)), "stop", "0 or more"),
+    "an epoch": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, epoch_steps=odd(2.5)), "epoch_steps", "above 0"),
+    "threads": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, threads=0), "threads", "above 0"),
+    "processes": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, num_workers=-1), "num_workers", "0 or more"),
+    "a state": (lambda data, order: StepLoader(data, "train", SEQUENCE, order).load_state_dict(odd(None)), "state", "state_dict"),
+    "another's state": (
+        lambda data, order: BatchDataset(data, "train", SEQUENCE, order).load_state_dict({"step": torch.zeros(1)}),
+        "state", "its own",
+    ),
+    "sources": (
+        lambda data, order: BatchDataset(open_sources(DataSource(path=str(data.folder))), "train", SEQUENCE, OTHERS),
+        "order", "other sources",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "field", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_argument_is_named_before_the_first_batch(
+    data: TokenData, order: PlainOrder, call: Callable[[Any, Any], object], field: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        call(data, order)
+    assert caught.value.field == field

@@ -13,25 +13,29 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from phalanx.core.errors import CheckpointError, DataError
+from phalanx.core.errors import CheckpointError, DataError, StoreUnavailable
 from phalanx.core.training_data import DataSource, MixtureSource
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder, PlainOrder
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.push import push_into
+from phalanx.job.data.shards import Watch
+from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
 from phalanx.job.train.__main__ import checked_first
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
-from phalanx.job.train.setup import CURSOR, check_cursor
+from phalanx.job.train.resumed import CURSOR, check_cursor
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.objects import open_store
 from tests.job.data.random_tokens import write_tokens
 
 TRAIN, SEQUENCE = 50, 3
 CPU = torch.device("cpu")
+RANK = Rank(rank=0, world_size=1, device=CPU, device_name="cpu")
 
 
 class Gated:
@@ -45,6 +49,7 @@ class Gated:
         self.open.set()
         self.read: list[int] = []
         self.damaged = -1
+        self.failing: dict[int, BaseException] = {}
 
     def far(self, split: str) -> None:
         return None
@@ -58,6 +63,8 @@ class Gated:
         assert self.open.wait(30)
         if int(indices[0]) == self.damaged:
             raise DataError("train-00000.bin", "block 3", "is damaged")
+        if int(indices[0]) in self.failing:
+            raise self.failing[int(indices[0])]
         self.read.append(int(indices[0]))
         out[:] = indices[:, None]
         return out
@@ -188,6 +195,80 @@ def test_waiting_is_named_by_its_cause_and_only_once(gated: Gated) -> None:
         until(lambda: feed._is_ready(2))
         feed(2)
         assert feed.take_cause() in ("processor", ""), "it was there"
+
+
+class Waited(Gated):
+    """Whose damaged sample comes from a store, and is waited for."""
+
+    def touching(self, split: str, block: Block, sequence: int) -> list[tuple[int, int]]:
+        return [(self.damaged, self.damaged + 1)]
+
+    def gather(
+        self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64], watch: object
+    ) -> NDArray[np.int64]:
+        if self.damaged in indices:
+            began = time.monotonic()
+            assert not threading.Event().wait(0.05)
+            cast(Watch, watch)("store", began, time.monotonic())
+            raise BadBlock("train-00000.bin", "block 3", "is damaged", Block(data=self.manifest_hash, shard="d0", block=3))
+        return super().gather(split, indices, sequence, out, watch)
+
+
+def test_what_was_waited_for_is_told_also_where_the_block_is_then_set_aside() -> None:
+    data = Waited()
+    data.damaged = expected(2)[0]
+    quarantine = BadData(policy="quarantine", share_max=0.5)
+    with closing(Feed(*order_of(data), SEQUENCE, RANK, quarantine)) as feed:
+        feed(1)
+        feed.take_cause()
+        assert data.damaged not in first_tokens(feed(2))
+        assert feed.take_cause() == "store"
+
+
+class Beside:
+    """Copies to a device that is this process's memory, each of which may fail."""
+
+    def __init__(self) -> None:
+        self.failing: dict[int, BaseException] = {}
+
+    def begin(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        if (error := self.failing.get(int(rows[0, 0]))) is not None:
+            raise error
+        return torch.from_numpy(rows.copy())
+
+    def wait(self) -> None: ...
+    def settle(self) -> None: ...
+    def forget(self) -> None: ...
+
+
+@pytest.fixture
+def copying(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Feed, Beside]]:
+    """A feed that copies the next batch while a step computes."""
+    monkeypatch.setattr("phalanx.job.train.feed.pinned", np.empty)
+    feed, beside = feed_of(gated), Beside()
+    monkeypatch.setattr(feed, "_copies", beside)
+    with closing(feed):
+        yield feed, beside
+
+
+@pytest.mark.parametrize("of", ["copy", "store", "disk"])
+def test_whatever_befalls_a_batch_ahead_is_raised_once_by_the_step_that_wants_it(
+    copying: tuple[Feed, Beside], gated: Gated, of: str
+) -> None:
+    """Not by the step before, whose own batch is sound and which other ranks are in."""
+    feed, beside = copying
+    errors = {"copy": RuntimeError("CUDA error"), "store": StoreUnavailable("s3://bkt is away"), "disk": OSError(5, "I/O")}
+    (beside if of == "copy" else gated).failing[expected(2)[0]] = errors[of]
+    feed.start(1)
+    until(lambda: feed._stream is not None and feed._stream.num_ahead >= 2)
+    assert first_tokens(feed(1)) == expected(1)
+    with pytest.raises(type(errors[of])) as caught:
+        feed(2)
+    assert caught.value is errors[of]
+    beside.failing = gated.failing = {}
+    feed.close()
+    assert first_tokens(feed(2)) == expected(2), "which is read again"
+    assert first_tokens(feed(3)) == expected(3)
 
 
 def test_damage_is_raised_at_the_step_that_needs_it_and_closing_ends_the_threads(gated: Gated) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from phalanx.core.errors import SetupError, StoreUnavailable
+from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.block_sums import BLOCK_BYTES
@@ -24,6 +25,7 @@ from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import StoredData, open_stored
 from phalanx.job.data.stored_shards import StoredShards
+from phalanx.job.train.batches import HeldOut, first_batch
 from phalanx.job.train.datasets import StepLoader
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
@@ -33,6 +35,7 @@ from phalanx.storage.objects import open_store
 from tests.job.data.random_tokens import write_tokens
 
 SEQUENCE, BATCH, STEPS = 999, 6, 8
+RANK = Rank(rank=0, world_size=1, device=torch.device("cpu"), device_name="cpu")
 SIZES = {"web": [10 * BLOCK_BYTES, 700, BLOCK_BYTES], "code": [5 * BLOCK_BYTES, 3000]}
 """Tokens of two bytes: three and two units that are large, and two small ones."""
 
@@ -73,8 +76,7 @@ def sources(asked: DataSource, opened: dict[str, TokenData]) -> Sources:
 
 
 def feed_of(data: Sources, bad_data: BadData = STOP) -> Feed:
-    rank = Rank(rank=0, world_size=1, device=torch.device("cpu"), device_name="cpu")
-    return Feed(data, data.order(SEQUENCE, seed=3, global_batch=BATCH), SEQUENCE, rank, bad_data)
+    return Feed(data, data.order(SEQUENCE, seed=3, global_batch=BATCH), SEQUENCE, RANK, bad_data)
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -142,6 +144,24 @@ def test_a_feeds_waits_are_for_the_store(folders: dict[str, Path], stored: dict[
         assert torch.equal(feed(1), wanted(1))
         assert feed.take_cause() == "store"
         assert all(torch.equal(feed(step), wanted(step)) for step in (2, 3, 90, 7))
+
+
+def test_held_out_batches_are_fetched_before_they_are_asked_for(tmp_path: Path) -> None:
+    """Else each waits for its own blocks."""
+    write_tokens(tmp_path / "data", [1000], held_out=12 * BLOCK_BYTES)
+    recipe = LlamaRecipe(batch_per_rank=2, sequence=SEQUENCE, eval_batches=40)
+    with closing(NodeCache(tmp_path / "cache", 400 * BLOCK_BYTES)) as cache:
+        far = in_store(tmp_path / "data", tmp_path / "store", cache)
+        held_out, wanted = (
+            HeldOut(Sources.of(data), recipe, RANK, first_batch(recipe, 1)) for data in (far, open_data(tmp_path / "data"))
+        )
+        stored = far.stored["held_out"].stored
+        units = stored.firsts(np.arange(24))
+        with held_out.reading() as batches, wanted.reading() as near:
+            until(lambda: all(cache.path(unit).exists() for unit in stored.units(units)))
+            far.source.ranges = HedgedReads(away, 4)
+            assert all(torch.equal(one[0][0], two[0][0]) for one, two in zip(batches, near, strict=True))
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith(("data-held_out", "data-ahead"))]
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)

@@ -1,6 +1,7 @@
 """Images under PyTorch's DataLoader: the run's order and augmentation with any number of processes, and a state to resume."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,31 @@ def test_what_would_miscount_or_belongs_to_others_is_refused(data: SampleData, o
     mixed = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 5, "b": 5}, seed=1, global_batch=4)
     with pytest.raises(DataError, match="several sources"):
         StepDraws(mixed, 0, 3)
+
+
+def odd(value: object) -> Any:
+    """What the types of a call would not let pass."""
+    return value
+
+
+WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
+    "a path": (lambda data, order: FieldDataset(odd(str(data.folder)), decode), "data", "open_samples"),
+    "no data": (lambda data, order: FieldBatches(odd(str(data.folder)), order, decode), "data", "open_samples"),
+    "no order": (lambda data, order: FieldBatches(data, odd(5), decode), "order", "PlainOrder"),
+    "no function": (lambda data, order: FieldDataset(data, odd("jpg")), "decode", "give a function"),
+    "no transform": (lambda data, order: FieldBatches(data, order, decode, odd(0.5)), "transform", "give a function"),
+    "a field": (lambda data, order: FieldDataset(data, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
+    "one field": (lambda data, order: FieldBatches(data, order, decode, fields="png"), "fields", "give a list"),
+    "a rank": (lambda data, order: FieldBatches(data, order, decode, rank=1), "rank", "0 to 0"),
+    "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
+    "a state": (lambda data, order: FieldBatches(data, order, decode).load_state_dict(odd([1])), "state", "state_dict"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "field", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_argument_is_named_before_the_first_batch(
+    data: SampleData, order: PlainOrder, call: Callable[[Any, Any], object], field: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        call(data, order)
+    assert caught.value.field == field

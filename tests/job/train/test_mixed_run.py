@@ -11,7 +11,7 @@ import pytest
 from phalanx.job.data.prepare import prepare
 from tests.job.checkpoint.gang_launch import ROOT
 from tests.job.data.prepare_cases import write_texts
-from tests.job.train.mixed_cases import CHANGE, EVERY, MODEL, STEPS, STOP
+from tests.job.train.mixed_cases import CHANGE, EVERY, LATER, MODEL, STEPS, STOP
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,19 @@ def test_T12_the_cursor_of_a_checkpoint_is_that_of_its_step(answer: dict[str, An
 def test_another_past_of_the_mixture_is_refused(answer: dict[str, Any]) -> None:
     assert CHANGE > EVERY
     assert "is not the order in which this run has read" in answer["other"]
+
+
+def test_a_run_goes_on_with_a_source_that_is_added_for_a_later_step(answer: dict[str, Any]) -> None:
+    """The data cursor knows the past, in which it has no share; a hash over all sources does not."""
+    first, second = answer["grown"]
+    whole = answer["whole"]["losses"]
+    assert list(first["losses"]) == [str(step) for step in range(EVERY + 1, LATER + 2)]
+    assert list(second["losses"]) == [str(step) for step in range(2 * EVERY + 1, STEPS + 1)]
+    assert {step: one for step, one in first["losses"].items() if int(step) <= LATER} == {
+        step: whole[step] for step in map(str, range(EVERY + 1, LATER + 1))
+    }
+    assert first["losses"][str(LATER + 1)] == second["losses"][str(LATER + 1)] != whole[str(LATER + 1)]
+    assert second["model"]["lineage"]["data_manifest.late"] == answer["whole"]["model"]["lineage"]["data_manifest.code"]
 
 
 def test_the_model_knows_the_manifests_of_its_sources(answer: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from phalanx.job.data.draws import PlainOrder
 from phalanx.job.data.quarantine import ANY_SHARE, BLOCKS_MAX, Quarantined, SetAside
 from phalanx.job.train.guard import NUMBER, Guard
 from phalanx.job.train.loss import sample_losses, token_loss
-from phalanx.job.train.setup import CURSOR
+from phalanx.job.train.resumed import CURSOR
 from phalanx.job.train.spikes import RECENT, SHARE, WARM, Curve, Rule, dump, judge, limit_of, load, rolled_back
 
 FINITE = st.floats(min_value=1e-6, max_value=1e6)

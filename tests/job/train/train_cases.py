@@ -14,7 +14,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.open import open_data
 from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
-from phalanx.job.train.batches import Batch, first_batch, held_out_batches, order_of_run, train_batches
+from phalanx.job.train.batches import Batch, HeldOut, first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.evaluate import held_out_loss
 from phalanx.job.train.feed import Feed
@@ -41,7 +41,7 @@ def sharded(data: Sources, rank: Rank, recipe: LlamaRecipe) -> tuple[Numbers, fl
     batch = first_batch(recipe, rank.world_size)
     optimizer, fetch = make_adamw(model, recipe), read(data, recipe, rank, batch)
     facts = [train_step(model, optimizer, fetch, recipe, step, lambda: 0.0) for step in range(1, recipe.steps + 1)]
-    return [(fact.loss, fact.grad_norm) for fact in facts], held_out_loss(model, *held_out_batches(data, recipe, rank, batch))
+    return [(fact.loss, fact.grad_norm) for fact in facts], held_out_loss(model, HeldOut(data, recipe, rank, batch))
 
 
 def plain(data: Sources) -> Numbers:

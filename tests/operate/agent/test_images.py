@@ -20,7 +20,7 @@ from phalanx.operate.agent import images
 from phalanx.operate.agent.abilities import abilities
 from phalanx.operate.agent.attempts import accept
 from phalanx.operate.agent.images import Container, Mount, Runtime, RuntimeName, contained_starts, find_runtime
-from phalanx.operate.agent.launch_env import Paths, RankStart
+from phalanx.operate.agent.launch_env import Paths, RankStart, rank_starts
 from phalanx.operate.agent.surroundings import surroundings
 
 GPUS = tuple(Device(index, "H100", "NVIDIA H100", 80 * 10**9, f"GPU-{index}") for index in range(2))
@@ -189,6 +189,52 @@ def test_a_node_without_a_tool_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     folder = accept(tmp_path / "attempts", launch(), 1)
     with pytest.raises(SetupError, match="none of podman, apptainer and enroot"):
         asyncio.run(surroundings(folder, SHAPE, tmp_path / "agent.sock", None, OUTER))
+
+
+IN_STORE = {"PHALANX_DATA": "s3://bucket/corpus"}
+
+
+@pytest.mark.parametrize(
+    ("env", "outer", "folder"),
+    [
+        (IN_STORE, {"PHALANX_DATA_CACHE": "{}/node", "PHALANX_DATA_CACHE_LIMIT": "9GB"}, "node"),
+        (IN_STORE, {"XDG_CACHE_HOME": "{}/xdg"}, "xdg/phalanx/data"),
+        (IN_STORE | {"PHALANX_DATA_CACHE": "{}/job's"}, {"PHALANX_DATA_CACHE": "{}/node"}, "job's"),
+        (IN_STORE, {"PHALANX_DATA_CACHE": "/dev/null/none"}, ""),
+        ({"PHALANX_DATA": "/data/folder"}, {"PHALANX_DATA_CACHE": "{}/node"}, ""),
+    ],
+)
+def test_a_container_reads_through_the_cache_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], outer: dict[str, str], folder: str
+) -> None:
+    """Or each would fetch the data again, into a layer of its own that goes with it."""
+    env, outer = ({name: text.replace("{}", str(tmp_path)) for name, text in one.items()} for one in (env, outer))
+    (tmp_path / "image.sif").touch()
+    (tmp_path / "apptainer").write_text("#!/bin/sh\n")
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    accepted = accept(tmp_path / "attempts", launch(image=str(tmp_path / "image.sif"), env=env), 1)
+    made = asyncio.run(surroundings(accepted, SHAPE, tmp_path / "agent.sock", None, outer)).container
+    assert made is not None
+    start = contained_starts(accepted.accepted.launch, SHAPE, Paths("/node", "/s", "/p"), outer, made)[0]
+    if folder:
+        assert Mount(str(tmp_path / folder)) in made.mounts and (tmp_path / folder).is_dir()
+        assert start.env["PHALANX_DATA_CACHE"] == str(tmp_path / folder)
+        assert start.env.get("PHALANX_DATA_CACHE_LIMIT") == outer.get("PHALANX_DATA_CACHE_LIMIT")
+    else:
+        assert "PHALANX_DATA_CACHE" not in start.env and not any("cache" in mount.path for mount in made.mounts)
+    log = (accepted.path / "rank-2.log").read_text() if (accepted.path / "rank-2.log").exists() else ""
+    assert ("/dev/null/none" in log) == ("none" in outer.get("PHALANX_DATA_CACHE", "")), "whose data it then fetches alone"
+
+
+def test_ranks_outside_a_container_hear_of_it_too() -> None:
+    """And of nothing else of ours."""
+    outer = {"PHALANX_DATA_CACHE": "/scratch/cache", "PHALANX_DATA_CACHE_LIMIT": "1TB", "PHALANX_HOME": "/h"}
+    paths = Paths("/node", "/s", "/p")
+    env = rank_starts(launch(image=""), SHAPE, paths, outer)[0].env
+    assert {name: env.get(name) for name in outer} == {**outer, "PHALANX_HOME": None}
+    own = rank_starts(launch(image="", env={"PHALANX_DATA_CACHE": "/mine"}), SHAPE, paths, outer)[0].env
+    assert own["PHALANX_DATA_CACHE"] == "/mine"
 
 
 def test_cpu_slots_are_no_gpus() -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from phalanx.core import wire
 from phalanx.core.records import Metric, StepRecord
 from phalanx.core.views import JobView, LedgerView, LogPage, StepPage
 from phalanx.operate.control.api.application import create_app
+from phalanx.operate.control.api.jobs import progress_of
 from phalanx.operate.control.api.ledger import _steps
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
@@ -199,8 +201,23 @@ def test_the_same_key_gives_the_same_job(http: httpx.Client) -> None:
 def test_a_job_is_shown_with_its_progress(http: httpx.Client, ran: str) -> None:
     view = wire.loads(JobView, http.get(f"/jobs/{ran}").content)
     assert (view.state, view.devices, len(view.attempts[0].ranks)) == ("running", "2", 2)
-    assert (view.progress.step, view.progress.total_steps, view.progress.eta_ms) == (2, 10, 16_000)
+    assert (view.progress.step, view.progress.total_steps, view.progress.eta_ms) == (2, 10, 8_000)
     assert http.get(f"/jobs/{ran}/why").json()["sentence"].startswith("runs on node-a")
+
+
+def test_the_time_left_goes_by_many_steps() -> None:
+    """A save or a slow step is one among many; only the first one has nothing but itself to go by."""
+
+    def at(step: int, ended_ms: int, tokens_per_s: float) -> StepRecord:
+        known: StepRecord = wire.loads(StepRecord, record(step))
+        return replace(known, total_steps=1000, ended_ms=ended_ms, tokens_per_s=tokens_per_s)
+
+    newest = at(200, 209_000, 5.0)  # the last one took 20 s instead of one
+    assert progress_of(newest, at(10, 0, 100.0)).eta_ms == 880_000
+    assert progress_of(newest).eta_ms == 16_000_000
+    assert progress_of(at(200, 0, 0.0)).eta_ms is None
+    assert progress_of(at(1000, 209_000, 5.0), at(900, 0, 1.0)).eta_ms == 0
+    assert progress_of(newest, at(10, 209_000, 1.0)).eta_ms == 16_000_000, "a clock that stood still says nothing"
 
 
 def test_jobs_are_listed_newest_first_and_filtered(http: httpx.Client, ran: str) -> None:

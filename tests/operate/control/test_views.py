@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core import wire
-from phalanx.core.health import LossSpike
+from phalanx.core.health import DamagedData, LossSpike, SaveTrouble
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.reasons import NeverFits, NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
@@ -88,6 +88,25 @@ def test_what_was_found_wrong_is_shown_once_and_the_newest_are_kept(bench: Bench
     findings = shown(bench, job).findings
     assert [one.step for one in findings] == list(range(2, FINDINGS_KEPT + 2))
     assert (findings[-1].attempt, findings[-1].kind, findings[-1].sentence) == (attempt, "spike", spikes[-1].sentence())
+
+
+def test_what_is_set_aside_of_the_data_is_pushed_out_by_nothing_else(bench: Bench) -> None:
+    """It holds to the end of the run, whatever comes after."""
+    agent, job = bench.add("a"), bench.submit(a_spec())
+    bench.tick()
+    attempt = AttemptId(f"{job}.1")
+    agent.run(attempt)
+    damaged = [
+        DamagedData(rank=0, step=9, source="web", shard="ab12", blocks=(block,), samples=3, at_ms=1)
+        for block in range(FINDINGS_KEPT + 2)
+    ]
+    trouble = [SaveTrouble(rank=0, step=step, lost=False, reason="full", at_ms=step) for step in range(1, 2 * FINDINGS_KEPT)]
+    bench.control.facts(agent.node, attempt, 0, 9, [*damaged[:1], *trouble])
+    findings = shown(bench, job).findings
+    assert [one.kind for one in findings] == ["data"] + ["save"] * FINDINGS_KEPT
+    bench.control.facts(agent.node, attempt, 0, 99, damaged)
+    kinds = [one.kind for one in shown(bench, job).findings]
+    assert (kinds.count("data"), kinds.count("save")) == (FINDINGS_KEPT, FINDINGS_KEPT), "and both have an end"
 
 
 def test_a_stopping_job_and_a_node_that_is_away_are_named(bench: Bench) -> None:

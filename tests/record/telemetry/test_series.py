@@ -69,6 +69,24 @@ def test_a_part_from_before_a_column_came_is_read_beside_new_ones(tmp_path: Path
     assert again.last_step(ONE) == fast
 
 
+def test_the_step_before_is_of_the_same_rank_and_at_hand(tmp_path: Path) -> None:
+    store = SeriesStore(tmp_path, part_max=14)
+    assert store.step_before(ONE, step(9), 5) is None
+    store.append(ONE, [step(number, rank) for number in range(1, 7) for rank in (0, 1)] + [metric(3)])
+    newest = store.last_step(ONE)
+    assert newest == step(6)
+    assert store.step_before(ONE, newest, 4) == step(2)
+    assert store.step_before(ONE, newest, 100) == step(1)
+    assert store.step_before(ONE, step(1), 100) is None
+    store.append(ONE, [step(7)])  # which makes a part of all of them
+    assert store.step_before(ONE, step(7), 100) is None
+    store.append(ONE, [step(8), step(9)])
+    assert store.step_before(ONE, step(9), 100) == step(7)
+    assert store.step_before(ONE, step(9), 1) == step(8)
+    store.seal(ONE)
+    assert store.step_before(ONE, step(9), 100) is None
+
+
 def test_a_live_reader_gets_each_record_once(tmp_path: Path) -> None:
     store = SeriesStore(tmp_path)
     store.append(ONE, [step(1), metric(0)])

@@ -43,8 +43,32 @@ def prepare_data(asked: PrepareAsked, progress: ProgressSink) -> Mapping[str, An
     progress("reading", 1, 2)
     progress("reading", 2, 2)
     progress("tokenizing", 0, 0)
-    given = {name: value for name, value in asdict(asked).items() if name not in ("out", "paths")}
-    return {"path": str(asked.out), **given, "splits": {"train": {"tokens": 900}}, "sources": [{"path": asked.paths[0]}]}
+    given = {name: value for name, value in asdict(asked).items() if name not in ("out", "paths", "left_out", "vocab_size")}
+    binary = {"count": 5, "files": 5, "examples": ["a\x1b[31m.bin is binary (byte 2 is NUL)"]}
+    return {
+        **folder_of_tokens(str(asked.out)), **{name: str(value) for name, value in given.items()},
+        "left_out": {"binary": binary, "no_text": {"count": 9, "files": 1, "examples": ["byte 0 of a.jsonl has no text"]}},
+        "resumed": {"shards": 2, "tokens": 1200, "documents": 7, "dropped": 0},
+    }  # fmt: skip
+
+
+def folder_of_tokens(path: str) -> dict[str, Any]:
+    """As `show_data` tells it, with a text that would steer a terminal, or a browser."""
+    source = {"name": "<b>web\x1b[2J", "documents": 30, "text_bytes": 6000, "skipped_binary": 5, "skipped_short": 0, "sha256": "ab"}
+    bins = [{"least": 2, "most": 3, "documents": 4}, {"least": 4, "most": 7, "documents": 16}]
+    return {
+        "path": path, "manifest_hash": "ab12", "tokens": 1000, "documents": 40, "text_bytes": 8000, "bytes_per_token": 8.0,
+        "vocab_size": 300, "dtype": "uint16", "size_bytes": 2048,
+        "splits": {
+            "train": {"tokens": 900, "documents": 36, "text_bytes": 7200},
+            "held_out": {"tokens": 100, "documents": 4, "text_bytes": 800},
+        },
+        "sources": [source, {**source, "name": "books", "documents": 10, "text_bytes": 2000, "skipped_binary": 0}],
+        "parameters": {"held_out": 0.1},
+        "lengths": {"counted": 20, "least": 2, "median": 5, "mean": 4.5, "most": 7, "bins": bins},
+        "samples": [{"split": "held_out", "token": 0, "text": "one\n  two\x1b[31m <script>"}],
+        "note": "",
+    }  # fmt: skip
 
 
 def make_data(asked: MadeAsked, progress: ProgressSink) -> Mapping[str, Any]:
@@ -52,15 +76,17 @@ def make_data(asked: MadeAsked, progress: ProgressSink) -> Mapping[str, Any]:
     return {name: str(value) for name, value in asdict(asked).items()}
 
 
-def show_data(path: Path | str) -> Mapping[str, Any]:
+def show_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     if not Path(path).exists():
         raise DataError("data", str(path), "is not a folder made by `phalanx data prepare`")
-    return {"path": str(path), "taste": "one\ntwo\x1b[31m"}
+    if str(path).endswith("samples"):
+        return {"path": str(path), "samples": 8, "classes": ["cat", "dog\x1b[31m"]}
+    return folder_of_tokens(str(path))
 
 
-def push_data(path: Path, place: str, progress: ProgressSink) -> str:
+def push_data(path: Path, place: str, progress: ProgressSink) -> Mapping[str, Any]:
     progress("pushing", 1, 1)
-    return place
+    return {"path": str(path), "place": place, "files": 3}
 
 
 def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
@@ -68,7 +94,7 @@ def verify_data(path: Path | str, progress: ProgressSink) -> Mapping[str, Any]:
     if str(path).endswith("damaged"):
         files = [{"file": name, "problem": f"{name} is cut"} for name in ("a.bin", "b.bin")]
         return {"path": str(path), "checksums_ok": False, "damaged": files, "says": "a.bin is cut\x1b; and 1 more: b.bin"}
-    return {**show_data(path), "checksums_ok": True}
+    return {**show_data(path, progress), "checksums_ok": True}
 
 
 def sample_data(asked: SampleAsked) -> SamplesView:

@@ -290,63 +290,6 @@ def test_describe_hides_values_whose_names_sound_secret_from_the_screen(phalanx:
     assert json.loads(phalanx("describe", JOB, "-o", "json").out)["spec"]["env"] == env
 
 
-def test_data_prepare_and_show(phalanx: Terminal, tmp_path: Path) -> None:
-    prepared = phalanx("data", "prepare", str(tmp_path), "--out", str(tmp_path / "out"), "--vocab-size", "300")
-    assert "splits.train.tokens  900" in prepared.out
-    assert prepared.err == "reading\ntokenizing\n"
-    words = ["--tokenizer", "t.json", "--end-of-document", "</s>", "--text-field", "body", "--normalize", "nfc", "--min-chars", "9"]
-    asked = phalanx("data", "prepare", "a/*.jsonl", "b", "--out", "o", *words, "--dedup", "--processes", "3", "-o", "json")
-    wanted = {"tokenizer": "t.json", "end_of_document": "</s>", "text_field": "body", "normalize": "nfc", "min_chars": 9}
-    assert wanted | {"dedup": True, "processes": 3, "vocab_size": None} == {
-        name: value for name, value in json.loads(asked.out).items() if name in {*wanted, "dedup", "processes", "vocab_size"}
-    }
-    assert phalanx("data", "prepare", "a", "--out", "o", "--processes", "0").code == 2
-    shown = phalanx("data", "show", str(tmp_path))
-    assert shown.out.splitlines()[-2:] == ["taste  one", "       two\\x1b[31m"]
-    assert json.loads(phalanx("data", "show", str(tmp_path), "-o", "json").out)["taste"] == "one\ntwo\x1b[31m"
-    verified = phalanx("data", "verify", str(tmp_path), "-o", "json")
-    assert (json.loads(verified.out)["checksums_ok"], verified.err) == (True, "checking\n")
-    damaged = phalanx("data", "verify", "/damaged")
-    assert (damaged.code, damaged.out) == (1, "") and damaged.err.endswith("Error: a.bin is cut\\x1b; and 1 more: b.bin\n")
-    damaged = phalanx("data", "verify", "/damaged", "-o", "json")
-    found = json.loads(damaged.out)
-    assert (damaged.code, found["checksums_ok"], [one["file"] for one in found["damaged"]]) == (1, False, ["a.bin", "b.bin"])
-    missing = phalanx("data", "show", "/nonexistent")
-    assert (missing.code, missing.err) == (2, "Error: data is '/nonexistent': is not a folder made by `phalanx data prepare`\n")
-
-
-def test_data_index_and_pack(phalanx: Terminal, tmp_path: Path) -> None:
-    words = ["--out", "o", "--classes", "names", "--processes", "3", "-o", "json"]
-    indexed = phalanx("data", "index", "a/*.tar", "b", *words)
-    assert json.loads(indexed.out) == {
-        "paths": "('a/*.tar', 'b')", "out": "o", "classes": "names", "processes": "3", "force": "False",
-    }  # fmt: skip
-    assert indexed.err == "indexing\n"
-    words = ["--out", "o", "--shard-mib", "64", "--ending", "npy", "--ending", "png", "-o", "json"]
-    packed = json.loads(phalanx("data", "pack", str(tmp_path), *words).out)
-    assert (packed["endings"], packed["shard_mib"]) == ("('npy', 'png')", "64")
-    assert phalanx("data", "pack", "a", "--out", "o", "--shard-mib", "0").code == 2
-
-
-def test_data_import_and_export_of_mds(phalanx: Terminal) -> None:
-    words = ["--tokens", "ids", "--tokenizer", "t.json", "--documents", "end_marks", "--bytes-type", "int64", "--held-out", "0.1"]
-    imported = json.loads(phalanx("data", "import-mds", "m", "--out", "o", *words, "-o", "json").out)
-    wanted = {"folder": "m", "out": "o", "tokens": "ids", "tokenizer": "t.json", "documents": "end_marks", "bytes_type": "int64"}
-    assert wanted | {"held_out": "0.1", "end_of_document": "", "force": "False"} == imported
-    exported = json.loads(
-        phalanx("data", "export-mds", "d", "--out", "o", "--split", "held_out", "--sequence", "9", "-o", "json").out
-    )
-    assert exported == {"folder": "d", "out": "o", "split": "held_out", "sequence": "9", "force": "False"}
-
-
-def test_data_import_of_megatron(phalanx: Terminal) -> None:
-    words = ["a", "b.idx", "--out", "o", "--tokenizer", "t.json", "--held-out", "0", "-o", "json"]
-    imported = json.loads(phalanx("data", "import-megatron", *words).out)
-    assert imported["prefixes"] == "(PosixPath('a'), PosixPath('b.idx'))"
-    assert (imported["tokenizer"], imported["held_out"], imported["end_of_document"]) == ("t.json", "0.0", "")
-    assert phalanx("data", "import-megatron", "a", "--out", "o").code == 2
-
-
 def test_checkpoint_ls_shows_what_is_whole_and_what_was_never_committed(phalanx: Terminal, tmp_path: Path) -> None:
     shown = phalanx("checkpoint", "ls", str(tmp_path))
     assert [row.split()[0] for row in shown.out.splitlines()] == [

@@ -34,7 +34,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import BadSample, Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble, Straggler
+from phalanx.core.health import BadSample, Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -193,6 +193,11 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
             "samples stand in for the 512 that need them",
         ),
         (
+            LostEvidence(rank=2, step=12, reason="No space left on device", at_ms=1),
+            "what rank 2 is given cannot be recorded from step 12 on: No space left on device; `phalanx data audit` will miss it, "
+            "and training goes on",
+        ),
+        (
             dataclasses.replace(TROUBLE, lost=True, reason="rank 1: No space left on device"),
             "the checkpoint of step 400 was given up: rank 1: No space left on device; older ones stay, and training goes on",
         ),
@@ -226,6 +231,7 @@ def test_the_facts_above_are_all_there_are() -> None:
         SaveTrouble,
         ReadTrouble,
         DamagedData,
+        LostEvidence,
         FaultMet,
     }
 

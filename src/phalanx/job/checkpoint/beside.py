@@ -24,12 +24,14 @@ AT_ONCE: Final = 128
 
 
 class Beside:
-    """One copy at a time."""
+    """One copy at a time. copied_s, done_s: of the newest on a GPU, from its start until all was there, and until `then` was
+    through."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
+        self.copied_s = self.done_s = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def start(self, copies: Copies, then: Callable[[], None], first: Callable[[], None] | None = None) -> None:
@@ -79,6 +81,7 @@ class Beside:
         then: Callable[[], None],
     ) -> None:
         """In the thread. Holds `copies` until the stream is through with what they point to."""
+        began = time.perf_counter()
         torch.cuda.set_device(self._device)
         if first is not None:
             first()
@@ -93,7 +96,9 @@ class Beside:
                     before.synchronize()
                 before = done
         stream.synchronize()
+        self.copied_s = time.perf_counter() - began
         then()
+        self.done_s = time.perf_counter() - began
 
 
 class PageLocks:

@@ -37,10 +37,11 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a checkpoint belongs to; a run with another config or data may not continue it.
+    """What a checkpoint belongs to; a run with another config may not continue it, nor one with other data, which a data cursor
+    among the run's numbers says better.
 
-    config, data: SHA-256 of the recipe's configuration and of the data manifest. layout: mesh axis to its size; any other world
-    size and layout may go on from it.
+    config, data: SHA-256 of the recipe's configuration and of the data manifest, or of those of all sources. layout: mesh axis to
+    its size; any other world size and layout may go on from it.
     """
 
     config: str

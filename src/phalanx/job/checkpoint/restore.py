@@ -28,6 +28,9 @@ _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 _KINDS: Final = ("cpu", "cuda")
 
+ANY_DATA: Final = ""
+"""Of an origin that is looked for: whether its data may go on is judged by who looks, such as by a data cursor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -175,6 +178,6 @@ def _check_origin(folder: Folder, read: Manifest, origin: Origin) -> None:
         ("data", read.origin.data, origin.data, "other data: that of this run has"),
     )
     for name, was, now, what in pairs:
-        if was != now:
+        if was != now and not (name == "data" and origin.data == ANY_DATA):
             fix = f"the checkpoint was made with {what} the hash {now}; use what it was made with, or another job folder"
             raise CheckpointError(f"{name} of checkpoint {folder.name}", was, fix)

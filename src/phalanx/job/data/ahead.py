@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from phalanx.core.errors import DataError
+from phalanx.job.data.checked import steps_of, whole
 from phalanx.job.data.stream import StreamStats
 from phalanx.job.data.waits import FAR, Cause, Span, causes
 
@@ -50,11 +50,8 @@ class Ahead(Generic[T]):
     ) -> None:
         """named: the causes that `fetch` tells, to be counted from the start. read_ahead: what fetches the steps to come from
         afar, if anything is; it is told how far this is, and closed with it."""
-        for field, value in (("depth", depth), ("threads", threads)):
-            if value < 1:
-                raise DataError(field, value, "write a whole number above 0")
-        if start < 0:
-            raise DataError("start", start, "write 0 or more")
+        depth, threads = whole("depth", depth), whole("threads", threads)
+        start, stop = steps_of(start, stop)
         self._fetch, self._stop, self._depth = fetch, stop, depth
         self._step = self._asked = start
         self._waiting: deque[tuple[Future[T], list[Span]]] = deque()

@@ -3,15 +3,12 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from phalanx.core.errors import SetupError
+from phalanx.core.training_data import CACHE_LIMIT_VARIABLE, cache_folder
 from phalanx.core.units import size_bytes
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.cache.opened import cache_at
-
-FOLDER_VARIABLE: Final = "PHALANX_DATA_CACHE"
-LIMIT_VARIABLE: Final = "PHALANX_DATA_CACHE_LIMIT"
 
 
 def node_cache(folder: str = "", limit: str = "", environ: Mapping[str, str] = os.environ) -> NodeCache:
@@ -20,12 +17,8 @@ def node_cache(folder: str = "", limit: str = "", environ: Mapping[str, str] = o
 
     Raises SetupError for what is no size and for a folder that cannot be used, StoreUnavailable where its disk is full.
     """
-    place = Path(folder or environ.get(FOLDER_VARIABLE) or _default(environ)).expanduser().absolute()
-    return cache_at(place, _limit(limit or environ.get(LIMIT_VARIABLE, "")))
-
-
-def _default(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "phalanx" / "data"
+    place = (Path(folder) if folder else cache_folder(environ)).expanduser().absolute()
+    return cache_at(place, _limit(limit or environ.get(CACHE_LIMIT_VARIABLE, "")))
 
 
 def _limit(text: str) -> int | None:

@@ -108,8 +108,10 @@ def _walked(root: str, leave_out: str, prepared_too: bool) -> Iterator[File]:
                 if entry.name not in SKIPPED_FOLDERS and entry.path != leave_out:
                     folders.append((entry.path, f"{above}{entry.name}/"))
             elif entry.is_symlink():
-                if not _is_dir(entry):
-                    yield _file(_shown(above + entry.name), os.path.realpath(entry.path))
+                real = os.path.realpath(entry.path)
+                made = not prepared_too and real.startswith(f"{leave_out}{os.sep}")
+                if not made and not _is_dir(entry):
+                    yield _file(_shown(above + entry.name), real)
             else:  # its folder is without links, so most files need no look at the folders above them
                 yield File(_shown(above + entry.name), entry.path, _size(entry))
 

@@ -4,12 +4,14 @@ Delivered global samples are counted, never fetched ones: what a loader holds ah
 a function, nothing else needs to be kept, for any number of ranks or loader processes, and a resume leaves nothing to clean up.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import state_of
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.quarantine import ANY_SHARE, SetAside, quarantined, set_aside_of
 
@@ -71,6 +73,15 @@ class Cursor:
         if cursor.delivered < 0:
             raise DataError("delivered", cursor.delivered, "a run cannot have read so many samples; resume from another checkpoint")
         return cursor
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Cursor":
+        """Of what a loader's `state_dict` gave. Raises DataError for anything else."""
+        try:
+            text = json.dumps(state_of(state))
+        except (TypeError, ValueError) as error:
+            raise DataError("state", f"{', '.join(map(str, state))}", f"is of no such loader ({error}); give its own") from error
+        return cls.from_json(text)
 
     def over(self, order: DataOrder) -> DataOrder:
         """The order to go on with: without what this run has set aside. Raises DataError where that is not of this order."""

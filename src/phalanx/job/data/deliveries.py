@@ -2,7 +2,8 @@
 
 A file a rank and generation, of frames: a head that says whose it is, then a frame a batch with a row a sample: which one was asked
 of the data, and the XXH3 of the tokens that came. A frame is one write, so that a kill at any point leaves whole ones and a torn
-end, which readers drop. A disk that is full costs evidence, never the step.
+end, which readers drop. A disk that is full costs evidence, never the step: how much, is counted in a frame that has had its
+place from the beginning.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import errno
 import logging
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,8 @@ FORMAT: Final = 1
 ROW: Final = np.dtype([("source", "<u4"), ("sample", "<i8"), ("content", "<u8")])
 _FRAME: Final = struct.Struct("<BIQ")  # kind, length, XXH3 of what follows
 _BATCH: Final = struct.Struct("<qI")  # step, rows
-_HEAD, _ASIDE, _ROWS = 1, 2, 3
+_COUNT: Final = struct.Struct("<Q")
+_HEAD, _ASIDE, _ROWS, _LOST = 1, 2, 3, 4
 _ENDING: Final = ".rows"
 _NONE: Final = (
     "ranks of a recipe record from their first step on, unless its `data` says `record: false`, and a script does what it gives a"
@@ -65,42 +67,50 @@ class Head:
 @dataclass(frozen=True, slots=True)
 class Deliveries:
     """Of one rank in one generation. batches: rows of type `ROW` by step, counted from 0; of a step that was delivered again, the
-    last. superseded: batches that were delivered again, or lie behind one that was. torn_bytes: of a frame that was cut short."""
+    last. superseded: batches that were delivered again, or lie behind one that was. torn_bytes: of a frame that was cut short.
+    lost: batches that were delivered and could not be recorded."""
 
     head: Head
     set_aside: tuple[SetAside, ...]
     batches: Mapping[int, NDArray[Any]]
     superseded: int = 0
     torn_bytes: int = 0
+    lost: int = 0
 
 
 class DeliveryLog:
-    """Records one rank's deliveries. lost: batches that the disk did not take.
+    """Records one rank's deliveries. lost: batches that the disk did not take. told: of the first of them, why, and as of which
+    step, counted from 0.
 
     Raises DataError where that very rank of that generation has recorded already, SetupError or StoreUnavailable where the folder
     cannot be written.
     """
 
-    def __init__(self, folder: Path, head: Head) -> None:
+    def __init__(self, folder: Path, head: Head, told: Callable[[int, str], object] = lambda step, why: None) -> None:
         self.lost = 0
+        self._told = told
         self._aside: tuple[SetAside, ...] = ()
         path = folder / f"{head.attempt:05d}-{head.generation:05d}-{head.rank:05d}{_ENDING}"
         try:
             make_folders(folder)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError as error:
             fix = f"{path} has the deliveries of this rank already; give each attempt a number of its own"
             raise DataError("attempt", head.attempt, fix) from error
         except OSError as error:
             raise refused(path, error) from error
         self._end = 0
+        self._why = ""
         self._append(_HEAD, wire.dumps(Head, head).encode())
+        self._counted_at = self._end
+        self._has_count = self._append(_LOST, _COUNT.pack(0))
 
     def delivered(self, step: int, source: Indices, sample: Indices, content: NDArray[np.uint64]) -> None:
         """A batch, before it is used. step: counted from 0. content: `content_of` what came."""
         rows = np.empty(len(sample), dtype=ROW)
         rows["source"], rows["sample"], rows["content"] = source, sample, content
-        self.lost += not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes())
+        if not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes()):
+            self._lose(step)
 
     def set_aside(self, aside: tuple[SetAside, ...]) -> None:
         """From now on these are not read. Nothing where that is known."""
@@ -114,19 +124,31 @@ class DeliveryLog:
             self._file = -1
 
     def _append(self, kind: int, payload: bytes) -> bool:
-        frame = _FRAME.pack(kind, len(payload), xxh3_64_intdigest(payload)) + payload
+        frame = _framed(kind, payload)
         try:
-            if os.write(self._file, frame) == len(frame):
+            if os.pwrite(self._file, frame, self._end) == len(frame):
                 self._end += len(frame)
                 return True
-            why = os.strerror(errno.ENOSPC)
+            self._why = os.strerror(errno.ENOSPC)
         except OSError as error:
-            why = str(error.strerror)
+            self._why = str(error.strerror)
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, self._end)  # half a frame would hide all that follow
-        if not self.lost:
-            _log.warning("deliveries cannot be recorded (%s): an audit will miss them", why)
         return False
+
+    def _lose(self, step: int) -> None:
+        """One batch, which is counted where a full disk has room: in place of the count before."""
+        self.lost += 1
+        if self._has_count:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, _framed(_LOST, _COUNT.pack(self.lost)), self._counted_at)
+        if self.lost == 1:
+            _log.warning("deliveries cannot be recorded (%s): an audit will miss them", self._why)
+            self._told(step, self._why)
+
+
+def _framed(kind: int, payload: bytes) -> bytes:
+    return _FRAME.pack(kind, len(payload), xxh3_64_intdigest(payload)) + payload
 
 
 def content_of(tokens: NDArray[Any]) -> NDArray[np.uint64]:
@@ -156,7 +178,7 @@ def read_file(path: Path) -> Deliveries | None:
     read.all()
     if read.head is None:
         return None
-    return Deliveries(read.head, read.aside, _Lazy(data, read.places), read.superseded, read.torn_bytes)
+    return Deliveries(read.head, read.aside, _Lazy(data, read.places), read.superseded, read.torn_bytes, read.lost)
 
 
 class _Read:
@@ -169,6 +191,7 @@ class _Read:
         self.places: dict[int, tuple[int, int]] = {}
         self.superseded = 0
         self.torn_bytes = 0
+        self.lost = 0
         self._newest = -1
 
     def all(self) -> None:
@@ -199,6 +222,8 @@ class _Read:
                 self.aside = wire.loads(tuple[SetAside, ...], bytes(payload))
             case 3:
                 self._rows(begin, *_BATCH.unpack_from(payload))
+            case 4:
+                (self.lost,) = _COUNT.unpack_from(payload)
         return end
 
     def _rows(self, begin: int, step: int, count: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data.blocks import FULL, Shuffle
+from phalanx.job.data.checked import integer, order_of, rank_of, shown, whole
 from phalanx.job.data.order import SAMPLES_MAX, Indices, rank_slice
 
 
@@ -71,7 +72,9 @@ def batch(order: DataOrder, step: int) -> Draws:
 
 def rows_of_rank(order: DataOrder, rank: int = 0, world_size: int = 1) -> Callable[[int], Indices]:
     """From a step, counted from 0, to the samples of its batch that `rank` reads, in order. Raises DataError for an order over
-    several sources, whose samples are not of one data set."""
+    several sources, whose samples are not of one data set, and for a rank outside its world."""
+    order_of(order)
+    rank, world_size = rank_of(rank, world_size)
     if len(order.names) != 1:
         raise DataError("order", ", ".join(order.names), "is over several sources; a reader of one data set takes an order over it")
     return lambda step: rank_slice(batch(order, step).sample, rank, world_size)
@@ -106,6 +109,8 @@ class PlainOrder:
     def __post_init__(self) -> None:
         check_batch(self.global_batch)
         check_samples(self.name, self.num_samples)
+        integer("seed", self.seed)
+        check_shuffle(self.shuffle)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,14 +149,19 @@ def digest(facts: dict[str, Any]) -> str:
 
 def check_batch(global_batch: int) -> None:
     """Raises DataError for one without samples."""
-    if global_batch < 1:
-        raise DataError("global_batch", global_batch, "write a whole number above 0")
+    whole("global_batch", global_batch)
 
 
 def check_samples(name: str, num_samples: int) -> None:
     """Raises DataError for a source that has none."""
-    if not 1 <= num_samples <= SAMPLES_MAX:
+    if not 1 <= whole(f"samples of {name}", num_samples, 0) <= SAMPLES_MAX:
         raise DataError(f"samples of {name}", num_samples, f"a source needs 1 to {SAMPLES_MAX}; prepare more text for it")
+
+
+def check_shuffle(shuffle: Shuffle) -> None:
+    """Raises DataError for what is none, such as the word that a job spec has for one."""
+    if not hasattr(shuffle, "samples"):
+        raise DataError("shuffle", shown(shuffle), "give FULL, InOrder() or BlockShuffle(...) of `job.data.blocks`")
 
 
 def check_positions(positions: Indices) -> None:

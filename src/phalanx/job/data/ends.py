@@ -57,5 +57,7 @@ def ragged(gangs: Sequence[Gang], stretches: Sequence[Stretch]) -> Iterator[str]
     newest = max((at for at, gang in enumerate(gangs) if gang.steps), default=0)
     for gang in gangs[newest:]:
         for rank, log in sorted(gang.logs.items()):
+            if log.lost:
+                yield f"rank {rank} could not record {log.lost} of its batches in attempt {gang.attempt}"
             if log.torn_bytes:
                 yield f"the record of rank {rank} in attempt {gang.attempt} ends in half a batch, of {log.torn_bytes} bytes"

@@ -3,16 +3,19 @@
 `submit`, `data mix` and ranks say it in the same words.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import Packing
-from phalanx.job.data.manifest import Manifest, Split
+from phalanx.job.data.manifest import HELD_OUT_MAX, Manifest, Split
 from phalanx.job.data.megatron import WIDTHS
 
 _SHOWN: Final = 12
+_SHARE_LEAST: Final = 0.01
+"""Of a few documents a smaller share is none of them."""
 _PREPARE: Final = "`phalanx data prepare --tokenizer`"
 
 
@@ -60,16 +63,30 @@ def check_train(name: str, samples: int, sequence: int, place: object) -> None:
         raise DataError(f"train samples of {name}", 0, fix)
 
 
-def check_held_out(tokens: int, samples: int, sequence: int, batch: int) -> None:
-    """Of all sources together. batch: samples of one held-out batch over all ranks. Raises DataError for fewer."""
-    if not tokens:
-        fix = "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out"
+def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, batch: int) -> None:
+    """Of all sources together. batch: samples of one held-out batch over all ranks. Raises DataError for fewer, which says what
+    would give enough."""
+    if not tokens["held_out"]:
+        fix = (
+            "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out, or "
+            "leave the held-out loss out with `eval_batches: 0`"
+        )
         raise DataError("held-out tokens", 0, fix)
-    if not samples:
-        raise DataError("held-out samples", 0, f"not one sequence of {sequence} tokens; prepare more text or shorten `sequence`")
     if samples < batch:
-        fix = f"has fewer samples than one held-out batch ({batch}); prepare more text or lower batch_per_rank"
+        share = _share_needed(batch * sequence, sum(tokens.values()))
+        again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
+        fix = (
+            f"one held-out batch takes {batch} samples of {sequence} tokens; {again}, lower `sequence` or `batch_per_rank`, or "
+            "leave the held-out loss out with `eval_batches: 0`"
+        )
         raise DataError("held-out samples", samples, fix)
+
+
+def _share_needed(wanted: int, tokens: int) -> float:
+    """With room for whole documents, which are held out by lot, in two digits."""
+    needed = max(_SHARE_LEAST, 1.5 * (wanted + 1) / max(tokens, 1))
+    unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
+    return math.ceil(needed / unit) * unit
 
 
 def _tokens_of(manifest: Manifest) -> tuple[int, int, str]:

@@ -61,7 +61,7 @@ def audit(
     return DataAudit(
         complete=fault is None, says=_says(counted, fault), steps=steps, samples=counted.samples,
         sources=counted.sources(), legs=tuple(_leg(gang, stretches) for gang in gangs), set_aside=len(aside),
-        contents=tokens.says, damaged=tokens.damaged, fault=fault,
+        contents=tokens.says, damaged=tokens.damaged, fault=fault, lost=sum(log.lost for log in logs),
         ended=end.step > 0 and steps == end.step and not loose, end="; ".join((end.says, *loose)),
     )  # fmt: skip
 
@@ -92,6 +92,7 @@ class _Tokens:
 
 def _check_rows(stretch: Stretch, order: DataOrder, tokens: _Tokens, counted: "_Counted", told: Callable[[], object]) -> None:
     held = Quarantined(order, stretch.gang.set_aside, ANY_SHARE)
+    numbers = _numbers(stretch.gang, order.names)
     at_once = max(1, _ROWS_AT_ONCE // order.global_batch)
     for first in range(stretch.first, stretch.stop, at_once):
         steps = range(first, min(first + at_once, stretch.stop))
@@ -101,7 +102,7 @@ def _check_rows(stretch: Stretch, order: DataOrder, tokens: _Tokens, counted: "_
         try:
             for number, step in enumerate(steps):
                 rows = np.arange(number * order.global_batch, (number + 1) * order.global_batch)
-                good.append(_joined(stretch.gang, step, wanted.take(rows), order.names))
+                good.append(_joined(stretch.gang, step, wanted.take(rows), order.names, numbers))
         finally:  # what comes before the fault counts, and its own faults come first
             rows = np.arange(len(good) * order.global_batch)
             _check_contents(stretch.gang, first, wanted.take(rows), good, tokens, order)
@@ -109,9 +110,28 @@ def _check_rows(stretch: Stretch, order: DataOrder, tokens: _Tokens, counted: "_
         told()
 
 
-def _joined(gang: Gang, step: int, wanted: Draws, names: Sequence[str]) -> NDArray[Any]:
+def _numbers(gang: Gang, names: Sequence[str]) -> Indices | None:
+    """From a gang's number of a source to that of the newest: beside it, others may have come or gone. None where all are alike."""
+    mine = next(iter(gang.logs.values())).head.order.names
+    if mine == tuple(names):
+        return None
+    known = {name: number for number, name in enumerate(names)}
+    return np.array([known.get(name, len(names) + number) for number, name in enumerate(mine)], dtype=np.int64)
+
+
+def _part(gang: Gang, rank: int, step: int, numbers: Indices | None) -> NDArray[Any] | None:
+    rows = gang.logs[rank].batches.get(step) if rank in gang.logs else None
+    if rows is None or numbers is None:
+        return rows
+    rows = rows.copy()
+    inside = rows["source"] < len(numbers)
+    rows["source"][inside] = numbers[rows["source"][inside]]
+    return rows
+
+
+def _joined(gang: Gang, step: int, wanted: Draws, names: Sequence[str], numbers: Indices | None) -> NDArray[Any]:
     """The rows of a step, which are what is wanted."""
-    parts = [gang.logs[rank].batches.get(step) if rank in gang.logs else None for rank in range(gang.world_size)]
+    parts = [_part(gang, rank, step, numbers) for rank in range(gang.world_size)]
     rows: list[NDArray[Any]] = [part for part in parts if part is not None]
     if len(rows) == len(parts) and sum(map(len, rows)) == len(wanted):
         joined = np.concatenate(rows)
@@ -134,7 +154,9 @@ def _firstwrong(gang: Gang, step: int, wanted: Draws, parts: Sequence[NDArray[An
                 continue
             about = (names[want[0]], want[1]) if want else ("", -1)
             if got is None:
-                what = "recorded nothing" if part is None else f"has {len(found)} of its {len(mine)} samples"
+                lost = gang.logs[rank].lost if rank in gang.logs else 0
+                nothing = f"recorded nothing, as of {lost} batches that its disk did not take" if lost else "recorded nothing"
+                what = nothing if part is None else f"has {len(found)} of its {len(mine)} samples"
                 return wrong("missing", gang, rank, step, f"{what}; {_named(about)} is missing", about)
             twice = got in in_step
             what = "of which another row of the step has it too" if twice else "which is not of this step"

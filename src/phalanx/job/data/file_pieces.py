@@ -2,10 +2,12 @@
 
 import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final, Literal, NamedTuple
 
 from phalanx.core.errors import DataError, SetupError
+from phalanx.job.data.left_out import reason
 from phalanx.job.data.object_files import ObjectFile, Version, is_stored
 from phalanx.job.data.unpacked import Packing, packing_of
 
@@ -61,14 +63,14 @@ def kind_of(name: str) -> tuple[Kind, Packing]:
     return _KINDS.get(ending.lower(), "text"), packing
 
 
-def cut(file: File) -> list[Piece] | None:
-    """The pieces of a file, or None for one that this user cannot read. Raises DataError for a text that is too large for one
-    document, SetupError for Parquet without pyarrow."""
+def cut(file: File) -> list[Piece] | str:
+    """The pieces of a file, or why it cannot be read. Raises DataError for a text that is too large for one document, SetupError
+    for Parquet without pyarrow."""
     if file.size_bytes is None:
-        return None
+        return _why_not(file.path)
     (kind, packing), size = kind_of(file.name), file.size_bytes
     if kind == "parquet":
-        return None if packing else _row_groups(file)
+        return "is Parquet inside another compression; unpack it" if packing else _row_groups(file)
     if packing and size:
         return [Piece(file.path, file.name, kind, 0, size, size, packing, size, file.etag)]
     if kind == "jsonl" or not size:
@@ -79,6 +81,17 @@ def cut(file: File) -> list[Piece] | None:
     if size > DOCUMENT_BYTES_MAX:
         raise DataError("paths", file.name, f"is one document of {size} bytes; split it into files, or JSONL lines, {_AT_MOST}")
     return [Piece(file.path, file.name, kind, 0, size, size, "", size, file.etag)]
+
+
+def _why_not(path: str) -> str:
+    """Of a file without a size."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # the path is text
+            return "is a pipe, a socket or a device, and no file"
+        with open(path, "rb", buffering=0):  # noqa: PTH123
+            return "is made by the kernel while it is read"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 def opened_file(path: str, size_bytes: int, etag: str) -> IO[bytes]:
@@ -137,13 +150,20 @@ def columns_of(path: str, size_bytes: int, etag: str) -> Any:
     return arrow().parquet.ParquetFile(source, pre_buffer=True)
 
 
-def _row_groups(file: File) -> list[Piece] | None:
+def no_parquet(error: Exception) -> str:
+    """What is wrong with a file, or a row group of it, that its library refuses."""
+    return f"is no Parquet, or damaged ({reason(error)})"
+
+
+def _row_groups(file: File) -> list[Piece] | str:
     size = file.size_bytes or 0
     try:
         with columns_of(file.path, size, file.etag) as opened:
             metadata = opened.metadata
-    except (OSError, ValueError):  # ArrowInvalid is a ValueError
-        return None
+    except OSError as error:
+        return f"cannot be read ({reason(error.strerror)})" if error.strerror else no_parquet(error)
+    except ValueError as error:  # as ArrowInvalid is
+        return no_parquet(error)
     found, row = [], 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

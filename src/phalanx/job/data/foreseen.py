@@ -18,7 +18,7 @@ from phalanx.core.units import size_bytes
 from phalanx.core.unprepared import unprepared
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, largest_shard, rows_of, window_bytes
-from phalanx.job.data.manifest import Manifest, Split
+from phalanx.job.data.manifest import SPLITS, Manifest, Split
 from phalanx.job.data.open import TokenData, open_unread
 from phalanx.job.data.shards import unreadable, wrong_size
 from phalanx.job.data.sources import Sources, named
@@ -56,8 +56,8 @@ def foreseen(asked: ForeseeAsked, environ: Mapping[str, str] = os.environ, patie
     for name in seen.manifests:
         check_train(name, _rows(asked, seen, [name], "train", 1), asked.sequence, data.paths[name])
     _check_cache(asked, {name: one for name, one in seen.manifests.items() if name in far})
-    if not seen.unseen:
-        tokens = sum(one.splits["held_out"].tokens for one in seen.manifests.values())
+    if not seen.unseen and asked.held_out:
+        tokens = {split: sum(one.splits[split].tokens for one in seen.manifests.values()) for split in SPLITS}
         rows = _rows(asked, seen, list(seen.manifests), "held_out", asked.held_out)
         check_held_out(tokens, rows, asked.sequence, asked.held_out)
     return tuple(_warnings(data, seen))

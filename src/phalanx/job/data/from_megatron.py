@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import path_of
 from phalanx.job.data.imported import Ids, ImportAsked, Imported, check_ids, marked, write_folder
 from phalanx.job.data.megatron import HEADER, MAGIC, VERSION
 
@@ -46,6 +47,9 @@ def import_megatron(
 
     Raises DataError, SetupError (no `tokenizers`), StoreUnavailable (disk full), Conflict.
     """
+    if isinstance(prefixes, str | Path):
+        raise DataError("prefixes", str(prefixes), f"give a list of paths, such as [{str(prefixes)!r}]")
+    prefixes, out = [path_of("prefixes", prefix) for prefix in prefixes], path_of("out", out)
     if not prefixes:
         raise DataError("prefixes", "(none)", "name the pairs by their path without .bin and .idx")
     pairs = [_opened(prefix) for prefix in prefixes]

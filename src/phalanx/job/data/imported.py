@@ -13,7 +13,19 @@ from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
-from phalanx.job.data.manifest import FORMAT, MANIFEST, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
+from phalanx.job.data.checked import fraction
+from phalanx.job.data.manifest import (
+    FORMAT,
+    HELD_OUT_MAX,
+    MANIFEST,
+    TOKENIZER,
+    FileEntry,
+    Manifest,
+    Shard,
+    Source,
+    Split,
+    SplitCount,
+)
 from phalanx.job.data.order import mixed
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.prepare import SHARD_TOKENS_MAX
@@ -63,8 +75,8 @@ def write_folder(out: Path, read: Read, what: Imported, asked: ImportAsked, inpu
     """
     out = Path(os.path.realpath(out))
     check_out(out, [*inputs, asked.tokenizer], force)
-    if not 0 <= asked.held_out <= 0.5:
-        raise DataError("held_out", asked.held_out, "write a share from 0 to 0.5")
+    if not 0 <= fraction("held_out", asked.held_out) <= HELD_OUT_MAX:
+        raise DataError("held_out", asked.held_out, f"write a share from 0 to {HELD_OUT_MAX}")
     tokenizer = tokens.given(asked.tokenizer)
     end = tokens.end_id(tokenizer, asked.end_of_document)
     wanted = {"format": FORMAT, "parameters": _parameters(what, asked), "tokenizer": wire.plain(FileEntry, _entry(tokenizer))}

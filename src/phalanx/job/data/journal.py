@@ -18,7 +18,8 @@ JOURNAL: Final = unprepared.JOURNAL
 
 
 class Journal:
-    """key: of everything that decides the result besides the tokenizer itself."""
+    """key: of everything that decides the result besides the tokenizer itself. found: shards that an earlier run says it finished,
+    of whatever text."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._path = folder / JOURNAL
@@ -27,6 +28,7 @@ class Journal:
         self._lock = threading.Lock()
         self.tokenizer: FileEntry | None = None
         self.shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
+        self.found = 0
 
     def recover(self, shards_too: bool = True) -> None:
         """Takes what an earlier run with the same key left whole, and removes all else."""
@@ -60,6 +62,7 @@ class Journal:
     def _read(self) -> None:
         try:
             head, *lines = self._path.read_bytes().splitlines()
+            self.found = len(lines)
             fields = json.loads(head)
             tokenizer: FileEntry = wire.build(FileEntry, fields["tokenizer"])
         except (OSError, ValueError, KeyError, TypeError):

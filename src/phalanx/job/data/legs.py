@@ -109,17 +109,14 @@ def check_joints(stretches: Sequence[Stretch], global_batch: int) -> None:
         raise wrong("missing", stretches[0].gang, 0, 0, f"nobody recorded the steps before step {stretches[0].first + 1}")
     for index, after in enumerate(stretches[1:], start=1):
         before = stretches[index - 1].gang
-        if other := next((name for name in _names(before) if _data(before).get(name) != _data(after.gang).get(name)), None):
+        now = _data(after.gang)  # what is not there any more was not read, or the rows are wrong
+        if other := next((name for name, was in _data(before).items() if now.get(name, was) != was), None):
             raise wrong("ranks", after.gang, 0, after.first, f"reads other data as {other} than the gang before it")
         past = {one for one in before.set_aside if one.since < after.first * global_batch}
         if past - after.gang.set_aside:
             raise wrong(
                 "ranks", after.gang, 0, after.first, "does not know of damaged blocks that the gang before it had set aside"
             )
-
-
-def _names(gang: Gang) -> list[str]:
-    return list(_data(gang))
 
 
 def _data(gang: Gang) -> Mapping[str, str]:

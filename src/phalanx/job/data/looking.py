@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.job.data.file_pieces import Piece
-from phalanx.job.data.texts import DIGEST_BYTES, Reading, Texts, Unfit, begun, parts
+from phalanx.job.data.left_out import Firsts, Unfit
+from phalanx.job.data.texts import DIGEST_BYTES, Reading, Texts, begun, parts
 
 _ASCII: Final = bytes(range(128))
 _GATHERED_BYTES: Final = 2**20
@@ -29,8 +30,8 @@ class Looked:
     """What a batch holds, end to end: the numbers of documents and digests of its pieces, then of each document the first 8 bytes
     of the SHA-256 of its name, its digest and its size.
 
-    skipped: of the pieces where anything was, by their number in the batch, with the first trouble. alphabet: the code points
-    beyond ASCII that occur.
+    skipped: of the pieces where anything was, by their number in the batch, with the first ones. alphabet: the code points beyond
+    ASCII that occur.
     """
 
     documents: NDArray[np.int64]
@@ -38,7 +39,7 @@ class Looked:
     keys: bytes
     digests: bytes
     sizes: NDArray[np.int64]
-    skipped: Sequence[tuple[int, Counter[Unfit], str]]
+    skipped: Sequence[tuple[int, Counter[Unfit], Firsts]]
     alphabet: NDArray[np.uint32]
 
 
@@ -62,7 +63,7 @@ def look(batch: Batch) -> Looked:
                 occurs.update(beyond_ascii.decode())
                 beyond_ascii.clear()
             if texts.skipped:
-                skipped.append((number, texts.skipped, texts.trouble))
+                skipped.append((number, texts.skipped, texts.firsts))
         piece_digests += digest.ljust(DIGEST_BYTES, b"\0")
     return Looked(
         documents=np.asarray(numbers, dtype=np.int64),

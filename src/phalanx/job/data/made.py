@@ -31,7 +31,7 @@ def make(asked: MadeAsked, progress: Callable[[str, int, int], None]) -> Mapping
             size = asked.shard_mib * 2**20
             made = pack(asked.folder, asked.out, size, endings, lambda *at: progress("packing", *at), asked.force)
         case ImportMdsAsked():
-            made = _imported(asked, lambda *at: progress("importing", *at))
+            return _imported(asked, lambda *at: progress("importing", *at))
         case ImportMegatronAsked():
             wanted = ImportAsked(
                 tokenizer=asked.tokenizer, end_of_document=asked.end_of_document or END_OF_DOCUMENT, held_out=asked.held_out
@@ -58,22 +58,25 @@ def make(asked: MadeAsked, progress: Callable[[str, int, int], None]) -> Mapping
     return shown_unread(made)
 
 
-def _imported(asked: ImportMdsAsked, report: Callable[[int, int], None]) -> Path:
+def _imported(asked: ImportMdsAsked, report: Callable[[int, int], None]) -> Mapping[str, Any]:
     if not asked.tokens:
         if asked.tokenizer is not None:
             raise DataError("tokenizer", str(asked.tokenizer), "is for token ids; name their column with --tokens, or leave it out")
-        return import_samples(asked.folder, asked.out, progress=report, force=asked.force)
+        return shown_unread(import_samples(asked.folder, asked.out, progress=report, force=asked.force))
     if asked.tokenizer is None:
         raise DataError("tokenizer", None, "name with --tokenizer the tokenizer.json that the ids are of")
     wanted = TokensAsked(
         column=asked.tokens,
         tokenizer=asked.tokenizer,
         end_of_document=asked.end_of_document or END_OF_DOCUMENT,
-        documents=asked.documents,
+        documents=asked.documents or "samples",
         bytes_type=asked.bytes_type,
         held_out=asked.held_out,
     )
-    return import_tokens(asked.folder, asked.out, wanted, report, asked.force)
+    notes: list[str] = []
+    noted = None if asked.documents else notes.append
+    found = shown_unread(import_tokens(asked.folder, asked.out, wanted, report, asked.force, noted))
+    return {**found, "note": "; ".join(filter(None, [found["note"], *notes]))}
 
 
 def _names(path: Path) -> list[str]:

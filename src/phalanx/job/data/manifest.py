@@ -22,6 +22,9 @@ _MANIFEST_BYTES_MAX: Final = 64 * 2**20
 Split = Literal["train", "held_out"]
 Kind = Literal["tokens", "samples"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "held_out")
+HELD_OUT_MAX: Final = 0.5
+"""The largest share of the documents that may be kept from training."""
+
 REMAKE: Final = "make the folder again with `phalanx data prepare PATHS --out DIR`"
 
 

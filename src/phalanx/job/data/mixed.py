@@ -20,6 +20,7 @@ from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.job.data import order
 from phalanx.job.data.blocks import Shuffle
+from phalanx.job.data.checked import integer
 from phalanx.job.data.draws import Draws, check_batch, check_positions, check_samples, digest
 from phalanx.job.data.mixture import Mixture
 from phalanx.job.data.order import Indices
@@ -54,6 +55,7 @@ class MixedOrder:
         self, mixture: Mixture, sizes: Mapping[str, int], *, seed: int, global_batch: int, cuts: Mapping[str, str] | None = None
     ) -> None:
         check_batch(global_batch)
+        integer("seed", seed)
         self.mixture = mixture
         self.names = tuple(source.name for source in mixture.sources)
         _check_sizes(self.names, sizes)

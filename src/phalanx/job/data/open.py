@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import Block
+from phalanx.job.data.checked import bad_split, numbers_of, path_of, whole
 from phalanx.job.data.manifest import TOKENIZER, FileEntry, Manifest, Split
 from phalanx.job.data.order import Indices
 from phalanx.job.data.pieces import Pieces
@@ -58,13 +59,11 @@ class TokenData:
         return self.folder / TOKENIZER
 
     def num_tokens(self, split: Split) -> int:
-        return self._samples[split].num_tokens
+        return self._of(split).num_tokens
 
     def num_samples(self, split: Split, sequence: int) -> int:
         """Whole samples of `sequence` inputs in the split; may be 0."""
-        if sequence < 1:
-            raise DataError("sequence", sequence, "write a whole number above 0")
-        return self._samples[split].count(sequence)
+        return self._of(split).count(whole("sequence", sequence))
 
     def gather(
         self,
@@ -76,15 +75,13 @@ class TokenData:
     ) -> Rows:
         """The samples, in the order asked: int64 of shape [len(sample_indices), sequence + 1], in `out` where it is given.
 
-        Raises IndexError for a sample outside the split, DataError where the data is not what `prepare` wrote: BadBlock where a
-        single block of it is not.
+        Raises IndexError for a sample outside the split, DataError for what is no split, no whole number or no row of them, and
+        where the data is not what `prepare` wrote: BadBlock where a single block of it is not.
         """
-        indices = np.asarray(sample_indices, dtype=np.int64)
-        if sequence < 1:
-            raise DataError("sequence", sequence, "write a whole number above 0")
+        indices, sequence = numbers_of("sample_indices", sample_indices), whole("sequence", sequence)
         if out is not None and (out.shape != (len(indices), sequence + 1) or out.dtype != np.int64):
             raise DataError("out", f"{out.dtype}{list(out.shape)}", f"give int64 of shape [{len(indices)}, {sequence + 1}]")
-        return self._samples[split].gather(indices, sequence, out, watch)
+        return self._of(split).gather(indices, sequence, out, watch)
 
     @property
     def cache(self) -> "NodeCache | None":
@@ -111,11 +108,11 @@ class TokenData:
 
     def touching(self, split: Split, block: Block, sequence: int) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of the samples that need a block; none where it is no block of the split."""
-        return self._samples[split].touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
+        return self._of(split).touching(block.shard, block.block, sequence) if block.data == self.manifest_hash else ()
 
     def tokens_of(self, split: Split, block: Block) -> list[tuple[int, int]]:
         """The tokens [begin, end) of a block, counted over the split; none where it is no block of the split."""
-        return self._samples[split].tokens_of(block.shard, block.block) if block.data == self.manifest_hash else []
+        return self._of(split).tokens_of(block.shard, block.block) if block.data == self.manifest_hash else []
 
     def row_shape(self, sequence: int) -> tuple[int, ...]:
         """Of what `gather` gives for each sample."""
@@ -129,10 +126,16 @@ class TokenData:
         document_begins: the first token of each document, counted over the split. Raises DataError where the data is not what
         `prepare` wrote.
         """
-        self._samples[split].gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
+        self._of(split).gather_pieces(pieces, document_begins, self.end_of_document, out, watch)
 
     def __reduce__(self) -> "tuple[Callable[..., TokenData], tuple[object, ...]]":
         return reopened, (self.folder, self.manifest_hash, self._refetch)
+
+    def _of(self, split: Split) -> Samples:
+        try:
+            return self._samples[split]
+        except (KeyError, TypeError):
+            raise bad_split(split) from None
 
     def _trust(self) -> None:
         for samples in self._samples.values():
@@ -159,7 +162,7 @@ def open_data(
         if place.scheme != "file":
             return _opened_afar(str(path), verify, progress, cache)
         path = place.path
-    opened = open_unread(Path(path), refetch)
+    opened = open_unread(path_of("data", path), refetch)
     if verify or opened.manifest.format == CHECKED_WHOLE:
         opened.verify(progress)
     if opened.manifest.format == CHECKED_WHOLE:

@@ -19,6 +19,13 @@ class OrderFacts:
     plain: PlainOrder | None = None
     mixed: "MixedFacts | None" = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the sources, in the order in which they are numbered."""
+        if self.mixed is not None:
+            return tuple(one.name for one in self.mixed.mixture.sources)
+        return self.plain.names if self.plain is not None else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedFacts:

@@ -1,34 +1,44 @@
 """The folder that is built beside its name and renamed into place: a kill at any moment leaves no folder, or the one before."""
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from phalanx.core.errors import Conflict, DataError
-from phalanx.core.unprepared import being_made
+from phalanx.core.errors import Conflict, DataError, PhalanxError, SetupError
+from phalanx.core.unprepared import being_made, moved_aside
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.default_corpus import STDLIB
 from phalanx.job.data.journal import JOURNAL
 from phalanx.job.data.manifest import MANIFEST
-from phalanx.job.data.standing import check_only, check_replaced
+from phalanx.job.data.standing import check_only, check_replaced, is_prepared
 from phalanx.job.data.stored_corpus import is_url
 from phalanx.job.data.tars import manifest as sample_manifests
 from phalanx.storage.atomic import fsync_folder, refused
 from phalanx.storage.places import parse_place
 
+_log: Final = logging.getLogger(__name__)
+
 
 def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
-    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it."""
+    """Raises DataError for a folder that must not be replaced, Conflict for a prepared one with other files in it, SetupError where
+    nothing can be made: before all the work, not after it. Puts back what a killed run had moved aside, and says so in the log."""
+    _check_writable(out)
+    try:
+        _put_back(out)
+    except OSError as error:
+        raise not_made("out", out, error) from error
     if out.exists() and not out.is_dir():
         raise DataError("out", str(out), "is a file; name a folder")
     if out in (Path.home(), Path.cwd(), *Path.cwd().parents):
         raise DataError("out", str(out), "is your home, the folder you stand in or one above it; name a folder of its own")
-    for path, real in _local(paths):
-        if out in (real, *real.parents) and out.exists():
-            raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
+    _check_neither_in(out, paths)
     try:
         taken = out.exists() and any(out.iterdir()) and not force
         if taken and manifests.kind(manifests.load(out)) == "samples":
@@ -43,13 +53,39 @@ def check_out(out: Path, paths: Sequence[str | Path], force: bool) -> None:
         raise refused(out, error) from error
 
 
-def check_apart(out: Path, paths: Sequence[str | Path]) -> None:
-    """Raises DataError for a folder inside one that is read: what is made would be among the inputs of the next run."""
+def _check_neither_in(out: Path, paths: Sequence[str | Path]) -> None:
+    """Neither lies the folder in a data set, of which it would be no part, nor the text in the folder."""
+    for above in out.parents:
+        if is_prepared(above):
+            raise DataError("out", str(out), f"lies inside {above}, which is a prepared folder; name one beside it")
     for path, real in _local(paths):
-        if real in out.parents:
-            raise DataError(
-                "out", str(out), f"lies inside the input {path}, so the next run would read it; name a folder beside it"
-            )
+        if out in (real, *real.parents) and out.exists():
+            raise DataError("out", str(out), f"holds the text itself ({path}) and would be replaced; name another folder")
+
+
+def _check_writable(out: Path) -> None:
+    """Makes a folder beside `out`, or in the nearest one above that there is, and removes it."""
+    try:
+        above = next(one for one in (out.parent, *out.parent.parents) if one.exists())
+        Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=above)).rmdir()
+    except OSError as error:
+        raise not_made("out", out, error) from error
+
+
+def not_made(field: str, path: Path, error: OSError) -> PhalanxError:
+    """The error to raise for a place that a user named and that was refused."""
+    if error.errno == errno.ENOENT:  # as of a file system that the kernel makes up
+        return SetupError(field, str(path), "lies where nothing can be made; choose another place")
+    found = refused(path, error)
+    return SetupError(field, str(path), found.fix) if isinstance(found, SetupError) else found
+
+
+def check_apart(out: Path, paths: Sequence[str | Path], field: str = "out") -> None:
+    """Raises DataError for what is made inside a folder that is read, or where an input lies: it would be among the inputs of the
+    next run."""
+    for path, real in _local(paths):
+        if real == out or real in out.parents:
+            raise DataError(field, str(out), f"lies inside the input {path}, so the next run would read it; name a place beside it")
 
 
 def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
@@ -110,14 +146,34 @@ def _has_shards(folder: Path) -> bool:
         return False
 
 
+def _put_back(out: Path) -> None:
+    """What a run had moved aside that was killed before its own folder took the place. Not while a run is at it."""
+    old, preparing = moved_aside(out), being_made(out)
+    if out.exists() or not old.is_dir():
+        return
+    with contextlib.ExitStack() as stack:
+        if preparing.is_dir():
+            descriptor = os.open(preparing, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            if not _locked(descriptor, preparing) or out.exists():
+                return
+        old.rename(out)
+    _log.warning("%s is back: a run was killed while it replaced that, and had moved it to %s", out, old)
+
+
 def move_into_place(folder: Path, out: Path, force: bool) -> None:
-    """Readers that mapped the old shards keep them: their files live until unmapped. Raises Conflict for a data set at `out`
-    that is not this one again, unless `force`."""
+    """Readers that mapped the old shards keep them: their files live until unmapped. A kill between leaves the old folder beside
+    `out`, for `check_out` of the next run. Raises Conflict for a data set at `out` that is not this one again, unless `force`."""
     check_replaced(folder, out, force)
-    old = folder.with_name(f".{out.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
+    old = moved_aside(out)
     if out.exists():
+        shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
-    folder.rename(out)
+    try:
+        folder.rename(out)
+    except OSError:
+        with contextlib.suppress(OSError):  # unless somebody else has put something there
+            old.rename(out)
+        raise
     fsync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)

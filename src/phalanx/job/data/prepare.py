@@ -16,9 +16,11 @@ from typing import Final, Literal
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
+from phalanx.core.units import count_of
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
 from phalanx.job.data.assembly import write_shards
+from phalanx.job.data.checked import fraction, integer, path_of, shown, whole
 from phalanx.job.data.corpus import find
 from phalanx.job.data.crew import Crew, default_processes
 from phalanx.job.data.default_corpus import STDLIB
@@ -26,9 +28,22 @@ from phalanx.job.data.encoder import Encoder
 from phalanx.job.data.encoding import Plan, keep
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
-from phalanx.job.data.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER, FileEntry, Manifest, Shard, Source, Split, SplitCount
+from phalanx.job.data.left_out import LeftOut
+from phalanx.job.data.manifest import (
+    FORMAT,
+    HELD_OUT_MAX,
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    FileEntry,
+    Manifest,
+    Shard,
+    Source,
+    Split,
+    SplitCount,
+)
 from phalanx.job.data.parity import Choice, Proof
-from phalanx.job.data.place import building, check_apart, check_out, move_into_place
+from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.standing import check_same
 from phalanx.job.data.survey import Gathered, Survey, survey
 from phalanx.job.data.texts import Reading
@@ -58,6 +73,21 @@ Report = Callable[[PrepareProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What a run that was interrupted had finished and this one kept, in shards. dropped: it was of other text, or asked otherwise,
+    or is not what was written."""
+
+    shards: int
+    tokens: int
+    documents: int
+    dropped: int
+
+
+Noted = Callable[[LeftOut | Resumed], None]
+"""Told what no manifest says: what of each file is not taken, and what was left of an interrupted run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """The parameters that decide the result, besides the text. tokenizer: the given one, or None to train one."""
 
@@ -71,12 +101,16 @@ class _Asked:
     tokenizer: Path | None
 
     def check(self) -> None:
+        whole("vocab_size", self.vocab_size)
+        fraction("held_out", self.held_out)
+        whole("training_text_bytes_max", self.training_text_bytes_max)
+        if not isinstance(self.end_of_document, str):
+            raise DataError("end_of_document", shown(self.end_of_document), "write the token between documents")
         if self.tokenizer is None and not tokens.VOCAB_MIN <= self.vocab_size <= tokens.VOCAB_MAX:
             raise DataError("vocab_size", self.vocab_size, f"write a number from {tokens.VOCAB_MIN} to {tokens.VOCAB_MAX}")
-        if not 0 < self.held_out <= 0.5:
-            raise DataError("held_out", self.held_out, "write a share above 0, at most 0.5")
-        if self.shard_tokens_max < 1:
-            raise DataError("shard_tokens_max", self.shard_tokens_max, "write a whole number above 0")
+        if not 0 < self.held_out <= HELD_OUT_MAX:
+            raise DataError("held_out", self.held_out, f"write a share above 0, at most {HELD_OUT_MAX}")
+        whole("shard_tokens_max", self.shard_tokens_max)
         self.reading.check()
 
     @property
@@ -98,7 +132,7 @@ class _Asked:
 
 def prepare(
     paths: Sequence[str | Path],
-    out: Path,
+    out: Path | str,
     vocab_size: int | None = None,
     held_out: float = 0.05,
     progress: Report | None = None,
@@ -106,26 +140,34 @@ def prepare(
     shard_tokens_max: int = SHARD_TOKENS_MAX,
     training_text_bytes_max: int = TRAINING_TEXT_BYTES_MAX,
     *,
-    tokenizer: Path | None = None,
+    tokenizer: Path | str | None = None,
     end_of_document: str = tokens.END_OF_DOCUMENT,
     text_field: str = "text",
     normalize: Literal["none", "nfc"] = "none",
     min_chars: int = 0,
     dedup: bool = False,
     processes: int | None = 1,
+    noted: Noted | None = None,
 ) -> Manifest:
     """Makes the folder `out` of the text in `paths` (files, folders, patterns, or 'stdlib:') and returns its manifest.
 
     out: absent, empty, or prepared before of the same text in the same way, which is made again; what else stands there is
-    replaced only with `force`. It lies in none of the folders in `paths`.
+    replaced only with `force`. Inside a folder in `paths` it is not read, neither now nor the next time.
     held_out: share of the documents, chosen by a hash of their names, that training never sees.
     tokenizer: a tokenizer.json, or a prepared folder, instead of training one of `vocab_size` (4096) tokens.
     end_of_document: the token of a given tokenizer that ends documents.
     text_field: of JSONL objects and Parquet rows. min_chars: shorter documents are left out. dedup: those equal to an earlier one.
-    processes: any number gives the same bytes; None as many as help.
+    processes: any number gives the same bytes; None as many as help. noted: told what no manifest says, see Noted.
     Raises DataError, SetupError (no `tokenizers`, a place that cannot be written, a killed process), StoreUnavailable (disk full),
     Conflict.
     """
+    if isinstance(paths, str | Path):
+        raise DataError("paths", str(paths), f"give a list of paths, such as [{str(paths)!r}]")
+    paths = [path if path and isinstance(path, str) else path_of("paths", path) for path in paths]
+    out = path_of("out", out)
+    tokenizer = None if tokenizer is None else path_of("tokenizer", tokenizer)
+    if processes is not None:
+        integer("processes", processes)
     if tokenizer is not None and vocab_size is not None:
         raise DataError("vocab_size", vocab_size, f"the tokenizer {tokenizer} has its own; leave out one of the two")
     reading = Reading(text_field, normalize, min_chars)
@@ -145,14 +187,14 @@ def prepare(
     tokens.library_version()  # a missing extra shows before the reading
     out = Path(os.path.realpath(out))
     check_out(out, paths, force)
-    check_apart(out, paths)
     with Crew(1 if processes is None else processes) as crew:
         given = None if tokenizer is None else _Given(tokenizer)  # while the processes start
-        sources = [Gathered(one) for one in find(paths, out)]
+        tell = noted or (lambda _: None)
+        sources = [Gathered(one, tell) for one in find(paths, out)]
         check_same(out, force, _wanted(asked, given), [source.found.label for source in sources])
         if processes is None:
             crew.begin(default_processes(sum(source.size_bytes for source in sources)))
-        return _prepare(sources, out, asked, given, crew, progress or (lambda _: None), force)
+        return _prepare(sources, out, asked, given, crew, progress or (lambda _: None), tell, force)
 
 
 class _Given:
@@ -176,7 +218,14 @@ def _wanted(asked: _Asked, given: _Given | None) -> Mapping[str, object]:
 
 
 def _prepare(
-    sources: Sequence[Gathered], out: Path, asked: _Asked, given: _Given | None, crew: Crew, report: Report, force: bool
+    sources: Sequence[Gathered],
+    out: Path,
+    asked: _Asked,
+    given: _Given | None,
+    crew: Crew,
+    report: Report,
+    noted: Noted,
+    force: bool,
 ) -> Manifest:
     total = sum(source.size_bytes for source in sources)
     found = survey(
@@ -185,16 +234,19 @@ def _prepare(
     check_same(out, force, {"sources": wire.plain(tuple[Source, ...], found.sources)})
     try:
         with building(out) as folder:
-            manifest = _fill(folder, found, asked, given, crew, report)
+            manifest = _fill(folder, found, asked, given, crew, report, noted)
             move_into_place(folder, out, force)
     except OSError as error:
         raise refused(out, error) from error
     return manifest
 
 
-def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew: Crew, report: Report) -> Manifest:
+def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew: Crew, report: Report, noted: Noted) -> Manifest:
     journal = Journal(folder, _key(found, asked, given))
     journal.recover(shards_too=not found.lone)
+    resumed = _resumed(journal)
+    if resumed.shards or resumed.dropped:
+        noted(resumed)
     texts: list[str] | None = None
     if journal.tokenizer is not None:
         tokenizer = given.tokenizer if given else tokens.load(folder / TOKENIZER)
@@ -224,7 +276,7 @@ def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew
         held_out=asked.held_out,
     )
     keep(plan, Encoder(text, choice, proof.fast))
-    phase = _phase(choice)
+    phase = _phase(choice, resumed)
     shards = write_shards(found, plan, asked.shard_tokens_max, journal, crew, lambda *at: report(PrepareProgress(phase, *at)))
     manifest = _manifest(found, shards, asked, journal.tokenizer, plan, vocab_size)
     write_atomic(folder / MANIFEST, manifests.encode(manifest))
@@ -267,8 +319,20 @@ def _some(texts: Sequence[str]) -> list[bytes]:
     return found
 
 
-def _phase(choice: Choice) -> str:
-    return f"encoding with {choice.engine}" + (f" ({choice.why})" if choice.why else "")
+def _resumed(journal: Journal) -> Resumed:
+    kept = [shard for shards in journal.shards.values() for shard in shards]
+    return Resumed(
+        shards=len(kept),
+        tokens=sum(shard.tokens for shard in kept),
+        documents=sum(shard.documents for shard in kept),
+        dropped=journal.found - len(kept),
+    )
+
+
+def _phase(choice: Choice, resumed: Resumed) -> str:
+    why = f" ({choice.why})" if choice.why else ""
+    kept = f", after {count_of(resumed.shards, 'shard')} of an interrupted run" if resumed.shards else ""
+    return f"encoding with {choice.engine}{why}{kept}"
 
 
 def _manifest(found: Survey, shards: Sequence[Shard], asked: _Asked, tokenizer: FileEntry, plan: Plan, vocab_size: int) -> Manifest:

@@ -6,6 +6,7 @@ So no turn is shifted, and every rank, resume and world size that knows the bloc
 that nobody has trained on; what came before it stays as it was read.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -195,9 +196,17 @@ class Quarantined:
             if lost > self.share_max * size:
                 fix = (
                     f"{lost} of {size} samples lie in damaged blocks, and {100 * self.share_max:g} % may be replaced; restore its "
-                    "shards (`phalanx data verify DIR` names them)"
+                    f"shards (`phalanx data verify DIR` names them){_or_else(lost, size)}"
                 )
                 raise DataError(f"quarantine of {self.names[number]}", f"{100 * lost / size:.3g} %", fix)
+
+
+def _or_else(lost: int, size: int) -> str:
+    """What else would do: a block is a MiB, which may be all of a small data set."""
+    if lost == size:
+        return "; not one of its samples is whole, so nothing could stand in for them"
+    enough = math.ceil(1000 * (lost + 1) / size) / 1000
+    return f", or raise `bad_data_max` of the job's data to {enough:g}" if enough < 1 else ""
 
 
 def num_samples(set_aside: Iterable[SetAside]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.core import wire
 from phalanx.core.errors import DataError, NotFound
 from phalanx.job.data import manifest as manifests
+from phalanx.job.data.checked import path_of
 from phalanx.job.data.manifest import MANIFEST
 from phalanx.job.data.show import DataSummary, summary
 from phalanx.job.data.store_source import REQUEST
@@ -17,16 +18,11 @@ from phalanx.storage.objects import open_store
 from phalanx.storage.places import parse_place
 
 
-def shown(path: Path | str, progress: VerifyProgress | None = None, verify: bool = True) -> Mapping[str, Any]:
-    """The summary of a folder, or of what lies in a store. Raises DataError. verify: compares every byte."""
-    return _summary(path, verify=verify, progress=progress)
-
-
 def verified(path: Path | str, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
     """The summary with every byte compared. Of damaged data: path, checksums_ok False, damaged with `file` and `problem` of each,
     and says, for people. Raises DataError for what is no data set."""
     try:
-        return shown(path, progress)
+        return _summary(path, verify=True, progress=progress)
     except DataError as error:
         damage = error if isinstance(error, Damage) or "://" in str(path) else _damage(Path(path), progress)
         if not isinstance(damage, Damage):
@@ -44,14 +40,16 @@ def _damage(folder: Path, progress: VerifyProgress | None) -> Damage | None:
     return None
 
 
-def shown_unread(path: Path) -> Mapping[str, Any]:
-    """The summary of a folder that was just made: nothing is read again, and nothing is said of it."""
-    found = _summary(path, verify=False, progress=None)
+def shown_unread(path: Path | str, progress: VerifyProgress | None = None) -> Mapping[str, Any]:
+    """The summary of a folder, or of what lies in a store: no more is read than is shown, but for tokens of format 1, which have no
+    checksums of blocks. Raises DataError."""
+    found = _summary(path, verify=False, progress=progress)
     return {name: value for name, value in found.items() if name != "checksums_ok"}
 
 
 def _summary(path: Path | str, verify: bool, progress: VerifyProgress | None) -> Mapping[str, Any]:
     plain: Mapping[str, Any]
+    path_of("data", path)
     if _kind(path) == "samples":
         plain = wire.plain(SampleSummary, sample_summary(path, verify, progress))
     else:

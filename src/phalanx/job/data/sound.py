@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import OnBadData
 from phalanx.job.data.bad_block import BadBlock, Block
+from phalanx.job.data.checked import fraction, unknown
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, SetAside, Touching, num_samples, set_aside_of
@@ -37,6 +38,12 @@ class BadData:
     share_max: float = SHARE_MAX
     agree: Agree | None = None
     told: Callable[[int, Sequence[SetAside]], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(OnBadData):
+            raise unknown("policy", self.policy, get_args(OnBadData))
+        if not 0 <= fraction("share_max", self.share_max) < 1:
+            raise DataError("share_max", self.share_max, "write a number from 0 up to, but not, 1")
 
 
 STOP: Final = BadData()

@@ -16,8 +16,9 @@ import numpy as np
 from phalanx.core import wire
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import ONE, Blocks, DataCache, DataSource, in_store
-from phalanx.job.data.asked import order_of
+from phalanx.job.data.asked import check_asked, order_of
 from phalanx.job.data.bad_block import Block
+from phalanx.job.data.checked import numbers_of, split_of, whole
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.enough import check_tokenizers, check_train, window_bytes
@@ -97,7 +98,8 @@ class Sources:
         self._check_cache(sequence)
 
     def sizes(self, split: Split, sequence: int) -> dict[str, int]:
-        """Samples of each."""
+        """Samples of each. Raises DataError for what is no split, and no length."""
+        split, sequence = split_of(split), whole("sequence", sequence)
         return {name: self._size(name, split, sequence) for name in self.names}
 
     def num_tokens(self, split: Split) -> int:
@@ -148,6 +150,7 @@ class Sources:
     def gather(self, split: Split, numbers: Indices, sequence: int, out: Rows | None = None, watch: Watch | None = None) -> Rows:
         """The samples of these numbers, in the order asked: int64 of shape [len(numbers), *row_shape(sequence)], in `out` where it
         is given. Raises IndexError for one outside, and what `TokenData.gather` does."""
+        numbers = numbers_of("numbers", numbers)
         if len(self.names) == 1:
             return self._gather(self.names[0], split, numbers, sequence, out, watch)
         sizes = self.sizes(split, sequence)
@@ -238,6 +241,7 @@ class Sources:
 def open_sources(asked: DataSource) -> Sources:
     """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
     of the others."""
+    check_asked(asked)
     cache = _cache_of(asked)
     opened = {}
     for name, path in asked.paths.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkab
 
 import numpy as np
 
-from phalanx.core.errors import DataError
+from phalanx.job.data.checked import callable_of, split_of, steps_of, whole
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices
 from phalanx.job.data.samples import Rows
@@ -93,11 +93,10 @@ class BatchStream:
         keep: int = 1,
         buffers: Buffers | None = None,
     ) -> None:
-        for name, value in (("depth", depth), ("threads", threads), ("keep", keep)):
-            if value < 1:
-                raise DataError(name, value, "write a whole number above 0")
-        if start < 0:
-            raise DataError("start", start, "write 0 or more")
+        depth, threads, keep = whole("depth", depth), whole("threads", threads), whole("keep", keep)
+        start, stop = steps_of(start, stop)
+        split, sequence = split_of(split), whole("sequence", sequence)
+        callable_of("order", order, "from a step to the samples of its batch, such as rows_of_rank(order) gives")
         self._ahead = _Ahead(data, split, sequence, order, buffers or _empty, delivered=start, taken=start, stop=stop, depth=depth)
         self._keep = keep
         self._held: deque[Rows] = deque()

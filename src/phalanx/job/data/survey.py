@@ -6,7 +6,6 @@ some 30 bytes a document of this process's memory, and the text none.
 
 import hashlib
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from phalanx.job.data.corpus import Found
 from phalanx.job.data.crew import Crew
 from phalanx.job.data.file_pieces import File, Piece, batches, cut, is_short
 from phalanx.job.data.kinds import CUT, HELD_OUT, OUT, TRAIN, Kinds
+from phalanx.job.data.left_out import COUNTED, FileByFile, Firsts, Told, Unfit, named, nothing_left
 from phalanx.job.data.looking import Batch, Looked, look
 from phalanx.job.data.manifest import Source, Split
 from phalanx.job.data.object_files import AT_ONCE, is_stored
-from phalanx.job.data.texts import DIGEST_BYTES, Reading, Unfit
+from phalanx.job.data.texts import DIGEST_BYTES, Reading
 
 KINDS: Final[dict[Split, int]] = {"train": TRAIN, "held_out": HELD_OUT}
 _DIGESTS: Final = np.dtype([("high", ">u8"), ("low", ">u8")])
@@ -68,13 +68,16 @@ def survey(
     tasks = [Batch(batch, reading) for batch in batches(pieces)]
     all_looked: list[Looked] = []
     for batch, looked in zip(tasks, crew.map(look, tasks, _is_short), strict=True):
-        for number, skipped, trouble in looked.skipped:
-            sources[bisect_right(starts, at + number) - 1].skip(skipped, trouble)
+        for number, skipped, firsts in looked.skipped:
+            owner = bisect_right(starts, at + number) - 1
+            sources[owner].skip(at + number - starts[owner], skipped, firsts)
         all_looked.append(looked)
         at += len(batch.pieces)
         done += sum([piece.size_bytes for piece in batch.pieces])
         seen(done)
-    return _decided(pieces, all_looked, sources, dedup, held_out)
+    for source in sources:
+        source.left_out.end()
+    return _decided(pieces, all_looked, sources, reading, dedup, held_out)
 
 
 def _is_short(batch: Batch) -> bool:
@@ -84,36 +87,37 @@ def _is_short(batch: Batch) -> bool:
 class Gathered:
     """What one given path has contributed so far."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, told: Told = lambda _: None) -> None:
         self.found = found
         self.pieces: list[Piece] = []
-        self._skipped: Counter[Unfit] = Counter()
-        self._trouble = ""
-        for pieces in _cut(found.files):
-            if pieces:
-                self.pieces += pieces
+        self.left_out = FileByFile(found.label, told)
+        for file, pieces in zip(found.files, _cut(found.files), strict=True):
+            if isinstance(pieces, str):
+                self.left_out.add(file.name, {"unreadable": 1}, {"unreadable": ("", pieces)})
+            elif not pieces:
+                self.left_out.add(file.name, {"empty": 1}, {"empty": ("", "is empty")})
             else:
-                self._skipped["unreadable" if pieces is None else "empty"] += 1
+                self.pieces += pieces
+        self.left_out.end()
 
     @property
     def size_bytes(self) -> int:
         return sum([piece.size_bytes for piece in self.pieces])
 
-    @property
-    def num_skipped(self) -> int:
-        return self._skipped.total()
-
-    def skip(self, why: Counter[Unfit], trouble: str) -> None:
-        self._skipped.update(why)
-        self._trouble = self._trouble or trouble
+    def skip(self, number: int, counts: Mapping[Unfit, int], firsts: Firsts) -> None:
+        """Of a piece, in their order."""
+        self.left_out.add(self.pieces[number].name, counts, firsts)
 
     def check(self, documents: int) -> None:
         """A file that was named must hold something; one met in a folder is only counted."""
+        first = next(iter(self.left_out.firsts.values()), None)
         if not self.found.direct or not self.found.files or documents:
             return
-        why: Unfit = next((why for why in _DIRECT if self._skipped[why]), "empty")
-        lines = f"holds no text: {self._trouble}" if self._trouble and self.pieces[0].kind != "text" else ""
-        raise DataError("paths", self.found.path, lines or _DIRECT[why])
+        if first is None:
+            raise DataError("paths", self.found.path, "holds no text; name a file with text")
+        if self.pieces and self.pieces[0].kind != "text":
+            raise DataError("paths", self.found.path, f"holds no text: {named(first.file, first.where)} {first.problem}")
+        raise DataError("paths", self.found.path, f"{first.problem}; {_DIRECT[first.why]}")
 
     def source(self, piece_digests: bytes, documents: NDArray[np.int64], kept: int, text_bytes: int) -> Source:
         """documents: in each of its pieces. kept: how many of them are no duplicates, of `text_bytes`."""
@@ -122,7 +126,7 @@ class Gathered:
             piece = self.pieces[number]
             digest = piece_digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
             lines.append(f"{digest.hex()} {piece.name} {piece.start}\n")
-        counts = {f"skipped_{why}": self._skipped[why] for why in _COUNTED}
+        counts = {f"skipped_{why}": self.left_out.counts[why] for why in COUNTED}
         return Source(
             name=self.found.label,
             documents=kept,
@@ -133,7 +137,7 @@ class Gathered:
         )
 
 
-def _cut(files: Sequence[File]) -> Iterator[list[Piece] | None]:
+def _cut(files: Sequence[File]) -> Iterator[list[Piece] | str]:
     """Many at once where it takes a look into an object."""
     if files and is_stored(files[0].path):
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -143,16 +147,17 @@ def _cut(files: Sequence[File]) -> Iterator[list[Piece] | None]:
 
 
 _DIRECT: Final[Mapping[Unfit, str]] = {
-    "binary": "is a binary file; name text files, or folders with them",
-    "not_utf8": "is not UTF-8 text; convert it, for instance with iconv",
-    "unreadable": "is not a file this user can read; change its mode, or name another",
-    "short": "is shorter than --min-chars; name a file with more text",
-    "empty": "is empty; name a file with text",
+    "binary": "name text files, or folders with them",
+    "not_utf8": "convert it, for instance with iconv",
+    "unreadable": "name a file that can be read",
+    "short": "lower it, or name a file with more text",
+    "empty": "name a file with text",
 }
-_COUNTED: Final[tuple[Unfit, ...]] = ("binary", "not_utf8", "unreadable", "empty", "not_json", "no_text", "short")
 
 
-def _decided(pieces: list[Piece], looked: Sequence[Looked], sources: Sequence[Gathered], dedup: bool, held_out: float) -> Survey:
+def _decided(
+    pieces: list[Piece], looked: Sequence[Looked], sources: Sequence[Gathered], reading: Reading, dedup: bool, held_out: float
+) -> Survey:
     digests = np.frombuffer(b"".join([one.digests for one in looked]), dtype=_DIGESTS)
     assert digests.itemsize == DIGEST_BYTES
     sizes = _joined([one.sizes for one in looked])
@@ -172,9 +177,8 @@ def _decided(pieces: list[Piece], looked: Sequence[Looked], sources: Sequence[Ga
         alphabet=np.unique(np.concatenate([np.zeros(0, np.uint32), *(one.alphabet for one in looked)])),
     )
     if not kept.any():
-        skipped = sum(source.num_skipped for source in sources)
-        paths = ", ".join(source.found.path for source in sources)
-        raise DataError("paths", paths, f"hold no text ({skipped} files, lines and rows skipped); name UTF-8 text files")
+        paths = [source.found.path for source in sources]
+        raise nothing_left(paths, [source.left_out for source in sources], reading.min_chars)
     return found
 
 

@@ -12,12 +12,12 @@ from typing import IO, Final, Literal
 from blake3 import blake3
 
 from phalanx.core.errors import DataError
-from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, columns_of, opened_file, too_long
+from phalanx.job.data.checked import unknown, whole
+from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, no_parquet, opened_file, too_long
+from phalanx.job.data.left_out import Unfit, reason
 from phalanx.job.data.object_files import ObjectFile, Version, asked, is_stored
+from phalanx.job.data.row_texts import NoColumn, values
 from phalanx.job.data.unpacked import unpacked
-
-Unfit = Literal["binary", "not_utf8", "unreadable", "empty", "not_json", "no_text", "short", "duplicate"]
-"""Why a file, a line or a row is not taken."""
 
 DIGEST_BYTES: Final = 16
 PART_BYTES: Final = 10**6
@@ -35,29 +35,28 @@ class Reading:
     min_chars: int = 0
 
     def check(self) -> None:
-        if not self.text_field:
+        if not self.text_field or not isinstance(self.text_field, str):
             raise DataError("text_field", self.text_field, "name the field that holds the text")
         if self.normalize not in ("none", "nfc"):
-            raise DataError("normalize", self.normalize, "write none or nfc")
-        if self.min_chars < 0:
-            raise DataError("min_chars", self.min_chars, "write 0 or more")
+            raise unknown("normalize", self.normalize, ("none", "nfc"))
+        whole("min_chars", self.min_chars, 0)
 
 
 @dataclass(slots=True)
 class Texts:
-    """The documents of a piece in their order, as UTF-8. digest: of what was read; one_whole: that is the very document. trouble:
-    the first that was no document."""
+    """The documents of a piece in their order, as UTF-8. digest: of what was read; one_whole: that is the very document. firsts: of
+    what is skipped, where the first one for each reason lies in the file, and what is wrong with it."""
 
     names: list[str] = field(default_factory=list)
     documents: list[bytes] = field(default_factory=list)
     digest: bytes = b""
     one_whole: bool = False
     skipped: Counter[Unfit] = field(default_factory=Counter)
-    trouble: str = ""
+    firsts: dict[Unfit, tuple[str, str]] = field(default_factory=dict)
 
-    def skip(self, why: Unfit, trouble: str = "") -> None:
+    def skip(self, why: Unfit, where: str, problem: str) -> None:
         self.skipped[why] += 1
-        self.trouble = self.trouble or trouble
+        self.firsts.setdefault(why, (where, problem))
 
     def digests(self) -> bytes:
         """Of each document."""
@@ -85,10 +84,10 @@ def parts(piece: Piece, reading: Reading, first: "Future[memoryview] | None" = N
             case "jsonl":
                 yield _read_lines(piece, reading, first)
             case "parquet":
-                yield _read_rows(piece, reading)
-    except OSError:
+                yield from _read_rows(piece, reading)
+    except OSError as error:
         found = Texts()
-        found.skip("unreadable")
+        found.skip("unreadable", "", f"cannot be read ({reason(error.strerror or error)})")
         yield found
 
 
@@ -98,7 +97,7 @@ def read(piece: Piece, reading: Reading) -> Texts:
     for part in parts(piece, reading):
         part.names[:0], part.documents[:0] = found.names, found.documents
         part.skipped.update(found.skipped)
-        part.trouble = found.trouble or part.trouble
+        part.firsts = {**part.firsts, **found.firsts}
         found = part
     return found
 
@@ -132,9 +131,9 @@ def _text(piece: Piece, reading: Reading, first: "Future[memoryview] | None") ->
         raise too_long(piece.name, 0)
     found.digest = digest(data)
     if b"\0" in data:
-        found.skip("binary")
+        found.skip("binary", "", f"is binary (byte {data.index(0)} is NUL)")
         return found
-    _take(piece.name, data, reading, found)
+    _take(piece.name, data, reading, found, "")
     found.one_whole = bool(found.documents) and found.documents[0] is data
     return found
 
@@ -155,23 +154,27 @@ def _unpacked_whole(piece: Piece, file: IO[bytes]) -> bytes:
     return bytes(data)
 
 
-def _take(name: str, data: bytes, reading: Reading, found: Texts) -> None:
+def _take(name: str, data: bytes, reading: Reading, found: Texts, where: str) -> None:
     """Cleans a text and takes it, or counts why not."""
     try:
         text = "" if data.isascii() else data.decode()
-    except UnicodeDecodeError:
-        found.skip("not_utf8", "is not UTF-8")
+    except UnicodeDecodeError as error:
+        found.skip("not_utf8", where, _not_utf8(error))
         return
     if text and reading.normalize == "nfc" and not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
         data = text.encode()
     if not data:
-        found.skip("empty", "holds an empty text")
-    elif (len(text) or len(data)) < reading.min_chars:
-        found.skip("short", f"has fewer than {reading.min_chars} characters")
+        found.skip("empty", where, "holds an empty text" if where else "is empty")
+    elif (size := len(text) or len(data)) < reading.min_chars:
+        found.skip("short", where, f"has {size} characters, and --min-chars is {reading.min_chars}")
     else:
         found.names.append(name)
         found.documents.append(data)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})"
 
 
 def _read_lines(piece: Piece, reading: Reading, first: "Future[memoryview] | None") -> Texts:
@@ -258,59 +261,55 @@ _LINE_BYTES: Final = 64 * 2**10
 def _take_line(name: str, at: int, line: bytes, reading: Reading, found: Texts) -> None:
     if not line or line.isspace():
         return
-    where = f"byte {at} of {name}"
+    where = f"byte {at}"
     try:
         fields = json.loads(line.decode())
-    except UnicodeDecodeError:
-        found.skip("not_utf8", f"{where} is not UTF-8")
+    except UnicodeDecodeError as error:
+        found.skip("not_utf8", where, _not_utf8(error))
         return
     except (ValueError, RecursionError) as error:
-        found.skip("not_json", f"{where} is not JSON ({error})")
+        found.skip("not_json", where, f"is not JSON ({reason(error)})")
         return
     text = fields.get(reading.text_field) if isinstance(fields, dict) else None
     if not isinstance(text, str):
         names = ", ".join(list(fields)[:_NAMES_SHOWN]) if isinstance(fields, dict) else "none: it is no object"
-        found.skip("no_text", f"{where} has no text in field {reading.text_field!r}; its fields: {names}; choose with --text-field")
+        found.skip("no_text", where, f"has no text in field {reading.text_field!r}; its fields: {names}; choose with --text-field")
         return
     try:
-        _take(f"{name}#{at}", text.encode(), reading, found)
+        _take(f"{name}#{at}", text.encode(), reading, found, where)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
-        found.skip("not_utf8", f"{where} has half a surrogate pair")
+        found.skip("not_utf8", where, "has half a surrogate pair")
 
 
 _NAMES_SHOWN: Final = 8
 
 
-def _read_rows(piece: Piece, reading: Reading) -> Texts:
-    found, hasher = Texts(), blake3()
-    for number, data in enumerate(_column(piece, reading, found)):
+def _read_rows(piece: Piece, reading: Reading) -> Iterator[Texts]:
+    found, hasher, waiting_bytes = Texts(), blake3(), 0
+    for row, data in enumerate(_column(piece, reading, found), start=piece.end):
         hasher.update(b"-" if data is None else b"%d:" % len(data) + data)
         if data is None:
-            found.skip("no_text", f"row {piece.end + number} of {piece.name} has no text")
+            found.skip("no_text", f"row {row}", "has no text")
         elif len(data) > DOCUMENT_BYTES_MAX:
-            raise too_long(piece.name, piece.end + number)
+            raise too_long(piece.name, row)
         else:
-            _take(f"{piece.name}#{piece.end + number}", data, reading, found)
+            _take(f"{piece.name}#{row}", data, reading, found, f"row {row}")
+            waiting_bytes += len(data)
+        if waiting_bytes >= PART_BYTES:
+            yield found
+            found, waiting_bytes = Texts(), 0
     found.digest = hasher.digest(DIGEST_BYTES)
-    return found
+    yield found
 
 
-def _column(piece: Piece, reading: Reading, found: Texts) -> list[bytes | None]:
+def _column(piece: Piece, reading: Reading, found: Texts) -> Iterator[bytes | None]:
     library = arrow()
-    with columns_of(piece.file, piece.file_bytes, piece.etag) as file:
-        try:
-            names = file.schema_arrow.names
-            if reading.text_field not in names:
-                shown = ", ".join(names[:_NAMES_SHOWN])
-                found.skip(
-                    "no_text", f"{piece.name} has no column {reading.text_field!r}; its columns: {shown}; choose with --text-field"
-                )
-                return []
-            column = file.read_row_group(piece.start, columns=[reading.text_field]).column(0)
-            values: list[bytes | None] = column.cast(library.large_binary()).to_pylist()
-        except library.ArrowNotImplementedError:  # numbers, lists
-            found.skip("no_text", f"{piece.name}: column {reading.text_field!r} holds no text; choose with --text-field")
-            return []
-        except library.ArrowException as error:
-            raise OSError(str(error)) from error
-        return values
+    try:
+        yield from values(piece, reading.text_field)
+    except NoColumn as error:
+        shown = ", ".join(error.names[:_NAMES_SHOWN])
+        found.skip("no_text", "", f"has no column {reading.text_field!r}; its columns: {shown}; choose with --text-field")
+    except library.ArrowNotImplementedError:  # numbers, lists
+        found.skip("no_text", "", f"has no text in column {reading.text_field!r}; choose with --text-field")
+    except library.ArrowException as error:
+        found.skip("unreadable", f"row group {piece.start}", no_parquet(error))

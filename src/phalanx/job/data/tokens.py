@@ -65,6 +65,9 @@ def parse(text: str) -> "Tokenizer":
 def given(path: Path) -> "Tokenizer":
     """A tokenizer that a user names by its tokenizer.json, or by a folder with one. Raises DataError when there is none."""
     file = path / _FILE if path.is_dir() else path
+    if file != path and not file.exists():
+        fix = f"is a folder without a {_FILE}; name that file of a fast tokenizer, or a folder that `phalanx data prepare` made"
+        raise DataError("tokenizer", str(path), fix)
     try:
         tokenizer = parse(file.read_text(encoding="utf-8"))
     except SetupError:

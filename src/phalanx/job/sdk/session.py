@@ -15,7 +15,7 @@ from phalanx.core.chaos import FOLDER, KINDS, OF_TRAINER, FaultMet, PlannedFault
 from phalanx.core.chaos import FaultKind as PlannedKind
 from phalanx.core.checkpoints import CHECKPOINTS
 from phalanx.core.errors import StoreUnavailable, UserError
-from phalanx.core.health import REASON_CHARS_MAX, Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import REASON_CHARS_MAX, Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
@@ -136,6 +136,10 @@ class Session:
         self._say(DamagedData(
             rank=self.rank, step=step, source=source, shard=shard, blocks=blocks, samples=samples, at_ms=self.unix_ms(),
         ))  # fmt: skip
+
+    def not_recorded(self, *, step: int, reason: str) -> None:
+        """Says that from `step` on what this rank is given cannot be recorded."""
+        self._say(LostEvidence(rank=self.rank, step=step, reason=reason[:REASON_CHARS_MAX], at_ms=self.unix_ms()))
 
     @property
     def checkpoints_at(self) -> str:

@@ -4,7 +4,8 @@ A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart; bel
 are a function of the step, so a batch that was read and not trained on is read again after a resume.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +18,11 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
 from phalanx.job.data.enough import check_held_out
-from phalanx.job.data.manifest import Split
+from phalanx.job.data.manifest import SPLITS
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
+from phalanx.job.data.samples import Rows
 from phalanx.job.data.sources import Sources
+from phalanx.job.data.stream import BatchStream
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 
@@ -85,33 +88,42 @@ def shared_batches(feed: Feed, recipe: LlamaRecipe) -> Callable[[int], Tensor]:
     return lambda step: feed.shared(step, recipe.batch_per_rank)
 
 
-HeldOut = Callable[[int], list[tuple[Tensor, int]]]
-"""From a batch, counted from 0, to this rank's samples in microbatches (b, *row), each with how many of them count, from the first
-on: none, where the rank has fewer than others, so that every rank runs the model as often."""
+Parts = list[tuple[Tensor, int]]
+"""This rank's samples of a held-out batch in microbatches (b, *row), each with how many of them count, from the first on: none,
+where the rank has fewer than others, so that every rank runs the model as often."""
 
 
-def held_out_batches(data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> tuple[HeldOut, int]:
-    """The function, and how many batches there are: the same samples for a gang of any size, each once. Of several sources all
-    samples are drawn from alike, whatever the mixture.
+class HeldOut:
+    """The held-out batches: the same samples for a gang of any size, each once. Of several sources all are drawn from alike,
+    whatever the mixture. num_batches: a short held-out split gives fewer than asked. Raises DataError when it gives none,
+    and some are asked for."""
 
-    A short held-out split gives fewer than asked. Raises DataError when it gives none.
-    """
-    count = data.num_samples("held_out", recipe.sequence)
-    check_held_out(data.num_tokens("held_out"), count, recipe.sequence, batch.held_out)
-    num_batches = min(recipe.eval_batches, count // batch.held_out)
-    most = -(-batch.held_out // rank.world_size)  # samples of a rank: in a smaller gang more than one microbatch has
+    def __init__(self, data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> None:
+        self._data, self._rank, self._samples = data, rank, batch.held_out
+        self._sequence, self._size = recipe.sequence, recipe.batch_per_rank
+        self._count = data.num_samples("held_out", recipe.sequence) if recipe.eval_batches else 0
+        if recipe.eval_batches:
+            tokens = {split: data.num_tokens(split) for split in SPLITS}
+            check_held_out(tokens, self._count, recipe.sequence, batch.held_out)
+        self.num_batches = min(recipe.eval_batches, self._count // batch.held_out)
 
-    def fetch(index: int) -> list[tuple[Tensor, int]]:
-        whole = batch_indices(_HELD_OUT_SEED, index, batch.held_out, count)
-        mine, size = rank_slice(whole, rank.rank, rank.world_size), recipe.batch_per_rank
-        parts = [mine[at : at + size] for at in range(0, most, size)]
-        read: list[Indices] = [part if part.size else np.asarray(whole[:1]) for part in parts]
-        return [
-            (_on_device(data, "held_out", rows, recipe.sequence, rank), part.size) for rows, part in zip(read, parts, strict=True)
-        ]
+    @contextmanager
+    def reading(self) -> Iterator[Iterator[Parts]]:
+        """All of them in turn, read ahead by threads as those of training are. What one gave lasts until the next is asked for."""
+        rows = lambda index: np.concatenate([read for read, _ in self._parts(index)])  # noqa: E731
+        with BatchStream(self._data, "held_out", self._sequence, rows, 0, self.num_batches) as stream:
+            yield (self._on_device(index, read) for index, read in enumerate(stream))
 
-    return fetch, num_batches
+    def _on_device(self, index: int, rows: Rows) -> Parts:
+        parts = self._parts(index)
+        ends = np.cumsum([len(read) for read, _ in parts])
+        samples = torch.from_numpy(rows).to(self._rank.device)
+        return [(part, counted) for part, (_, counted) in zip(samples.tensor_split(ends[:-1].tolist()), parts, strict=True)]
 
-
-def _on_device(data: Sources, split: Split, mine: Indices, sequence: int, rank: Rank) -> Tensor:
-    return torch.from_numpy(data.gather(split, mine, sequence)).to(rank.device)
+    def _parts(self, index: int) -> list[tuple[Indices, int]]:
+        """The samples of each microbatch, and how many of them count."""
+        whole = batch_indices(_HELD_OUT_SEED, index, self._samples, self._count)
+        mine = rank_slice(whole, self._rank.rank, self._rank.world_size)
+        most = -(-self._samples // self._rank.world_size)  # of a rank: in a smaller gang more than one microbatch has
+        parts = [mine[at : at + self._size] for at in range(0, most, self._size)]
+        return [(part if part.size else whole[:1], part.size) for part in parts]

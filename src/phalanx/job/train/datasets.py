@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
+from phalanx.job.data.checked import order_of, rank_of, shown, split_of, steps_of, whole
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
@@ -34,9 +36,23 @@ row is [2, sequence + 1]: the tokens, and the number of each token's document in
 _Numbers = Callable[[int], Indices]
 
 
-def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int) -> Callable[[DataOrder], _Numbers]:
-    """From an order to the numbers of the samples that a rank reads in each step; that raises DataError for a mixture over one
-    folder."""
+def _ranked(
+    data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int
+) -> Callable[[DataOrder], _Numbers]:
+    """From an order to the numbers of the samples that a rank reads in each step. Raises DataError for an order that is not of the
+    data, and for a rank outside its world."""
+    check_data(data, split, sequence)
+    rank, world_size = rank_of(rank, world_size)
+    order_of(order)
+    sizes = data.sizes(split, sequence) if isinstance(data, Sources) else None
+    names = order.names if sizes is None else tuple(sizes)
+    if order.names != names:
+        raise DataError("order", ", ".join(order.names), f"is over other sources than the data, {', '.join(names)}, in this order")
+    there = [data.num_samples(split, sequence)] if sizes is None else list(sizes.values())
+    for name, wanted, found in zip(names, order.sizes.tolist(), there, strict=False):
+        if wanted > found:
+            fix = f"{split} of the data has {found} with this `sequence`; make the order by num_samples(split, sequence)"
+            raise DataError(f"samples of {name} in the order", wanted, fix)
 
     def rows(order: DataOrder) -> _Numbers:
         if isinstance(data, TokenData):
@@ -46,10 +62,19 @@ def _ranked(data: Data, split: Split, sequence: int, rank: int, world_size: int)
     return rows
 
 
+def check_data(data: Data, split: Split, sequence: int) -> None:
+    """Raises DataError for what is no opened data, no split of it, or no length of samples."""
+    if not hasattr(data, "gather"):
+        raise DataError("data", shown(data), "give what `open_data` or `open_sources` opened")
+    split_of(split)
+    whole("sequence", sequence)
+
+
 class SampleDataset(Dataset[Tensor]):
     """Map-style: sample i of a split, int64 of shape [sequence + 1]. A batch of them is one gather."""
 
     def __init__(self, data: Data, split: Split, sequence: int) -> None:
+        check_data(data, split, sequence)
         self._data, self._split, self._sequence = data, split, sequence
 
     @property
@@ -74,7 +99,8 @@ class StepBatches:
     folder."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
-        self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, stop)
+        start, end = steps_of(start, whole("stop", stop, 0))
+        self._rows, self._steps = rows_of_rank(order, rank, world_size), range(start, end or 0)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -104,7 +130,7 @@ class StepLoader(ProcessLoader):
         world_size: int = 1,
         **options: Any,
     ) -> None:
-        numbers = _ranked(data, split, sequence, rank, world_size)
+        numbers = _ranked(data, split, sequence, order, rank, world_size)
         numbers(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order))
         given = Delivered(sound, _manifests(data, order), stop, epoch_steps)
@@ -135,8 +161,9 @@ class BatchDataset(Counted, IterableDataset[Tensor]):
         bad_data: BadData = STOP,
         log: DeliveryLog | None = None,
     ) -> None:
-        self._data, self._split, self._sequence, self._depth, self._threads = data, split, sequence, depth, threads
-        self._rows = _ranked(data, split, sequence, rank, world_size)
+        self._data, self._split, self._sequence = data, split, sequence
+        self._depth, self._threads = whole("depth", depth), whole("threads", threads)
+        self._rows = _ranked(data, split, sequence, order, rank, world_size)
         self._rows(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
         super().__init__(Delivered(sound, _manifests(data, order), stop, epoch_steps, log))

@@ -1,5 +1,7 @@
 """The held-out loss, always on the same samples."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -9,11 +11,17 @@ from phalanx.job.train.loss import token_loss
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, fetch: HeldOut, num_batches: int) -> float:
-    """Mean over the samples of batches [0, num_batches), each of which counts the same. A collective of all ranks."""
+def held_out_loss(model: nn.Module, held_out: HeldOut, moved: Callable[[int], None] = lambda index: None) -> float:
+    """Mean over the samples of all held-out batches, each of which counts the same. `moved` hears of each batch before it is read.
+    A collective of all ranks."""
     model.eval()
-    sums = torch.stack([_sum(model, *part) for index in range(num_batches) for part in fetch(index)]).sum(dim=0)
+    found = []
+    with held_out.reading() as batches:
+        for index in range(held_out.num_batches):
+            moved(index)
+            found += [_sum(model, *part) for part in next(batches)]
     model.train()
+    sums = torch.stack(found).sum(dim=0)
     dist.all_reduce(sums)
     return float(sums[0].item()) / float(sums[1].item())
 

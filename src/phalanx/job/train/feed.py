@@ -22,7 +22,7 @@ from phalanx.job.data.samples import Rows
 from phalanx.job.data.sound import STOP, BadData, SoundOrder, tried
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import BatchStream
-from phalanx.job.data.waits import Cause
+from phalanx.job.data.waits import CAUSES, Cause
 from phalanx.job.train.device import Rank
 
 _ASKED: Final = 1_024
@@ -44,6 +44,14 @@ class _Taken:
     content: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What befell the batch of a step that was begun with early."""
+
+    step: int
+    error: Exception
+
+
 class Feed:
     """This rank's samples of each step of a run.
 
@@ -61,8 +69,9 @@ class Feed:
         self._log: DeliveryLog | None = None
         self._stream: BatchStream | None = None
         self._copies = _Copies(rank.device) if rank.device.type == "cuda" else None
-        self._next: _Taken | None = None
+        self._next: _Taken | _Failed | None = None
         self._newest: _Taken | None = None
+        self._waited_before: dict[Cause, float] = {}
         self._told: dict[Cause, float] = {}
         self._was_ready = False
         self._asked: dict[int, Indices] = {}
@@ -82,18 +91,18 @@ class Feed:
         self._log = log
 
     def __call__(self, step: int) -> Tensor:
-        """Raises DataError where the data is not what `prepare` wrote, and is not set aside."""
+        """Raises DataError where the data is not what `prepare` wrote, and is not set aside, and whatever else went wrong with this
+        step's batch, also while it was read or copied ahead."""
         if self._newest is not None and self._newest.step == step:
             return self._newest.batch
-        self._was_ready = (self._next is not None and self._next.step == step) or self._is_ready(step)
         taken = self._soundly(step, lambda: self._ready(step))
         if self._log is not None:
             self._log.set_aside(set_aside_of(self.order))
             self._log.delivered(step - 1, *self._data.drawn(taken.numbers, "train", self._sequence), taken.content)
+        self._newest = taken
         if self._copies is not None:
             self._copies.wait()
             self._copy_next(step + 1)
-        self._newest = taken
         return taken.batch
 
     def shared(self, step: int, count: int) -> Tensor:
@@ -112,7 +121,7 @@ class Feed:
     def take_cause(self) -> Cause | Literal["processor", ""]:
         """What most of the waiting since the last time was for; '' where there was none. processor: the newest batch was there when
         it was asked for, and this process did not get to it at once."""
-        waited = dict(self._stream.stats.waited_s) if self._stream is not None else {}
+        waited = self._waited_s()
         since = {cause: seconds - self._told.get(cause, 0.0) for cause, seconds in waited.items()}
         self._told = waited
         most = max(since, key=lambda cause: since[cause], default=None)
@@ -121,7 +130,8 @@ class Feed:
         return "processor" if self._was_ready else most
 
     def close(self) -> None:
-        """Ends the threads. A step that is asked for later begins anew."""
+        """Ends the threads. A step that is asked for later begins anew, and what was waited until now still counts."""
+        self._waited_before = self._waited_s()
         stream, self._stream = self._stream, None
         self._next = self._newest = None
         if stream is not None:
@@ -141,14 +151,19 @@ class Feed:
 
     def _ready(self, step: int) -> _Taken:
         ready, self._next = self._next, None
-        return ready if ready is not None and ready.step == step else self._taken(self._at(step))
+        if ready is None or ready.step != step:
+            self._was_ready = self._is_ready(step)
+            return self._taken(self._at(step))
+        self._was_ready = True
+        if isinstance(ready, _Failed):
+            raise ready.error
+        return ready
 
     def _at(self, step: int) -> BatchStream:
         """A stream whose next batch is that of `step`."""
         if self._stream is not None and self._stream.step == step - 1:
             return self._stream
         self.close()
-        self._told = {}
         buffers = pinned if self._copies is not None else None
         self._stream = BatchStream(
             self._data, "train", self._sequence, self._numbers, step - 1, self._steps, keep=_KEEP, buffers=buffers
@@ -180,10 +195,19 @@ class Feed:
         return _Taken(stream.step, batch, stream.newest, content)
 
     def _copy_next(self, step: int) -> None:
-        """While the device computes, if its samples are there already. What is wrong with them is said when they are asked for."""
-        stream = self._stream
-        if stream is not None and self._is_ready(step):
-            self._next, _ = tried(lambda: self._taken(stream))
+        """While the device computes, if its samples are there already. Whatever goes wrong with them is said when they are asked
+        for: the step before, whose batch is sound, is not the one to fail."""
+        if self._stream is None or not self._is_ready(step):
+            return
+        try:
+            self._next = self._taken(self._stream)
+        except Exception as error:  # noqa: BLE001 -- as said
+            self._next = _Failed(step, error)
+
+    def _waited_s(self) -> dict[Cause, float]:
+        """By cause, since the feed began; by one stream after another."""
+        now = self._stream.stats.waited_s if self._stream is not None else {}
+        return {cause: self._waited_before.get(cause, 0.0) + now.get(cause, 0.0) for cause in CAUSES}
 
     def _is_ready(self, step: int) -> bool:
         return self._stream is not None and self._stream.step == step - 1 and self._stream.is_ready

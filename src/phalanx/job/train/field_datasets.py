@@ -17,6 +17,7 @@ from phalanx.core.errors import DataError
 from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.ahead import Ahead
 from phalanx.job.data.bad_block import Block
+from phalanx.job.data.checked import callable_of, integer, order_of, rank_of, shown, steps_of, unknown, whole
 from phalanx.job.data.deliveries import DeliveryLog, Head
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.order_facts import facts_of
@@ -27,6 +28,41 @@ from phalanx.job.data.tars.open import SampleData
 from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, draws_of_rank, made_stream, sources_of
 from phalanx.job.data.waits import Cause
 from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
+
+
+def _check_making(
+    sources: Mapping[str, SampleData], decode: object, transform: object, fields: Sequence[str] | None, seed: object
+) -> None:
+    """Raises DataError for what would fail at the first sample."""
+    callable_of("decode", decode, "from a Sample to what it holds")
+    if transform is not None:
+        callable_of("transform", transform, "from that and a generator to an item")
+    integer("seed", seed)
+    if isinstance(fields, str):
+        raise DataError("fields", fields, f"give a list of names, such as [{fields!r}]")
+    for data in sources.values():
+        if not isinstance(data, SampleData):
+            raise DataError("data", shown(data), "give what `open_samples` opened")
+        for name in fields or ():
+            if name not in data.fields:
+                raise unknown("fields", name, data.fields)
+
+
+def _checked(
+    data: SampleData | Mapping[str, SampleData],
+    order: DataOrder,
+    decode: object,
+    transform: object,
+    fields: Sequence[str] | None,
+    seed: object,
+) -> Mapping[str, SampleData]:
+    """The data of each source of the order. Raises DataError for what is none, and as `_check_making` does."""
+    order_of(order)
+    if not isinstance(data, SampleData | Mapping):
+        raise DataError("data", shown(data), "give what `open_samples` opened, or a mapping of it by the order's sources")
+    sources = sources_of(data, order)
+    _check_making(sources, decode, transform, fields, seed)
+    return sources
 
 
 class FieldDataset(Dataset[Any]):
@@ -42,6 +78,7 @@ class FieldDataset(Dataset[Any]):
         seed: int = 0,
     ) -> None:
         """fields: to be read, None for all that a sample has. seed: of the generators."""
+        _check_making({"": data}, decode, transform, fields, seed)
         self._data = data
         self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
 
@@ -63,10 +100,13 @@ class StepDraws:
     order. Raises DataError for an order over several sources."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
+        order_of(order)
+        rank, world_size = rank_of(rank, world_size)
+        start, end = steps_of(start, whole("stop", stop, 0))
         if len(order.names) != 1:
             fix = "is over several sources; read them with `FieldBatches`, or take an order over one"
             raise DataError("order", ", ".join(order.names), fix)
-        self._order, self._rank, self._world_size, self._steps = order, rank, world_size, range(start, stop)
+        self._order, self._rank, self._world_size, self._steps = order, rank, world_size, range(start, end or 0)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -98,7 +138,8 @@ class FieldLoader(ProcessLoader):
         **options: Any,
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
-        sources = sources_of(data, order)
+        sources = _checked(data, order, decode, transform, fields, seed)
+        rank, world_size = rank_of(rank, world_size)
         dataset = _Drawn(list(sources.values()), Making(decode=decode, transform=transform, fields=fields, seed=seed))
         given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), stop, epoch_steps)
         is_far = any(one.cache is not None for one in sources.values())
@@ -144,9 +185,11 @@ class FieldBatches(Counted, IterableDataset[Any]):
         log: DeliveryLog | None = None,
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
-        self._sources, self._collate = sources_of(data, order), collate
-        self._making = Making(decode=decode, transform=transform, fields=fields, seed=seed)
-        self._rank, self._world_size, self._depth, self._threads = rank, world_size, depth, threads
+        self._sources = _checked(data, order, decode, transform, fields, seed)
+        callable_of("collate", collate, "from a list of items to a batch")
+        self._making, self._collate = Making(decode=decode, transform=transform, fields=fields, seed=seed), collate
+        self._rank, self._world_size = rank_of(rank, world_size)
+        self._depth, self._threads = whole("depth", depth), whole("threads", threads)
         self._ahead: Ahead[tuple[Read, Any]] | None = None
         sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
         super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))

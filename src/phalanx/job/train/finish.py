@@ -1,6 +1,7 @@
 """The finished model: whole weights, configuration and tokenizer in one folder that appears at once."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from phalanx.core.errors import StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.models.llama import LlamaShape
 from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
+from phalanx.job.train.set_aside import set_aside_lineage
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
 from phalanx.storage.hashes import sha256_bytes
@@ -48,10 +51,16 @@ def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tens
         step=trained.step,
         path=str(folder),
         weights_digest=digest,
-        metrics={"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final, "tokens": _tokens(training)},
+        metrics={**measured(trained), "tokens": _tokens(training)},
         lineage=_lineage(training, trained),
     )
     return folder
+
+
+def measured(trained: Trained) -> dict[str, float]:
+    """The held-out losses; none of a run that leaves them out."""
+    losses = {"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final}
+    return {name: loss for name, loss in losses.items() if not math.isnan(loss)}
 
 
 def _write(folder: Path, training: Training, whole: Mapping[str, Tensor], digest: str) -> None:
@@ -89,6 +98,7 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
     return {
         "data_manifest": training.identity.origin.data,
         **_sources(training),
+        **set_aside_lineage(set_aside_of(training.order), training.batch.samples),
         "environment": describe_environment(),
         "environment.lock": lock_of(os.environ),
         "config": training.identity.origin.config,

@@ -25,7 +25,8 @@ WAIT_S_MIN: Final = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The end of a run. `checkpoint`: digest of the last manifest. `failed_saves`: checkpoints that a full disk cost."""
+    """The end of a run. val_loss_*: NaN in one that measures none. `checkpoint`: digest of the last manifest. `failed_saves`:
+    checkpoints that a full disk cost."""
 
     step: int
     val_loss_first: float
@@ -41,7 +42,7 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     if start.from_memory and start.step == training.recipe.steps:
         _save_again(training, saves, start, first)
     final = measure(training, "val_loss_final", training.recipe.steps)
-    if not math.isfinite(final):
+    if training.held_out.num_batches and not math.isfinite(final):
         raise UserError("val_loss_final", final, "the weights are broken; lower lr or clip, or set on_spike to rollback")
     saves.finish()
     return Trained(

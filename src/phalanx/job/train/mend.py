@@ -15,6 +15,7 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
 from phalanx.job.train.loss import sample_losses
+from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Training
 from phalanx.job.train.spikes import Judged
@@ -70,11 +71,12 @@ def _put_back(training: Training, saves: Saves, step: int) -> int:
     """The weights, moments and random generators of the newest checkpoint, once all that were begun are written, so that it does
     not depend on the disk which that is; its step. Without one the weights stay."""
     saves.settle()
-    found = find(training.policy.root, training.identity.origin)
+    origin = of_any_data(training.identity.origin)  # the newest may have been saved before a source was added
+    found = find(training.policy.root, origin)
     if found is None:
         _log.warning("no checkpoint to go back to before step %d; the step is skipped", step)
         return step - 1
-    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device)
+    found = load(found, origin, training.model, training.optimizer, training.rank.device)
     training.watch.replaced()
     training.guard.roll_back(found.manifest.extra)
     return found.manifest.step

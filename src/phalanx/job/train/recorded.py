@@ -31,10 +31,15 @@ def recording(training: Training, start: Start) -> Iterator[None]:
 
 
 def _opened(training: Training, start: Start) -> DeliveryLog | None:
+    def told(step: int, why: str) -> None:
+        if training.session.local_rank == 0:  # the others of its node have the same disk
+            training.session.not_recorded(step=step + 1, reason=why)
+
     try:
-        return DeliveryLog(Path(training.session.job_dir) / FOLDER, _head(training, start))
+        return DeliveryLog(Path(training.session.job_dir) / FOLDER, _head(training, start), told)
     except PhalanxError as error:
         _log.warning("what this rank is given cannot be recorded, and an audit will miss it: %s", error.sentence())
+        told(start.step, error.sentence())
         return None
 
 

@@ -23,8 +23,9 @@ from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
+from phalanx.job.train.resumed import resume_data, state_numbers
 from phalanx.job.train.saves import keeper_place, saving
-from phalanx.job.train.setup import Start, Training, assemble, claim_beside, resume_data, set_up, state_numbers
+from phalanx.job.train.setup import Start, Training, assemble, claim_beside, set_up
 from phalanx.job.train.snapshots import Snapshots
 from phalanx.job.train.watch import Watch
 

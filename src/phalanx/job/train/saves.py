@@ -19,7 +19,8 @@ from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure
 from phalanx.job.train.often import Rhythm
-from phalanx.job.train.setup import Training, digest_numbers, state_numbers
+from phalanx.job.train.resumed import digest_numbers, state_numbers
+from phalanx.job.train.setup import Training
 from phalanx.job.train.snapshots import Snapshots
 
 _log: Final = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, cast
@@ -14,29 +14,25 @@ from torch import Tensor
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
-from phalanx.job.checkpoint.restore import Found, Patience, find, load
+from phalanx.job.checkpoint.restore import Found, Patience, find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
-from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
-from phalanx.job.data.cursor import EXTRA, Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree, on_bad_blocks
-from phalanx.job.train.audit import Audit, tell
+from phalanx.job.train.audit import Audit
 from phalanx.job.train.batches import (
     Batch,
     HeldOut,
     batch_of_run,
     first_batch,
-    held_out_batches,
     order_of_run,
     shared_batches,
     train_batches,
@@ -50,19 +46,17 @@ from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
+from phalanx.job.train.resumed import of_any_data, resumed
 from phalanx.job.train.set_aside import tell_set_aside
 from phalanx.job.train.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
 
-STATE: Final = "state"
-CURSOR: Final = EXTRA
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that a run needs. `train_batch(step)` and `held_out_batch(index)` give this rank's samples,
-    `shared_batch(step)` rank 0's first ones. feed: what `train_batch` reads from."""
+    """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
+    `train_batch` reads from."""
 
     session: Session
     recipe: LlamaRecipe
@@ -73,8 +67,7 @@ class Training:
     feed: Feed
     train_batch: Callable[[int], Tensor]
     batch: Batch
-    held_out_batch: HeldOut
-    num_held_out: int
+    held_out: HeldOut
     policy: SavePolicy
     identity: Identity
     peak_flops_total: float
@@ -122,11 +115,14 @@ def set_up(
     """
     check_all_agree(session, recipe, data.agreed)
     claim(session, rank)
-    found = find(checkpoints_of(session), origin_of(recipe, data, rank), patience_of(session))
+    found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
     training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch, fresh=found is None)
-    return training, _resume(training, found)
+    if found is None:
+        return training, Start(step=0, val_loss_first=None, checkpoint="")
+    step, val_loss_first, checkpoint = resumed(training, found, patience_of(session))
+    return training, Start(step=step, val_loss_first=val_loss_first, checkpoint=checkpoint)
 
 
 def assemble(
@@ -152,7 +148,6 @@ def assemble(
     told = partial(tell_set_aside, session) if rank.rank == 0 else None
     bad_data = BadData(policy=asked.on_bad_data, share_max=asked.bad_data_max, agree=on_bad_blocks, told=told)
     feed = Feed(data, order, recipe.sequence, rank, bad_data, recipe.steps)
-    held_out_batch, num_held_out = held_out_batches(data, recipe, rank, batch)
     return Training(
         session=session,
         recipe=recipe,
@@ -163,8 +158,7 @@ def assemble(
         feed=feed,
         train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
         batch=batch,
-        held_out_batch=held_out_batch,
-        num_held_out=num_held_out,
+        held_out=HeldOut(data, recipe, rank, batch),
         policy=SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session)),
         identity=Identity(
             origin=origin_of(recipe, data, rank),
@@ -265,81 +259,3 @@ def _claim(root: Folder, holder: Holder) -> None:
 def config_hash(recipe: LlamaRecipe) -> str:
     """SHA-256 of the recipe's configuration, every field written out."""
     return hashlib.sha256(wire.dumps(LlamaRecipe, recipe).encode()).hexdigest()
-
-
-def state_numbers(training: Training, step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
-    """What a checkpoint carries besides tensors. `samples`: global samples consumed by `step` updates, as the data cursor has them,
-    which also knows of what data and in which order."""
-    size, first = training.batch.samples, val_loss_first.hex()
-    cursor = Cursor.after(step, training.order, training.data.manifests).to_json()
-    return {"samples": step * size, "global_batch": size, "val_loss_first": first, CURSOR: cursor, **training.guard.numbers()}
-
-
-def digest_numbers(training: Training, step: int) -> dict[str, str]:
-    """What it carries besides `state_numbers`: a digest of all of its tensors, the same in every layout. Says where replicas of a
-    part differ. A collective of all ranks that reads the whole state."""
-    digest = state_digest(training_state(training.model, training.optimizer), training.rank.device)
-    for name, odd in list(digest.odd.items())[:1]:
-        tell(training, step, "state", name, odd)
-    return {STATE: digest.text}
-
-
-def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: Sources) -> str:
-    """The data cursor of what was saved after `step`. Checkpoints of older versions have none: they are of one data set and the
-    full shuffle, and the hashes of that and of their configuration, with the number of samples, said the same.
-
-    Raises DataError for one of other data or of another order, CheckpointError for one of another step: weights and data are one.
-    """
-    if CURSOR not in extra:
-        if not data.asked.is_read_plainly:
-            raise CheckpointError(
-                "data cursor", "(missing)", "the checkpoint is of a run over one folder; give data its path alone"
-            )
-        return Cursor.after(step, order, data.manifests).to_json()
-    saved = str(extra[CURSOR])
-    if (reached := Cursor.from_json(saved).next_step(order, data.manifests)) != step:
-        raise CheckpointError(
-            "data cursor", f"after step {reached}", f"weights and data cursor differ: the weights are of step {step}"
-        )
-    return saved
-
-
-def resume_data(training: Training, saved: Mapping[str, object]) -> None:
-    """Goes on without the damaged blocks that the run had set aside when this was saved. Raises DataError for no cursor, or one of
-    another order."""
-    if CURSOR in saved:
-        training.feed.resume(Cursor.from_json(str(saved[CURSOR])))
-
-
-def _resume(training: Training, found: Found | None) -> Start:
-    if found is None:
-        return Start(step=0, val_loss_first=None, checkpoint="")
-    patience = patience_of(training.session)
-    found = load(found, training.identity.origin, training.model, training.optimizer, training.rank.device, patience)
-    step, extra = found.manifest.step, found.manifest.extra
-    resume_data(training, extra)
-    extra = {CURSOR: check_cursor(extra, step, training.order, training.data), **extra}
-    try:
-        first = float.fromhex(str(extra["val_loss_first"]))
-        training.guard.restore(extra)
-        wanted = {**state_numbers(training, step, first), **digest_numbers(training, step)}
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error
-    if found.manifest.dtype != training.identity.dtype:
-        fix = f"was made in {found.manifest.dtype} and newer ones, which are damaged, in {training.identity.dtype}; move those away"
-        raise CheckpointError(f"checkpoint {found.name}", "dtype", fix)
-    if extra.get(STATE) != wanted[STATE]:
-        fix = (
-            f"is the digest of what was saved, and what is in place now has {wanted[STATE]}: loading has changed weights or moments"
-        )
-        raise CheckpointError(f"checkpoint {found.name}", extra.get(STATE), fix)
-    if dict(extra) != wanted:
-        raise CheckpointError(f"checkpoint {found.name}", dict(extra), f"weights and data cursor differ; step {step} has {wanted}")
-    for line in found.skipped:
-        _log.warning("checkpoint refused: %s", line)
-    _log.info("resumed after step %d from %s (%s)", step, found.name, found.manifest.dtype)
-    if training.rank.rank == 0:
-        size_bytes = found.manifest.size_bytes  # its maker may have died before it could say so
-        training.session.checkpoint(step=step, path=found.path, digest=found.digest, size_bytes=size_bytes)
-        training.session.resumed(step=step, checkpoint=found.name, skipped=found.skipped)
-    return Start(step=step, val_loss_first=first, checkpoint=found.digest)

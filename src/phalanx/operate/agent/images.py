@@ -12,7 +12,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -52,7 +52,7 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class Container:
     """What all ranks of an attempt on this node have in common. name: the containers' but for the rank. user: (uid, gid) of the
-    agent. images: the folder where apptainer's and enroot's images lie as files."""
+    agent. images: the folder where apptainer's and enroot's images lie as files. env: what ranks inherit of the node."""
 
     runtime: Runtime
     image: str
@@ -63,6 +63,7 @@ class Container:
     secrets: tuple[str, ...]
     user: tuple[int, int]
     images: Path
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_runtime(which: Callable[[str], str | None] = shutil.which) -> Runtime | None:
@@ -75,7 +76,7 @@ def contained_starts(
     launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[str, str], container: Container
 ) -> tuple[RankStart, ...]:
     """As `rank_starts`, inside the image."""
-    inside = rank_starts(replace(launch, python=""), shape, replace(paths, python=_INSIDE_PYTHON), {})
+    inside = rank_starts(replace(launch, python=""), shape, replace(paths, python=_INSIDE_PYTHON), container.env)
     named = launch.argv[0] if launch.argv[0] else _INSIDE_PYTHON  # `python` stays what the image calls so
     starts = (replace(start, argv=(named, *launch.argv[1:])) for start in inside)
     return tuple(contained(start, container, outer) for start in starts)

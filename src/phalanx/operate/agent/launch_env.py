@@ -14,9 +14,12 @@ from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.ids import split_attempt
 from phalanx.core.messages import GangRecovery, Launch
 from phalanx.core.timeouts import Timeouts, as_dict, timeouts
+from phalanx.core.training_data import CACHE_LIMIT_VARIABLE, CACHE_VARIABLE
 
 _PYTHON_NAMES: Final = ("", "python", "python3")
 _OURS: Final = ("PHALANX_", "TORCHELASTIC_")
+_OF_NODE: Final = (CACHE_VARIABLE, CACHE_LIMIT_VARIABLE)
+"""Which yet say something to ranks."""
 _OTHER_PYTHONS: Final = ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")
 """Of the agent's Python: they would bring its modules into an environment of the job's own."""
 
@@ -119,7 +122,11 @@ def _resolved(argv: tuple[str, ...], python: str) -> tuple[str, ...]:
 
 
 def _inherited(launch: Launch, outer: Mapping[str, str], python: str) -> dict[str, str]:
-    kept = {name: value for name, value in outer.items() if not name.startswith(_OURS) and name not in launch.secrets}
+    kept = {
+        name: value
+        for name, value in outer.items()
+        if (name in _OF_NODE or not name.startswith(_OURS)) and name not in launch.secrets
+    }
     if launch.lock:
         kept = {name: value for name, value in kept.items() if name not in _OTHER_PYTHONS}
         kept["VIRTUAL_ENV"] = python.rpartition("/bin/")[0]

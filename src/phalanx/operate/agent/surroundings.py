@@ -14,7 +14,7 @@ import structlog
 from phalanx.core.devices import NodeShape
 from phalanx.core.errors import SetupError, SpecError, StoreUnavailable
 from phalanx.core.messages import Launch
-from phalanx.core.training_data import data_of
+from phalanx.core.training_data import CACHE_LIMIT_VARIABLE, CACHE_VARIABLE, cache_folder, data_of, in_store
 from phalanx.operate.agent import environments, images
 from phalanx.operate.agent.attempts import AttemptFolder
 from phalanx.operate.agent.environments import Environment
@@ -68,11 +68,12 @@ async def _container(folder: AttemptFolder, shape: NodeShape, agent_socket: Path
     launch, runtime = folder.accepted.launch, images.find_runtime()
     if runtime is None:
         raise SetupError("environment.image", launch.image, "this node has none of podman, apptainer and enroot; install one")
-    data = data_of(launch.env)
+    data, cache = data_of(launch.env), _node_cache(folder, outer)
     mounts = [Mount(launch.folder), Mount(str(folder.path)), Mount(str(agent_socket.parent))]
     if data is not None:
         mounts += [Mount(path, read_only=True) for path in data.folders]
         mounts += [Mount(_made(data.cache.folder))] if data.cache.folder else []
+    mounts += [Mount(cache[CACHE_VARIABLE])] if cache else []
     container = Container(
         runtime,
         launch.image,
@@ -83,9 +84,27 @@ async def _container(folder: AttemptFolder, shape: NodeShape, agent_socket: Path
         launch.secrets,
         (os.getuid(), os.getgid()),
         _beside(folder, "images"),
+        cache,
     )
     await _fetched(container, folder, outer)
     return container
+
+
+def _node_cache(folder: AttemptFolder, outer: Mapping[str, str]) -> dict[str, str]:
+    """Where this node keeps what jobs read from stores, as ranks hear of it: each container would make one of its own, in a layer
+    that goes with it. Empty for a job that needs none, names one, or finds none here."""
+    env = folder.accepted.launch.env
+    data = data_of(env)
+    if data is None or data.cache.folder or not any(in_store(path) for path in data.paths.values()):
+        return {}
+    place = cache_folder({**outer, **env}).expanduser()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(first_log(folder), f"keeps data from stores in its container alone: {place} cannot be made ({error.strerror})")
+        return {}
+    limit = outer.get(CACHE_LIMIT_VARIABLE)
+    return {CACHE_VARIABLE: str(place.absolute()), **({CACHE_LIMIT_VARIABLE: limit} if limit else {})}
 
 
 def _made(cache: str) -> str:

@@ -30,7 +30,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Corruption, DamagedData, Finding, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import Corruption, DamagedData, Finding, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import split_attempt
 from phalanx.core.messages import RankProcess
 from phalanx.core.policy import Policy
@@ -269,7 +269,9 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return _recovered(attempt, _of_gang(fact, attempt.placement.world_size))
         case CheckpointCommitted() if all(known.digest != fact.digest for known in attempt.checkpoints):
             return replace(attempt, checkpoints=(*attempt.checkpoints, fact)[-CHECKPOINTS_KEPT:])
-        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() if fact not in attempt.findings:
+        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | LostEvidence() if (
+            fact not in attempt.findings
+        ):
             return _with_finding(attempt, fact)
         case FaultMet():
             return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))
@@ -302,7 +304,10 @@ def _with_met(fault: FaultRecord, met: FaultMet) -> FaultRecord:
 
 
 def _with_finding(attempt: AttemptRecord, finding: Finding) -> AttemptRecord:
-    return replace(attempt, findings=(*attempt.findings, finding)[-FINDINGS_KEPT:])
+    """What is set aside of the data holds to the run's end, so findings of other kinds do not push it out."""
+    alike = [one for one in attempt.findings if isinstance(one, DamagedData) == isinstance(finding, DamagedData)]
+    oldest = alike[0] if len(alike) >= FINDINGS_KEPT else None
+    return replace(attempt, findings=(*(one for one in attempt.findings if one is not oldest), finding))
 
 
 def _registered(world: World, body: ModelRegistered, at_ms: int) -> tuple[Record, ...]:

@@ -59,7 +59,7 @@ class AttemptRecord:
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise, by generation.
     facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
     job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
-    while it ran, the newest FINDINGS_KEPT. faults: that somebody asked for, numbered from 1.
+    while it ran, the newest FINDINGS_KEPT, and beside them as many of its data. faults: that somebody asked for, numbered from 1.
     """
 
     id: AttemptId

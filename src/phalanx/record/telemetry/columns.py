@@ -75,6 +75,16 @@ class Columns:
         found = self.records(self.base + int(best), self.base + int(best) + 1)[0][1]
         return found if isinstance(found, StepRecord) else None
 
+    def oldest_step(self, rank: int, since: int) -> StepRecord | None:
+        """Of a rank, the lowest step from `since` on."""
+        rows = self._rows[: self._size]
+        steps = np.flatnonzero((rows["name"] == 0) & (rows["rank"] == rank) & (rows["step"] >= since))
+        if not len(steps):
+            return None
+        best = int(steps[np.argmin(rows["step"][steps])])
+        found = self.records(self.base + best, self.base + best + 1)[0][1]
+        return found if isinstance(found, StepRecord) else None
+
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """The same as arrays by SCHEMA's names."""
         rows = self._rows[: self._size]

@@ -132,6 +132,19 @@ class SeriesStore:
             found = (head.newest, head.rows.newest_step()) if head else (self._segments.newest_step(self._parts(attempt)),)
             return max((one for one in found if one), key=lambda one: (one.step, -one.rank), default=None)
 
+    def step_before(self, attempt: AttemptId, newest: StepRecord, steps: int) -> StepRecord | None:
+        """The record of the same rank that is `steps` before `newest`, or the nearest after that; None where no other is in
+        memory, as of an attempt that is over."""
+        with self._lock:
+            head = self._head(attempt)
+            if head is None:
+                return None
+            since = newest.step - steps
+            last = head.newest  # of the parts: the only one of them that is at hand
+            at_hand = last if last is not None and last.rank == newest.rank and last.step >= since else None
+            found = at_hand or head.rows.oldest_step(newest.rank, since)
+        return found if found is not None and found.step < newest.step else None
+
     def steps(self, attempt: AttemptId) -> list[StepRecord]:
         """Every step record in arrival order, as the ledger wants them."""
         return [record for record in self._all(attempt) if isinstance(record, StepRecord)]

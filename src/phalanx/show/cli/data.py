@@ -63,6 +63,7 @@ def prepare(
     end_of_document: Annotated[
         str, typer.Option(help="The given tokenizer's token between documents.", show_default="<|endoftext|>")
     ] = "",
+    held_out: Annotated[float, typer.Option(help="Share of the documents that training never sees; above 0, at most 0.5.")] = 0.05,
     text_field: Annotated[str, typer.Option(help="Field of JSONL objects, column of Parquet, that holds the text.")] = "text",
     normalize: Annotated[Normalize, typer.Option(help="Unicode form that texts are brought to.")] = Normalize.NONE,
     min_chars: Annotated[int, typer.Option(help="Leave out texts with fewer characters.", min=0)] = 0,
@@ -70,6 +71,9 @@ def prepare(
     processes: Annotated[
         int | None,
         typer.Option(help="Processes that read and tokenize; the result is the same.", min=1, max=1024, show_default="cores"),
+    ] = None,
+    left_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write into it, as lines of JSON, which files were not taken and why.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
     output: OutputOption = Output.TABLE,
@@ -84,7 +88,8 @@ def prepare(
 
     asked = PrepareAsked(
         paths=tuple(paths), out=out, vocab_size=vocab_size, tokenizer=tokenizer, end_of_document=end_of_document,
-        text_field=text_field, normalize=normalize.value, min_chars=min_chars, dedup=dedup, processes=processes, force=force,
+        held_out=held_out, text_field=text_field, normalize=normalize.value, min_chars=min_chars, dedup=dedup, processes=processes,
+        left_out=left_out, force=force,
     )  # fmt: skip
     with stages() as progress:
         summary = tools_of(context).prepare_data(asked, progress)
@@ -94,10 +99,33 @@ def prepare(
 def show(
     context: typer.Context,
     path: Annotated[str, typer.Argument(metavar="DIR", help="A folder of data, by its manifest.json, or tokens in a store.")],
+    page: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Of tokens: also write a page for a browser.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a prepared folder holds, once it was checked; in a store, only what is shown is."""
-    show_summary(tools_of(context).show_data(path), output)
+    """Show what a prepared folder holds. Only what is shown is read; `phalanx data verify` reads, and compares, every byte."""
+    from phalanx.show.cli.stages import stages
+
+    with stages() as progress:
+        summary = tools_of(context).show_data(path, progress)
+    if page is not None:
+        _write_page(page, summary)
+    show_summary(summary, output)
+
+
+def _write_page(file: Path, summary: "Mapping[str, Any]") -> None:
+    from phalanx.core.errors import SetupError, SpecError
+    from phalanx.show.cli.folder_html import folder_html
+    from phalanx.show.cli.text import note
+
+    if file.suffix != ".html":
+        raise SpecError("--page", str(file), "name a file that ends in .html")
+    if "splits" not in summary:
+        raise SpecError("--page", str(file), f"{summary['path']} holds samples, which have no such page; leave it out")
+    try:
+        file.write_text(folder_html(summary), encoding="utf-8")
+    except OSError as error:
+        raise SetupError("--page", str(file), f"cannot be written ({error.strerror}); choose another place") from error
+    note(f"The page is in {file}.")
 
 
 def verify(
@@ -123,15 +151,19 @@ def push(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by `phalanx data prepare`.")],
     place: Annotated[str, typer.Argument(metavar="URL", help="Where to put it: s3://bucket/prefix, gs:// or az://.")],
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Put a prepared folder into an object store, its manifest last. Other data that lies there is left alone."""
-    from phalanx.show.cli.output import line
+    from phalanx.show.cli.output import emit_plain, line
     from phalanx.show.cli.output import show as show_parts
     from phalanx.show.cli.stages import stages
 
     with stages() as progress:
-        there = tools_of(context).push_data(path, place, progress)
-    show_parts([line(f"{path} is in {there}")])
+        found = tools_of(context).push_data(path, place, progress)
+    if output is Output.TABLE:
+        show_parts([line(f"{path} is in {found['place']}")])
+    else:
+        emit_plain(output, dict(found))
 
 
 def sample(
@@ -216,12 +248,12 @@ def mix(
 
 def show_summary(summary: "Mapping[str, Any]", output: Output) -> None:
     """What a data set holds."""
+    from phalanx.show.cli.folder_page import folder_page
     from phalanx.show.cli.output import emit_plain
     from phalanx.show.cli.output import show as show_parts
-    from phalanx.show.cli.pages import mapping_page
 
     if output is Output.TABLE:
-        show_parts(mapping_page(summary))
+        show_parts(folder_page(summary))
     else:
         from phalanx.core import wire
 

@@ -104,6 +104,9 @@ def audit_page(found: "DataAudit") -> "Iterator[RenderableType]":
     yield line(f"{_verdict(found)}: {found.says}", style="green" if found.complete and not found.damaged else "red")
     facts = [("Steps", f"1 to {found.steps}" if found.steps else "none"), ("Samples", found.samples), ("Contents", found.contents)]
     facts += [("End", found.end)] if found.end else []
+    facts += (
+        [("Not recorded", f"{found.lost} batch{'es' if found.lost != 1 else ''} that a disk did not take")] if found.lost else []
+    )
     yield pairs(
         [*facts, ("Set aside", f"{found.set_aside} damaged block{'s' if found.set_aside != 1 else ''}")]
         if found.set_aside

@@ -26,9 +26,9 @@ def samples_page(view: SamplesView) -> Iterator[RenderableType]:
         for piece in sample.pieces:
             yield line(f"  {_piece_head(piece)}", style="cyan")
             if piece.text:
-                yield _text(piece.text)
+                yield show_text(piece.text)
             if piece.ids:
-                yield _text(" ".join(map(str, piece.ids)), style="dim")
+                yield show_text(" ".join(map(str, piece.ids)), style="dim")
         if sample.padding:
             yield line(f"  padding: {count_of(sample.padding, 'token')}", style="cyan")
     if view.left_out:
@@ -65,6 +65,6 @@ def _piece_head(piece: PieceView) -> str:
     return f"document {piece.document} {part}: tokens {piece.start:,} to {last - 1:,} of its {piece.document_tokens:,}"
 
 
-def _text(text: str, style: str = "") -> Padding:
+def show_text(text: str, style: str = "") -> Padding:
     """Its own lines and tabs stay; whatever else could steer a terminal is an escape. What is too long goes on below itself."""
     return Padding(Text(clean(text.removesuffix("\n"), keep="\n\t"), style=style, overflow="fold"), (0, 0, 0, _INDENT))

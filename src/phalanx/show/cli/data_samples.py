@@ -84,8 +84,11 @@ def import_mds(
         str, typer.Option(help="With --tokens: the token between documents.", show_default="<|endoftext|>")
     ] = "",
     documents: Annotated[
-        DocumentsOption, typer.Option(help="With --tokens: whether each sample is a document, or what ends with an end mark is.")
-    ] = DocumentsOption.SAMPLES,
+        DocumentsOption | None,
+        typer.Option(
+            help="With --tokens: whether each sample is a document, or what ends with an end mark is.", show_default="samples"
+        ),
+    ] = None,
     bytes_type: Annotated[str, typer.Option(help="With --tokens: type of the ids in a column of plain bytes, as int64.")] = "",
     held_out: Annotated[float, typer.Option(help="With --tokens: share of the documents that training never sees.")] = 0.05,
     force: Annotated[bool, typer.Option("--force", help="Replace what stands at --out.")] = False,
@@ -98,7 +101,8 @@ def import_mds(
     from phalanx.core.data_asked import ImportMdsAsked
 
     asked = ImportMdsAsked(
-        folder=folder, out=out, tokens=tokens, tokenizer=tokenizer, end_of_document=end_of_document, documents=documents.value,
+        folder=folder, out=out, tokens=tokens, tokenizer=tokenizer, end_of_document=end_of_document,
+        documents=documents.value if documents else None,
         bytes_type=bytes_type, held_out=held_out, force=force,
     )  # fmt: skip
     _make(context, asked, output)
@@ -148,7 +152,10 @@ def export_mds(
 def _make(context: typer.Context, asked: "MadeAsked", output: Output) -> None:
     from phalanx.show.cli.data import show_summary
     from phalanx.show.cli.stages import stages
+    from phalanx.show.cli.text import note
 
     with stages() as progress:
         summary = tools_of(context).make_data(asked, progress)
+    if output is not Output.TABLE and summary.get("note"):
+        note(f"Note: {summary['note']}")
     show_summary(summary, output)

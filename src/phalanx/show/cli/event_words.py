@@ -31,7 +31,7 @@ from phalanx.core.events import (
     StopRequested,
     StragglerFound,
 )
-from phalanx.core.health import Corruption, DamagedData, LossSpike, ReadTrouble, SaveTrouble
+from phalanx.core.health import Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed, ranks_text
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
@@ -164,7 +164,7 @@ def _fact(fact: RankFact) -> str:
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):
             return f"saved its model at step {step}"
-        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | FaultMet():
+        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | LostEvidence() | FaultMet():
             return fact.sentence()
 
 

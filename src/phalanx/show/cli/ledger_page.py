@@ -38,11 +38,11 @@ def sums_to_capacity(view: LedgerView) -> bool:
     return view.balanced and sum(view.categories.values()) == view.capacity
 
 
-def bar_of(amount: int, capacity: int) -> str:
-    """A bar of at most BAR_CHARS; anything above nothing shows at least a sliver."""
+def bar_of(amount: int, capacity: int, chars: int = BAR_CHARS) -> str:
+    """A bar of at most `chars`; anything above nothing shows at least a sliver."""
     if capacity <= 0 or amount <= 0:
         return ""
-    eighths = max(1, min(BAR_CHARS * 8, round(BAR_CHARS * 8 * amount / capacity)))
+    eighths = max(1, min(chars * 8, round(chars * 8 * amount / capacity)))
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 

@@ -29,12 +29,14 @@ class Tools:
         leaves the blobs where they are.
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
-    prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows.
+    prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows, and of what was not
+        taken `left_out`, and of an interrupted run that it went on from `resumed`.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
-    show_data(path): the manifest of a prepared folder as a flat or nested mapping of plain values.
-    verify_data(path, progress): the same, with every byte read; progress as of prepare_data. Of damaged data path, checksums_ok
+    show_data(path, progress): what a prepared folder says of itself as a nested mapping of plain values, and a few samples;
+        progress as of prepare_data, for a folder so old that it has to be read whole.
+    verify_data(path, progress): the same, with every byte read and checksums_ok. Of damaged data path, checksums_ok
         False, damaged with `file` and `problem` of each, and says, for people.
-    push_data(path, place, progress): puts a prepared folder into an object store; gives where it lies.
+    push_data(path, place, progress): puts a prepared folder into an object store; gives `place`, where it lies, and how much it is.
     sample_data(asked): samples of a prepared folder as a model would read them.
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
@@ -60,13 +62,13 @@ class Tools:
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
-    show_data: Callable[[Path | str], Mapping[str, Any]]
+    show_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
     verify_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]
     sample_data: "Callable[[SampleAsked], SamplesView]"
     audit_data: "Callable[[AuditAsked, ProgressSink], DataAudit]"
     foresee_data: "Callable[[ForeseeAsked], Sequence[str]]"
     mix_data: "Callable[[MixAsked], MixView]"
-    push_data: Callable[[Path, str, ProgressSink], str]
+    push_data: Callable[[Path, str, ProgressSink], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"

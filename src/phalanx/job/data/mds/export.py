@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import megatron
+from phalanx.job.data.checked import path_of, split_of, whole
 from phalanx.job.data.manifest import Shard, Split
 from phalanx.job.data.mds.index import INDEX, SHARD_BYTES_MAX, VERSION
 from phalanx.job.data.open import TokenData, open_data
@@ -44,13 +45,13 @@ def export(
 
     Raises DataError, also for damage, StoreUnavailable (disk full), Conflict.
     """
-    out = Path(os.path.realpath(out))
+    data, out, split = path_of("data", data), Path(os.path.realpath(path_of("out", out))), split_of(split)
+    if sequence is not None:
+        whole("sequence", sequence)
     check_out(out, [data], force)
     check_no_data(out, force)
-    if not _SIZE_MIN <= size_limit < SHARD_BYTES_MAX:
+    if not _SIZE_MIN <= whole("size_limit", size_limit) < SHARD_BYTES_MAX:
         raise DataError("size_limit", size_limit, f"write a number from {_SIZE_MIN}, below {SHARD_BYTES_MAX}")
-    if sequence is not None and sequence < 1:
-        raise DataError("sequence", sequence, "write a whole number above 0")
     opened = open_data(data)
     report, done = progress or (lambda *_: None), 0
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import path_of, whole
 from phalanx.job.data.mds.encodings import ending, file_bytes
 from phalanx.job.data.mds.read import MdsFolder, Row
 from phalanx.job.data.place import building, check_out, move_into_place
@@ -27,7 +28,8 @@ def import_samples(
 
     Raises DataError, also for damage by any hash that the index gives, StoreUnavailable (disk full), Conflict.
     """
-    out = Path(os.path.realpath(out))
+    mds, out = path_of("mds", mds), Path(os.path.realpath(path_of("out", out)))
+    whole("shard_bytes_max", shard_bytes_max)
     check_out(out, [mds], force)
     source = MdsFolder(mds)
     fields = _fields(source)

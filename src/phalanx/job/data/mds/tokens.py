@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
+from phalanx.job.data.checked import path_of, unknown
 from phalanx.job.data.imported import Ids, ImportAsked, Imported, check_ids, marked, write_folder
 from phalanx.job.data.mds.encodings import array_of
 from phalanx.job.data.mds.read import MdsFolder
@@ -19,6 +20,7 @@ Documents = Literal["samples", "end_marks"]
 """What a document is: each sample, which gets an end mark where it has none; or what ends with an end mark, across samples, as in
 data that was cut into rows of one length."""
 
+DOCUMENTS: Final[tuple[Documents, ...]] = ("samples", "end_marks")
 BYTES_TYPES: Final = ("uint16", "int32", "uint32", "int64")
 
 
@@ -31,22 +33,63 @@ class TokensAsked(ImportAsked):
     bytes_type: str = ""
 
 
-def import_tokens(mds: Path, out: Path, asked: TokensAsked, progress: Report | None = None, force: bool = False) -> Path:
+def import_tokens(
+    mds: Path,
+    out: Path,
+    asked: TokensAsked,
+    progress: Report | None = None,
+    force: bool = False,
+    noted: Callable[[str], None] | None = None,
+) -> Path:
     """Makes the folder `out` of one column of token ids of an MDS folder, in its order; documents that training never sees are
-    chosen by a hash of their numbers.
+    chosen by a hash of their numbers. noted: told, in a sentence, where samples that are taken for documents look like none.
 
     Raises DataError, SetupError (no `tokenizers`), StoreUnavailable (disk full), Conflict.
     """
+    if asked.documents not in DOCUMENTS:
+        raise unknown("documents", asked.documents, DOCUMENTS)
+    mds, out = path_of("mds", mds), path_of("out", out)
     source = MdsFolder(mds)
-    convert, whole = _converter(source, asked), hashlib.sha256()
+    convert, whole, shape = _converter(source, asked), hashlib.sha256(), _Shape()
 
     def read(vocab_size: int, end: int) -> Iterator[Ids]:
         rows = _ids(source, asked.column, convert, vocab_size, whole.update, progress or (lambda *_: None))
-        return _documents(rows, end, asked.documents)
+        return _documents(shape.seen(rows, end), end, asked.documents)
 
     made_by = {"made_by": "import-mds", "column": asked.column, "documents": asked.documents}
     what = Imported(name=mds.resolve().name, made_by=made_by, sha256=whole.hexdigest)
-    return write_folder(out, read, what, asked, [mds], force)
+    made = write_folder(out, read, what, asked, [mds], force)
+    if noted is not None and asked.documents == "samples" and shape.is_cut:
+        noted(shape.sentence())
+    return made
+
+
+class _Shape:
+    """Whether samples are text that was cut into rows of one length, by their lengths; the last may be shorter."""
+
+    def __init__(self) -> None:
+        self._rows, self._length, self._inner_ends = 0, 0, 0
+        self._all_alike, self._last_is_shorter = True, False
+
+    def seen(self, rows: Iterable[Ids], end: int) -> Iterator[Ids]:
+        for row in rows:
+            self._all_alike &= not self._last_is_shorter and row.size <= (self._length or row.size)
+            self._last_is_shorter = row.size < self._length
+            self._length = self._length or row.size
+            self._rows += 1
+            self._inner_ends += int(np.count_nonzero(row[:-1] == end))
+            yield row
+
+    @property
+    def is_cut(self) -> bool:
+        return self._rows > 1 and self._length > 1 and self._all_alike
+
+    def sentence(self) -> str:
+        return (
+            f"all {self._rows:,} samples have {self._length:,} tokens, with {self._inner_ends:,} end marks inside them, as "
+            "text has that was cut into rows, and each was taken for a document; --documents end_marks joins them and takes what "
+            "ends with an end mark for one (with --force, as the folder is there), --documents samples says that they are documents"
+        )
 
 
 def _converter(source: MdsFolder, asked: TokensAsked) -> Callable[[bytes], NDArray[Any]]:

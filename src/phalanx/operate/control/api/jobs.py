@@ -110,19 +110,29 @@ async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
 
 async def job_view_of(services: Services, job: JobRecord) -> JobView:
     """With where its newest attempt stands."""
-    newest = None
+    newest, before = None, None
     if job.attempt is not None and not isinstance(job.state, Pending):
         newest = await asyncio.to_thread(services.series.last_step, job.attempt)
-    progress = progress_of(newest) if newest else None
+    if newest is not None and job.attempt is not None:
+        before = await asyncio.to_thread(services.series.step_before, job.attempt, newest, PACE_STEPS)
+    progress = progress_of(newest, before) if newest else None
     return views.job_view(
         services.control.world, job, services.control.waiting, progress, services.clock.now_ms(), services.home / "jobs"
     )
 
 
-def progress_of(newest: StepRecord) -> Progress:
-    """Where a run stands by its newest step. The rest is taken to go as fast as that step."""
-    rate_known = newest.tokens > 0 and newest.tokens_per_s > 0
-    left_s = (newest.total_steps - newest.step) * newest.tokens / newest.tokens_per_s if rate_known else None
+PACE_STEPS: Final = 200
+"""Whose mean is what the rest is taken to go at: one slow step or one save among so many does not make the time left jump."""
+
+
+def progress_of(newest: StepRecord, before: StepRecord | None = None) -> Progress:
+    """Where a run stands by its newest step. The rest is taken to go as fast as the steps since `before`, saves and waits among
+    them; where there is none, as that step."""
+    steps_left, left_s = newest.total_steps - newest.step, None
+    if before is not None and newest.ended_ms > before.ended_ms:
+        left_s = steps_left * (newest.ended_ms - before.ended_ms) / 1000 / (newest.step - before.step)
+    elif newest.tokens > 0 and newest.tokens_per_s > 0:
+        left_s = steps_left * newest.tokens / newest.tokens_per_s
     return Progress(
         step=newest.step,
         total_steps=newest.total_steps,
