@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
+    from phalanx.core.experts import ExpertsAsked, ExpertsView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -49,7 +50,7 @@ def _command(words: Sequence[str]) -> int:
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-            mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data,
+            mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -211,6 +212,12 @@ def choose(spec: "JobSpec", clusters: "Clusters", answers: "Sequence[Answer]", n
     from phalanx.decide.scheduler.clusters import choose
 
     return choose(spec, clusters, answers, now_ms)
+
+
+def place_experts(asked: "ExpertsAsked") -> "ExpertsView":
+    from phalanx.fabric.experts.shown import shown
+
+    return shown(asked)
 
 
 class _Door:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.app import place_experts
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
@@ -275,7 +276,7 @@ TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-    mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data,
+    mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from phalanx.show.cli import (
     completion,
     data,
     events,
+    experts,
     gc,
     jobs,
     ledger,
@@ -71,7 +72,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, completion):
+    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, experts, completion):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

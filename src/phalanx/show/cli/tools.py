@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
+    from phalanx.core.experts import ExpertsAsked, ExpertsView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -54,6 +55,7 @@ class Tools:
     simulate(asked, progress): replays a trace; progress(jobs over, jobs). Writes the HTML report that `asked` names.
     what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
     choose(spec, clusters, answers, now_ms): which of several clusters a job goes to.
+    place_experts(asked): where experts lie by their loads.
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -76,3 +78,4 @@ class Tools:
     simulate: "Callable[[SimAsked, Callable[[int, int], None]], SimReport]"
     what_if: "Callable[[str, str], WhatIfView]"
     choose: "Callable[[JobSpec, Clusters, Sequence[Answer], int], DispatchView]"
+    place_experts: "Callable[[ExpertsAsked], ExpertsView]"
