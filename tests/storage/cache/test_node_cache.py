@@ -16,7 +16,7 @@ import pytest
 
 from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.storage.cache import node_cache
-from phalanx.storage.cache.index import Unit
+from phalanx.storage.cache.index import Index, Unit
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.cache.opened import cache_at
 from tests.storage.cache.cache_cases import PIECE, PIECES, POINTS, Contents, content, process, used_bytes
@@ -233,6 +233,26 @@ def test_what_could_not_be_given_back_on_a_full_disk_is_given_back_later(tmp_pat
         cache.hold(units[4:6], origin)
         cache.release(units[4:6])
         other.hold(units[6:18], origin)  # all of the limit: nothing is held by nobody
+
+
+def test_a_cache_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody is taken for alive: whoever comes next may make the index anew."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with opened(tmp_path):
+        pass
+    before = sorted(os.listdir("/proc/self/fd"))
+    for name in ("shrink", "enter"):
+        with monkeypatch.context() as changed:
+            changed.setattr(Index, name, full)
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="no space"):
+                    NodeCache(tmp_path / "cache", LIMIT)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    with opened(tmp_path) as cache:
+        assert len(cache._index.processes()) == 1
 
 
 def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -45,15 +45,19 @@ class NodeCache:
         self.folder = folder
         self._changed = threading.Condition()
         self._failed: set[Unit] = set()
-        with self._told():
+        with self._told(), ExitStack() as undo:
             self._files = CacheFiles(folder)
             self._users, self._index = entered(self._files)
+            undo.callback(os.close, self._users)
+            undo.callback(self._index.close)
             self.limit_bytes = limit_bytes or (shutil.disk_usage(folder).free + self._index.held_bytes()) // 2
             with self._index.alone():
                 self.process = self._index.enter(self.limit_bytes)
                 self._life = self._files.live(self.process)
+                undo.callback(os.close, self._life)
             self._bury_ended()
             self._index.shrink(self._files.remove)
+            undo.pop_all()
         self._held: Counter[Unit] = Counter()
         self._unreleased: set[Unit] = set()
         self._kept_bytes = 0
