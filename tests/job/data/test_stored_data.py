@@ -203,8 +203,10 @@ def test_a_file_that_is_cut_while_it_is_pushed_is_no_data(folder: Path, tmp_path
     mine = shutil.copytree(folder, tmp_path / "mine")
     store, name = open_store(tmp_path / "there"), "train-00000.idx"
 
+    stat = Path.stat
+
     def cut(path: Path) -> os.stat_result:
-        found = os.stat(path)
+        found = stat(path)
         if path.name == name:
             os.truncate(path, found.st_size // 2)
         return found

@@ -110,8 +110,10 @@ class DeliveryLog:
         self._has_count = self._append(_LOST, _COUNT.pack(0))
 
     def delivered(self, step: int, source: Indices, sample: Indices, content: NDArray[np.uint64]) -> None:
-        """A batch, before it is used. step: counted from 0. content: `content_of` what came. Where the disk did not take what was set
-        aside before it, the batch is lost too: without that it would look like one that was read wrongly."""
+        """A batch, before it is used. step: counted from 0. content: `content_of` what came.
+
+        Where the disk did not take what was set aside before it, the batch is lost too: it would look like one read wrongly.
+        """
         rows = np.empty(len(sample), dtype=ROW)
         rows["source"], rows["sample"], rows["content"] = source, sample, content
         if not self._knows_aside or not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes()):
