@@ -201,7 +201,7 @@ class FieldBatches(Counted, IterableDataset[Any]):
         return Head(
             attempt=attempt, generation=generation, rank=self._rank, world_size=self._world_size, start=given.step,
             order=facts_of(given.order), data=given.manifests, sequence=0,
-            fields=None if self._making.fields is None else tuple(self._making.fields),
+            fields=None if self._making.fields is None else tuple(sorted(set(self._making.fields))),
             asked=asked.anchored(Path()),
         )  # fmt: skip
 
