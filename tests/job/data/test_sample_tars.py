@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import mmap
 import os
 import pickle
@@ -174,7 +175,7 @@ def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "b/y.tar", PAIRS[:2])
     with pytest.raises(DataError, match="--out"):
         index([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(DataError, match="copy the tars there first"):
+    with pytest.raises(DataError, match="copy the tars here, index them, then `phalanx data push`"):
         index(["s3://bucket/tars"])
     (tmp_path / "a" / MANIFEST).write_text('{"name": "a web page"}')
     with pytest.raises(Conflict, match="of something else"):
@@ -324,6 +325,13 @@ def test_a_manifest_that_is_none_is_refused(packed: Path, old: str, new: str, sa
     assert text.count(old) >= 1
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=said):
+        open_samples(packed)
+
+
+def test_a_manifest_without_shards_is_refused(packed: Path) -> None:
+    data = json.loads((packed / MANIFEST).read_bytes()) | {"shards": [], "samples": 0}
+    (packed / MANIFEST).write_text(json.dumps(data))
+    with pytest.raises(DataError, match=r"manifest: .*manifest\.json.*: lists no shard; index its tar files again"):
         open_samples(packed)
 
 

@@ -21,8 +21,8 @@ from phalanx.job.data.order import Indices
 from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
 
 Contents = Callable[[int, Indices, Fields], NDArray[np.uint64]]
-"""From a source, samples of it and what was read of each to the XXH3 of each one's tokens or fields. Raises DataError where the data
-is damaged."""
+"""From a source, samples of it, and what was read of them, to the XXH3 of each one's tokens or fields. Raises DataError where the
+data is damaged."""
 
 Progress = Callable[[int, int], None]
 """Told how many global samples are looked at, of how many."""

@@ -109,8 +109,8 @@ class _Tar:
         return data
 
     def let_go(self) -> None:
-        """Of all that the page cache has of it: of a few bytes Linux lets go of whole pages only (posix_fadvise(2)), which for a small
-        field are none."""
+        """Of all that the page cache has of it. Of a stretch, Linux lets go of the pages that lie in it whole (posix_fadvise(2)):
+        of a small field none does."""
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def __del__(self) -> None:
