@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,11 @@ def tars_of(data: SampleData) -> StoredTars:
 
 
 def units(cache: NodeCache) -> list[Path]:
-    return [path for path in (cache.folder / "blocks").glob("*/*") if path.stat().st_size == UNIT_BYTES]
+    found = []
+    for path in (cache.folder / "blocks").glob("*/*"):
+        with suppress(FileNotFoundError):  # renamed or removed since it was listed
+            found += [path] if path.stat().st_size == UNIT_BYTES else []
+    return found
 
 
 def flip(path: Path, at: int) -> None:
