@@ -187,7 +187,10 @@ def test_a_server_that_goes_away_is_tried_again_and_then_told(
 def test_a_manifest_in_a_store_is_looked_at_before_a_job_is_submitted(folder: Path, s3: Seaweed, tmp_path: Path) -> None:
     """Nothing else of it is, so the submitting machine has no cache. A bucket that is not there may be one of the nodes' store."""
     url = s3.url()
-    asked = ForeseeAsked(data=DataSource(path=url), env={}, sequence=SEQUENCE, held_out=1)
+    here = {"AWS_ENDPOINT_URL": s3.endpoint}
+    asked = ForeseeAsked(data=DataSource(path=url), env=here, sequence=SEQUENCE, held_out=1)
+    (said,) = foreseen(replace(asked, env={}))
+    assert "the store at this machine's AWS_ENDPOINT_URL has no such data" in said
     with pytest.raises(DataError, match=r"data\.path: 's3://.*has no manifest\.json, so it is no prepared data"):
         foreseen(asked)
     push(folder, url)

@@ -1,5 +1,6 @@
 """The record of deliveries as files: what a kill, a rollback, a full disk and damage make of it; and the audit of a real folder."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, StoreUnavailable
 from phalanx.core.training_data import DataSource
 from phalanx.job.data.audit_folder import audit_folder
 from phalanx.job.data.blocks import BlockShuffle
@@ -114,6 +115,39 @@ def test_one_rank_of_one_generation_records_once(tmp_path: Path) -> None:
     write(tmp_path, 0)
     with pytest.raises(DataError, match="give each attempt a number of its own"):
         DeliveryLog(tmp_path, head())
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> list[int]:
+    """A disk that does not take frames of these kinds, as a nearly full one does not take large ones; may be emptied."""
+    refused, write = list(kinds), os.pwrite
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        if data[0] in refused:
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    return refused
+
+
+def test_a_head_without_room_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, 1)
+    with pytest.raises(StoreUnavailable, match="no space left"):
+        DeliveryLog(tmp_path, head())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_is_lost_where_what_was_set_aside_before_it_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, told = refusing(monkeypatch, 2), list[int]()
+    log, none = DeliveryLog(tmp_path, head(), lambda step, why: told.append(step)), np.zeros(1, dtype=np.int64)
+    for step in range(4):
+        if step == 3:
+            refused.clear()
+        log.set_aside((ASIDE,) if step else ())
+        log.delivered(step, none, none, none.astype(np.uint64))
+    log.close()
+    (found,) = read_deliveries(tmp_path)
+    assert (sorted(found.batches), found.lost, found.set_aside, told) == ([0, 3], 2, (ASIDE,), [1])
 
 
 def test_a_full_disk_costs_evidence_and_no_step(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The error of a rank that fell, in one line of its log."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_a_long_log_is_read_from_its_end_and_from_a_whole_line(tmp_path: Path) -
     rest = "Error: no line\n"
     desk.writes(1, f"{'z' * 50}{rest}{'y' * (TAIL_BYTES - len(rest) - 5)}\nlast")
     assert desk.said() == ["", "last"]
+
+
+def test_a_log_that_cannot_be_read_costs_the_words_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reports it could never come back else."""
+    desk = Desk(tmp_path)
+
+    def size(*_: object) -> int:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(desk.journal, "size", size)
+    assert desk.said() == ["", ""]
 
 
 def test_of_an_attempt_that_is_over_or_unknown_nothing_is_read(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from phalanx.core import wire
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, StoreUnavailable
 from phalanx.core.training_data import DataSource
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import OrderFacts
@@ -30,6 +30,9 @@ from phalanx.storage.atomic import make_folders, refused
 
 FOLDER: Final = "deliveries"
 """Beside the job's checkpoints."""
+
+Fields = tuple[str, ...] | None
+"""Those that were read of samples in tars, sorted; None for all."""
 
 FORMAT: Final = 1
 ROW: Final = np.dtype([("source", "<u4"), ("sample", "<i8"), ("content", "<u8")])
@@ -49,7 +52,7 @@ _log: Final = logging.getLogger(__name__)
 class Head:
     """Whose deliveries these are. attempt, generation: later ones supersede the steps that they make again. start: the first step,
     counted from 0. data: manifest hash of each source. sequence, asked: how samples were made of it, and where it lay. Of samples
-    in tars sequence is 0, and fields are those that were read, None for all."""
+    in tars sequence is 0."""
 
     attempt: int
     generation: int
@@ -60,7 +63,7 @@ class Head:
     data: Mapping[str, str]
     sequence: int
     asked: DataSource | None = None
-    fields: tuple[str, ...] | None = None
+    fields: Fields = None
     format: int = FORMAT
 
 
@@ -83,13 +86,14 @@ class DeliveryLog:
     step, counted from 0.
 
     Raises DataError where that very rank of that generation has recorded already, SetupError or StoreUnavailable where the folder
-    cannot be written.
+    cannot be written, or has no room for the head: nothing that follows would count without it.
     """
 
     def __init__(self, folder: Path, head: Head, told: Callable[[int, str], object] = lambda step, why: None) -> None:
         self.lost = 0
         self._told = told
         self._aside: tuple[SetAside, ...] = ()
+        self._knows_aside = True
         path = folder / f"{head.attempt:05d}-{head.generation:05d}-{head.rank:05d}{_ENDING}"
         try:
             make_folders(folder)
@@ -101,20 +105,27 @@ class DeliveryLog:
             raise refused(path, error) from error
         self._end = 0
         self._why = ""
-        self._append(_HEAD, wire.dumps(Head, head).encode())
+        if not self._append(_HEAD, wire.dumps(Head, head).encode()):
+            self.close()
+            path.unlink(missing_ok=True)
+            raise StoreUnavailable(f"{path}: cannot be written ({self._why}); free space there")
         self._counted_at = self._end
         self._has_count = self._append(_LOST, _COUNT.pack(0))
 
     def delivered(self, step: int, source: Indices, sample: Indices, content: NDArray[np.uint64]) -> None:
-        """A batch, before it is used. step: counted from 0. content: `content_of` what came."""
+        """A batch, before it is used. step: counted from 0. content: `content_of` what came.
+
+        Where the disk did not take what was set aside before it, the batch is lost too: it would look like one read wrongly.
+        """
         rows = np.empty(len(sample), dtype=ROW)
         rows["source"], rows["sample"], rows["content"] = source, sample, content
-        if not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes()):
+        if not self._knows_aside or not self._append(_ROWS, _BATCH.pack(step, len(rows)) + rows.tobytes()):
             self._lose(step)
 
     def set_aside(self, aside: tuple[SetAside, ...]) -> None:
-        """From now on these are not read. Nothing where that is known."""
-        if aside != self._aside and self._append(_ASIDE, wire.dumps(tuple[SetAside, ...], aside).encode()):
+        """From now on these are not read; said before each batch. Nothing where that is known."""
+        if aside != self._aside or not self._knows_aside:
+            self._knows_aside = self._append(_ASIDE, wire.dumps(tuple[SetAside, ...], aside).encode())
             self._aside = aside
 
     def close(self) -> None:

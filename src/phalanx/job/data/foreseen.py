@@ -123,7 +123,7 @@ def _look_far(asked: ForeseeAsked, far: Mapping[str, str], environ: Mapping[str,
     threads.shutdown(wait=False, cancel_futures=True)
     for name, answer in asking.items():
         with named(asked.data, name):
-            _take(asked, name, far[name], answer, seen)
+            _take(asked, name, far[name], answer, environ, seen)
 
 
 def _manifest_at(url: str, environ: Mapping[str, str], patience_s: float) -> bytes:
@@ -135,14 +135,17 @@ def _manifest_at(url: str, environ: Mapping[str, str], patience_s: float) -> byt
     return stored_manifest(open_store(url, environ, brief, "data"))
 
 
-def _take(asked: ForeseeAsked, name: str, url: str, answer: "Future[bytes]", seen: _Seen) -> None:
+def _take(asked: ForeseeAsked, name: str, url: str, answer: "Future[bytes]", environ: Mapping[str, str], seen: _Seen) -> None:
     if not answer.done() or answer.cancelled():
         seen.unseen[name] = "its store has not answered yet"
         return
     try:
         data = answer.result()
     except DataError:
-        raise
+        if not _is_our_own(environ, asked.env, url):
+            raise
+        seen.unseen[name] = "the store at this machine's AWS_ENDPOINT_URL has no such data, and the ranks' may be another"
+        return
     except PhalanxError as error:  # the store's, or of rights that a node has
         seen.unseen[name] = error.sentence()
         return
@@ -151,6 +154,12 @@ def _take(asked: ForeseeAsked, name: str, url: str, answer: "Future[bytes]", see
 
         seen.manifests[name] = manifests.parse(data, f"{url}/{manifests.MANIFEST}")
         check_format(seen.manifests[name], url)
+
+
+def _is_our_own(environ: Mapping[str, str], asked: Mapping[str, str], url: str) -> bool:
+    """Whether this machine's environment alone says which server that is: the nodes may have another with a bucket of that name."""
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+    return url.startswith("s3://") and any(map(environ.get, names)) and not any(map(asked.get, names))
 
 
 def _rows(asked: ForeseeAsked, seen: _Seen, names: Iterable[str], split: Split, needed: int) -> int:

@@ -120,6 +120,8 @@ def _checked(folder: Path, entry: FileEntry, ended: threading.Event) -> Iterator
             if file.tell() >= entry.size_bytes and digest.hexdigest() != entry.sha256:
                 raise damaged(entry, folder, digest.hexdigest())
             yield memoryview(piece)
+        if file.tell() < entry.size_bytes:  # it was cut since it was looked at
+            raise wrong_size(entry, folder, file.tell())
 
 
 def _again(call: Callable[[], _T], pause: Callable[[float], object]) -> _T:

@@ -148,7 +148,9 @@ class ProcessLoader(Counted):
         is_far: bool,
         options: Mapping[str, Any],
     ) -> None:
+        """Raises DataError for a number of loader processes that is none."""
         super().__init__(delivered)
+        whole("num_workers", options.get("num_workers", 0), 0)
         self.dataset, self._rows, self._is_far, self._options = dataset, rows, is_far, options
 
     def __iter__(self) -> Iterator[Any]:

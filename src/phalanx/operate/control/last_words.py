@@ -60,7 +60,7 @@ class LastWords:
     def _said(self, attempt: AttemptId, fallen: RankExit) -> str:
         try:
             return error_line(self._tail(attempt, fallen.rank), fallen.code)
-        except (StoreUnavailable, SetupError) as error:  # without a secret's value nothing can be struck out
+        except (StoreUnavailable, SetupError, OSError) as error:  # without a secret's value nothing can be struck out
             _log.warning("last_words_not_read", attempt=attempt, rank=fallen.rank, error=str(error))
             return ""
 
