@@ -10,7 +10,8 @@ from phalanx.core.data_asked import PrepareAsked
 from phalanx.job.data.left_out import LeftOut, Unfit
 from phalanx.job.data.left_out_list import listed
 from phalanx.job.data.manifest import Manifest
-from phalanx.job.data.prepare import PrepareProgress, Resumed, prepare
+from phalanx.job.data.prepare import PrepareProgress, prepare
+from phalanx.job.data.resumed import Resumed
 from phalanx.job.data.shown import shown_unread
 from phalanx.job.data.tokens import END_OF_DOCUMENT
 
