@@ -156,6 +156,14 @@ def test_damage_is_told_in_few_words(prepared: Path) -> None:
     assert caught.value.sentence().startswith(short) and str(caught.value) == caught.value.sentence()
 
 
+def test_a_file_that_is_gone_is_named_once(prepared: Path) -> None:
+    (prepared / "train-00000.xxh3").unlink()
+    with pytest.raises(DataError) as gone:
+        open_data(prepared, verify=True)
+    absent = f"train-00000.xxh3: cannot be read (No such file or directory) in {prepared}; restore it, "
+    assert gone.value.sentence().startswith(absent)
+
+
 def test_several_damaged_files_are_counted(prepared: Path) -> None:
     flip(shard(prepared))
     flip(prepared / "train-00001.idx")

@@ -210,7 +210,8 @@ def read_small(folder: Path, entry: FileEntry) -> bytes:
 
 
 def unreadable(entry: FileEntry, path: Path | str, error: OSError) -> DataError:
-    return DataError(entry.name, str(path), f"cannot be read ({error.strerror}); restore it, or {REMAKE}")
+    folder = str(path).removesuffix(f"/{entry.name}")
+    return DataError(entry.name, None, f"cannot be read ({error.strerror}) in {folder}; restore it, or {REMAKE}")
 
 
 def wrong_size(entry: FileEntry, folder: Path, size: int) -> DataError:
