@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,6 +100,13 @@ def test_a_daemons_error_is_one_line_and_its_exit_code(tmp_path: Path, capsys: p
     said = json.loads(line)
     assert (said["event"], said["field"], said["value"]) == ("refused", "home", str(tmp_path))
     assert "upgrade Phalanx" in said["fix"]
+
+
+def test_the_package_is_the_command_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["phalanx", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("phalanx", run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().out.startswith("phalanx ")) == (0, True)
 
 
 def test_data_is_prepared_and_shown_through_the_tools(tmp_path: Path) -> None:

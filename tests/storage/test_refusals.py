@@ -43,6 +43,29 @@ def test_whose_it_is_to_mend(place: Place, error: Exception, kind: type[PhalanxE
         raise told(place, "k", error)
 
 
+SOURCE = """Generic {
+    source: hyper_util::client::legacy::Error(Connect, ConnectError("%s",
+        %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "said"),
+    [
+        (
+            "tcp connect error",
+            'Os {\n  code: 111,\n  kind: ConnectionRefused,\n  message: "Connection refused",',
+            "connection refused",
+        ),
+        ("dns error", 'Custom {\n  kind: Uncategorized,\n  error: "failed to lookup address: x",', "failed to lookup address: x"),
+        ("another error", "Unknown", "error sending request"),
+    ],
+)
+def test_why_nothing_was_sent_is_said(what: str, cause: str, said: str) -> None:
+    error = GenericError(f"GET http://h/b in 4.9ms - HTTP error: error sending request\n\nDebug source:\n{SOURCE % (what, cause)}")
+    assert first_line(error) == f"GET http://h/b: HTTP error: {said}"
+
+
 IMDS = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"
 
 

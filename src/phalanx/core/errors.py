@@ -39,7 +39,7 @@ class UserError(PhalanxError):
         self.field = field
         self.value = value
         self.fix = fix
-        super().__init__(f"{field}: {value!r}: {fix}")
+        super().__init__(f"{field}: {fix}" if value is None else f"{field}: {value!r}: {fix}")
 
     def sentence(self) -> str:
         return f"{self.field}: {self.fix}" if self.value is None else f"{self.field} is {self.value!r}: {self.fix}"

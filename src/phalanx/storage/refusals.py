@@ -16,6 +16,8 @@ _CODE: Final = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>|\"(?:code|reason)\":\
 _OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 _QUERY: Final = re.compile(r"\?[^\s:|]+")
 _TIMING: Final = re.compile(r" in [0-9.]+[a-zµ]*s(?:, after [0-9]+ retries, max_retries: [0-9]+, retry_timeout: \S+)?\s+- ")
+_UNSENT: Final = "error sending request"
+_CAUSE: Final = re.compile(r"kind: \w+,\s+message: \"([^\"\n]{1,100})\"|\"dns error\",[^\"]*error: \"([^\"\n]{1,100})\"")
 _DAMAGED: Final = ("BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "Md5Mismatch")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _METADATA: Final = ("169.254.169.254", "fd00:ec2::254", "metadata.google.internal", "/oauth2/token", "token request")
@@ -62,8 +64,11 @@ def missing(place: Place, key: str) -> NotFound:
 
 
 def first_line(error: Exception) -> str:
-    """What happened, for people, without a query that may hold a signature."""
-    return _TIMING.sub(": ", _QUERY.sub("", str(error).partition("\n")[0]))[:500]
+    """What happened, for people, without a query that may hold a signature. Why nothing was sent stands further down."""
+    line, _, source = str(error).partition("\n")
+    line = _TIMING.sub(": ", _QUERY.sub("", line))[:500]
+    why = _CAUSE.search(source) if line.endswith(_UNSENT) else None
+    return f"{line.removesuffix(_UNSENT)}{(why[1] or why[2]).lower()}" if why else line
 
 
 def _of_disk(place: Place, key: str, error: Exception, text: str) -> PhalanxError:

@@ -114,7 +114,10 @@ def test_indexes_are_needed_where_documents_are_told_apart(folder: Path) -> None
 
 def test_what_is_not_here_may_be_on_the_nodes(folder: Path, tmp_path: Path) -> None:
     (said,) = foreseen(of(RECIPE, tmp_path / "absent"))
-    assert said.startswith(f"data.path {tmp_path / 'absent'} could not be looked at from here, so its ranks do: it is not there: ")
+    absent = (
+        f"data.path {tmp_path / 'absent'} is not there on this machine ({tmp_path} has no absent); if the machines of its ranks"
+    )
+    assert said == f"{absent} have it, all is well"
     many = foreseen(of(RECIPE, folder, *(tmp_path / f"absent{number}" for number in range(5))))
     assert [one.partition(" ")[0] for one in many[:3]] == [f"data.sources.absent{number}.path" for number in range(3)]
     assert many[3:] == ("2 more of its sources could not be looked at from here",)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.data_asked import ImportMdsAsked
-from phalanx.core.errors import DataError
+from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.made import make
 from phalanx.job.data.mds.encodings import array_of, ending, file_bytes, fixed_size
@@ -259,6 +259,34 @@ def test_columns_that_are_no_tokens_are_refused(tmp_path: Path, tokenizer: Path)
     refused("box", r"sample 0.*is uint16\[2, 3\], not one row")
     refused("tokens", "outside the tokenizer's 400", "documents")
     assert array_of("ndarray:uint16:2")(b"\1\0\2\0").tolist() == [1, 2]
+
+
+def test_an_export_is_made_again_and_replaces_no_other(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", SIZES)
+    out = tmp_path / "mds"
+    export(tmp_path / "data", out, size_limit=1024)
+    was = contents(out)
+    (out / "shard.00000.mds").write_bytes(b"damaged")
+    export(tmp_path / "data", out, size_limit=1024)
+    assert contents(out) == was
+    with pytest.raises(Conflict, match="holds MDS of other data, or exported otherwise; give --force"):
+        export(tmp_path / "data", out, size_limit=2048)
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(Conflict, match=r"mine\.txt"):
+        export(tmp_path / "data", out, size_limit=1024)
+    assert (out / "mine.txt").read_text() == "keep" and not (tmp_path / ".mds.preparing").exists()
+
+
+def test_arrays_of_whole_numbers_are_said_to_be_tokens_most_likely(tmp_path: Path) -> None:
+    asked = ImportMdsAsked(folder=WRITTEN / "documents", out=tmp_path / "out")
+    assert "'tokens' holds arrays of whole numbers; if these are token ids, --tokens tokens" in make(asked, lambda *_: None)["note"]
+
+
+def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
+    for split in ("val", "train"):
+        copied("rows", tmp_path / "all").rename(tmp_path / "all" / split)
+    with pytest.raises(DataError, match=rf"holds MDS folders \(train, val\); import each by itself, as {tmp_path}/all/train"):
+        MdsFolder(tmp_path / "all")
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -142,6 +143,31 @@ def test_what_shows_at_once_is_refused_without_reading_the_shards(prepared: Path
     os.truncate(shard(prepared), 100)
     with pytest.raises(DataError, match="should have"):
         open_data(prepared)
+
+
+def test_damage_is_told_in_few_words(prepared: Path) -> None:
+    """Which file, where, and how it is other: a list of jobs has room for little more."""
+    flip(prepared / "tokenizer.json")
+    with pytest.raises(DataError) as caught:
+        open_data(prepared)
+    words = (
+        rf"tokenizer\.json: in {prepared} it is damaged: its SHA-256 should be [0-9a-f]{{12}} and is [0-9a-f]{{12}}; restore it, "
+    )
+    assert re.match(words, caught.value.sentence())
+    size = (prepared / "tokenizer.json").stat().st_size
+    os.truncate(prepared / "tokenizer.json", size - 1)
+    with pytest.raises(DataError) as caught:
+        open_data(prepared)
+    short = f"tokenizer.json: in {prepared} it should have {size} bytes and has {size - 1}; restore it, "
+    assert caught.value.sentence().startswith(short) and str(caught.value) == caught.value.sentence()
+
+
+def test_a_file_that_is_gone_is_named_once(prepared: Path) -> None:
+    (prepared / "train-00000.xxh3").unlink()
+    with pytest.raises(DataError) as gone:
+        open_data(prepared, verify=True)
+    absent = f"train-00000.xxh3: cannot be read (No such file or directory) in {prepared}; restore it, "
+    assert gone.value.sentence().startswith(absent)
 
 
 def test_several_damaged_files_are_counted(prepared: Path) -> None:

@@ -351,7 +351,7 @@ def test_what_is_pushed_is_compared_and_other_data_is_left_alone(folder: Path, t
     write_samples(tmp_path / "mine")
     flip(tmp_path / "mine" / "samples-00001.tar", 5000)
     store = open_store(tmp_path / "store")
-    with pytest.raises(DataError, match=r"samples-00001\.tar is damaged: its SHA-256 should be .*`phalanx data index`"):
+    with pytest.raises(DataError, match=r"samples-00001\.tar: in .* it is damaged: its SHA-256 should be .*`phalanx data index`"):
         push_into(tmp_path / "mine", store)
     assert not (tmp_path / "store" / MANIFEST).exists()
     push_into(folder, store)

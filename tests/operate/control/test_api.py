@@ -227,6 +227,9 @@ def test_jobs_are_listed_newest_first_and_filtered(http: httpx.Client, ran: str)
     assert [job["id"] for job in http.get("/jobs", params={"state": "running"}).json()] == [ran]
     assert len(http.get("/jobs", params={"limit": 1}).json()) == 1
     http.post(f"/jobs/{late}/cancel")
+    assert {job["state"] for job in http.get("/jobs", params={"state": "cancelled"}).json()} == {"finished"}
+    assert http.get("/jobs", params={"state": "cancelled", "queue": "slow"}).json()[0]["id"] == late
+    assert http.get("/jobs", params={"state": "failed", "queue": "slow"}).json() == []
 
 
 def test_a_diverged_loss_travels_as_what_it_is(http: httpx.Client, ran: str) -> None:

@@ -108,6 +108,7 @@ def test_ls_has_a_line_a_job(phalanx: Terminal) -> None:
     assert "37/400" in lines[2]
     assert "CPU slots" in lines[3]
     assert phalanx.server.asked[0].query == {"state": "running", "limit": "9"}
+    assert phalanx("ls", "--state", "failed").code == 0, "as the list shows it"
 
 
 def test_an_empty_ls_says_what_to_do(phalanx: Terminal) -> None:

@@ -19,6 +19,7 @@ def test_what_is_complete_is_said_in_one_line(terminal: Terminal, tmp_path: Path
 
 
 def test_a_fault_is_named_and_ends_with_1(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "damaged").mkdir()
     shown = terminal("data", "audit", str(tmp_path / "damaged"))
     assert shown.code == 1
     assert shown.out.startswith("NOT COMPLETE: step 5 of attempt 2, generation 0: rank 1 was given sample 7 of te\\x1b[31mxt")
@@ -70,10 +71,17 @@ def test_why_a_job_recorded_nothing_is_said(terminal: Terminal, tmp_path: Path) 
     recipe = dataclasses.replace(script, spec={**script.spec, "recipe": "llama"})
     unrecorded = dataclasses.replace(recipe, spec={**recipe.spec, "data": {"path": "data", "record": False}})
     waiting = dataclasses.replace(recipe, outcome=None, progress=None)
+    failed, ended = (dataclasses.replace(waiting, outcome=outcome) for outcome in ("failed", "cancelled"))
     for view, why in (
         (script, "runs a script"), (unrecorded, "says `record: false`"), (waiting, "has not made a step yet"),
+        (failed, f"{JOB} failed before its first step; see `phalanx why {JOB}`"), (ended, "was cancelled before its first step"),
         (dataclasses.replace(waiting, checkpoints_at="/nowhere/jobs/x/checkpoints"), "has not made a step yet"),
     ):  # fmt: skip
         terminal.server.view(f"/jobs/{JOB}", JobView, view)
         shown = terminal("data", "audit", JOB)
         assert (shown.code, shown.out) == (2, "") and why in shown.err, shown.err
+
+
+def test_a_folder_that_is_not_there_is_said_to_be(terminal: Terminal, tmp_path: Path) -> None:
+    shown = terminal("data", "audit", f"{tmp_path}/absent")
+    assert (shown.code, shown.out) == (4, "") and "absent': is not there; name the folder of a job" in shown.err

@@ -19,12 +19,14 @@ from phalanx.storage.places import parse_place
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one given path names: its files, in order. direct: the path is itself the file."""
+    """What one given path names: its files, in order. direct: the path is itself the file. again: files that it names beside
+    these, which an earlier path has given."""
 
     path: str
     label: str
     files: tuple[File, ...]
     direct: bool
+    again: int = 0
 
 
 def find(paths: Sequence[str | Path], leave_out: Path, prepared_too: bool = False) -> list[Found]:
@@ -39,8 +41,9 @@ def find(paths: Sequence[str | Path], leave_out: Path, prepared_too: bool = Fals
     found = []
     for path in paths:
         one = _find(str(path), leave_out, prepared_too)
+        again = sum(1 for file in one.files if file.path in seen)
         files = tuple(file for file in one.files if not (file.path in seen or seen.add(file.path)))  # type: ignore[func-returns-value]
-        found.append(Found(one.path, one.label, files, one.direct))
+        found.append(Found(one.path, one.label, files, one.direct, again))
     return found
 
 

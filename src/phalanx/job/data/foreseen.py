@@ -28,6 +28,7 @@ from phalanx.storage.places import parse_place
 PATIENCE_S: Final = 5.0
 """With all stores together: somebody sits before it."""
 
+_ABSENT: Final = "it is not there: "
 _AT_ONCE: Final = 16
 _WARNED_MAX: Final = 3
 
@@ -188,6 +189,11 @@ def _check_cache(asked: ForeseeAsked, far: Mapping[str, Manifest]) -> None:
 
 def _warnings(data: DataSource, seen: _Seen) -> Iterable[str]:
     for name in list(seen.unseen)[:_WARNED_MAX]:
-        yield f"{data.field_of(name)} {data.paths[name]} could not be looked at from here, so its ranks do: {seen.unseen[name]}"
+        where, why = f"{data.field_of(name)} {data.paths[name]}", seen.unseen[name]
+        if why.startswith(_ABSENT):
+            why = why.removeprefix(_ABSENT)
+            yield f"{where} is not there on this machine ({why}); if the machines of its ranks have it, all is well"
+        else:
+            yield f"{where} could not be looked at from here, so its ranks do: {why}"
     if (more := len(seen.unseen) - _WARNED_MAX) > 0:
         yield f"{more} more of its sources could not be looked at from here"

@@ -81,6 +81,11 @@ class FileByFile:
         self._open = {}
 
 
+def counted(counts: Counter[Unfit]) -> str:
+    """'12 binary, 1 not UTF-8', the most first."""
+    return ", ".join(f"{count:,} {_WORDS[why]}" for why, count in counts.most_common() if count)
+
+
 def nothing_left(paths: Iterable[str], found: Iterable[FileByFile], min_chars: int) -> DataError:
     """For inputs of which nothing at all is taken."""
     found = list(found)
@@ -89,7 +94,7 @@ def nothing_left(paths: Iterable[str], found: Iterable[FileByFile], min_chars: i
         return DataError("paths", ", ".join(paths), "hold no file; name files with UTF-8 text, or folders of them")
     most = counts.most_common(1)[0][0]
     first = next(one.firsts[most] for one in found if most in one.firsts)
-    told = f"{', '.join(f'{count:,} {_WORDS[why]}' for why, count in counts.most_common())}; {first.sentence()}"
+    told = f"{counted(counts)}; {first.sentence()}"
     if most == "short":
         return DataError("min_chars", min_chars, f"leaves no text at all: {told}; lower it, or name longer texts")
     return DataError("paths", ", ".join(paths), f"hold no text to take: {told}; name UTF-8 text")

@@ -62,7 +62,8 @@ def _imported(asked: ImportMdsAsked, report: Callable[[int, int], None]) -> Mapp
     if not asked.tokens:
         if asked.tokenizer is not None:
             raise DataError("tokenizer", str(asked.tokenizer), "is for token ids; name their column with --tokens, or leave it out")
-        return shown_unread(import_samples(asked.folder, asked.out, progress=report, force=asked.force))
+        samples = shown_unread(import_samples(asked.folder, asked.out, progress=report, force=asked.force))
+        return {**samples, **_hint(MdsFolder(asked.folder).columns)}
     if asked.tokenizer is None:
         raise DataError("tokenizer", None, "name with --tokenizer the tokenizer.json that the ids are of")
     wanted = TokensAsked(
@@ -77,6 +78,15 @@ def _imported(asked: ImportMdsAsked, report: Callable[[int, int], None]) -> Mapp
     noted = None if asked.documents else notes.append
     found = shown_unread(import_tokens(asked.folder, asked.out, wanted, report, asked.force, noted))
     return {**found, "note": "; ".join(filter(None, [found["note"], *notes]))}
+
+
+def _hint(columns: Mapping[str, str]) -> Mapping[str, str]:
+    """Rows of whole numbers are token ids, most often."""
+    ids = [name for name, encoding in columns.items() if encoding.startswith(("ndarray:int", "ndarray:uint"))]
+    if not ids:
+        return {}
+    make = f"--tokens {ids[0]} --tokenizer tokenizer.json"
+    return {"note": f"column {ids[0]!r} holds arrays of whole numbers; if these are token ids, {make} --force makes token shards"}
 
 
 def _names(path: Path) -> list[str]:

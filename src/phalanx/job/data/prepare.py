@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from phalanx.job.data.encoder import Encoder
 from phalanx.job.data.encoding import Plan, keep
 from phalanx.job.data.journal import Journal
 from phalanx.job.data.kinds import halves
-from phalanx.job.data.left_out import LeftOut
+from phalanx.job.data.left_out import COUNTED, LeftOut, counted
 from phalanx.job.data.manifest import (
     FORMAT,
     HELD_OUT_MAX,
@@ -43,6 +44,7 @@ from phalanx.job.data.manifest import (
 )
 from phalanx.job.data.parity import Proof
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.remarks import Remark, remarks
 from phalanx.job.data.resumed import Resumed, encoding_phase, kept_of
 from phalanx.job.data.standing import check_same
 from phalanx.job.data.survey import Gathered, Survey, survey
@@ -71,8 +73,8 @@ class PrepareProgress:
 
 Report = Callable[[PrepareProgress], None]
 
-Noted = Callable[[LeftOut | Resumed], None]
-"""Told what no manifest says: what of each file is not taken, and what was left of an interrupted run."""
+Noted = Callable[[LeftOut | Resumed | Remark], None]
+"""Told what no manifest says: what of each file is not taken, what was left of an interrupted run, what looks like a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,8 @@ def prepare(
         given = None if tokenizer is None else _Given(tokenizer)  # while the processes start
         tell = noted or (lambda _: None)
         sources = [Gathered(one, tell) for one in find(paths, out)]
+        for remark in remarks([source.found for source in sources]):
+            tell(remark)
         check_same(out, force, _wanted(asked, given), [source.found.label for source in sources])
         if processes is None:
             crew.begin(default_processes(sum(source.size_bytes for source in sources)))
@@ -242,7 +246,7 @@ def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew
         tokenizer = given.tokenizer
     else:
         texts = _sample(found, asked, asked.training_text_bytes_max, crew, report)
-        tokenizer = tokens.train(texts, asked.vocab_size)
+        tokenizer = tokens.train(texts, asked.vocab_size, _not_taken(found))
     end = tokens.end_id(tokenizer, asked.end_of_document)
     if journal.tokenizer is None:
         written = given.text if given else tokenizer.to_str(pretty=True)
@@ -294,6 +298,12 @@ def _sample(found: Survey, asked: _Asked, bytes_max: int, crew: Crew, report: Re
         crew,
         lambda *at: report(PrepareProgress("training the tokenizer", *at)),
     )
+
+
+def _not_taken(found: Survey) -> str:
+    """Text that is too little is so, most often, since most of it was left out."""
+    counts = Counter({why: sum(getattr(source, f"skipped_{why}") for source in found.sources) for why in COUNTED})
+    return f" ({counted(counts)}: not taken)" if counts.total() else ""
 
 
 def _some(texts: Sequence[str]) -> list[bytes]:

@@ -11,6 +11,7 @@ from phalanx.job.data.left_out import LeftOut, Unfit
 from phalanx.job.data.left_out_list import listed
 from phalanx.job.data.manifest import Manifest
 from phalanx.job.data.prepare import PrepareProgress, prepare
+from phalanx.job.data.remarks import Remark
 from phalanx.job.data.resumed import Resumed
 from phalanx.job.data.shown import shown_unread
 from phalanx.job.data.tokens import END_OF_DOCUMENT
@@ -20,8 +21,8 @@ EXAMPLES: Final = 3
 
 
 def prepared(asked: PrepareAsked, progress: Callable[[str, int, int], None]) -> Mapping[str, Any]:
-    """What `shown_unread` says of the folder, with `left_out`: for each reason how many there are and the first few, and `resumed`:
-    what of an interrupted run was kept, where there was one."""
+    """What `shown_unread` says of the folder, with remarks in its `note`, and `left_out`: for each reason how many there are and
+    the first few, and `resumed`: what of an interrupted run was kept, where there was one."""
 
     def report(at: PrepareProgress) -> None:
         progress(at.phase, at.done_bytes, at.total_bytes)
@@ -33,7 +34,8 @@ def prepared(asked: PrepareAsked, progress: Callable[[str, int, int], None]) -> 
             end_of_document=asked.end_of_document or END_OF_DOCUMENT, text_field=asked.text_field, normalize=asked.normalize,
             min_chars=asked.min_chars, dedup=asked.dedup, processes=asked.processes, noted=noted,
         )  # fmt: skip
-    return {**shown_unread(asked.out), **noted.plain(manifest)}
+    found = shown_unread(asked.out)
+    return {**found, **noted.plain(manifest), "note": ". ".join(filter(None, [*noted.remarks, found["note"]]))}
 
 
 class _Noted:
@@ -45,8 +47,12 @@ class _Noted:
         self._counts: Counter[Unfit] = Counter()
         self._examples: dict[Unfit, list[str]] = {}
         self._resumed: Resumed | None = None
+        self.remarks: list[str] = []
 
-    def __call__(self, one: LeftOut | Resumed) -> None:
+    def __call__(self, one: LeftOut | Resumed | Remark) -> None:
+        if isinstance(one, Remark):
+            self.remarks.append(one.text)
+            return
         if isinstance(one, Resumed):
             self._resumed = one
             return

@@ -47,6 +47,14 @@ def values(piece: Piece, column: str) -> Iterator[bytes | None]:
             row += len(found)
 
 
+def text_columns(piece: Piece) -> list[str]:
+    """Those whose values may be texts."""
+    types = arrow().types
+    with columns_of(piece.file, piece.file_bytes, piece.etag) as file:
+        schema = file.schema_arrow
+        return [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+
+
 def _next(batches: Any, piece: Piece, row: int, library: Any) -> Any:
     """The next batch, if any. Behind rows that are taken already damage is no reason to leave out the rest without a word."""
     try:

@@ -184,6 +184,10 @@ class Shards:
         return BadBlock(entry.name, f"block {at}", f"{where} {what}; restore it, or {REMAKE}", block)
 
 
+DIGITS: Final = 12
+"""Of a hash that is told."""
+
+
 def check_range(entry: FileEntry, where: object, least: int, most: int, vocab_size: int) -> None:
     """An id past the vocabulary would be read past the end of an embedding."""
     if least < 0 or most >= vocab_size:
@@ -206,14 +210,16 @@ def read_small(folder: Path, entry: FileEntry) -> bytes:
 
 
 def unreadable(entry: FileEntry, path: Path | str, error: OSError) -> DataError:
-    return DataError(entry.name, str(path), f"cannot be read ({error.strerror}); restore it, or {REMAKE}")
+    folder = str(path).removesuffix(f"/{entry.name}")
+    return DataError(entry.name, None, f"cannot be read ({error.strerror}) in {folder}; restore it, or {REMAKE}")
 
 
 def wrong_size(entry: FileEntry, folder: Path, size: int) -> DataError:
-    fix = f"{folder / entry.name} should have {entry.size_bytes} bytes; restore it, or {REMAKE}"
-    return DataError(entry.name, f"{size} bytes", fix)
+    """Lists of jobs have room for some words: they must be the ones that matter."""
+    fix = f"in {folder} it should have {entry.size_bytes} bytes and has {size}; restore it, or {REMAKE}"
+    return DataError(entry.name, None, fix)
 
 
 def damaged(entry: FileEntry, where: Path | str, found: str) -> DataError:
-    fix = f"{where}/{entry.name} is damaged: its SHA-256 should be {entry.sha256}; restore it, or {REMAKE}"
-    return DataError(entry.name, found, fix)
+    sums = f"its SHA-256 should be {entry.sha256[:DIGITS]} and is {found[:DIGITS]}"
+    return DataError(entry.name, None, f"in {where} it is damaged: {sums}; restore it, or {REMAKE}")

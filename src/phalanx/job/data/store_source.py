@@ -16,6 +16,7 @@ from phalanx.job.data import manifest as manifests
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES, block_sum, num_blocks, read_sums
 from phalanx.job.data.manifest import MANIFEST, FileEntry, Manifest, Shard
+from phalanx.job.data.shards import DIGITS
 from phalanx.storage.cache.index import Unit
 from phalanx.storage.cache.node_cache import FETCHES_AT_ONCE, NodeCache
 from phalanx.storage.cache.origin import Watch
@@ -123,8 +124,8 @@ class StoreSource:
             pause = min(2 * pause, _PAUSE_S_MAX)
 
     def _short(self, entry: FileEntry, size: int) -> DataError:
-        fix = f"{self.where(entry)} should have {entry.size_bytes} bytes; put the data there again with `phalanx data push`"
-        return DataError(entry.name, f"{size} bytes", fix)
+        sizes = f"should have {entry.size_bytes} bytes and has {size}"
+        return DataError(entry.name, None, f"in {self.url} it {sizes}; put the data there again with `phalanx data push`")
 
     def _checked(self, unit: Unit, entry: FileEntry, origin: "_Small") -> bytes:
         """From the cache, and anew where what is there is damaged."""
@@ -158,8 +159,8 @@ class _Small:
             data = self._source.read(entry, 0, entry.size_bytes)
             if (found := sha256_bytes(bytes(data))) == entry.sha256:
                 return [data]
-        fix = f"{self._source.where(entry)} is damaged: its SHA-256 should be {entry.sha256}; put the data there again"
-        raise DataError(entry.name, found, fix)
+        sums = f"its SHA-256 should be {entry.sha256[:DIGITS]} and is {found[:DIGITS]}"
+        raise DataError(entry.name, None, f"in {self._source.url} it is damaged: {sums}; put the data there again")
 
 
 class ShardOrigin:

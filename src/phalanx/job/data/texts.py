@@ -16,12 +16,18 @@ from phalanx.job.data.checked import unknown, whole
 from phalanx.job.data.file_pieces import DOCUMENT_BYTES_MAX, Piece, arrow, no_parquet, opened_file, too_long
 from phalanx.job.data.left_out import Unfit, reason
 from phalanx.job.data.object_files import ObjectFile, Version, asked, is_stored
-from phalanx.job.data.row_texts import NoColumn, values
+from phalanx.job.data.row_texts import NoColumn, text_columns, values
 from phalanx.job.data.unpacked import unpacked
 
 DIGEST_BYTES: Final = 16
 PART_BYTES: Final = 10**6
 """Of a compressed file, whose text may be far larger than memory."""
+
+_PACKERS: Final = {
+    b"BZh91AY&SY": "bzip2", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip", b"7z\xbc\xaf\x27\x1c": "7z", b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}  # fmt: skip
+"""How what they wrote begins."""
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -130,6 +136,9 @@ def _text(piece: Piece, reading: Reading, first: "Future[memoryview] | None") ->
     if len(data) > DOCUMENT_BYTES_MAX:
         raise too_long(piece.name, 0)
     found.digest = digest(data)
+    if packer := next((name for magic, name in _PACKERS.items() if data.startswith(magic)), ""):
+        found.skip("binary", "", f"is packed by {packer}, and only .gz and .zst are unpacked, by the ends of files' names")
+        return found
     if b"\0" in data:
         found.skip("binary", "", f"is binary (byte {data.index(0)} is NUL)")
         return found
@@ -272,8 +281,7 @@ def _take_line(name: str, at: int, line: bytes, reading: Reading, found: Texts) 
         return
     text = fields.get(reading.text_field) if isinstance(fields, dict) else None
     if not isinstance(text, str):
-        names = ", ".join(list(fields)[:_NAMES_SHOWN]) if isinstance(fields, dict) else "none: it is no object"
-        found.skip("no_text", where, f"has no text in field {reading.text_field!r}; its fields: {names}; choose with --text-field")
+        found.skip("no_text", where, _no_text(fields, reading.text_field))
         return
     try:
         _take(f"{name}#{at}", text.encode(), reading, found, where)
@@ -281,6 +289,19 @@ def _take_line(name: str, at: int, line: bytes, reading: Reading, found: Texts) 
         found.skip("not_utf8", where, "has half a surrogate pair")
 
 
+def _no_text(fields: object, name: str) -> str:
+    """What a line of JSON has where its text should be."""
+    if not isinstance(fields, dict):
+        return f"is {_JSON[type(fields)]}, and not an object with a field {name!r}"
+    if name in fields:
+        return f"holds {_JSON[type(fields[name])]} in field {name!r}, and no text; choose another with --text-field"
+    names = ", ".join(list(fields)[:_NAMES_SHOWN])
+    return f"has no text in field {name!r}; its fields: {names or 'none'}; choose with --text-field"
+
+
+_JSON: Final[dict[type, str]] = {
+    bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object", type(None): "null"
+}  # fmt: skip
 _NAMES_SHOWN: Final = 8
 
 
@@ -302,6 +323,11 @@ def _read_rows(piece: Piece, reading: Reading) -> Iterator[Texts]:
     yield found
 
 
+def _columns_of_text(piece: Piece) -> str:
+    texts = ", ".join(text_columns(piece)[:_NAMES_SHOWN])
+    return f"its columns of text: {texts}; choose with --text-field" if texts else "it has no column of text"
+
+
 def _column(piece: Piece, reading: Reading, found: Texts) -> Iterator[bytes | None]:
     library = arrow()
     try:
@@ -310,6 +336,6 @@ def _column(piece: Piece, reading: Reading, found: Texts) -> Iterator[bytes | No
         shown = ", ".join(error.names[:_NAMES_SHOWN])
         found.skip("no_text", "", f"has no column {reading.text_field!r}; its columns: {shown}; choose with --text-field")
     except library.ArrowNotImplementedError:  # numbers, lists
-        found.skip("no_text", "", f"has no text in column {reading.text_field!r}; choose with --text-field")
+        found.skip("no_text", "", f"has no text in column {reading.text_field!r}; {_columns_of_text(piece)}")
     except library.ArrowException as error:
         found.skip("unreadable", f"row group {piece.start}", no_parquet(error))

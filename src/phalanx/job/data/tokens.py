@@ -16,10 +16,10 @@ VOCAB_MIN: Final = 257
 VOCAB_MAX: Final = 1_000_000
 
 
-def train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+def train(texts: Iterable[str], vocab_size: int, remark: str = "") -> "Tokenizer":
     """A tokenizer that gives any text back byte for byte; the same texts give the same one.
 
-    Raises DataError when the texts yield fewer than `vocab_size` tokens.
+    Raises DataError when the texts yield fewer than `vocab_size` tokens. remark: said of the text then.
     """
     library = _library()
     tokenizer: Tokenizer = library.Tokenizer(library.models.BPE())
@@ -39,7 +39,7 @@ def train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         raise DataError(
             "vocab_size",
             vocab_size,
-            f"the text yields only {found} tokens; ask for at most that many with --vocab-size, or give more text",
+            f"the text yields only {found} tokens{remark}; ask for at most that many with --vocab-size, or give more text",
         )
     return tokenizer
 

@@ -33,7 +33,8 @@ def unpacked(file: IO[bytes], packing: Packing, name: str, packed_bytes: int) ->
         try:
             piece: bytes = stream.read(_CHUNK_BYTES)
         except OSError as error:
-            fix = f"is damaged or cut off ({error}); at least its first {done} bytes of text are good; fetch or pack it again"
+            good = f"at least its first {done} bytes of text are good; " if done else ""
+            fix = f"is damaged or cut off ({error}); {good}fetch or pack it again"
             raise DataError("paths", name, fix) from error
         if not piece:
             return

@@ -52,7 +52,9 @@ def _asked(place: str, contents: bool, home: Path | None) -> "AuditAsked":
     from phalanx.core.data_asked import AuditAsked
 
     if "/" in place or Path(place).is_dir():
-        return AuditAsked(folder=Path(place).expanduser(), contents=contents)
+        if not (folder := Path(place).expanduser()).exists():
+            raise NotFound("folder", place, "is not there; name the folder of a job, or the job")
+        return AuditAsked(folder=folder, contents=contents)
     from phalanx.client import connect
 
     with connect(home) as client:
@@ -74,7 +76,12 @@ def _why_none(job: "JobView") -> str:
         return f"{job.id} runs a script, which records only what it gives a DeliveryLog"
     if (job.spec.get("data") or {}).get("record") is False:
         return f"the `data` of {job.id} says `record: false`; leave that out of a job that is to be audited"
-    return f"{job.id} has not made a step yet; wait for its first one" if job.progress is None else ""
+    if job.progress is not None:
+        return ""
+    if job.outcome is not None:
+        ended = "was cancelled" if job.outcome == "cancelled" else job.outcome
+        return f"{job.id} {ended} before its first step; see `phalanx why {job.id}`"
+    return f"{job.id} has not made a step yet; wait for its first one"
 
 
 def _reached(job: "JobView") -> "tuple[Reached, ...]":

@@ -64,7 +64,9 @@ def facts(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def lengths_title(lengths: Mapping[str, Any]) -> str:
-    return f"Tokens of a document: median {lengths['median']:,}, mean {lengths['mean']:,.0f}, at most {lengths['most']:,}"
+    return (
+        f"Tokens of a document for training: median {lengths['median']:,}, mean {lengths['mean']:,.0f}, at most {lengths['most']:,}"
+    )
 
 
 def sample_title(sample: Mapping[str, Any]) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import JobView
 
-STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finished")
+STATES: Final = ("pending", "starting", "running", "stopping", "paused", "finished", "succeeded", "failed", "cancelled")
+"""As the list shows them; finished are the last three together."""
 
 
 def add(app: typer.Typer) -> None:
@@ -134,7 +135,11 @@ def ls(
     queue: Annotated[str, typer.Option(help="Only this queue.", show_default=False)] = "",
     project: Annotated[str, typer.Option(help="Only this project.", show_default=False)] = "",
     state: Annotated[
-        str, typer.Option(help="Only this state: pending, starting, running, stopping, paused or finished.", show_default=False)
+        str,
+        typer.Option(
+            help="Only this state: pending, starting, running, stopping, paused, finished, or succeeded, failed or cancelled.",
+            show_default=False,
+        ),
     ] = "",
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     home: HomeOption = None,
@@ -147,7 +152,7 @@ def ls(
     from phalanx.show.cli.output import emit
 
     if state and state not in STATES:
-        raise SpecError("--state", state, f"write one of {', '.join(STATES)}; finished jobs succeeded, failed or were cancelled")
+        raise SpecError("--state", state, f"write one of {', '.join(STATES)}")
     asked = {"--queue": queue, "--project": project, "--state": state}
     filters = {option: value for option, value in asked.items() if value}
     with connect(home) as client:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.errors import DataError
+from phalanx.core.errors import Conflict, DataError
 from phalanx.job.data import megatron
 from phalanx.job.data.checked import path_of, split_of, whole
 from phalanx.job.data.manifest import Shard, Split
@@ -17,7 +17,7 @@ from phalanx.job.data.mds.index import INDEX, SHARD_BYTES_MAX, VERSION
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.place import building, check_out, move_into_place
 from phalanx.job.data.shards import read_small
-from phalanx.job.data.standing import check_no_data
+from phalanx.job.data.standing import check_no_data, check_only
 from phalanx.job.data.tars.ingest import Report
 from phalanx.storage.atomic import refused, write_atomic
 from phalanx.storage.hashes import sha256_bytes
@@ -41,14 +41,16 @@ def export(
 ) -> Path:
     """Makes the folder `out` of a split of prepared tokens: a sample for each document, with its end mark, or for every `sequence`
     tokens of all documents end to end, of which what is left at the end is dropped. A shard has `size_limit` bytes at most, or one
-    sample. The same data gives the same bytes.
+    sample. The same data gives the same bytes. out: absent, empty, or this very export, which is made again; what else stands there
+    is replaced only with `force`.
 
     Raises DataError, also for damage, StoreUnavailable (disk full), Conflict.
     """
     data, out, split = path_of("data", data), Path(os.path.realpath(path_of("out", out))), split_of(split)
     if sequence is not None:
         whole("sequence", sequence)
-    check_out(out, [data], force)
+    again = not force and (out / INDEX).is_file()  # what stands there is compared when this one is made
+    check_out(out, [data], force or again)
     check_no_data(out, force)
     if not _SIZE_MIN <= whole("size_limit", size_limit) < SHARD_BYTES_MAX:
         raise DataError("size_limit", size_limit, f"write a number from {_SIZE_MIN}, below {SHARD_BYTES_MAX}")
@@ -66,10 +68,20 @@ def export(
                 done += shard.bin_bytes
                 report(done, sum(one.bin_bytes for one in shards))
             writer.finish(split)
-            move_into_place(folder, out, force)
+            if again:
+                _check_same(folder, out)
+            move_into_place(folder, out, force or again)
     except OSError as error:
         raise refused(out, error) from error
     return out
+
+
+def _check_same(folder: Path, out: Path) -> None:
+    """The index has the hashes of all shards. Raises Conflict unless `out` is of the very same, and nothing else lies there."""
+    if (out / INDEX).read_bytes() != (folder / INDEX).read_bytes():
+        fix = "holds MDS of other data, or exported otherwise; give --force to replace it, or another --out"
+        raise Conflict("out", str(out), fix)
+    check_only(out, {path.name for path in folder.iterdir()})
 
 
 def _samples(

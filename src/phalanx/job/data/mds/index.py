@@ -11,6 +11,7 @@ from phalanx.core.errors import DataError
 
 INDEX: Final = "index.json"
 VERSION: Final = 2
+_SHOWN: Final = 3
 _INDEX_BYTES_MAX: Final = 256 * 2**20
 _PLAIN_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 SHARD_BYTES_MAX: Final = 2**32
@@ -75,6 +76,9 @@ def read_index(folder: Path) -> MdsIndex:
             )
         index: MdsIndex = wire.loads(MdsIndex, data)
     except OSError as error:
+        if splits := sorted(above.parent.name for above in folder.glob(f"*/{INDEX}")):
+            fix = f"holds MDS folders ({', '.join(splits[:_SHOWN])}); import each by itself, as {folder / splits[0]}"
+            raise DataError("mds", str(folder), fix) from error
         fix = f"cannot be read ({error.strerror}); name a folder with the {INDEX} of MDS, one for each split"
         raise DataError("mds", str(path), fix) from error
     except ValueError as error:

@@ -11,7 +11,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import parse_spec
-from phalanx.core.states import Pending
+from phalanx.core.states import Finished, JobState, Pending
 from phalanx.core.views import JobView, Progress, SubmitRequest
 from phalanx.operate.control import views, webhook
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
@@ -57,14 +57,19 @@ async def list_jobs(
     state: Filter = "",
     limit: Annotated[int, Query(ge=1, le=JOBS_MAX)] = 100,
 ) -> tuple[JobView, ...]:
-    """Jobs, newest first."""
+    """Jobs, newest first. `state`: also how a finished one ended, as its list shows."""
     newest_first = reversed(list(services.control.world.jobs.values()))
     found = (
         job
         for job in newest_first
-        if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in ("", job.state.name)
+        if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
     )
     return tuple([await job_view_of(services, job) for job in islice(found, limit)])
+
+
+def _names(state: JobState) -> tuple[str, ...]:
+    """What asks for it: nothing, its name, and of a finished one its outcome."""
+    return ("", state.name, state.outcome) if isinstance(state, Finished) else ("", state.name)
 
 
 @router.get("/jobs/{job}")
