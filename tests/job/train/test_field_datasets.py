@@ -17,6 +17,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Mixture, Source
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples
 from phalanx.job.data.tars.pack import pack
+from phalanx.job.data.tars.stream import Making, sample_stream
 from phalanx.job.train.field_datasets import FieldBatches, FieldDataset, FieldLoader, StepDraws
 from tests.job.data.image_folders import class_of, pixels_of, write_images
 
@@ -119,6 +120,10 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "one field": (lambda data, order: FieldBatches(data, order, decode, fields="png"), "fields", "give a list"),
     "a rank": (lambda data, order: FieldBatches(data, order, decode, rank=1), "rank", "0 to 0"),
     "a loader's rank": (lambda data, order: FieldLoader(data, order, decode, rank=2, world_size=2), "rank", "0 to 1"),
+    "many ranks": (lambda data, order: FieldBatches(data, order, decode, world_size=7), "global_batch", "its 7 ranks; .* 7 or"),
+    "a loader's ranks": (lambda data, order: FieldLoader(data, order, decode, world_size=7), "global_batch", "6 ranks at most"),
+    "ranks of steps": (lambda data, order: StepDraws(order, 0, 3, world_size=7), "global_batch", "fewer rows"),
+    "ranks of a stream": (lambda data, order: sample_stream(data, order, Making(decode=decode), list, world_size=7), "global_batch", "fewer"),
     "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),

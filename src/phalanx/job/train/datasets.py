@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import order_of, rank_of, shown, split_of, steps_of, whole
+from phalanx.job.data.checked import shown, split_of, steps_of, whole
 from phalanx.job.data.deliveries import DeliveryLog, content_of
-from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
+from phalanx.job.data.draws import DataOrder, part_of, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, rank_slice
@@ -40,10 +40,9 @@ def _ranked(
     data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int
 ) -> Callable[[DataOrder], _Numbers]:
     """From an order to the numbers of the samples that a rank reads in each step. Raises DataError for an order that is not of the
-    data, and for a rank outside its world."""
+    data, and as `part_of` does."""
     check_data(data, split, sequence)
-    rank, world_size = rank_of(rank, world_size)
-    order_of(order)
+    rank, world_size = part_of(order, rank, world_size)
     sizes = data.sizes(split, sequence) if isinstance(data, Sources) else None
     names = order.names if sizes is None else tuple(sizes)
     if order.names != names:
@@ -114,7 +113,8 @@ class StepLoader(ProcessLoader):
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
     processes have fetched ahead is not delivered: the state does not depend on their number, and a run may go on with another one.
-    See `Delivered` for `stop`, `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
+    Of a batch that the ranks do not divide some have a row more than others: weigh the loss by rows. See `Delivered` for `stop`,
+    `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
     """
 
     def __init__(
@@ -142,8 +142,9 @@ class StepLoader(ProcessLoader):
 class BatchDataset(Counted, IterableDataset[Tensor]):
     """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
 
-    It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
-    `stop`, `epoch_steps` and the state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
+    Of a batch that the ranks do not divide some have a row more than others: weigh the loss by rows. It refuses loader processes,
+    which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for `stop`, `epoch_steps` and the
+    state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
     """
 
     def __init__(
