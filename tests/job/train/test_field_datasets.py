@@ -123,7 +123,9 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "many ranks": (lambda data, order: FieldBatches(data, order, decode, world_size=7), "global_batch", "its 7 ranks; .* 7 or"),
     "a loader's ranks": (lambda data, order: FieldLoader(data, order, decode, world_size=7), "global_batch", "6 ranks at most"),
     "ranks of steps": (lambda data, order: StepDraws(order, 0, 3, world_size=7), "global_batch", "fewer rows"),
-    "ranks of a stream": (lambda data, order: sample_stream(data, order, Making(decode=decode), list, world_size=7), "global_batch", "fewer"),
+    "ranks of a stream": (
+        lambda data, order: sample_stream(data, order, Making(decode=decode), list, world_size=7), "global_batch", "fewer rows",
+    ),
     "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
