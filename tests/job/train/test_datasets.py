@@ -271,11 +271,15 @@ def test_a_state_of_other_data_of_another_order_or_of_nothing_is_refused(data: T
     state = dataset.state_dict()
     with pytest.raises(DataError, match="resume from another checkpoint"):
         dataset.load_state_dict({"step": 5})
-    with pytest.raises(DataError, match="is not the data that this run has read"):
+    with pytest.raises(DataError, match=f"{data.folder} is not the data that this run has read"):
         dataset.load_state_dict(state | {"data": {"data": "f" * 64}})
     other = BatchDataset(data, "train", SEQUENCE, dataclasses.replace(order, seed=2), 12)
     with pytest.raises(DataError, match="is not the order in which this run has read"):
         other.load_state_dict(state)
+    several = open_sources(DataSource(path=str(data.folder)))
+    loader = StepLoader(several, "train", SEQUENCE, several.order(SEQUENCE, seed=1, global_batch=4))
+    with pytest.raises(DataError, match=f"{data.folder} is not the data that this run has read"):
+        loader.load_state_dict(state | {"data": dict.fromkeys(several.names, "f" * 64)})
 
 
 def test_an_order_over_several_data_sets_is_refused_by_a_reader_of_one(data: TokenData) -> None:

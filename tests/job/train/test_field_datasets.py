@@ -98,7 +98,7 @@ def test_what_would_miscount_or_belongs_to_others_is_refused(data: SampleData, o
     with pytest.raises(Exception, match="write 0"):  # DataLoader makes it anew, of the class that it was
         next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     state = FieldBatches(data, order, decode).state_dict() | {"delivered": 6, "data": {"data": "f" * 64}}
-    with pytest.raises(DataError, match="is not the data that this run has read"):
+    with pytest.raises(DataError, match=f"{data.place} is not the data that this run has read"):
         dataset.load_state_dict(state)
     mixed = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 5, "b": 5}, seed=1, global_batch=4)
     with pytest.raises(DataError, match="several sources"):

@@ -134,7 +134,7 @@ class StepLoader(ProcessLoader):
         numbers = _ranked(data, split, sequence, order, rank, world_size)
         numbers(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order))
-        given = Delivered(sound, _manifests(data, order), stop, epoch_steps)
+        given = Delivered(sound, _manifests(data, order), _places(data, order), stop, epoch_steps)
         dataset = SampleDataset(data, split, sequence)
         super().__init__(given, dataset, lambda order: _listed(numbers(order)), dataset.is_far, options)
 
@@ -168,7 +168,7 @@ class BatchDataset(Counted, IterableDataset[Tensor]):
         self._rows = _ranked(data, split, sequence, order, rank, world_size)
         self._rows(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
-        super().__init__(Delivered(sound, _manifests(data, order), stop, epoch_steps, log))
+        super().__init__(Delivered(sound, _manifests(data, order), _places(data, order), stop, epoch_steps, log))
 
     def __iter__(self) -> Iterator[Tensor]:
         refuse_loader_processes()
@@ -202,3 +202,11 @@ def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Calla
 
 def _manifests(data: Data, order: DataOrder) -> Mapping[str, str]:
     return data.manifests if isinstance(data, Sources) else dict.fromkeys(order.names, data.manifest_hash)
+
+
+def _places(data: Data, order: DataOrder) -> Mapping[str, str]:
+    return (
+        {name: one.place for name, one in data.opened.items()}
+        if isinstance(data, Sources)
+        else dict.fromkeys(order.names, data.place)
+    )

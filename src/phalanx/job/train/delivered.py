@@ -48,13 +48,14 @@ class Delivered:
     epoch_steps: batches of what a trainer takes for an epoch, one iteration; None for all up to `stop`. It has nothing to do with
     the epochs of the data, which the order goes through by itself. Without it a second iteration, which would be empty, is refused.
     After a resume in the middle only the rest of that epoch comes, and the next one is whole again. manifests: manifest hash of
-    each source. log: where deliveries are recorded.
+    each source. places: its folder or URL. log: where deliveries are recorded.
     """
 
     def __init__(
         self,
         order: SoundOrder,
         manifests: Mapping[str, str],
+        places: Mapping[str, str],
         stop: int | None,
         epoch_steps: int | None,
         log: DeliveryLog | None = None,
@@ -63,7 +64,7 @@ class Delivered:
         if epoch_steps is not None:
             whole("epoch_steps", epoch_steps)
         self._sound, self.stop, self.epoch_steps, self.step, self._begun = order, stop, epoch_steps, 0, 0
-        self.manifests, self.log = manifests, log
+        self.manifests, self._places, self.log = manifests, places, log
 
     @property
     def order(self) -> DataOrder:
@@ -80,7 +81,7 @@ class Delivered:
         another order, or for none."""
         cursor = Cursor.from_state(state)
         self._sound.resume(cursor)
-        self.step = self._begun = cursor.next_step(self.order, self.manifests)
+        self.step = self._begun = cursor.next_step(self.order, self.manifests, self._places)
 
     def end(self) -> int | None:
         """Where the iteration that begins now ends; None for never. Raises DataError where all was delivered in one before."""

@@ -141,7 +141,7 @@ class FieldLoader(ProcessLoader):
         sources = _checked(data, order, decode, transform, fields, seed)
         rank, world_size = part_of(order, rank, world_size)
         dataset = _Drawn(list(sources.values()), Making(decode=decode, transform=transform, fields=fields, seed=seed))
-        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), stop, epoch_steps)
+        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), _places(sources), stop, epoch_steps)
         is_far = any(one.cache is not None for one in sources.values())
         super().__init__(given, dataset, lambda order: _triples(order, rank, world_size), is_far, options)
 
@@ -192,7 +192,7 @@ class FieldBatches(Counted, IterableDataset[Any]):
         self._depth, self._threads = whole("depth", depth), whole("threads", threads)
         self._ahead: Ahead[tuple[Read, Any]] | None = None
         sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
-        super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))
+        super().__init__(Delivered(sound, _manifests(self._sources), _places(self._sources), stop, epoch_steps, log))
 
     def head(self, attempt: int, generation: int = 0) -> Head:
         """Of the record of what comes from here on, for a `DeliveryLog` that `record` takes, after a state was loaded."""
@@ -238,6 +238,10 @@ def touching(sources: Mapping[str, SampleData]) -> Callable[[Block], Touching]:
 
 def _manifests(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
     return {name: data.manifest_hash for name, data in sources.items()}
+
+
+def _places(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
+    return {name: data.place for name, data in sources.items()}
 
 
 def _triples(order: DataOrder, rank: int, world_size: int) -> Callable[[int], list[Any]]:
