@@ -319,6 +319,18 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "an epoch": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, epoch_steps=odd(2.5)), "epoch_steps", "above 0"),
     "threads": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, threads=0), "threads", "above 0"),
     "processes": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, num_workers=-1), "num_workers", "0 or more"),
+    "bad data by its word": (
+        lambda data, order: BatchDataset(data, "train", SEQUENCE, order, bad_data=odd("quarantine")), "bad_data", "BadData.policy",
+    ),
+    "a text for a sample": (lambda data, order: SampleDataset(data, "train", SEQUENCE)[odd("a")], "index", "whole numbers"),
+    "half a sample": (lambda data, order: SampleDataset(data, "train", SEQUENCE)[odd(1.5)], "index", "whole numbers"),
+    "an option": (
+        lambda data, order: StepLoader(data, "train", SEQUENCE, order, wrld=3), "option", "'wrld': did you mean 'world_size'",
+    ),
+    "another option": (
+        lambda data, order: StepLoader(data, "train", SEQUENCE, order, pinmemory=True), "option", "did you mean 'pin_memory'",
+    ),
+    "a sampler": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, shuffle=True), "option", "the order says"),
     "a state": (lambda data, order: StepLoader(data, "train", SEQUENCE, order).load_state_dict(odd(None)), "state", "state_dict"),
     "another's state": (
         lambda data, order: BatchDataset(data, "train", SEQUENCE, order).load_state_dict({"step": torch.zeros(1)}),

@@ -129,6 +129,13 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
+    "bad data by its word": (
+        lambda data, order: FieldBatches(data, order, decode, bad_data=odd("quarantine")), "bad_data", "BadData.policy",
+    ),
+    "an option": (lambda data, order: FieldLoader(data, order, decode, filds=["png"]), "option", "did you mean 'fields'"),
+    "a text for a sample": (lambda data, order: data.read(odd("7")), "sample", "'7': write a whole number, 0 or more"),
+    "half a sample": (lambda data, order: FieldDataset(data, decode)[odd(7.0)], "sample", "7.0: write a whole number"),
+    "a field by its letters": (lambda data, order: data.read(7, "png"), "fields", "'png': give a list of names"),
     "a state": (lambda data, order: FieldBatches(data, order, decode).load_state_dict(odd([1])), "state", "state_dict"),
 }  # fmt: skip
 

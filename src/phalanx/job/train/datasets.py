@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import shown, split_of, steps_of, whole
+from phalanx.job.data.checked import numbers_of, shown, split_of, steps_of, whole
 from phalanx.job.data.deliveries import DeliveryLog, content_of
 from phalanx.job.data.draws import DataOrder, part_of, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
@@ -89,7 +89,7 @@ class SampleDataset(Dataset[Tensor]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         """What `DataLoader` calls for a whole batch."""
-        rows = self._data.gather(self._split, np.asarray(indices, dtype=np.int64), self._sequence)
+        rows = self._data.gather(self._split, numbers_of("index", indices), self._sequence)
         return list(torch.from_numpy(rows))
 
 

@@ -1,7 +1,8 @@
 """Which batches of a run were delivered: a loader's state, its length and its records are made of that, whatever a batch holds."""
 
+import inspect
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.checked import steps_of, whole
+from phalanx.job.data.checked import steps_of, unknown, whole
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder
@@ -31,6 +32,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
+_DECIDED: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 _log: Final = logging.getLogger(__name__)
 B = TypeVar("B")
 S = TypeVar("S", bound=Stream)
@@ -168,6 +170,7 @@ class ProcessLoader(Counted):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(delivered)
+        _check_options(options, [*inspect.signature(type(self).__init__).parameters][1:-1])
         self.dataset, self._rows, self._is_far, self._options = dataset, rows, is_far, options
 
     def __iter__(self) -> Iterator[Any]:
@@ -184,6 +187,17 @@ class ProcessLoader(Counted):
         if self._options.get("num_workers", 0) and self._is_far:
             return {"multiprocessing_context": "spawn"}
         return {}
+
+
+def _check_options(options: Mapping[str, Any], own: Sequence[str]) -> None:
+    """own: arguments of the loader itself. Raises DataError for an option that a `DataLoader` does not know, or that is not to be
+    chosen: the order says which samples a batch has."""
+    known = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", *_DECIDED)]
+    for name in options:
+        if name in _DECIDED:
+            raise DataError("option", name, "leave it out: the order says which samples each batch has")
+        if name not in known:
+            raise unknown("option", name, [*own, *known])
 
 
 def refuse_loader_processes() -> None:

@@ -17,7 +17,7 @@ from phalanx.core.errors import DataError
 from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.ahead import Ahead
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import callable_of, integer, order_of, shown, steps_of, unknown, whole
+from phalanx.job.data.checked import callable_of, integer, names_of, order_of, shown, steps_of, unknown, whole
 from phalanx.job.data.deliveries import DeliveryLog, Head
 from phalanx.job.data.draws import DataOrder, Draws, part_of
 from phalanx.job.data.order_facts import facts_of
@@ -38,8 +38,7 @@ def _check_making(
     if transform is not None:
         callable_of("transform", transform, "from that and a generator to an item")
     integer("seed", seed)
-    if isinstance(fields, str):
-        raise DataError("fields", fields, f"give a list of names, such as [{fields!r}]")
+    names_of("fields", fields)
     for data in sources.values():
         if not isinstance(data, SampleData):
             raise DataError("data", shown(data), "give what `open_samples` opened")
