@@ -38,7 +38,7 @@ from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import positions
 from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
-from phalanx.job.data.order import Indices, even_slice
+from phalanx.job.data.order import Indices, rank_slice
 from phalanx.job.data.packing import BestFit, Concatenate, Packing
 
 HISTORIES, HISTORIES_QUICK = 1_000, 40
@@ -192,10 +192,10 @@ class Loader:
         self.fetched = max(self.fetched, steps[-1] + 1)
 
     def _read(self, steps: Sequence[int]) -> None:
-        shares = [even_slice(positions(self._job.order, step), self._rank, self._leg.world_size) for step in steps]
-        rows, each = self._job.rows(np.concatenate([share for share, _ in shares])), len(shares[0][0])
-        for number, (step, (_, counted)) in enumerate(zip(steps, shares, strict=True)):
-            self._made[step] = rows[number * each : number * each + counted]
+        shares = [rank_slice(positions(self._job.order, step), self._rank, self._leg.world_size) for step in steps]
+        rows, each = self._job.rows(np.concatenate(shares)), len(shares[0])
+        for number, step in enumerate(steps):
+            self._made[step] = rows[number * each : (number + 1) * each]
 
 
 class Gang:

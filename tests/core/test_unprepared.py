@@ -1,5 +1,6 @@
 """What is said of a path where prepared data should be: what lies there, and what to do."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,15 @@ def link(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def tars_and_a_loop(path: Path) -> None:
+    files(path, "a.tar")
+    loop(path / "loop")
+
+
 def killed(path: Path) -> None:
     files(being_made(path), "tokenizer.json", JOURNAL)
 
@@ -26,6 +36,8 @@ def killed(path: Path) -> None:
 MADE: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "nothing": (lambda path: None, "is not there: {above} has no data; name a folder made by", False),
     "a link to nothing": (link, "is a link to elsewhere, which is not there", False),
+    "a loop of links": (loop, "levels of symbolic links); its links lead in a circle: mend them, or name the folder itself", False),
+    "tars beside a loop of links": (tars_and_a_loop, "holds tar files (a.tar) without an index", True),
     "a file": (Path.touch, "is a file, not a folder; if it is text, run `phalanx data prepare {path} --out DIR`", True),
     "an empty folder": (Path.mkdir, "is empty: name a folder made by `phalanx data prepare`", True),
     "text": (lambda path: files(path, "a.txt", "b.jsonl"), "but a.txt, b.jsonl; if that is text, run `phalanx data prepare", True),
@@ -102,6 +114,26 @@ def test_a_file_of_a_data_set_is_told_from_its_folder(tmp_path: Path, name: str,
 def test_a_folder_with_a_manifest_is_none_of_these(tmp_path: Path) -> None:
     files(tmp_path, MANIFEST, JOURNAL, "a.tar")
     assert unprepared(tmp_path) is None
+
+
+@pytest.mark.parametrize("length", [244, 245, 246, 255, 256])
+@pytest.mark.parametrize("above", ["", "a.tar/"])
+def test_a_name_that_is_too_long_to_be_there(tmp_path: Path, length: int, above: str) -> None:
+    """From 245 on what is being made beside it could have no name either."""
+    files(tmp_path, "a.tar")
+    found = unprepared(tmp_path / f"{above}{'x' * length}")
+    is_short = above or length < 245
+    said = "is not there" if is_short else "cannot be read (File name too long); name a folder with a shorter name"
+    assert found is not None and found.fix.startswith(said)
+
+
+def test_a_disk_that_fails_is_no_question_of_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "stat", fail)
+    found = unprepared(tmp_path)
+    assert found is not None and found.fix.startswith("cannot be read (Input/output error); its disk fails: mend that")
 
 
 def test_what_this_user_may_not_read_may_be_good_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

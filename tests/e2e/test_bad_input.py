@@ -125,7 +125,7 @@ def test_a_corpus_that_is_none(home: Path, tmp_path: Path) -> None:
         (empty, "is empty"),
         (binary, "binary"),
         (latin, "UTF-8"),
-        (unreadable, "not a file this user can read"),
+        (unreadable, "made by the kernel while it is read"),
         (tmp_path / "no", "existing"),
     ):
         result = phalanx("data", "prepare", str(path), "--out", str(tmp_path / "data"), home=home)

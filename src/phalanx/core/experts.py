@@ -1,6 +1,10 @@
 """Where experts of a mixture-of-experts lie: what is asked, and what the command line shows."""
 
 from dataclasses import dataclass
+from typing import Final
+
+SLOTS_MAX: Final = 2**20
+"""Of a layer, over all GPUs: far beyond any deployment that is known, and of tables that end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,10 @@
 """What lies at a path where prepared data should, for people: each mistake has another remedy.
 
-Only names are looked at, and no more than a few hundred of them. Whether a manifest is a good one is for who reads it.
+Only names are looked at: at most 500 of the folder, and as many of each of the first 20 folders in it. Whether a manifest is a
+good one is for who reads it.
 """
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,13 @@ JOURNAL: Final = "journal.jsonl"
 """In a folder that is being made: what is finished of it."""
 
 _PREPARED: Final = "name a folder made by `phalanx data prepare`"
+_REMEDIES: Final = {
+    errno.EACCES: "give this user the right to read it, or name a folder that it can read",
+    errno.EPERM: "give this user the right to read it, or name a folder that it can read",
+    errno.ENAMETOOLONG: "name a folder with a shorter name",
+    errno.ELOOP: "its links lead in a circle: mend them, or name the folder itself",
+    errno.EIO: "its disk fails: mend that, or name a copy on another one",
+}
 _NAMES_MAX: Final = 500
 _FOLDERS_MAX: Final = 20
 _SHOWN: Final = 3
@@ -44,20 +53,32 @@ def moved_aside(out: Path) -> Path:
 def unprepared(path: Path) -> Unprepared | None:
     """None for a folder with a manifest."""
     try:
+        return _looked_at(path)
+    except OSError as error:
+        return _unreadable(error)
+
+
+def is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Also of a link to one; a loop of links is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _looked_at(path: Path) -> Unprepared | None:
+    """Raises OSError."""
+    try:
         if (path / MANIFEST).stat():
             return None
     except FileNotFoundError:
         pass
     except NotADirectoryError:
         return _of_file(path)
-    except OSError as error:
-        return _unreadable(error)
     try:
         found = _listed(path)
     except FileNotFoundError:
         return _of_nothing(path)
-    except OSError as error:
-        return _unreadable(error)
     return Unprepared(_of_folder(path, found))
 
 
@@ -73,13 +94,13 @@ class _Listed:
 def _listed(path: Path) -> _Listed:
     """In the order of their names, which is the disk's own where there are too many. Raises OSError."""
     with os.scandir(path) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in islice(entries, _NAMES_MAX))
+        found = sorted((entry.name, is_folder(entry)) for entry in islice(entries, _NAMES_MAX))
     return _Listed([name for name, folder in found if not folder], [name for name, folder in found if folder])
 
 
 def _unreadable(error: OSError) -> Unprepared:
-    why = f"cannot be read ({error.strerror})"
-    return Unprepared(f"{why}; give this user the right to read it, or name a folder that it can read", seen=False)
+    remedy = _REMEDIES.get(error.errno or 0, "name a folder that can be read")
+    return Unprepared(f"cannot be read ({error.strerror}); {remedy}", seen=False)
 
 
 def _of_nothing(path: Path) -> Unprepared:

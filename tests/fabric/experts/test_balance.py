@@ -218,6 +218,8 @@ def test_settled_shares_are_the_best_of_their_placement(case: Case) -> None:
         (ExpertLayout(2, 4, 1, 4), "slots_per_gpu", "write 2 or more"),
         (ExpertLayout(2, 1, 7, 2), "slots_per_gpu", "write 6 or less"),
         (ExpertLayout(2, 4, 2, -1), "num_groups", "write 0"),
+        (ExpertLayout(10**7, 8, 1), "num_nodes", "80,000,000 slots over all GPUs, and 1,048,576 are the most"),
+        (ExpertLayout(1, 2**18, 5, 1), "gpus_per_node", "1,048,576 are the most"),
     ],
 )
 def test_a_layout_that_cannot_be_says_what_to_change(layout: ExpertLayout, field: str, says: str) -> None:
@@ -232,7 +234,7 @@ def test_loads_that_are_none_are_refused(loads: object) -> None:
         balance(loads, ExpertLayout(1, 1, 2))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("loads", [np.ones((2, 4)), np.ones((1, 3))])
+@pytest.mark.parametrize("loads", [np.ones((2, 4)), np.ones((1, 3)), np.ones((1, 5))])
 def test_loads_of_another_model_are_refused(loads: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
     placement = balance(np.ones((1, 4)), ExpertLayout(1, 2, 2))
     for asked in (placement.gpu_loads, placement.imbalance, placement.between_nodes):

@@ -1,7 +1,9 @@
 """Live re-placement: moves bring exactly the new placement, no expert is ever nowhere, and nothing moves that is not worth it."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +99,27 @@ def test_the_dearer_the_moves_the_fewer() -> None:
     largest = [one.placement.gpu_loads(later).max(1).sum() for one in found]
     assert sorted(largest, reverse=True) == largest
     assert found[4].placement.imbalance(later).mean() < 1.05 * balance(later, layout).imbalance(later).mean()
+
+
+def test_new_shares_alone_search_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever spreads shares at every step has no time for more."""
+    searched: list[str] = []
+
+    def noted(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **kept: Any) -> Any:
+            searched.append(name)
+            return found(*given, **kept)
+
+        return call
+
+    for name in ("balance", "swap_largest", "rehost"):
+        monkeypatch.setattr(replacing, name, noted(name, getattr(replacing, name)))
+    loads = np.random.default_rng(1).lognormal(8, 1, (2, 24))
+    present = balance(loads, ExpertLayout(2, 4, 4, 4))
+    rebalance(present, loads[:, ::-1], replace(FREE, num_steps=0))
+    assert not searched
+    rebalance(present, loads[:, ::-1], FREE)
+    assert {"balance", "swap_largest"} <= set(searched)
 
 
 def test_equal_loads_under_other_names_of_gpus_move_nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import positions
-from phalanx.job.data.order import even_slice
+from phalanx.job.data.order import rank_slice
 
 
 @cache
@@ -25,8 +25,7 @@ def job(seed: int) -> Any:
 
 def part(seed: int, rank: int, world_size: int, step: int) -> Any:
     """This rank's rows of a step."""
-    rows, counted = even_slice(positions(job(seed).order, step), rank, world_size)
-    return job(seed).rows(rows)[:counted]
+    return job(seed).rows(rank_slice(positions(job(seed).order, step), rank, world_size))
 
 
 def answer(step: int, rows: Any) -> None:

@@ -21,6 +21,7 @@ from phalanx.job.data.push import push
 from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.data.stream import BatchStream
+from phalanx.job.data.tars.open import open_samples
 from tests.job.data.prepare_cases import write_texts
 from tests.job.data.random_tokens import write_tokens
 
@@ -49,6 +50,8 @@ TOKENS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "no path": (lambda _: open_data(NONE), "data", "None.*by its path"),
     "an empty path": (lambda _: open_data(""), "data", "by its path"),
     "a number for a path": (lambda _: open_data(odd(7)), "data", "7.*by its path"),
+    "no path of samples": (lambda _: open_samples(odd(123)), "data", "123.*by its path"),
+    "an empty path of samples": (lambda _: open_samples(""), "data", "by its path"),
     "a mistyped split": (lambda data: data.num_samples("trian", 4), "split", "did you mean 'train'"),
     "a split that there is not": (lambda data: data.num_tokens("test"), "split", "write one of train, held_out"),
     "a list for a split": (lambda data: data.num_tokens(["train"]), "split", "write one of train"),

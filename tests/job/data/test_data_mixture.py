@@ -14,7 +14,7 @@ from phalanx.job.data.blocks import BlockShuffle, FullShuffle, InOrder, Shuffle
 from phalanx.job.data.draws import Draws, batch, blocks_needed, positions
 from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
-from phalanx.job.data.order import even_slice, rank_slice
+from phalanx.job.data.order import rank_slice
 from phalanx.job.data.shares import OFF_MAX, SUM_MAX, Shares, whole_weights
 
 WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=9)
@@ -187,16 +187,6 @@ def test_orders_of_mixtures_are_fixed_for_ever() -> None:
 
 GOLDEN = [(0, 0, 9), (0, 0, 0), (1, 0, 8), (1, 0, 0), (1, 0, 9), (0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 8), (0, 0, 5)]
 GOLDEN_FINGERPRINT = "559ac59936bab1c972a26f584efb415b015d4d5724c5b1d726138a16c0e8dd75"
-
-
-@given(rows=st.integers(1, 50), world_size=st.integers(1, 20))
-def test_d10_every_rank_has_as_many_rows_and_each_row_counts_once(rows: int, world_size: int) -> None:
-    batch = np.arange(100, 100 + rows)
-    parts = [even_slice(batch, rank, world_size) for rank in range(world_size)]
-    assert {len(part) for part, _ in parts} == {-(-rows // world_size)}
-    assert np.concatenate([part[:counted] for part, counted in parts]).tolist() == batch.tolist()
-    with pytest.raises(DataError, match="batch"):
-        even_slice(batch[:0], 0, 1)
 
 
 def test_a_mixture_travels_as_json() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.data_audit import Reached
 from phalanx.job.data.blocks import BlockShuffle
-from phalanx.job.data.deliveries import ROW, Deliveries, Head
+from phalanx.job.data.deliveries import ROW, Deliveries, Fields, Head
 from phalanx.job.data.draws import DataOrder, PlainOrder, positions
 from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.mixed import MixedOrder
@@ -26,13 +26,13 @@ PLAIN = PlainOrder(num_samples=30, seed=1, global_batch=12, shuffle=BlockShuffle
 MIXED = MixedOrder(Mixture([Source("a", weight=1), Source("b", weight=2)]), {"a": 20, "b": 33}, seed=2, global_batch=7)
 
 
-def contents(source: int, samples: Indices) -> NDArray[np.uint64]:
+def contents(source: int, samples: Indices, fields: Fields) -> NDArray[np.uint64]:
     return (samples * 1_000 + source + 5).astype(np.uint64)
 
 
 def contents_of(order: DataOrder) -> Contents:
     """The same of each source by its name."""
-    return lambda source, samples: contents(sorted(order.names).index(order.names[source]), samples)
+    return lambda source, samples, fields: contents(sorted(order.names).index(order.names[source]), samples, fields)
 
 
 @lru_cache(None)
@@ -42,7 +42,7 @@ def whole(order: Any, step: int) -> NDArray[Any]:
     rows["source"], rows["sample"] = draws.source, draws.sample
     for source in range(len(order.names)):
         of = draws.source == source
-        rows["content"][of] = contents_of(order)(source, draws.sample[of])
+        rows["content"][of] = contents_of(order)(source, draws.sample[of], None)
     return rows
 
 
@@ -151,7 +151,7 @@ def stale_world_size(logs: list[Deliveries]) -> list[Deliveries]:
 
 def other_content(logs: list[Deliveries]) -> list[Deliveries]:
     rows = logs[1].batches[5].copy()
-    rows["content"][2] = contents(0, rows["sample"][:1])[0]
+    rows["content"][2] = contents(0, rows["sample"][:1], None)[0]
     return [logs[0], put(logs[1], 5, rows), *logs[2:]]
 
 
@@ -179,6 +179,10 @@ def another_size_in_a_head(logs: list[Deliveries]) -> list[Deliveries]:
     return [*logs[:5], replace(logs[5], head=replace(logs[5].head, world_size=3)), *logs[6:]]
 
 
+def other_fields_in_a_head(logs: list[Deliveries]) -> list[Deliveries]:
+    return [*logs[:5], replace(logs[5], head=replace(logs[5].head, fields=("png",))), *logs[6:]]
+
+
 def one_too_many(logs: list[Deliveries]) -> list[Deliveries]:
     return [put(logs[0], 3, np.concatenate([logs[0].batches[3], logs[1].batches[3][:1]])), *logs[1:]]
 
@@ -195,6 +199,7 @@ FAULTS: dict[str, tuple[Fault, str, tuple[int, int, int], str]] = {
     "resumed late": (resumed_late, "missing", (1, 11, 0), "recorded nothing"),
     "batch again": (resumed_with_the_batch_before, "other", (2, 13, 0), "not of this step"),
     "head of another gang": (another_size_in_a_head, "ranks", (2, 0, 2), "has world_size 3, and rank 0 has 4"),
+    "fields of another gang": (other_fields_in_a_head, "ranks", (2, 0, 2), "has fields ('png',), and rank 0 has None"),
     "one too many": (one_too_many, "twice", (1, 4, 0), "one more than its part"),
     "no beginning": (lambda logs: logs[3:], "missing", (2, 1, 0), "nobody recorded the steps before step 9"),
 }

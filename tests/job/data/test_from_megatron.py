@@ -105,3 +105,6 @@ def test_a_pair_that_is_not_there_or_none_at_all_is_one_error(tmp_path: Path, as
         import_megatron([tmp_path / "nothing"], tmp_path / "out", asked)
     with pytest.raises(DataError, match="name the pairs"):
         import_megatron([], tmp_path / "out", asked)
+    with pytest.raises(DataError, match="documents: 0: there is none in what is imported"):
+        import_megatron([write_pair(tmp_path / "empty", [], [0])], tmp_path / "out", asked)
+    assert not (tmp_path / "out").exists()

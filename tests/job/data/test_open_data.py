@@ -98,6 +98,11 @@ def reach_out(folder: Path) -> None:
     rewrite(folder, shards=manifest["shards"])
 
 
+def no_shard(folder: Path) -> None:
+    nothing = {"tokens": 0, "documents": 0, "text_bytes": 0}
+    rewrite(folder, shards=[], splits={"train": nothing, "held_out": nothing})
+
+
 def as_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -112,6 +117,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "newer format": (lambda folder: (folder / MANIFEST).write_text('{"format": 3}'), "format", "newer Phalanx"),
     "a name that reaches out": (reach_out, "manifest", "outside its folder"),
     "wrong counts": (lambda folder: rewrite(folder, shards=[]), "splits.train", "does not count"),
+    "no shard": (no_shard, "manifest", "lists no shard; make the folder again"),
     "wrong type": (lambda folder: rewrite(folder, dtype="int32"), "train-00000.bin", "tokens"),
     "shard gone": (lambda folder: shard(folder).unlink(), "train-00000.bin", "cannot be read"),
     "shard shorter": (lambda folder: os.truncate(shard(folder), 100), "train-00000.bin", "should have"),

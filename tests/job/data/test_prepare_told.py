@@ -1,6 +1,8 @@
 """What `phalanx data prepare` tells beside the manifest: what was not taken, and what was left of an interrupted run."""
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from phalanx.core.data_asked import PrepareAsked
 from phalanx.core.errors import DataError, SetupError
 from phalanx.job.data import file_pieces
+from phalanx.job.data.left_out_list import listed
 from phalanx.job.data.prepare import PrepareProgress, prepare
 from phalanx.job.data.prepared import prepared
 from tests.job.data.prepare_cases import contents, write_jsonl, write_texts
@@ -91,9 +94,84 @@ def test_the_list_lies_beside_the_inputs_and_replaces_nothing_else(odd: Path, tm
             prepared(asked, quiet)
         assert caught.value.field == "left_out"
     assert (tmp_path / "mine.txt").read_text() == "keep this"
-    asked = PrepareAsked(paths=(str(odd),), out=tmp_path / "out", tokenizer=tokenizer, left_out=Path("/proc/list"))
-    with pytest.raises(SetupError, match="choose another place"):
-        prepared(asked, quiet)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("/proc/list", "nothing can be made; choose another place"), ("none/list", r"its folder \S+/none is not there; make it$")],
+)
+def test_where_no_list_can_be_made_is_refused(odd: Path, tmp_path: Path, place: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message) as caught, listed(tmp_path / place, tmp_path / "out", [str(odd)]):
+        pass
+    assert caught.value.field == "left_out"
+
+
+def test_a_list_goes_to_a_pipe_and_is_never_read_from_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with listed(pipe, tmp_path / "out", []) as file:
+        assert file is not None
+        file.write("one\n")
+    assert os.read(reader, 9) == b"one\n" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    ours, other = os.pipe()
+    with listed(Path(f"/dev/fd/{other}"), tmp_path / "out", []) as file:
+        assert file is not None
+        file.write("two\n")
+    assert os.read(ours, 9) == b"two\n"
+    os.close(ours)
+    os.close(other)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("place", ["out/list", "link/deeper/list", "out"])
+def test_a_list_that_would_go_with_the_folder_is_refused(tmp_path: Path, place: str, there: bool) -> None:
+    (tmp_path / "link").symlink_to("out")
+    if there:
+        (tmp_path / "out/deeper").mkdir(parents=True)
+    with pytest.raises(DataError, match="lies inside --out") as caught, listed(tmp_path / place, tmp_path / "out", []):
+        pass
+    assert caught.value.field == "left_out" and not list(tmp_path.glob("out/**/*list*"))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{}/texts/*.jsonl", "file://{}/texts/*.jsonl", "{}/**/*.jsonl", "{}/[t]exts/*", "texts/*.jsonl"]
+)
+def test_a_list_that_a_pattern_would_read_is_refused(tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    with (
+        pytest.raises(DataError, match="lies inside the input"),
+        listed(tmp_path / "texts/list.jsonl", tmp_path / "out", [pattern.format(tmp_path)]),
+    ):
+        pass
+    assert not list((tmp_path / "texts").iterdir())
+
+
+def test_a_list_that_no_pattern_reads_may_lie_beside_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with listed(Path("left.jsonl"), tmp_path / "out", ["*.txt"]):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["left.jsonl"]
+
+
+def test_the_list_from_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    real, link = tmp_path / "list", tmp_path / "link"
+    link.symlink_to(real)
+    real.write_text('{"source": "a"}\n')
+    real.chmod(0o600)
+    for stopped in (KeyboardInterrupt, DataError("paths", "x", "is not there")):
+        with pytest.raises((KeyboardInterrupt, DataError)), listed(link, tmp_path / "out", []) as file:
+            assert file is not None
+            file.write("half")
+            raise stopped
+        assert real.read_text() == '{"source": "a"}\n' and len(list(tmp_path.iterdir())) == 2
+    with listed(link, tmp_path / "out", []) as file:
+        assert file is not None
+        file.write('{"source": "b"}\n')
+    assert real.read_text() == '{"source": "b"}\n' and real.stat().st_mode & 0o777 == 0o600
+    assert link.is_symlink() and len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_is_kept_of_an_interrupted_run_is_told(

@@ -142,3 +142,9 @@ def test_a_wait_is_named_by_its_cause(data: SampleData, order: PlainOrder) -> No
 def test_what_no_stream_can_have_is_refused(data: SampleData, order: PlainOrder, field: str) -> None:
     with pytest.raises(DataError, match=field):
         sample_stream(data, order, NOISY, list, **{field: -1})
+
+
+def test_an_order_of_more_samples_than_there_are_is_refused_before_the_first_batch(data: SampleData) -> None:
+    longer = PlainOrder(num_samples=len(data) + 1, seed=3, global_batch=8)
+    with pytest.raises(DataError, match=r"samples of data in the order: 61: the data has 60; make the order by len\(data\)"):
+        sample_stream(data, longer, NOISY, list)

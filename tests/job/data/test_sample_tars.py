@@ -1,12 +1,16 @@
 """Samples in tars: packed or found there, read straight from them, and every damage named."""
 
+import ctypes
 import errno
+import json
+import mmap
 import os
 import pickle
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from phalanx.core.errors import Conflict, DataError
@@ -171,7 +175,7 @@ def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "b/y.tar", PAIRS[:2])
     with pytest.raises(DataError, match="--out"):
         index([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(DataError, match="copy the tars there first"):
+    with pytest.raises(DataError, match="copy the tars here, index them, then `phalanx data push`"):
         index(["s3://bucket/tars"])
     (tmp_path / "a" / MANIFEST).write_text('{"name": "a web page"}')
     with pytest.raises(Conflict, match="of something else"):
@@ -245,6 +249,45 @@ def test_a_place_that_the_disk_cannot_read_is_a_bad_sample_and_another_error_is_
     assert not isinstance(other.value, BadBlock)
 
 
+def pages_in_memory(path: Path) -> bytes:
+    """Of each page of a file, whether the page cache has it: mincore(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = np.frombuffer(mapped, dtype=np.uint8)
+        found = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        failed = libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(mapped)), found)
+        del view
+    if failed:
+        pytest.skip(f"mincore: {os.strerror(ctypes.get_errno())}")
+    return bytes(page & 1 for page in found)
+
+
+@pytest.mark.parametrize("files_max", [64, 0])
+def test_a_damaged_field_is_read_again_from_the_disk_however_small_it_is(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, files_max: int
+) -> None:
+    """None of the pages in which it lies is left from before, nor where other files were opened meanwhile."""
+    monkeypatch.setattr(folders, "_FILES_MAX", files_max)
+    data, tar, real = open_samples(packed), packed / "samples-00000.tar", os.pread
+    with tar.open("rb") as file:
+        os.fsync(file.fileno())  # what is not on the disk yet cannot be let go of
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if any(pages_in_memory(tar)):
+            pytest.skip("this file system keeps what is not needed")
+    place = data.asked([20])[0].places["cls"]
+    pages = slice(place.offset // mmap.PAGESIZE, (place.offset + place.size - 1) // mmap.PAGESIZE + 1)
+    seen: list[bool] = []
+
+    def read(descriptor: int, size: int, offset: int) -> bytes:
+        seen.append(any(pages_in_memory(tar)[pages]))
+        return real(descriptor, size, offset)
+
+    right = data.read(20, ["cls"]).fields["cls"]
+    monkeypatch.setattr(os, "pread", read)
+    assert data.tars.read(0, place) == data.tars.again(0, place) == right and place.size < mmap.PAGESIZE
+    assert seen == [True, False]
+
+
 def test_threads_and_processes_read_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "INDEX_BYTES_MAX", 1)
     monkeypatch.setattr(folders, "_FILES_MAX", 1)
@@ -282,6 +325,13 @@ def test_a_manifest_that_is_none_is_refused(packed: Path, old: str, new: str, sa
     assert text.count(old) >= 1
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=said):
+        open_samples(packed)
+
+
+def test_a_manifest_without_shards_is_refused(packed: Path) -> None:
+    data = json.loads((packed / MANIFEST).read_bytes()) | {"shards": [], "samples": 0}
+    (packed / MANIFEST).write_text(json.dumps(data))
+    with pytest.raises(DataError, match=r"manifest: .*manifest\.json.*: lists no shard; index its tar files again"):
         open_samples(packed)
 
 

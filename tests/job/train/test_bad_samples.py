@@ -183,6 +183,27 @@ def test_an_audit_compares_just_the_fields_that_were_read(whole: SampleData, ord
         recorded(whole, order, tmp_path)
 
 
+def test_in_which_order_a_rank_asks_for_fields_is_all_the_same(whole: SampleData, order: PlainOrder) -> None:
+    """For their content is, too, and an audit holds the heads of the ranks against each other."""
+    assert batches(whole, order, fields=["png", "cls"]).head(1) == batches(whole, order, fields=["cls", "png", "cls"]).head(1)
+    assert whole.read(3, ["png", "cls"]).content == whole.read(3, ["cls", "png"]).content
+
+
+def test_a_run_that_goes_on_with_other_fields_is_compared_by_those_of_each_attempt(
+    whole: SampleData, order: PlainOrder, tmp_path: Path
+) -> None:
+    state: dict[str, Any] | None = None
+    for attempt, fields in enumerate((["png"], None, ["cls", "png"]), start=1):
+        dataset = batches(whole, order, 2 * attempt, fields=fields)
+        dataset.load_state_dict(state or dataset.state_dict())
+        with closing(DeliveryLog(tmp_path / "deliveries", dataset.head(attempt))) as log:
+            dataset.record(log)
+            assert len(list(dataset)) == 2
+        state = dataset.state_dict()
+    found = audit_folder(tmp_path)
+    assert (found.complete, found.contents, found.steps) == (True, "compared", 6), found.says
+
+
 def test_what_lies_elsewhere_or_is_other_data_by_now_is_said(
     folder: Path, whole: SampleData, order: PlainOrder, tmp_path: Path
 ) -> None:

@@ -91,16 +91,21 @@ def test_a_world_size_that_does_not_divide_is_told_what_does(world_size: int, fi
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6])
-def test_every_held_out_sample_counts_once_whatever_the_world_size(world_size: int) -> None:
+def test_d10_every_held_out_sample_counts_once_whatever_the_world_size(world_size: int) -> None:
+    """And every rank runs the model as often as the others, who wait for it."""
     counted: list[int] = []
+    runs: set[int] = set()
     for rank in range(world_size):
         held_out = HeldOut(DATA, RECIPE, rank_of(rank, world_size), first_batch(RECIPE, 2))
         assert held_out.num_batches == 5
         with held_out.reading() as batches:
+            counts = []
             for read, count in (part for parts in batches for part in parts):
                 assert RECIPE.batch_per_rank >= len(read) >= max(count, 1), "no more at once than in training"
                 counted += read[:count, 0].tolist()
-    assert len(counted) == len(set(counted)) == 20
+                counts.append(count)
+            runs.add(len(counts))
+    assert len(counted) == len(set(counted)) == 20 and len(runs) == 1
 
 
 def test_a_run_may_leave_the_held_out_loss_out() -> None:

@@ -110,6 +110,8 @@ def odd(value: object) -> Any:
     return value
 
 
+longer = PlainOrder(num_samples=31, seed=5, global_batch=6)
+TOO_LONG = ("samples of data in the order", r"order: 31: the data has 30; make the order by len\(data\)")
 WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "a path": (lambda data, order: FieldDataset(odd(str(data.place)), decode), "data", "open_samples"),
     "no data": (lambda data, order: FieldBatches(odd(str(data.place)), order, decode), "data", "open_samples"),
@@ -128,6 +130,9 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     ),
     "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
+    "a loader's processes": (lambda data, order: FieldLoader(data, order, decode, num_workers=1.5), "num_workers", "0 or more"),
+    "too long an order": (lambda data, order: FieldBatches(data, longer, decode), *TOO_LONG),
+    "too long for a loader": (lambda data, order: FieldLoader(data, longer, decode), *TOO_LONG),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
     "bad data by its word": (
         lambda data, order: FieldBatches(data, order, decode, bad_data=odd("quarantine")), "bad_data", "BadData.policy",

@@ -52,6 +52,11 @@ def test_json_has_what_lies_where(terminal: Terminal, tmp_path: Path) -> None:
         ("a.json", "[1, 2]", "is no list of lists"),
         ("a.json", "[[1, true]]", "write a number of tokens"),
         ("a.json", "[[1, ", "is no JSON"),
+        ("a.json", "[[1, 2], [], [3, 4]]", "has 2 experts in layer 0 and 0 in layer 1"),
+        ("a.json", "[[], []]", "has no loads"),
+        ("a.json", f"[[1{'0' * 400}, 2]]", "loads of layer 0 is '10000"),
+        ("a.json", f"[[{'9' * 5000}]]", "is no JSON"),
+        ("a.json", "[" * 100_000, "is no JSON"),
         ("a.csv", "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n", "write 3 or more"),
     ],
 )
@@ -60,3 +65,9 @@ def test_what_cannot_be_says_what_to_change(terminal: Terminal, tmp_path: Path, 
         (tmp_path / name).write_text(text)
     shown = terminal("experts", str(tmp_path / name), *LAYOUT)
     assert shown.code == (4 if text is None else 2) and says in shown.err and shown.out == ""
+
+
+@pytest.mark.parametrize("option", ["--num-nodes", "--gpus-per-node", "--slots-per-gpu", "--num-groups"])
+def test_a_size_without_bounds_is_refused_at_once(terminal: Terminal, loads: str, option: str) -> None:
+    shown = terminal("experts", loads, *LAYOUT, option, "10000000")
+    assert shown.code == 2 and option in shown.err and "1048576" in shown.err

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phalanx.core.errors import DataError, SpecError
+from phalanx.core.experts import SLOTS_MAX
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,15 +38,20 @@ class ExpertLayout:
 
     def check(self, num_experts: int) -> None:
         """Raises SpecError where so many experts cannot lie here."""
-        for name in ("num_nodes", "gpus_per_node", "slots_per_gpu"):
-            if getattr(self, name) < 1:
-                raise SpecError(name, getattr(self, name), "write 1 or more")
+        sizes = {"num_nodes": self.num_nodes, "gpus_per_node": self.gpus_per_node, "slots_per_gpu": self.slots_per_gpu}
+        for name, size in sizes.items():
+            if size < 1:
+                raise SpecError(name, size, "write 1 or more")
+        total = self.num_gpus * self.slots_per_gpu
+        if total > SLOTS_MAX:
+            largest = max(sizes, key=sizes.__getitem__)
+            fix = f"that makes {total:,} slots over all GPUs, and {SLOTS_MAX:,} are the most; write less"
+            raise SpecError(largest, sizes[largest], fix)
         if self.num_groups < 0:
             raise SpecError("num_groups", self.num_groups, "write 0 for experts that lie anywhere, or the number of groups")
         if self.num_groups:
             self._check_groups(num_experts)
             return
-        total = self.num_gpus * self.slots_per_gpu
         if total < num_experts:
             least = -(-num_experts // self.num_gpus)
             fix = f"{self.num_gpus} GPUs have {total} slots for {num_experts} experts; write {least} or more"
@@ -78,9 +84,8 @@ class ExpertLayout:
 class ExpertPlacement:
     """Which expert lies in each slot, and how much of its load it takes there.
 
-    experts_LGS: int64, the logical expert in each slot; a GPU has an expert at most once,
-    unless shares are even. shares_LGS: float64, the part of that
-    expert's tokens that goes to this replica; the shares of an expert add up to 1 in each layer.
+    experts_LGS: int64, the logical expert in each slot; a GPU has an expert at most once, unless shares are even. shares_LGS:
+    float64, the part of that expert's tokens that goes to this replica; the shares of an expert add up to 1 in each layer.
     """
 
     layout: ExpertLayout
@@ -99,11 +104,10 @@ class ExpertPlacement:
     def _loads(self, loads_LE: ArrayLike) -> Floats:
         """Raises DataError where these are not the loads of these layers and experts."""
         loads = checked_loads(loads_LE)
-        least = int(self.experts_LGS.max()) + 1
-        if len(loads) != self.num_layers or loads.shape[1] < least:
-            raise DataError(
-                "loads", loads.shape, f"the placement is of {self.num_layers} layers x {least} experts; give their loads"
-            )
+        num_experts = int(self.experts_LGS.max()) + 1  # each has a place
+        if loads.shape != (self.num_layers, num_experts):
+            fix = f"the placement is of {self.num_layers} layers x {num_experts} experts; give their loads"
+            raise DataError("loads", loads.shape, fix)
         return loads
 
     def imbalance(self, loads_LE: ArrayLike) -> Floats:

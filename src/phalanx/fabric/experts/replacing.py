@@ -74,9 +74,10 @@ def rebalance(present: ExpertPlacement, loads_LE: ArrayLike, cost: MoveCost) -> 
     check_placement(present, loads)
     cost.check()
     best = _Best(_settled(present, loads), loads, cost, present)
-    for placement in _changed(best.placement, loads):
-        best.offer(placement)
-    best.offer(alike(balance(loads, present.layout), present, loads.shape[1]))
+    if cost.num_steps:  # else nothing is worth a move, and whoever wants new shares at every step wants them at once
+        for placement in _changed(best.placement, loads):
+            best.offer(placement)
+        best.offer(alike(balance(loads, present.layout), present, loads.shape[1]))
     placement, moves = _with_moves(present, best.placement, cost.buffers)
     per_node = present.layout.gpus_per_node
     between = sum(move.source // per_node != move.target // per_node for move in moves)

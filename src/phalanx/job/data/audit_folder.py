@@ -14,7 +14,7 @@ from phalanx.core.data_audit import DataAudit, Reached
 from phalanx.core.errors import DataError, SetupError, StoreUnavailable
 from phalanx.core.training_data import CACHE_UNIT_BYTES, DataCache, DataSource, in_store
 from phalanx.job.data.cache_place import node_cache
-from phalanx.job.data.deliveries import FOLDER, ROW, Head, content_of, read_deliveries
+from phalanx.job.data.deliveries import FOLDER, ROW, Fields, Head, content_of, read_deliveries
 from phalanx.job.data.draws import Draws
 from phalanx.job.data.exactly_once import Contents, audit
 from phalanx.job.data.order import Indices
@@ -96,7 +96,7 @@ class _Contents:
         if data.cache is not None:  # in which all that is gathered at once has to be; samples may lie in a unit each, or two
             self._at_once = max(1, min(_AT_ONCE, data.cache.fair_bytes() // (2 * CACHE_UNIT_BYTES)))
 
-    def __call__(self, source: int, samples: Indices) -> NDArray[np.uint64]:
+    def __call__(self, source: int, samples: Indices, fields: Fields) -> NDArray[np.uint64]:
         """In the order in which they lie: else each would bring a unit of its own."""
         found = np.empty(len(samples), dtype=np.uint64)
         as_they_lie = np.argsort(samples)
@@ -113,12 +113,11 @@ class _SampleContents:
 
     def __init__(self, opened: Mapping[str, SampleData], head: Head) -> None:
         self._data = [opened[name] for name in order_from(head.order).names]
-        self._fields = head.fields
 
-    def __call__(self, source: int, samples: Indices) -> NDArray[np.uint64]:
+    def __call__(self, source: int, samples: Indices, fields: Fields) -> NDArray[np.uint64]:
         """In the order in which they lie, so that few indices are in memory."""
         found, as_they_lie = np.empty(len(samples), dtype=np.uint64), np.argsort(samples)
         for first in range(0, len(samples), _AT_ONCE):
             rows = as_they_lie[first : first + _AT_ONCE]
-            found[rows] = self._data[source].contents(samples[rows].tolist(), self._fields)
+            found[rows] = self._data[source].contents(samples[rows].tolist(), fields)
         return found

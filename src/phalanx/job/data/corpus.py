@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.errors import DataError
+from phalanx.core.unprepared import is_folder
 from phalanx.job.data.default_corpus import STDLIB, standard_library_paths, stdlib_folder
 from phalanx.job.data.file_pieces import File
 from phalanx.job.data.manifest import MANIFEST
@@ -110,17 +111,10 @@ def _walked(root: str, leave_out: str, prepared_too: bool) -> Iterator[File]:
             elif entry.is_symlink():
                 real = os.path.realpath(entry.path)
                 made = not prepared_too and real.startswith(f"{leave_out}{os.sep}")
-                if not made and not _is_dir(entry):
+                if not made and not is_folder(entry):
                     yield _file(_shown(above + entry.name), real)
             else:  # its folder is without links, so most files need no look at the folders above them
                 yield File(_shown(above + entry.name), entry.path, _size(entry))
-
-
-def _is_dir(link: "os.DirEntry[str]") -> bool:
-    try:
-        return link.is_dir()
-    except OSError:  # a loop of links
-        return False
 
 
 def _file(name: str, path: str) -> File:

@@ -31,6 +31,9 @@ from phalanx.storage.atomic import make_folders, refused
 FOLDER: Final = "deliveries"
 """Beside the job's checkpoints."""
 
+Fields = tuple[str, ...] | None
+"""Those that were read of samples in tars, sorted; None for all."""
+
 FORMAT: Final = 1
 ROW: Final = np.dtype([("source", "<u4"), ("sample", "<i8"), ("content", "<u8")])
 _FRAME: Final = struct.Struct("<BIQ")  # kind, length, XXH3 of what follows
@@ -49,7 +52,7 @@ _log: Final = logging.getLogger(__name__)
 class Head:
     """Whose deliveries these are. attempt, generation: later ones supersede the steps that they make again. start: the first step,
     counted from 0. data: manifest hash of each source. sequence, asked: how samples were made of it, and where it lay. Of samples
-    in tars sequence is 0, and fields are those that were read, None for all."""
+    in tars sequence is 0."""
 
     attempt: int
     generation: int
@@ -60,7 +63,7 @@ class Head:
     data: Mapping[str, str]
     sequence: int
     asked: DataSource | None = None
-    fields: tuple[str, ...] | None = None
+    fields: Fields = None
     format: int = FORMAT
 
 

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from phalanx.core.data_audit import DataAudit, DeliveryFault, Leg, Reached, SourceRead
 from phalanx.core.errors import DataError
-from phalanx.job.data.deliveries import Deliveries
+from phalanx.job.data.deliveries import Deliveries, Fields
 from phalanx.job.data.draws import DataOrder, Draws, positions
 from phalanx.job.data.ends import End, check_end, end_of, ragged
 from phalanx.job.data.legs import Gang, Stretch, Wrong, check_joints, gangs_of, stretches_of, wrong
 from phalanx.job.data.order import Indices
 from phalanx.job.data.quarantine import ANY_SHARE, Quarantined
 
-Contents = Callable[[int, Indices], NDArray[np.uint64]]
-"""From a source and samples of it to the XXH3 of each one's tokens. Raises DataError where the data is damaged."""
+Contents = Callable[[int, Indices, Fields], NDArray[np.uint64]]
+"""From a source, samples of it, and what was read of them, to the XXH3 of each one's tokens or fields. Raises DataError where the
+data is damaged."""
 
 Progress = Callable[[int, int], None]
 """Told how many global samples are looked at, of how many."""
@@ -74,15 +75,15 @@ class _Tokens:
         self.says = contents if isinstance(contents, str) else "compared"
         self.damaged = ""
 
-    def right(self, wanted: Draws, first: int) -> NDArray[np.uint64] | None:
-        """Of these samples, in the steps from `first` on; None where they cannot be told."""
+    def right(self, wanted: Draws, first: int, fields: Fields) -> NDArray[np.uint64] | None:
+        """Of these samples, in the steps from `first` on, of which a gang read these fields; None where they cannot be told."""
         if isinstance(self._contents, str) or self.damaged:
             return None
         right = np.empty(len(wanted), dtype=np.uint64)
         try:
             for source in np.unique(wanted.source).tolist():
                 rows = np.flatnonzero(wanted.source == source)
-                right[rows] = self._contents(source, wanted.sample[rows])
+                right[rows] = self._contents(source, wanted.sample[rows], fields)
         except DataError as error:
             self.damaged = error.field
             self.says = f"damaged: {error.sentence()}; {f'compared up to step {first}' if first else 'nothing compared'}"
@@ -167,7 +168,7 @@ def _firstwrong(gang: Gang, step: int, wanted: Draws, parts: Sequence[NDArray[An
 
 
 def _check_contents(gang: Gang, first: int, wanted: Draws, good: Sequence[NDArray[Any]], tokens: _Tokens, order: DataOrder) -> None:
-    if not good or (right := tokens.right(wanted, first)) is None:
+    if not good or (right := tokens.right(wanted, first, gang.fields)) is None:
         return
     found = np.concatenate(good)["content"]
     for row in np.flatnonzero(found != right)[:1].tolist():

@@ -123,6 +123,8 @@ class _Writing:
                 writer = held_out if self._is_held_out(number) else train
                 writer.add_document(ids.astype(megatron.DTYPES[self.dtype]).tobytes())
             self.shards = [*train.finish(), *held_out.finish()]
+        if not self.shards:
+            raise DataError("documents", 0, "there is none in what is imported; name data that has some")
 
     def _is_held_out(self, number: int) -> bool:
         """The first document is trained on, so that there is one."""

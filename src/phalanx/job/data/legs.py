@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.data_audit import DeliveryFault, FaultKind
-from phalanx.job.data.deliveries import Deliveries
+from phalanx.job.data.deliveries import Deliveries, Fields
 from phalanx.job.data.quarantine import SetAside
 
 _SHOWN: Final = 60
@@ -30,6 +30,10 @@ class Gang:
         """Of each rank, the step behind its last one."""
         last = [max(self.logs[rank].batches, default=-1) if rank in self.logs else -1 for rank in range(self.world_size)]
         return [max(self.start, step + 1) for step in last]
+
+    @property
+    def fields(self) -> Fields:
+        return next(iter(self.logs.values())).head.fields
 
     @property
     def steps(self) -> set[int]:
@@ -66,7 +70,7 @@ def gangs_of(logs: Sequence[Deliveries]) -> list[Gang]:
         first = ranks[min(ranks)].head
         gang = Gang(attempt, generation, first.world_size, first.start, ranks)
         for rank, log in sorted(ranks.items()):
-            for name in ("world_size", "start", "data", "order", "sequence"):
+            for name in ("world_size", "start", "data", "order", "sequence", "fields"):
                 mine, theirs = getattr(log.head, name), getattr(first, name)
                 if mine != theirs:
                     raise wrong("ranks", gang, rank, -1, f"has {name} {_short(mine)}, and rank {first.rank} has {_short(theirs)}")

@@ -267,3 +267,5 @@ def _check(manifest: Manifest, path: str) -> None:
     for split, found in counted.items():
         if split not in manifest.splits or manifest.splits[split].tokens != found:
             raise DataError(f"splits.{split}", found, f"{path} does not count the tokens of its own shards; {REMAKE}")
+    if not manifest.shards:
+        raise DataError("manifest", path, f"lists no shard; {REMAKE}")

@@ -72,19 +72,6 @@ def rank_slice(batch: Indices, rank: int, world_size: int) -> Indices:
     return batch[len(batch) * rank // world_size : len(batch) * (rank + 1) // world_size]
 
 
-def even_slice(batch: Indices, rank: int, world_size: int) -> tuple[Indices, int]:
-    """A rank's part of a batch that the ranks need not divide: as many rows on every rank, and how many of them count, the first.
-
-    The rest repeat the batch's first row, so that every rank runs as many microbatches; they belong to no result. Raises DataError
-    for a batch without rows.
-    """
-    if not batch.size:
-        raise DataError("batch", 0, "has no sample; a batch needs one at least")
-    mine = rank_slice(batch, rank, world_size)
-    lacking = -(-len(batch) // world_size) - len(mine)
-    return np.concatenate([mine, np.repeat(batch[:1], lacking)]), len(mine)
-
-
 _Network = Callable[[_Words, list[_Words], int], _Words]
 
 

@@ -3,11 +3,14 @@
 import contextlib
 import errno
 import fcntl
+import fnmatch
+import glob
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -84,17 +87,30 @@ def check_apart(out: Path, paths: Sequence[str | Path], field: str = "out") -> N
     """Raises DataError for what is made inside a folder that is read, or where an input lies: it would be among the inputs of the
     next run."""
     for path, real in _local(paths):
-        if real == out or real in out.parents:
+        if (real == out or real in out.parents) and _reads(path, out.name):
             raise DataError(field, str(out), f"lies inside the input {path}, so the next run would read it; name a place beside it")
 
 
 def _local(paths: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
-    """What of these lies on disks of this machine, and where."""
+    """What of these lies on disks of this machine, and where; of a pattern the folder before its first wildcard."""
     for path in map(str, paths):
+        place = path
         if path.startswith("file://"):
-            yield path, Path(os.path.realpath(parse_place(path, "paths").path))
-        elif path != STDLIB and not is_url(path):
-            yield path, Path(os.path.realpath(path))
+            place = str(parse_place(path, "paths").path)
+        elif path == STDLIB or is_url(path):
+            continue
+        if _is_pattern(place):
+            place = os.path.join(*takewhile(lambda part: not glob.has_magic(part), ("", *Path(place).parts)))  # noqa: PTH118
+        yield path, Path(os.path.realpath(place))
+
+
+def _reads(path: str, name: str) -> bool:
+    """Whether an input reads files of that name, where it reads any in their folder."""
+    return not _is_pattern(path) or fnmatch.fnmatch(name, Path(path).name)
+
+
+def _is_pattern(path: str) -> bool:
+    return glob.has_magic(path) and not os.path.lexists(path)
 
 
 @contextlib.contextmanager

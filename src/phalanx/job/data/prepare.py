@@ -16,7 +16,6 @@ from typing import Final, Literal
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.core.units import count_of
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data import megatron, tokens
 from phalanx.job.data.assembly import write_shards
@@ -42,8 +41,9 @@ from phalanx.job.data.manifest import (
     Split,
     SplitCount,
 )
-from phalanx.job.data.parity import Choice, Proof
+from phalanx.job.data.parity import Proof
 from phalanx.job.data.place import building, check_out, move_into_place
+from phalanx.job.data.resumed import Resumed, encoding_phase, kept_of
 from phalanx.job.data.standing import check_same
 from phalanx.job.data.survey import Gathered, Survey, survey
 from phalanx.job.data.texts import Reading
@@ -70,18 +70,6 @@ class PrepareProgress:
 
 
 Report = Callable[[PrepareProgress], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """What a run that was interrupted had finished and this one kept, in shards. dropped: it was of other text, or asked otherwise,
-    or is not what was written."""
-
-    shards: int
-    tokens: int
-    documents: int
-    dropped: int
-
 
 Noted = Callable[[LeftOut | Resumed], None]
 """Told what no manifest says: what of each file is not taken, and what was left of an interrupted run."""
@@ -244,7 +232,7 @@ def _prepare(
 def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew: Crew, report: Report, noted: Noted) -> Manifest:
     journal = Journal(folder, _key(found, asked, given))
     journal.recover(shards_too=not found.lone)
-    resumed = _resumed(journal)
+    resumed = kept_of(journal)
     if resumed.shards or resumed.dropped:
         noted(resumed)
     texts: list[str] | None = None
@@ -276,7 +264,7 @@ def _fill(folder: Path, found: Survey, asked: _Asked, given: _Given | None, crew
         held_out=asked.held_out,
     )
     keep(plan, Encoder(text, choice, proof.fast))
-    phase = _phase(choice, resumed)
+    phase = encoding_phase(choice, resumed)
     shards = write_shards(found, plan, asked.shard_tokens_max, journal, crew, lambda *at: report(PrepareProgress(phase, *at)))
     manifest = _manifest(found, shards, asked, journal.tokenizer, plan, vocab_size)
     write_atomic(folder / MANIFEST, manifests.encode(manifest))
@@ -317,22 +305,6 @@ def _some(texts: Sequence[str]) -> list[bytes]:
         found.append(text[:left].encode())
         left -= len(found[-1])
     return found
-
-
-def _resumed(journal: Journal) -> Resumed:
-    kept = [shard for shards in journal.shards.values() for shard in shards]
-    return Resumed(
-        shards=len(kept),
-        tokens=sum(shard.tokens for shard in kept),
-        documents=sum(shard.documents for shard in kept),
-        dropped=journal.found - len(kept),
-    )
-
-
-def _phase(choice: Choice, resumed: Resumed) -> str:
-    why = f" ({choice.why})" if choice.why else ""
-    kept = f", after {count_of(resumed.shards, 'shard')} of an interrupted run" if resumed.shards else ""
-    return f"encoding with {choice.engine}{why}{kept}"
 
 
 def _manifest(found: Survey, shards: Sequence[Shard], asked: _Asked, tokenizer: FileEntry, plan: Plan, vocab_size: int) -> Manifest:

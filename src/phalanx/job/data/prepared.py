@@ -2,25 +2,21 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 from phalanx.core import wire
 from phalanx.core.data_asked import PrepareAsked
-from phalanx.core.errors import DataError
 from phalanx.job.data.left_out import LeftOut, Unfit
+from phalanx.job.data.left_out_list import listed
 from phalanx.job.data.manifest import Manifest
-from phalanx.job.data.place import check_apart, not_made
-from phalanx.job.data.prepare import PrepareProgress, Resumed, prepare
+from phalanx.job.data.prepare import PrepareProgress, prepare
+from phalanx.job.data.resumed import Resumed
 from phalanx.job.data.shown import shown_unread
 from phalanx.job.data.tokens import END_OF_DOCUMENT
 
 EXAMPLES: Final = 3
 """Files that are named for each reason."""
-
-_BEGIN: Final = b'{"source": '
 
 
 def prepared(asked: PrepareAsked, progress: Callable[[str, int, int], None]) -> Mapping[str, Any]:
@@ -30,8 +26,8 @@ def prepared(asked: PrepareAsked, progress: Callable[[str, int, int], None]) -> 
     def report(at: PrepareProgress) -> None:
         progress(at.phase, at.done_bytes, at.total_bytes)
 
-    with _listed(asked.left_out, asked.paths) as listed:
-        noted = _Noted(listed)
+    with listed(asked.left_out, asked.out, asked.paths) as file:
+        noted = _Noted(file)
         manifest = prepare(
             asked.paths, asked.out, asked.vocab_size, asked.held_out, report, force=asked.force, tokenizer=asked.tokenizer,
             end_of_document=asked.end_of_document or END_OF_DOCUMENT, text_field=asked.text_field, normalize=asked.normalize,
@@ -70,26 +66,3 @@ class _Noted:
         if twice := sum(source.skipped_duplicate for source in manifest.sources):
             left_out["duplicate"] = {"count": twice}
         return {"left_out": left_out, "resumed": None if self._resumed is None else wire.plain(Resumed, self._resumed)}
-
-
-@contextmanager
-def _listed(path: Path | None, paths: Sequence[str]) -> Iterator[IO[str] | None]:
-    """The file, open to be written. Raises DataError for one that would be among the inputs, or that is something else."""
-    if path is None:
-        yield None
-        return
-    check_apart(path.resolve(), paths, "left_out")
-    try:
-        if path.exists() and not _is_list(path):
-            raise DataError("left_out", str(path), "is a file that no `--left-out` made; name another")
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise not_made("left_out", path, error) from error
-    with file:
-        yield file
-
-
-def _is_list(path: Path) -> bool:
-    with path.open("rb") as file:
-        begin = file.read(len(_BEGIN))
-    return not begin or begin == _BEGIN

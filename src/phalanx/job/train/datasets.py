@@ -130,7 +130,6 @@ class StepLoader(ProcessLoader):
         world_size: int = 1,
         **options: Any,
     ) -> None:
-        whole("num_workers", options.get("num_workers", 0), 0)
         numbers = _ranked(data, split, sequence, order, rank, world_size)
         numbers(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order))

@@ -169,7 +169,9 @@ class ProcessLoader(Counted):
         is_far: bool,
         options: Mapping[str, Any],
     ) -> None:
+        """Raises DataError for an option that is none, and for a number of loader processes that is none."""
         super().__init__(delivered)
+        whole("num_workers", options.get("num_workers", 0), 0)
         _check_options(options, [*inspect.signature(type(self).__init__).parameters][1:-1])
         self.dataset, self._rows, self._is_far, self._options = dataset, rows, is_far, options
 

@@ -25,7 +25,7 @@ from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.sound import STOP, BadData, SoundOrder
 from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import SampleData
-from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, draws_of_rank, made_stream, sources_of
+from phalanx.job.data.tars.stream import Decode, Made, Making, Transform, check_lengths, draws_of_rank, made_stream, sources_of
 from phalanx.job.data.waits import Cause
 from phalanx.job.train.delivered import Counted, Delivered, ProcessLoader, Read, refuse_loader_processes
 
@@ -55,12 +55,13 @@ def _checked(
     fields: Sequence[str] | None,
     seed: object,
 ) -> Mapping[str, SampleData]:
-    """The data of each source of the order. Raises DataError for what is none, and as `_check_making` does."""
+    """The data of each source of the order. Raises DataError for what is none, or too little, and as `_check_making` does."""
     order_of(order)
     if not isinstance(data, SampleData | Mapping):
         raise DataError("data", shown(data), "give what `open_samples` opened, or a mapping of it by the order's sources")
     sources = sources_of(data, order)
     _check_making(sources, decode, transform, fields, seed)
+    check_lengths(sources, order)
     return sources
 
 
@@ -200,12 +201,12 @@ class FieldBatches(Counted, IterableDataset[Any]):
         return Head(
             attempt=attempt, generation=generation, rank=self._rank, world_size=self._world_size, start=given.step,
             order=facts_of(given.order), data=given.manifests, sequence=0,
-            fields=None if self._making.fields is None else tuple(self._making.fields),
+            fields=None if self._making.fields is None else tuple(sorted(set(self._making.fields))),
             asked=asked.anchored(Path()),
         )  # fmt: skip
 
     def record(self, log: DeliveryLog | None) -> None:
-        """From the next iteration on, what is delivered is recorded there; None for nowhere."""
+        """From the next batch on, what is delivered is recorded there; None for nowhere."""
         self._delivered.log = log
 
     @property

@@ -1,18 +1,21 @@
-"""experts."""
+"""`phalanx experts`: a file of loads is read, and where the experts lie is shown."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from phalanx.core.errors import DataError, NotFound
+from phalanx.core.experts import SLOTS_MAX
 from phalanx.show.cli.options import EXIT_CODES, Output, OutputOption, tools_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from phalanx.core.experts import ExpertsLayerView, ExpertsView
+
+_WORD_CHARS_MAX: Final = 60
 
 
 def add(app: typer.Typer) -> None:
@@ -28,11 +31,14 @@ def experts(
             metavar="FILE", help="Tokens of each expert: a line of numbers for each layer, or lists of numbers in .json."
         ),
     ],
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.", min=1)],
-    slots_per_gpu: Annotated[int, typer.Option(help="Replicas that each GPU holds of each layer.", min=1)],
-    num_nodes: Annotated[int, typer.Option(help="Nodes.", min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.", min=1, max=SLOTS_MAX)],
+    slots_per_gpu: Annotated[int, typer.Option(help="Replicas that each GPU holds of each layer.", min=1, max=SLOTS_MAX)],
+    num_nodes: Annotated[int, typer.Option(help="Nodes.", min=1, max=SLOTS_MAX)] = 1,
     num_groups: Annotated[
-        int, typer.Option(help="Groups of experts that each lie on one node.", min=0, show_default="experts lie anywhere")
+        int,
+        typer.Option(
+            help="Groups of experts that each lie on one node.", min=0, max=SLOTS_MAX, show_default="experts lie anywhere"
+        ),
     ] = 0,
     even_shares: Annotated[
         bool, typer.Option("--even-shares", help="For a dispatcher that gives each replica of an expert equally many tokens.")
@@ -62,9 +68,9 @@ def _read(file: Path) -> tuple[tuple[float, ...], ...]:
         raise NotFound("FILE", str(file), "is not there; name a file of loads") from error
     except (OSError, UnicodeError) as error:
         raise DataError("FILE", str(file), "cannot be read as text; name a file with a line of numbers for each layer") from error
-    rows = _of_json(file, text) if file.suffix == ".json" else [line.replace(",", " ").split() for line in text.splitlines()]
-    table = tuple(tuple(_number(word, layer) for word in row) for layer, row in enumerate(row for row in rows if row))
-    if not table:
+    rows = _of_json(file, text) if file.suffix == ".json" else _of_lines(text)
+    table = tuple(tuple(_number(word, layer) for word in row) for layer, row in enumerate(rows))
+    if not any(table):
         raise DataError("FILE", str(file), "has no loads; write a line of numbers for each layer")
     for layer, row in enumerate(table):
         if len(row) != len(table[0]):
@@ -74,12 +80,16 @@ def _read(file: Path) -> tuple[tuple[float, ...], ...]:
     return table
 
 
+def _of_lines(text: str) -> list[list[str]]:
+    return [words for line in text.splitlines() if (words := line.replace(",", " ").split())]
+
+
 def _of_json(file: Path, text: str) -> list[list[Any]]:
     import json
 
     try:
         read = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError("FILE", str(file), f"is no JSON ({error}); write [[...], ...], a list of numbers for each layer") from error
     if isinstance(read, list) and read and all(isinstance(row, list) for row in read):
         return read
@@ -90,9 +100,14 @@ def _number(word: object, layer: int) -> float:
     try:
         if isinstance(word, str | int | float) and not isinstance(word, bool):
             return float(word)
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
-    raise DataError(f"loads of layer {layer}", word, "write a number of tokens")
+    raise DataError(f"loads of layer {layer}", _cut(word), "write a number of tokens")
+
+
+def _cut(word: object) -> object:
+    """Numbers and words of a line's length say no more."""
+    return word if len(str(word)) <= _WORD_CHARS_MAX else f"{str(word)[:_WORD_CHARS_MAX]}…"
 
 
 def experts_page(view: "ExpertsView") -> "Iterator[RenderableType]":

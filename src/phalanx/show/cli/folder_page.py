@@ -101,12 +101,9 @@ def _shares(rows: Any, by: str, head: str, more: Any = None) -> Grid:
 
 
 def skipped(source: Mapping[str, Any]) -> str:
-    return (
-        ", ".join(
-            f"{count:,} {name.removeprefix(_SKIPPED)}" for name, count in source.items() if name.startswith(_SKIPPED) and count
-        )
-        or "-"
-    )
+    """'2 binary, 1 empty', or nothing."""
+    found = ((name.removeprefix(_SKIPPED), count) for name, count in source.items() if name.startswith(_SKIPPED) and count)
+    return ", ".join(f"{count:,} {name}" for name, count in found)
 
 
 def _lengths(lengths: Mapping[str, Any]) -> Grid:
@@ -129,4 +126,4 @@ def _left_out(left_out: Mapping[str, Any]) -> Text:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SAMPLE_CHARS_MAX else f"{text[:_SAMPLE_CHARS_MAX]}..."
+    return text if len(text) <= _SAMPLE_CHARS_MAX else f"{text[:_SAMPLE_CHARS_MAX]}…"

@@ -85,8 +85,9 @@ class _Shape:
         return self._rows > 1 and self._length > 1 and self._all_alike
 
     def sentence(self) -> str:
+        last = " (the last one fewer)" if self._last_is_shorter else ""
         return (
-            f"all {self._rows:,} samples have {self._length:,} tokens, with {self._inner_ends:,} end marks inside them, as "
+            f"all {self._rows:,} samples have {self._length:,} tokens{last}, with {self._inner_ends:,} end marks inside them, as "
             "text has that was cut into rows, and each was taken for a document; --documents end_marks joins them and takes what "
             "ends with an end mark for one (with --force, as the folder is there), --documents samples says that they are documents"
         )

@@ -136,9 +136,8 @@ def _tars(paths: Sequence[str | Path], out: Path | None) -> list[Path]:
     if not paths:
         raise DataError("paths", "(none)", "name tar files, or a folder of them")
     if urls := [str(path) for path in paths if is_url(str(path))]:
-        raise DataError(
-            "paths", urls[0], "lies in a store; samples are read from disks of this machine, so copy the tars there first"
-        )
+        fix = "copy the tars here, index them, then `phalanx data push`"
+        raise DataError("paths", urls[0], f"lies in a store, and an index is made from disks of this machine: {fix}")
     found = [Path(file.path) for one in find(paths, out or Path(os.devnull), prepared_too=True) for file in one.files]
     if packed := [file for file in found if file.name.endswith(_COMPRESSED)]:
         raise DataError("paths", str(packed[0]), "is compressed, so nothing can be read from its middle; unpack it to a .tar")

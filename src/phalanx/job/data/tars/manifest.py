@@ -115,6 +115,8 @@ def of_samples(error: DataError) -> DataError:
 
 
 def _check(manifest: SampleManifest, path: str) -> None:
+    if not manifest.shards:
+        raise DataError("manifest", path, f"lists no shard; {REINDEX}")
     for shard in manifest.shards:
         if not manifests.is_plain(shard.name):
             raise DataError("manifest", shard.name, f"{path} names a file outside its folder; {REINDEX}")

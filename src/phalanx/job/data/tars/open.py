@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import BadBlock, Block
-from phalanx.job.data.checked import names_of, number_of
+from phalanx.job.data.checked import names_of, number_of, path_of
 from phalanx.job.data.shards import Watch
 from phalanx.job.data.tars.folder import FolderTars
 from phalanx.job.data.tars.index import Index, Place, content_of, parse
@@ -147,10 +147,8 @@ class SampleData:
         places, key = index.places(row), index.key(row)
         for name in () if fields is None else fields:
             if name not in places:
-                fix = (
-                    f"{key} in {self.manifest.shards[shard].tar.name} has only {', '.join(sorted(places))}; ask for one of these, "
-                )
-                raise DataError("field", name, f"{fix}or for none by name")
+                there = f"{key} in {self.manifest.shards[shard].tar.name} has only {', '.join(sorted(places))}"
+                raise DataError("field", name, f"{there}; ask for one of these, or for none by name")
         return Asked(number, shard, row, key, places if fields is None else {name: places[name] for name in fields})
 
     def _read(self, group: Sequence[Asked], watch: Watch | None, bad: list[BadBlock]) -> Iterator[Sample]:
@@ -242,7 +240,7 @@ def open_samples(
         if place.scheme != "file":
             return _opened_afar(str(path), verify, progress, cache)
         path = place.path
-    path = Path(path)
+    path = path_of("data", path)
     manifest, data = read(path)
     tars = FolderTars(path, manifest)
     tars.check_sizes()

@@ -13,10 +13,9 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from phalanx.core.errors import DataError, NotFound
 from phalanx.job.data.manifest import MANIFEST, FileEntry
 from phalanx.job.data.shards import Watch
-from phalanx.job.data.store_source import REQUEST, UNIT_BYTES, StoreSource
+from phalanx.job.data.store_source import REQUEST, UNIT_BYTES, StoreSource, stored_manifest
 from phalanx.job.data.tars.index import Place
 from phalanx.job.data.tars.manifest import SampleManifest, parse
 from phalanx.job.data.tars.reading import BYTES_AT_ONCE, Asked, chunks
@@ -150,11 +149,7 @@ def tars_at(url: str, cache: NodeCache) -> tuple[StoredTars, SampleManifest, byt
 def tars_in(store: ObjectStore, cache: NodeCache) -> tuple[StoredTars, SampleManifest, bytes]:
     """As `tars_at`, of an open store."""
     source = StoreSource(store, cache)
-    try:
-        data = store.get(MANIFEST)  # always from the store: its hash says which data this is
-    except NotFound as error:
-        fix = f"has no {MANIFEST}, so it is no prepared data; name another place, or put it there with `phalanx data push`"
-        raise DataError("data", store.url, fix) from error
+    data = stored_manifest(store)  # always from the store: its hash says which data this is
     manifest = parse(data, f"{store.url}/{MANIFEST}")
     size_bytes, name = max((min(UNIT_BYTES, shard.tar_bytes), shard.tar.name) for shard in manifest.shards)
     cache.check_limit(size_bytes, f"what is fetched at once of {name} has")

@@ -102,6 +102,13 @@ def sources_of(data: SampleData | Mapping[str, SampleData], order: DataOrder) ->
     return {name: known[name] for name in order.names}
 
 
+def check_lengths(sources: Mapping[str, SampleData], order: DataOrder) -> None:
+    """Raises DataError for an order of more samples than there are, which would fail at the first batch that draws one of these."""
+    for name, wanted in zip(order.names, order.sizes.tolist(), strict=True):
+        if wanted > (there := len(sources[name])):
+            raise DataError(f"samples of {name} in the order", wanted, f"the data has {there}; make the order by len(data)")
+
+
 def draws_of_rank(order: DataOrder, step: int, rank: int, world_size: int) -> Draws:
     """The rows of a step's batch, counted from 0, that `rank` reads, in order."""
     whole = batch(order, step)
@@ -145,7 +152,9 @@ def made_stream(
     data: of one source, or of each source of the order by its name. stop: the first step that is not delivered. `depth` batches at
     most are made ahead, each by one of `threads`.
     """
-    sources = list(sources_of(data, order).values())
+    by_name = sources_of(data, order)
+    check_lengths(by_name, order)
+    sources = list(by_name.values())
     rank, world_size = part_of(order, rank, world_size)
 
     def fetch(step: int, tell: Tell) -> B:

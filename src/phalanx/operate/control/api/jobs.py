@@ -21,6 +21,8 @@ from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.world import JobRecord
 
 JOBS_MAX: Final = 1000
+PACE_STEPS: Final = 200
+"""Whose mean is what the rest is taken to go at: one slow step or one save among so many does not make the time left jump."""
 
 router = APIRouter(tags=["jobs"])
 Filter = Annotated[str, Query(max_length=100)]
@@ -119,10 +121,6 @@ async def job_view_of(services: Services, job: JobRecord) -> JobView:
     return views.job_view(
         services.control.world, job, services.control.waiting, progress, services.clock.now_ms(), services.home / "jobs"
     )
-
-
-PACE_STEPS: Final = 200
-"""Whose mean is what the rest is taken to go at: one slow step or one save among so many does not make the time left jump."""
 
 
 def progress_of(newest: StepRecord, before: StepRecord | None = None) -> Progress:
