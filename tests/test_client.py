@@ -100,6 +100,15 @@ def test_every_reading_call_asks_its_path_and_gives_its_view(tmp_path: Path) -> 
         assert server.asked[6].query == {"job": JOB, "since_ms": "7"}
 
 
+def test_a_path_for_a_job_is_refused_before_anything_is_sent() -> None:
+    client = client_of(lambda _: refused(500, detail="sent"))
+    for ask in (client.submit, client.plan):
+        with pytest.raises(SpecError, match=r"job: 'jobs/ok.yaml': give a mapping of its fields, or load_spec\(path\)"):
+            ask("jobs/ok.yaml")  # type: ignore[arg-type]  # as untyped code may
+        with pytest.raises(SpecError, match="write a mapping of fields"):
+            ask(7)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, SpecError), (401, Unauthorized), (403, Unauthorized), (404, NotFound), (409, Conflict), (422, SpecError)],

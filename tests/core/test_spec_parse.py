@@ -19,6 +19,11 @@ def test_yaml_numbers_become_the_text_that_the_dataclass_wants() -> None:
     assert (spec.resources.gpus, spec.resources.memory_bytes, spec.env) == ("2", 1024, {"A": "1"})
 
 
+def test_a_job_file_may_be_named_by_a_text(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nentrypoint: python train.py\n")
+    assert load_spec(str(tmp_path / "job.yaml")) == load_spec(tmp_path / "job.yaml")
+
+
 def test_variables_of_ours_that_a_job_may_set_are_taken() -> None:
     own = {"PHALANX_FAULT": "", "PHALANX_CHECKPOINT_PATIENCE_S": "60"}
     assert parse_spec({**PLAIN, "env": own}).env == own

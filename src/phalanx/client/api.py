@@ -100,7 +100,7 @@ class Client:
 
         Raises SpecError before anything is sent when the spec is not acceptable.
         """
-        known = checked(spec) if isinstance(spec, JobSpec) else parse_spec(dict(spec))
+        known = _known(spec)
         check_lock(known, workdir_pack)
         code = self._upload(workdir_pack) if workdir_pack is not None else ""
         request = SubmitRequest(spec=wire.plain(JobSpec, known), code=code, key=key)
@@ -123,7 +123,7 @@ class Client:
 
     def plan(self, spec: JobSpec | Mapping[str, Any]) -> PlanView:
         """What would be decided of the job if it were submitted now. Nothing is. Raises SpecError."""
-        known = checked(spec) if isinstance(spec, JobSpec) else parse_spec(dict(spec))
+        known = _known(spec)
         body = wire.dumps(PlanRequest, PlanRequest(spec=wire.plain(JobSpec, known)))
         view: PlanView = self._posted(PlanView, "/plan", body, may_repeat=True)
         return view
@@ -403,3 +403,10 @@ def checked_secret(name: str) -> str:
     if _VARIABLE.fullmatch(name) is None:
         raise SpecError("secret", name, "name secrets with letters, digits and '_', at most 64, not beginning with a digit")
     return name
+
+
+def _known(spec: object) -> JobSpec:
+    """Raises SpecError."""
+    if isinstance(spec, str | Path):
+        raise SpecError("job", str(spec), "give a mapping of its fields, or load_spec(path) of `core.spec_parse` for a job file")
+    return checked(spec) if isinstance(spec, JobSpec) else parse_spec(dict(spec) if isinstance(spec, Mapping) else spec)

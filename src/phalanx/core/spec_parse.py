@@ -50,12 +50,13 @@ _AMOUNTS: Final = ("gpus", "memory", "gpu_memory")
 _MAPPING: Final = "write a mapping of fields, starting with name: ..."
 
 
-def load_spec(path: Path, change: Callable[[object], object] = lambda data: data) -> JobSpec:
+def load_spec(path: Path | str, change: Callable[[object], object] = lambda data: data) -> JobSpec:
     """The spec in a YAML file. Relative `workdir` and paths of `data` are taken from the file's folder.
 
     change: made to the file's data before it is checked, e.g. by `submit --set`.
     Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
     """
+    path = Path(path)
     data = read_yaml_file(path, "job file", SPEC_BYTES_MAX)
     if not isinstance(data, dict):
         what = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"

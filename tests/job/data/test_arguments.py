@@ -14,6 +14,7 @@ from phalanx.job.data.from_megatron import import_megatron
 from phalanx.job.data.imported import ImportAsked
 from phalanx.job.data.mds.export import export
 from phalanx.job.data.mds.tokens import TokensAsked, import_tokens
+from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.prepare import prepare
 from phalanx.job.data.push import push
@@ -32,6 +33,10 @@ WRONG: Any = "wrong"
 def odd(value: object) -> Any:
     """What the types of a call would not let pass."""
     return value
+
+
+def changed(from_step: int, weights: dict[str, float]) -> Mixture:
+    return Mixture([Source("a", weight=1)], changes=[Change(from_step=from_step, weights=weights)])
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +68,21 @@ TOKENS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "all of it": (lambda _: BadData(policy="quarantine", share_max=1), "share_max", "up to, but not, 1"),
     "sizes of a split": (lambda data: Sources.of(data).sizes(odd("trian"), 4), "split", "did you mean"),
     "fractions of sources": (lambda data: Sources.of(data).gather("train", np.array([0.5]), 4), "numbers", "whole numbers"),
+    "a text for a weight": (lambda _: Source("a", weight=odd("0.3")), "weight of a", "'0.3': write a number"),
+    "a number for a name": (lambda _: Source(odd(7)), "source", "7: give it a name"),
+    "names for sources": (lambda _: Mixture(odd(["a"])), "sources", "such as .Source"),
+    "a text for a step": (lambda _: changed(odd("10"), {"a": 1}), "from_step of a change", "'10': write a whole"),
+    "a list for weights": (lambda _: changed(10, odd([1])), "weights of a change", "give a mapping"),
+    "a text for a temperature": (lambda _: Mixture([Source("a")], temperature=odd("2")), "temperature", "write a number"),
     "order: no seed": (lambda _: PlainOrder(num_samples=9, seed=NONE, global_batch=2), "seed", "write a whole number"),
     "order: a text": (lambda _: PlainOrder(num_samples=9, seed=1, global_batch=odd("2")), "global_batch", "whole number"),
     "order: a word": (lambda _: PlainOrder(num_samples=9, seed=1, global_batch=2, shuffle=WRONG), "shuffle", "InOrder"),
     "order: half a sample": (lambda _: PlainOrder(num_samples=odd(9.5), seed=1, global_batch=2), "samples of data", "0 or more"),
     "a seed for an order": (lambda _: rows_of_rank(odd(3)), "order", "give an order, such as PlainOrder"),
     "a rank outside": (lambda _: rows_of_rank(ORDER, 2, 2), "rank", "0 to 1"),
+    "a text for a rank": (lambda _: rows_of_rank(ORDER, odd("0"), 2), "rank", "^rank: '0': write a whole number, 0 or more$"),
+    "half a rank": (lambda _: rows_of_rank(ORDER, odd(1.0), 2), "rank", r"^rank: 1\.0: write a whole number, 0 or more$"),
+    "a long text for a rank": (lambda _: rows_of_rank(ORDER, odd("0" * 99), 2), "rank", "^rank: 'a str': write"),
     "no world": (lambda _: rows_of_rank(ORDER, 0, 0), "world_size", "above 0"),
     "stream: split": (lambda data: BatchStream(data, odd("trian"), 4, rows_of_rank(ORDER)), "split", "did you mean"),
     "stream: an order": (lambda data: BatchStream(data, "train", 4, odd(ORDER)), "order", "rows_of_rank"),

@@ -68,6 +68,8 @@ def test_changed_data_is_refused_by_the_name_of_its_source() -> None:
     cursor = Cursor.after(5, mixed(), MANIFESTS)
     with pytest.raises(DataError, match=r"data of b: 'eeee.*is not the data that this run has read \(bbbb"):
         cursor.next_step(mixed(), {**MANIFESTS, "b": "e" * 64})
+    with pytest.raises(DataError, match=r"data of b: 'eeee.*': /data/b is not the data .* back there, or start a new job"):
+        cursor.next_step(mixed(), {**MANIFESTS, "b": "e" * 64}, {"a": "/data/a", "b": "/data/b"})
     with pytest.raises(DataError, match=r"source: 'b'.*not there any more"):
         cursor.next_step(mixed(), {"a": MANIFESTS["a"]})
     assert cursor.next_step(mixed(), {**MANIFESTS, "c": "e" * 64}) == 5, "which was never read"
@@ -91,7 +93,7 @@ def test_changed_data_is_refused_by_the_name_of_its_source() -> None:
     ids=["seed", "batch", "cut", "past-change", "weights", "size", "sources", "shuffle", "plain"],
 )
 def test_another_order_is_refused(other: MixedOrder | PlainOrder) -> None:
-    with pytest.raises(DataError, match=r"order of the data.*keep its seed"):
+    with pytest.raises(DataError, match=r"order of the data.*keep its seed, .* `sequence`"):
         Cursor.after(5, mixed(), MANIFESTS).next_step(other, MANIFESTS)
 
 

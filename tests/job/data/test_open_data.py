@@ -72,9 +72,10 @@ def test_t01_the_batch_is_the_same_at_any_world_size(prepared_once: Path) -> Non
 
 def test_outside_the_split_raises(prepared_once: Path) -> None:
     data = open_data(prepared_once)
-    for index in (-1, data.num_samples("train", 64)):
-        with pytest.raises(IndexError):
-            data.gather("train", np.array([index]), 64)
+    count = data.num_samples("train", 64)
+    for index in (-1, count):
+        with pytest.raises(IndexError, match=rf"^sample {index} lies outside \[0, {count}\)$"):
+            data.gather("train", np.array([0, index, 10**9]), 64)
 
 
 def shard(folder: Path) -> Path:

@@ -160,7 +160,7 @@ def test_too_much_of_a_source_stops_the_run() -> None:
     held = Quarantined(PLAIN, (), 0.05).also({BLOCK: {"data": [(3, 8)]}}, 4)
     with pytest.raises(
         DataError,
-        match=r"quarantine of data: '6 %'.*6 of 100 samples.*5 % may be replaced.*data verify.*raise `bad_data_max` .* to 0.07",
+        match=r"'6 %'.*6 of 100 samples.*5 % may.*data verify.*raise `bad_data_max` .*, or `share_max` of `BadData` .* to 0.07",
     ):
         held.also({replace(BLOCK, block=4): {"data": [(7, 9)]}}, 5)
     Quarantined(PLAIN, (), 0.07).also({BLOCK: {"data": [(3, 9)]}}, 4)

@@ -338,6 +338,7 @@ def test_another_process_may_be_given_the_data_but_not_by_a_fork(data: StoredDat
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     reopen, given = data.__reduce__()
+    assert data.place == data.url
     assert given == (data.url, data.manifest_hash, data.source.cache.folder, LIMIT)
     assert pickle.loads(pickle.dumps(reopen)) is reopen
 

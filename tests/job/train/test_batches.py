@@ -32,6 +32,7 @@ class Numbered:
     """Data whose sample n is n in every place."""
 
     folder = Path("numbered")
+    manifest = SimpleNamespace(parameters={})
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes

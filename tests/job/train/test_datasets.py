@@ -243,6 +243,23 @@ def test_batches_without_an_end_have_no_length(
         kind(data, "train", SEQUENCE, order, epoch_steps=0)
 
 
+@pytest.mark.parametrize("kind", [StepLoader, BatchDataset])
+def test_a_second_pass_that_would_be_empty_is_refused_and_a_run_that_is_over_is_not(
+    data: TokenData, order: PlainOrder, kind: type[StepLoader] | type[BatchDataset], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = kind(data, "train", SEQUENCE, order, 4)
+    assert len(some(loader, 9)) == 4
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"stop: 4: all batches .* were delivered.*`epoch_steps`.*load a state"):
+            next(iter(loader))
+    again = resumed(kind(data, "train", SEQUENCE, order, 4), loader.state_dict())
+    assert some(again, 9) == some(again, 9) == some(resumed(loader, loader.state_dict()), 9) == []
+    assert some(kind(data, "train", SEQUENCE, order, 0), 9) == [] and not caplog.records
+    by_epochs = kind(data, "train", SEQUENCE, order, 4, epoch_steps=2)
+    assert [len(some(by_epochs, 9)) for _ in range(3)] == [2, 2, 0]
+    assert "all before `stop`, 4, were delivered" in caplog.text
+
+
 def test_a_batch_that_is_kept_stays_as_it_is(data: TokenData, order: PlainOrder) -> None:
     batches = list(DataLoader(BatchDataset(data, "train", SEQUENCE, order, 20), batch_size=None))
     assert [batch.tolist() for batch in batches] == wanted(data, order, range(20))
@@ -254,11 +271,15 @@ def test_a_state_of_other_data_of_another_order_or_of_nothing_is_refused(data: T
     state = dataset.state_dict()
     with pytest.raises(DataError, match="resume from another checkpoint"):
         dataset.load_state_dict({"step": 5})
-    with pytest.raises(DataError, match="is not the data that this run has read"):
+    with pytest.raises(DataError, match=f"{data.folder} is not the data that this run has read"):
         dataset.load_state_dict(state | {"data": {"data": "f" * 64}})
     other = BatchDataset(data, "train", SEQUENCE, dataclasses.replace(order, seed=2), 12)
     with pytest.raises(DataError, match="is not the order in which this run has read"):
         other.load_state_dict(state)
+    several = open_sources(DataSource(path=str(data.folder)))
+    loader = StepLoader(several, "train", SEQUENCE, several.order(SEQUENCE, seed=1, global_batch=4))
+    with pytest.raises(DataError, match=f"{data.folder} is not the data that this run has read"):
+        loader.load_state_dict(state | {"data": dict.fromkeys(several.names, "f" * 64)})
 
 
 def test_an_order_over_several_data_sets_is_refused_by_a_reader_of_one(data: TokenData) -> None:
@@ -289,12 +310,27 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "a longer order": (lambda data, order: StepLoader(data, "train", SEQUENCE, MANY), TOO_MANY, "num_samples"),
     "another length": (lambda data, order: BatchDataset(data, "train", 2 * SEQUENCE, order), TOO_MANY, "has 48"),
     "a rank": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, rank=2, world_size=2), "rank", "0 to 1"),
+    "many ranks": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, world_size=5), "global_batch", " 5 ranks; .* 5"),
+    "more ranks": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, world_size=9), "global_batch", "4 ranks"),
+    "ranks of steps": (lambda data, order: StepBatches(order, 0, 3, world_size=5), "global_batch", "fewer rows"),
     "a stop": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, -1), "stop", "0 or more"),
     "steps": (lambda data, order: StepBatches(order, 9, 3), "stop", "before the first step, 9"),
     "no end": (lambda data, order: StepBatches(order, 9, odd(None)), "stop", "0 or more"),
     "an epoch": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, epoch_steps=odd(2.5)), "epoch_steps", "above 0"),
     "threads": (lambda data, order: BatchDataset(data, "train", SEQUENCE, order, threads=0), "threads", "above 0"),
     "processes": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, num_workers=-1), "num_workers", "0 or more"),
+    "bad data by its word": (
+        lambda data, order: BatchDataset(data, "train", SEQUENCE, order, bad_data=odd("quarantine")), "bad_data", "BadData.policy",
+    ),
+    "a text for a sample": (lambda data, order: SampleDataset(data, "train", SEQUENCE)[odd("a")], "index", "whole numbers"),
+    "half a sample": (lambda data, order: SampleDataset(data, "train", SEQUENCE)[odd(1.5)], "index", "whole numbers"),
+    "an option": (
+        lambda data, order: StepLoader(data, "train", SEQUENCE, order, wrld=3), "option", "'wrld': did you mean 'world_size'",
+    ),
+    "another option": (
+        lambda data, order: StepLoader(data, "train", SEQUENCE, order, pinmemory=True), "option", "did you mean 'pin_memory'",
+    ),
+    "a sampler": (lambda data, order: StepLoader(data, "train", SEQUENCE, order, shuffle=True), "option", "the order says"),
     "a state": (lambda data, order: StepLoader(data, "train", SEQUENCE, order).load_state_dict(odd(None)), "state", "state_dict"),
     "another's state": (
         lambda data, order: BatchDataset(data, "train", SEQUENCE, order).load_state_dict({"step": torch.zeros(1)}),

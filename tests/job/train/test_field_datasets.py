@@ -17,6 +17,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Mixture, Source
 from phalanx.job.data.tars.open import Sample, SampleData, open_samples
 from phalanx.job.data.tars.pack import pack
+from phalanx.job.data.tars.stream import Making, sample_stream
 from phalanx.job.train.field_datasets import FieldBatches, FieldDataset, FieldLoader, StepDraws
 from tests.job.data.image_folders import class_of, pixels_of, write_images
 
@@ -97,7 +98,7 @@ def test_what_would_miscount_or_belongs_to_others_is_refused(data: SampleData, o
     with pytest.raises(Exception, match="write 0"):  # DataLoader makes it anew, of the class that it was
         next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     state = FieldBatches(data, order, decode).state_dict() | {"delivered": 6, "data": {"data": "f" * 64}}
-    with pytest.raises(DataError, match="is not the data that this run has read"):
+    with pytest.raises(DataError, match=f"{data.place} is not the data that this run has read"):
         dataset.load_state_dict(state)
     mixed = MixedOrder(Mixture([Source("a"), Source("b")]), {"a": 5, "b": 5}, seed=1, global_batch=4)
     with pytest.raises(DataError, match="several sources"):
@@ -121,12 +122,25 @@ WRONG: dict[str, tuple[Callable[[Any, Any], object], str, str]] = {
     "one field": (lambda data, order: FieldBatches(data, order, decode, fields="png"), "fields", "give a list"),
     "a rank": (lambda data, order: FieldBatches(data, order, decode, rank=1), "rank", "0 to 0"),
     "a loader's rank": (lambda data, order: FieldLoader(data, order, decode, rank=2, world_size=2), "rank", "0 to 1"),
+    "many ranks": (lambda data, order: FieldBatches(data, order, decode, world_size=7), "global_batch", "its 7 ranks; .* 7 or"),
+    "a loader's ranks": (lambda data, order: FieldLoader(data, order, decode, world_size=7), "global_batch", "6 ranks at most"),
+    "ranks of steps": (lambda data, order: StepDraws(order, 0, 3, world_size=7), "global_batch", "fewer rows"),
+    "ranks of a stream": (
+        lambda data, order: sample_stream(data, order, Making(decode=decode), list, world_size=7), "global_batch", "fewer rows",
+    ),
     "a loader's field": (lambda data, order: FieldLoader(data, order, decode, fields=["pgn"]), "fields", "did you mean 'png'"),
     "a loader's stop": (lambda data, order: FieldLoader(data, order, decode, stop=-1), "stop", "0 or more"),
     "a loader's processes": (lambda data, order: FieldLoader(data, order, decode, num_workers=1.5), "num_workers", "0 or more"),
     "too long an order": (lambda data, order: FieldBatches(data, longer, decode), *TOO_LONG),
     "too long for a loader": (lambda data, order: FieldLoader(data, longer, decode), *TOO_LONG),
     "steps": (lambda data, order: StepDraws(order, 4, 2), "stop", "before the first step, 4"),
+    "bad data by its word": (
+        lambda data, order: FieldBatches(data, order, decode, bad_data=odd("quarantine")), "bad_data", "BadData.policy",
+    ),
+    "an option": (lambda data, order: FieldLoader(data, order, decode, filds=["png"]), "option", "did you mean 'fields'"),
+    "a text for a sample": (lambda data, order: data.read(odd("7")), "sample", "'7': write a whole number, 0 or more"),
+    "half a sample": (lambda data, order: FieldDataset(data, decode)[odd(7.0)], "sample", "7.0: write a whole number"),
+    "a field by its letters": (lambda data, order: data.read(7, "png"), "fields", "'png': give a list of names"),
     "a state": (lambda data, order: FieldBatches(data, order, decode).load_state_dict(odd([1])), "state", "state_dict"),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from phalanx.core.errors import DataError
 from phalanx.job.data import order
+from phalanx.job.data.checked import check_within
 from phalanx.job.data.order import Indices
 
 _WINDOW: Final = 0x57494E444F57
@@ -127,8 +128,7 @@ class BlockShuffle:
     def _laid(self, seed: int, epoch: int | Indices, index: Indices, num_samples: int) -> tuple[Indices, "_Laid"]:
         if not 1 <= num_samples <= order.SAMPLES_MAX:
             raise DataError("samples", num_samples, f"a permutation needs 1 to {order.SAMPLES_MAX} of them")
-        if index.size and not (index.min() >= 0 and index.max() < num_samples):
-            raise IndexError(f"an index lies outside [0, {num_samples})")
+        check_within("index", index, num_samples)
         epochs = np.broadcast_to(np.asarray(epoch, dtype=np.int64), index.shape)
         block = min(self.block_samples, num_samples)
         num_blocks = -(-num_samples // block)

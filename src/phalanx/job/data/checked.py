@@ -2,6 +2,7 @@
 be, instead of a bare one deep inside or at the first batch."""
 
 import difflib
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from phalanx.core.errors import DataError
 if TYPE_CHECKING:
     from phalanx.job.data.manifest import Split
 
-_SAID: Final = {0: "write 0 or more", 1: "write a whole number above 0"}
+_SAID: Final = {0: "write a whole number, 0 or more", 1: "write a whole number above 0"}
 _CHARS_MAX: Final = 80
 
 
-def shown(value: object) -> str:
-    """Of any object, in an error: its type where it says nothing of itself in a word."""
+def shown(value: object) -> object:
+    """Of any object, in an error: its type where it says nothing of itself in a word. Texts and numbers stay what they are, since
+    an error puts texts into quotes."""
+    if isinstance(value, str | int | float) and len(str(value)) <= _CHARS_MAX:
+        return value
     text = repr(value)
     return text if len(text) <= _CHARS_MAX and not text.startswith("<") else f"a {type(value).__name__}"
 
@@ -32,6 +36,14 @@ def whole(field: str, value: Any, least: int = 1) -> int:
     if value < least:
         raise DataError(field, int(value), _SAID[least])
     return int(value)
+
+
+def number_of(field: str, value: Any) -> int:
+    """Of a sample, also one of NumPy or PyTorch. Raises DataError for what counts nothing."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DataError(field, shown(value), _SAID[0]) from None
 
 
 def integer(field: str, value: Any) -> int:
@@ -52,7 +64,7 @@ def unknown(field: str, value: Any, known: Sequence[str]) -> DataError:
     """For a name that is none of these."""
     near = difflib.get_close_matches(value, known, n=1, cutoff=0.5) if isinstance(value, str) else []
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return DataError(field, value if isinstance(value, str) else shown(value), f"{hint}write one of {', '.join(known)}")
+    return DataError(field, shown(value), f"{hint}write one of {', '.join(known)}")
 
 
 def bad_split(value: Any) -> DataError:
@@ -121,3 +133,16 @@ def numbers_of(field: str, values: Any) -> NDArray[np.int64]:
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise DataError(field, f"{found.dtype.name}{list(found.shape)}", "give whole numbers in one row")
     return found.astype(np.int64, copy=False)
+
+
+def check_within(what: str, numbers: NDArray[np.int64], count: int) -> None:
+    """Raises IndexError for the first of these that lies outside."""
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
+        outside = numbers[(numbers < 0) | (numbers >= count)]
+        raise IndexError(f"{what} {outside[0]} lies outside [0, {count})")
+
+
+def names_of(field: str, value: Any) -> None:
+    """Raises DataError for one name where several are asked for: it would be taken for a list of its letters."""
+    if isinstance(value, str):
+        raise DataError(field, value, f"give a list of names, such as [{value!r}]")

@@ -7,6 +7,7 @@ a function, nothing else needs to be kept, for any number of ranks or loader pro
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from phalanx.core import wire
@@ -22,6 +23,7 @@ FORMAT: Final = 2
 _UNDAMAGED: Final = 1
 """The format without a quarantine. What has none is still written so, for readers who know no other."""
 
+_NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 _SHOWN: Final = 12
 _CHARS_MAX: Final = 64
 
@@ -87,15 +89,17 @@ class Cursor:
         """The order to go on with: without what this run has set aside. Raises DataError where that is not of this order."""
         return quarantined(order, (*set_aside_of(order), *self.quarantine), ANY_SHARE)
 
-    def next_step(self, order: DataOrder, manifests: Mapping[str, str]) -> int:
+    def next_step(self, order: DataOrder, manifests: Mapping[str, str], places: Mapping[str, str] = _NOWHERE) -> int:
         """The first step that is not done, counted from 0, under an order over data with these manifest hashes.
 
-        Raises DataError when the data that was read, or the order in which, are not those of this cursor.
+        places: the folder or the URL of each source, for what an error says. Raises DataError when the data that was read, or the
+        order in which, are not those of this cursor.
         """
         for name, wanted in self.data.items():
             found = _manifest(name, manifests)
             if found != wanted:
-                fix = f"is not the data that this run has read ({wanted[:_SHOWN]}); put that back, or begin a new run"
+                where = f"{places[name]} " if name in places else ""
+                fix = f"{where}is not the data that this run has read ({wanted[:_SHOWN]}); put that back there, or start a new job"
                 raise DataError(f"data of {name}", found[:_SHOWN], fix)
         if self.delivered % order.global_batch:
             fix = f"does not divide the {self.delivered} samples that this run has read; keep the global batch it began with"
@@ -106,7 +110,7 @@ class Cursor:
         if (found := order.fingerprint(self.delivered)) != self.order:
             fix = (
                 f"is not the order in which this run has read ({self.order[:_SHOWN]}): keep its seed, global batch, sources, "
-                "weights, shuffles and packing; other weights are declared as a change from a later step on"
+                "weights, shuffles, packing and, of tokens, `sequence`; other weights are declared as a change from a later step on"
             )
             raise DataError("order of the data", found[:_SHOWN], fix)
         return self.delivered // order.global_batch

@@ -70,11 +70,21 @@ def batch(order: DataOrder, step: int) -> Draws:
     return order.draws(positions(order, step))
 
 
-def rows_of_rank(order: DataOrder, rank: int = 0, world_size: int = 1) -> Callable[[int], Indices]:
-    """From a step, counted from 0, to the samples of its batch that `rank` reads, in order. Raises DataError for an order over
-    several sources, whose samples are not of one data set, and for a rank outside its world."""
+def part_of(order: DataOrder, rank: int, world_size: int) -> tuple[int, int]:
+    """The rank and the world as they were given. Raises DataError for what is no order, for a rank outside its world, and for more
+    ranks than a batch has rows: those without one would get empty batches."""
     order_of(order)
     rank, world_size = rank_of(rank, world_size)
+    if order.global_batch < world_size:
+        fix = f"has fewer rows than its {world_size} ranks; make the order with a global batch of {world_size} or more rows"
+        raise DataError("global_batch", order.global_batch, f"{fix}, or read by {order.global_batch} ranks at most")
+    return rank, world_size
+
+
+def rows_of_rank(order: DataOrder, rank: int = 0, world_size: int = 1) -> Callable[[int], Indices]:
+    """From a step, counted from 0, to the samples of its batch that `rank` reads, in order. Raises DataError for an order over
+    several sources, whose samples are not of one data set, and as `part_of` does."""
+    rank, world_size = part_of(order, rank, world_size)
     if len(order.names) != 1:
         raise DataError("order", ", ".join(order.names), "is over several sources; a reader of one data set takes an order over it")
     return lambda step: rank_slice(batch(order, step).sample, rank, world_size)

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from phalanx.job.data.megatron import WIDTHS
 _SHOWN: Final = 12
 _SHARE_LEAST: Final = 0.01
 """Of a few documents a smaller share is none of them."""
+_MARGIN: Final = 1.5
 _PREPARE: Final = "`phalanx data prepare --tokenizer`"
 
 
@@ -63,9 +64,15 @@ def check_train(name: str, samples: int, sequence: int, place: object) -> None:
         raise DataError(f"train samples of {name}", 0, fix)
 
 
-def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, batch: int) -> None:
-    """Of all sources together. batch: samples of one held-out batch over all ranks. Raises DataError for fewer, which says what
-    would give enough."""
+def held_out_share(manifests: Iterable[Manifest]) -> float | None:
+    """That the sources were prepared with, the largest of them; None where no manifest says one."""
+    said = (manifest.parameters.get("held_out") for manifest in manifests)
+    return max((share for share in said if isinstance(share, int | float) and share > 0), default=None)
+
+
+def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, batch: int, share: float | None) -> None:
+    """Of all sources together. batch: samples of one held-out batch over all ranks. share: see `held_out_share`. Raises DataError
+    for fewer samples, which says what would give enough."""
     if not tokens["held_out"]:
         fix = (
             "nothing is held out, and a recipe is scored on held-out text: make the data again with a share of it held out, or "
@@ -73,8 +80,8 @@ def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, bat
         )
         raise DataError("held-out tokens", 0, fix)
     if samples < batch:
-        share = _share_needed(batch * sequence, sum(tokens.values()))
-        again = f"prepare the data again with `--held-out {share:g}`" if share <= HELD_OUT_MAX else "prepare more text"
+        needed = _share_needed(batch * sequence + 1, tokens, share)
+        again = f"prepare the data again with `--held-out {needed:g}`" if needed <= HELD_OUT_MAX else "prepare more text"
         fix = (
             f"one held-out batch takes {batch} samples of {sequence} tokens; {again}, lower `sequence` or `batch_per_rank`, or "
             "leave the held-out loss out with `eval_batches: 0`"
@@ -82,9 +89,12 @@ def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, bat
         raise DataError("held-out samples", samples, fix)
 
 
-def _share_needed(wanted: int, tokens: int) -> float:
-    """With room for whole documents, which are held out by lot, in two digits."""
-    needed = max(_SHARE_LEAST, 1.5 * (wanted + 1) / max(tokens, 1))
+def _share_needed(wanted: int, tokens: Mapping[Split, int], share: float | None) -> float:
+    """From what the share there is has given: it is one of documents, drawn by lot, and a few may hold far fewer tokens than that.
+    With a margin, in two digits; above what there is, also where there are tokens enough and not rows, as of whole documents."""
+    held = tokens["held_out"]
+    present = share if share is not None else held / sum(tokens.values())
+    needed = max(_SHARE_LEAST, _MARGIN * present * max(1.0, wanted / held))
     unit = 10.0 ** (math.floor(math.log10(needed)) - 1)
     return math.ceil(needed / unit) * unit
 

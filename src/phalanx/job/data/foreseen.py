@@ -17,7 +17,15 @@ from phalanx.core.training_data import Blocks, DataSource, in_store
 from phalanx.core.units import size_bytes
 from phalanx.core.unprepared import unprepared
 from phalanx.job.data import manifest as manifests
-from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, largest_shard, rows_of, window_bytes
+from phalanx.job.data.enough import (
+    check_held_out,
+    check_tokenizers,
+    check_train,
+    held_out_share,
+    largest_shard,
+    rows_of,
+    window_bytes,
+)
 from phalanx.job.data.manifest import SPLITS, Manifest, Split
 from phalanx.job.data.open import TokenData, open_unread
 from phalanx.job.data.shards import unreadable, wrong_size
@@ -60,7 +68,7 @@ def foreseen(asked: ForeseeAsked, environ: Mapping[str, str] = os.environ, patie
     if not seen.unseen and asked.held_out:
         tokens = {split: sum(one.splits[split].tokens for one in seen.manifests.values()) for split in SPLITS}
         rows = _rows(asked, seen, list(seen.manifests), "held_out", asked.held_out)
-        check_held_out(tokens, rows, asked.sequence, asked.held_out)
+        check_held_out(tokens, rows, asked.sequence, asked.held_out, held_out_share(seen.manifests.values()))
     return tuple(_warnings(data, seen))
 
 

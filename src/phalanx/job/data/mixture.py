@@ -12,6 +12,7 @@ from typing import Final
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.blocks import FULL, Shuffle
+from phalanx.job.data.checked import fraction, shown, whole
 
 SOURCES_MAX: Final = 10_000
 
@@ -32,8 +33,8 @@ class Source:
     shuffle: Shuffle = FULL
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise DataError("source", self.name, "give it a name; its order depends on it")
+        if not self.name or not isinstance(self.name, str):
+            raise DataError("source", shown(self.name), "give it a name; its order depends on it")
         if self.weight is not None and self.epochs is not None:
             raise DataError(f"source {self.name}", f"weight {self.weight} and epochs {self.epochs}", "give one of them")
         for field, value in (("weight", self.weight), ("epochs", self.epochs)):
@@ -63,6 +64,9 @@ class Mixture:
     changes: Sequence[Change] = ()
 
     def __post_init__(self) -> None:
+        for source in self.sources:
+            if not isinstance(source, Source):
+                raise DataError("sources", shown(source), "give a list of sources, such as [Source('web', weight=1)]")
         names = [source.name for source in self.sources]
         if not 1 <= len(names) <= SOURCES_MAX:
             raise DataError("sources", len(names), f"name 1 to {SOURCES_MAX} of them")
@@ -95,7 +99,7 @@ class Mixture:
                 raise DataError(
                     "temperature", self.temperature, "is for sources by their sizes; leave it out, or weights and epochs"
                 )
-            if not (0 < self.temperature < math.inf):
+            if not (0 < fraction("temperature", self.temperature) < math.inf):
                 raise DataError(
                     "temperature", self.temperature, "write a number above 0; 1 reads sources in proportion to their sizes"
                 )
@@ -105,9 +109,11 @@ class Mixture:
     def _check_changes(self, names: set[str]) -> None:
         before = 0
         for change in self.changes:
-            if change.from_step <= before:
+            if whole("from_step of a change", change.from_step, 0) <= before:
                 raise DataError("changes", change.from_step, "write changes in the order of their steps, the first after step 0")
             before = change.from_step
+            if not isinstance(change.weights, Mapping):
+                raise DataError("weights of a change", shown(change.weights), "give a mapping, such as {'web': 1}")
             field = f"weights from step {change.from_step}"
             for name, weight in change.weights.items():
                 if name not in names:
@@ -119,7 +125,7 @@ class Mixture:
 
 def check_weight(field: str, value: float) -> None:
     """Raises DataError for what is no share."""
-    if isinstance(value, bool) or not (0 <= value < math.inf):
+    if not (0 <= fraction(field, value) < math.inf):
         raise DataError(field, value, "write a number from 0 up")
 
 

@@ -47,6 +47,11 @@ class TokenData:
         }
 
     @property
+    def place(self) -> str:
+        """The folder, or the URL, in which it lies."""
+        return str(self.folder)
+
+    @property
     def vocab_size(self) -> int:
         return self.manifest.vocab_size
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.best_fit import best_fit
+from phalanx.job.data.checked import check_within
 from phalanx.job.data.order import Indices
 from phalanx.job.data.pieces import Pieces
 
@@ -145,5 +146,4 @@ def _check(lengths: Lengths, width: int) -> None:
 
 
 def _check_rows(samples: Indices, num_samples: int) -> None:
-    if samples.size and not (samples.min() >= 0 and samples.max() < num_samples):
-        raise IndexError(f"a row lies outside [0, {num_samples})")
+    check_within("row", samples, num_samples)

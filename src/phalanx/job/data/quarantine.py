@@ -206,7 +206,9 @@ def _or_else(lost: int, size: int) -> str:
     if lost == size:
         return "; not one of its samples is whole, so nothing could stand in for them"
     enough = math.ceil(1000 * (lost + 1) / size) / 1000
-    return f", or raise `bad_data_max` of the job's data to {enough:g}" if enough < 1 else ""
+    return (
+        f", or raise `bad_data_max` of the job's data, or `share_max` of `BadData` from Python, to {enough:g}" if enough < 1 else ""
+    )
 
 
 def num_samples(set_aside: Iterable[SetAside]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from phalanx.job.data.checked import check_within
 from phalanx.job.data.pieces import Pieces
 from phalanx.job.data.shards import Shards, Watch
 
@@ -107,8 +108,7 @@ class Samples:
     ) -> Rows:
         """Where a shard is not checked whole yet, or a sample crosses a border."""
         count = self.count(sequence)
-        if indices.size and not (indices.min() >= 0 and indices.max() < count):
-            raise IndexError(f"a sample lies outside [0, {count})")
+        check_within("sample", indices, count)
         rows = np.empty((len(indices), sequence + 1), dtype=np.int64) if out is None else out
         inside = np.flatnonzero(stretch % 2)
         shard = stretch[inside] // 2

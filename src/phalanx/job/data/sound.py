@@ -8,7 +8,7 @@ from typing import Final, TypeVar, get_args
 from phalanx.core.errors import DataError
 from phalanx.core.training_data import OnBadData
 from phalanx.job.data.bad_block import BadBlock, Block
-from phalanx.job.data.checked import fraction, unknown
+from phalanx.job.data.checked import fraction, shown, unknown
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.quarantine import SHARE_MAX, Quarantined, SetAside, Touching, num_samples, set_aside_of
@@ -66,6 +66,8 @@ class SoundOrder:
     def __init__(
         self, order: DataOrder, touching: Callable[[Block], Touching], bad_data: BadData = STOP, world_size: int = 1
     ) -> None:
+        if not isinstance(bad_data, BadData):
+            raise DataError("bad_data", shown(bad_data), "give a policy, such as BadData(policy='quarantine') of `job.data.sound`")
         if bad_data.policy == "quarantine" and world_size > 1 and bad_data.agree is None:
             fix = f"{world_size} ranks must set the same blocks aside; give `agree`, such as `agree.on_bad_blocks`"
             raise DataError("agree", None, fix)

@@ -18,7 +18,7 @@ from phalanx.core.errors import DataError
 from phalanx.core.training_data import ONE, Blocks, DataCache, DataSource, in_store
 from phalanx.job.data.asked import check_asked, order_of
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import numbers_of, split_of, whole
+from phalanx.job.data.checked import check_within, numbers_of, split_of, whole
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.enough import check_tokenizers, check_train, window_bytes
@@ -155,8 +155,7 @@ class Sources:
             return self._gather(self.names[0], split, numbers, sequence, out, watch)
         sizes = self.sizes(split, sequence)
         ends = np.cumsum(list(sizes.values()))
-        if numbers.size and not (numbers.min() >= 0 and numbers.max() < ends[-1]):
-            raise IndexError(f"a sample lies outside [0, {ends[-1]})")
+        check_within("sample", numbers, int(ends[-1]))
         rows = np.empty((len(numbers), *self.row_shape(sequence)), dtype=np.int64) if out is None else out
         source = np.searchsorted(ends, numbers, side="right")
         for each in np.unique(source).tolist():

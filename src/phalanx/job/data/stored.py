@@ -38,6 +38,10 @@ class StoredData(TokenData):
         self._tokenizer = source.kept(manifest.tokenizer)
 
     @property
+    def place(self) -> str:
+        return self.url
+
+    @property
     def tokenizer_path(self) -> Path:
         return self._tokenizer
 

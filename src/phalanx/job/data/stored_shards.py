@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import PhalanxError, StoreUnavailable
 from phalanx.job.data.block_sums import BLOCK_BYTES, num_blocks
+from phalanx.job.data.checked import check_within
 from phalanx.job.data.manifest import Manifest, Shard
 from phalanx.job.data.order import Indices
 from phalanx.job.data.pieces import Pieces
@@ -207,8 +208,7 @@ class StoredSamples(Samples):
         """Those in which these samples lie, in the order of the shards. Raises IndexError for a sample outside."""
         if not indices.size:
             return []
-        if not (indices.min() >= 0 and indices.max() < (count := self.count(sequence))):
-            raise IndexError(f"a sample lies outside [0, {count})")
+        check_within("sample", indices, self.count(sequence))
         return self._between(indices * sequence, indices * sequence + sequence)
 
     def gather_pieces(

@@ -17,7 +17,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
-from phalanx.job.data.enough import check_held_out
+from phalanx.job.data.enough import check_held_out, held_out_share
 from phalanx.job.data.manifest import SPLITS
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.samples import Rows
@@ -104,7 +104,8 @@ class HeldOut:
         self._count = data.num_samples("held_out", recipe.sequence) if recipe.eval_batches else 0
         if recipe.eval_batches:
             tokens = {split: data.num_tokens(split) for split in SPLITS}
-            check_held_out(tokens, self._count, recipe.sequence, batch.held_out)
+            share = held_out_share(one.manifest for one in data.opened.values())
+            check_held_out(tokens, self._count, recipe.sequence, batch.held_out, share)
         self.num_batches = min(recipe.eval_batches, self._count // batch.held_out)
 
     @contextmanager

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import order_of, rank_of, shown, split_of, steps_of, whole
+from phalanx.job.data.checked import numbers_of, shown, split_of, steps_of, whole
 from phalanx.job.data.deliveries import DeliveryLog, content_of
-from phalanx.job.data.draws import DataOrder, positions, rows_of_rank
+from phalanx.job.data.draws import DataOrder, part_of, positions, rows_of_rank
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.order import Indices, rank_slice
@@ -40,10 +40,9 @@ def _ranked(
     data: Data, split: Split, sequence: int, order: DataOrder, rank: int, world_size: int
 ) -> Callable[[DataOrder], _Numbers]:
     """From an order to the numbers of the samples that a rank reads in each step. Raises DataError for an order that is not of the
-    data, and for a rank outside its world."""
+    data, and as `part_of` does."""
     check_data(data, split, sequence)
-    rank, world_size = rank_of(rank, world_size)
-    order_of(order)
+    rank, world_size = part_of(order, rank, world_size)
     sizes = data.sizes(split, sequence) if isinstance(data, Sources) else None
     names = order.names if sizes is None else tuple(sizes)
     if order.names != names:
@@ -90,7 +89,7 @@ class SampleDataset(Dataset[Tensor]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         """What `DataLoader` calls for a whole batch."""
-        rows = self._data.gather(self._split, np.asarray(indices, dtype=np.int64), self._sequence)
+        rows = self._data.gather(self._split, numbers_of("index", indices), self._sequence)
         return list(torch.from_numpy(rows))
 
 
@@ -114,7 +113,8 @@ class StepLoader(ProcessLoader):
 
     options: of the `DataLoader` that is made for each iteration, such as `num_workers`, `collate_fn`, `pin_memory`. What its
     processes have fetched ahead is not delivered: the state does not depend on their number, and a run may go on with another one.
-    See `Delivered` for `stop`, `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
+    Of a batch that the ranks do not divide some have a row more than others: weigh the loss by rows. See `Delivered` for `stop`,
+    `epoch_steps` and the state. Damaged data ends it; a state with blocks set aside is read on.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class StepLoader(ProcessLoader):
         numbers = _ranked(data, split, sequence, order, rank, world_size)
         numbers(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order))
-        given = Delivered(sound, _manifests(data, order), stop, epoch_steps)
+        given = Delivered(sound, _manifests(data, order), _places(data, order), stop, epoch_steps)
         dataset = SampleDataset(data, split, sequence)
         super().__init__(given, dataset, lambda order: _listed(numbers(order)), dataset.is_far, options)
 
@@ -141,8 +141,9 @@ class StepLoader(ProcessLoader):
 class BatchDataset(Counted, IterableDataset[Tensor]):
     """Iterable: whole batches of one rank, [samples, sequence + 1], for `DataLoader(dataset, batch_size=None)` or as it is.
 
-    It refuses loader processes, which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for
-    `stop`, `epoch_steps` and the state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
+    Of a batch that the ranks do not divide some have a row more than others: weigh the loss by rows. It refuses loader processes,
+    which would fetch ahead what nobody has counted; its own threads do that. See `Delivered` for `stop`, `epoch_steps` and the
+    state. bad_data: what is done about a damaged block. log: where deliveries are recorded.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class BatchDataset(Counted, IterableDataset[Tensor]):
         self._rows = _ranked(data, split, sequence, order, rank, world_size)
         self._rows(order)  # what it cannot read is refused now
         sound = SoundOrder(order, touching(data, split, sequence, order), bad_data, world_size)
-        super().__init__(Delivered(sound, _manifests(data, order), stop, epoch_steps, log))
+        super().__init__(Delivered(sound, _manifests(data, order), _places(data, order), stop, epoch_steps, log))
 
     def __iter__(self) -> Iterator[Tensor]:
         refuse_loader_processes()
@@ -200,3 +201,11 @@ def touching(data: Data, split: Split, sequence: int, order: DataOrder) -> Calla
 
 def _manifests(data: Data, order: DataOrder) -> Mapping[str, str]:
     return data.manifests if isinstance(data, Sources) else dict.fromkeys(order.names, data.manifest_hash)
+
+
+def _places(data: Data, order: DataOrder) -> Mapping[str, str]:
+    return (
+        {name: one.place for name, one in data.opened.items()}
+        if isinstance(data, Sources)
+        else dict.fromkeys(order.names, data.place)
+    )

@@ -1,9 +1,11 @@
 """Which batches of a run were delivered: a loader's state, its length and its records are made of that, whatever a batch holds."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+import inspect
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
-from phalanx.job.data.checked import steps_of, whole
+from phalanx.job.data.checked import steps_of, unknown, whole
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder
@@ -30,6 +32,8 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
+_DECIDED: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_log: Final = logging.getLogger(__name__)
 B = TypeVar("B")
 S = TypeVar("S", bound=Stream)
 
@@ -44,14 +48,16 @@ class Delivered:
     """Which batches of a run were delivered. Steps are counted from 0; `stop` is the first that is never delivered.
 
     epoch_steps: batches of what a trainer takes for an epoch, one iteration; None for all up to `stop`. It has nothing to do with
-    the epochs of the data, which the order goes through by itself. After a resume in the middle only the rest of that epoch comes,
-    and the next one is whole again. manifests: manifest hash of each source. log: where deliveries are recorded.
+    the epochs of the data, which the order goes through by itself. Without it a second iteration, which would be empty, is refused.
+    After a resume in the middle only the rest of that epoch comes, and the next one is whole again. manifests: manifest hash of
+    each source. places: its folder or URL. log: where deliveries are recorded.
     """
 
     def __init__(
         self,
         order: SoundOrder,
         manifests: Mapping[str, str],
+        places: Mapping[str, str],
         stop: int | None,
         epoch_steps: int | None,
         log: DeliveryLog | None = None,
@@ -59,8 +65,8 @@ class Delivered:
         steps_of(0, stop)
         if epoch_steps is not None:
             whole("epoch_steps", epoch_steps)
-        self._sound, self.stop, self.epoch_steps, self.step = order, stop, epoch_steps, 0
-        self.manifests, self.log = manifests, log
+        self._sound, self.stop, self.epoch_steps, self.step, self._begun = order, stop, epoch_steps, 0, 0
+        self.manifests, self._places, self.log = manifests, places, log
 
     @property
     def order(self) -> DataOrder:
@@ -77,14 +83,29 @@ class Delivered:
         another order, or for none."""
         cursor = Cursor.from_state(state)
         self._sound.resume(cursor)
-        self.step = cursor.next_step(self.order, self.manifests)
+        self.step = self._begun = cursor.next_step(self.order, self.manifests, self._places)
 
     def end(self) -> int | None:
-        """Where the iteration that goes on now ends; None for never."""
+        """Where the iteration that begins now ends; None for never. Raises DataError where all was delivered in one before."""
+        if self.step == self.stop and self.step > self._begun:
+            self._over()
         ends = [] if self.stop is None else [self.stop]
         if self.epoch_steps is not None:
             ends.append((self.step // self.epoch_steps + 1) * self.epoch_steps)
         return max(self.step, min(ends)) if ends else None
+
+    def _over(self) -> None:
+        """A second pass would be empty: a mistake of who takes the first one for an epoch. With `epoch_steps` an empty iteration is
+        how a trainer, which counts epochs by itself, hears of the end: an error would take its last save. A run that goes on from a
+        state at its end is over too, and rightly has nothing to do."""
+        if self.epoch_steps is not None:
+            _log.warning("no batch is left: all before `stop`, %d, were delivered", self.step)
+            return
+        fix = (
+            "all batches before it were delivered, and this iteration would be empty; give `epoch_steps` for several passes, a "
+            "larger `stop`, or load a state to read them again"
+        )
+        raise DataError("stop", self.stop, fix)
 
     def __len__(self) -> int:
         """Batches of a whole iteration. Raises TypeError, as Python has it, where it never ends."""
@@ -148,9 +169,10 @@ class ProcessLoader(Counted):
         is_far: bool,
         options: Mapping[str, Any],
     ) -> None:
-        """Raises DataError for a number of loader processes that is none."""
+        """Raises DataError for an option that is none, and for a number of loader processes that is none."""
         super().__init__(delivered)
         whole("num_workers", options.get("num_workers", 0), 0)
+        _check_options(options, [*inspect.signature(type(self).__init__).parameters][1:-1])
         self.dataset, self._rows, self._is_far, self._options = dataset, rows, is_far, options
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,6 +189,17 @@ class ProcessLoader(Counted):
         if self._options.get("num_workers", 0) and self._is_far:
             return {"multiprocessing_context": "spawn"}
         return {}
+
+
+def _check_options(options: Mapping[str, Any], own: Sequence[str]) -> None:
+    """own: arguments of the loader itself. Raises DataError for an option that a `DataLoader` does not know, or that is not to be
+    chosen: the order says which samples a batch has."""
+    known = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", *_DECIDED)]
+    for name in options:
+        if name in _DECIDED:
+            raise DataError("option", name, "leave it out: the order says which samples each batch has")
+        if name not in known:
+            raise unknown("option", name, [*own, *known])
 
 
 def refuse_loader_processes() -> None:

@@ -17,9 +17,9 @@ from phalanx.core.errors import DataError
 from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.ahead import Ahead
 from phalanx.job.data.bad_block import Block
-from phalanx.job.data.checked import callable_of, integer, order_of, rank_of, shown, steps_of, unknown, whole
+from phalanx.job.data.checked import callable_of, integer, names_of, order_of, shown, steps_of, unknown, whole
 from phalanx.job.data.deliveries import DeliveryLog, Head
-from phalanx.job.data.draws import DataOrder, Draws
+from phalanx.job.data.draws import DataOrder, Draws, part_of
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.sound import STOP, BadData, SoundOrder
@@ -38,8 +38,7 @@ def _check_making(
     if transform is not None:
         callable_of("transform", transform, "from that and a generator to an item")
     integer("seed", seed)
-    if isinstance(fields, str):
-        raise DataError("fields", fields, f"give a list of names, such as [{fields!r}]")
+    names_of("fields", fields)
     for data in sources.values():
         if not isinstance(data, SampleData):
             raise DataError("data", shown(data), "give what `open_samples` opened")
@@ -101,8 +100,7 @@ class StepDraws:
     order. Raises DataError for an order over several sources."""
 
     def __init__(self, order: DataOrder, start: int, stop: int, rank: int = 0, world_size: int = 1) -> None:
-        order_of(order)
-        rank, world_size = rank_of(rank, world_size)
+        rank, world_size = part_of(order, rank, world_size)
         start, end = steps_of(start, whole("stop", stop, 0))
         if len(order.names) != 1:
             fix = "is over several sources; read them with `FieldBatches`, or take an order over one"
@@ -120,7 +118,8 @@ class StepDraws:
 
 class FieldLoader(ProcessLoader):
     """A loader of whole batches of one rank by any number of loader processes, with a state: as `StepLoader` is for tokens, and
-    for decoders that let no other thread run. options: of the `DataLoader` that is made for each iteration, such as `num_workers`.
+    for decoders that let no other thread run. Of a batch that the ranks do not divide some have a row more than others.
+    options: of the `DataLoader` that is made for each iteration, such as `num_workers`.
     """
 
     def __init__(
@@ -140,9 +139,9 @@ class FieldLoader(ProcessLoader):
     ) -> None:
         """data: of one source, or of each source of the order by its name."""
         sources = _checked(data, order, decode, transform, fields, seed)
-        rank, world_size = rank_of(rank, world_size)
+        rank, world_size = part_of(order, rank, world_size)
         dataset = _Drawn(list(sources.values()), Making(decode=decode, transform=transform, fields=fields, seed=seed))
-        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), stop, epoch_steps)
+        given = Delivered(SoundOrder(order, touching(sources)), _manifests(sources), _places(sources), stop, epoch_steps)
         is_far = any(one.cache is not None for one in sources.values())
         super().__init__(given, dataset, lambda order: _triples(order, rank, world_size), is_far, options)
 
@@ -161,9 +160,9 @@ class _Drawn(Dataset[Any]):
 class FieldBatches(Counted, IterableDataset[Any]):
     """Iterable: whole batches of one rank, for `DataLoader(dataset, batch_size=None)` or as it is.
 
-    It refuses loader processes, which would make ahead what nobody has counted; its own threads do that. See `Delivered` for
-    `stop`, `epoch_steps` and the state, a data cursor. bad_data: what is done about a damaged sample. log: where deliveries are
-    recorded; see `head`.
+    Of a batch that the ranks do not divide some have a row more than others: weigh the loss by rows. It refuses loader processes,
+    which would make ahead what nobody has counted; its own threads do that. See `Delivered` for `stop`, `epoch_steps` and the
+    state, a data cursor. bad_data: what is done about a damaged sample. log: where deliveries are recorded; see `head`.
     """
 
     def __init__(
@@ -189,11 +188,11 @@ class FieldBatches(Counted, IterableDataset[Any]):
         self._sources = _checked(data, order, decode, transform, fields, seed)
         callable_of("collate", collate, "from a list of items to a batch")
         self._making, self._collate = Making(decode=decode, transform=transform, fields=fields, seed=seed), collate
-        self._rank, self._world_size = rank_of(rank, world_size)
+        self._rank, self._world_size = part_of(order, rank, world_size)
         self._depth, self._threads = whole("depth", depth), whole("threads", threads)
         self._ahead: Ahead[tuple[Read, Any]] | None = None
         sound = SoundOrder(order, touching(self._sources), bad_data, world_size)
-        super().__init__(Delivered(sound, _manifests(self._sources), stop, epoch_steps, log))
+        super().__init__(Delivered(sound, _manifests(self._sources), _places(self._sources), stop, epoch_steps, log))
 
     def head(self, attempt: int, generation: int = 0) -> Head:
         """Of the record of what comes from here on, for a `DeliveryLog` that `record` takes, after a state was loaded."""
@@ -239,6 +238,10 @@ def touching(sources: Mapping[str, SampleData]) -> Callable[[Block], Touching]:
 
 def _manifests(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
     return {name: data.manifest_hash for name, data in sources.items()}
+
+
+def _places(sources: Mapping[str, SampleData]) -> Mapping[str, str]:
+    return {name: data.place for name, data in sources.items()}
 
 
 def _triples(order: DataOrder, rank: int, world_size: int) -> Callable[[int], list[Any]]:

@@ -60,7 +60,7 @@ def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data:
             )
         return Cursor.after(step, order, data.manifests).to_json()
     saved = str(extra[CURSOR])
-    if (reached := Cursor.from_json(saved).next_step(order, data.manifests)) != step:
+    if (reached := Cursor.from_json(saved).next_step(order, data.manifests, data.asked.paths)) != step:
         raise CheckpointError(
             "data cursor", f"after step {reached}", f"weights and data cursor differ: the weights are of step {step}"
         )
@@ -78,7 +78,11 @@ def _check_data(training: "Training", found: Found) -> str:
     """Goes on in the data of a checkpoint, whose cursor it gives. Raises as `check_cursor` and `resume_data` do."""
     extra, was = found.manifest.extra, found.manifest.origin.data
     if CURSOR not in extra and was != training.identity.origin.data:
-        fix = f"the checkpoint was made with other data: that of this run has the hash {training.identity.origin.data}; use that"
+        places = ", ".join(training.data.asked.paths.values())
+        fix = (
+            f"the checkpoint was made with other data than lies in {places}, which has the hash {training.identity.origin.data}; "
+            "put that back there, or start a new job"
+        )
         raise CheckpointError(f"data of checkpoint {found.name}", was, fix)
     resume_data(training, extra)
     return check_cursor(extra, found.manifest.step, training.order, training.data)

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from phalanx.core.errors import DataError
 from phalanx.job.data.bad_block import BadBlock, Block
-from phalanx.job.data.checked import path_of
+from phalanx.job.data.checked import names_of, number_of, path_of
 from phalanx.job.data.shards import Watch
 from phalanx.job.data.tars.folder import FolderTars
 from phalanx.job.data.tars.index import Index, Place, content_of, parse
@@ -107,7 +107,8 @@ class SampleData:
 
     def asked(self, numbers: Sequence[int], fields: Sequence[str] | None = None, watch: Watch | None = None) -> list[Asked]:
         """Where these samples lie. Raises as `read` does."""
-        ats = [self._at(number) for number in numbers]
+        names_of("fields", fields)
+        ats = [self._at(number_of("sample", number)) for number in numbers]
         indices = self._needed({shard for shard, _ in ats}, watch)
         return [self._asked(number, *at, indices[at[0]], fields) for number, at in zip(numbers, ats, strict=True)]
 

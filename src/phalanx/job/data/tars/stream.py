@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 from phalanx.job.data.ahead import Ahead, Tell
 from phalanx.job.data.bad_block import BadBlock
-from phalanx.job.data.draws import DataOrder, Draws, batch
+from phalanx.job.data.draws import DataOrder, Draws, batch, part_of
 from phalanx.job.data.order import rank_slice
 from phalanx.job.data.stream import DEPTH, THREADS
 from phalanx.job.data.tars.open import Sample, SampleData, all_of
@@ -155,6 +155,7 @@ def made_stream(
     by_name = sources_of(data, order)
     check_lengths(by_name, order)
     sources = list(by_name.values())
+    rank, world_size = part_of(order, rank, world_size)
 
     def fetch(step: int, tell: Tell) -> B:
         began = time.monotonic()
