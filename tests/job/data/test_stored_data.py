@@ -273,7 +273,6 @@ def test_a_stream_of_any_rank_begins_anywhere_and_is_that_of_the_folder(folder: 
     with BatchStream(data, "train", SEQUENCE, order, 700, stop=900) as stream:
         for step, rows in zip(range(700, 900), stream, strict=True):
             assert (rows == there.gather("train", order(step), SEQUENCE)).all()
-        assert stream.stats.waited_s["store"] > 0
     assert not [thread for thread in threading.enumerate() if thread.name == "data-ahead"]
 
 
