@@ -21,7 +21,7 @@ from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama
 from phalanx.job.sdk.session import Session
 from phalanx.job.train import __main__ as trainer
-from phalanx.job.train import setup
+from phalanx.job.train import resumed, setup
 from phalanx.job.train.batches import train_batches
 from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
@@ -95,7 +95,7 @@ def changed_by_loading() -> None:
             parameter.to_local().detach().view(torch.int32)[0, 0] ^= 1
         return found
 
-    patch.object(setup, "load", load_and_change).start()
+    patch.object(resumed, "load", load_and_change).start()
 
 
 def another_replica() -> None:
@@ -108,7 +108,7 @@ def another_replica() -> None:
             state[name] = state[name] + 1
         return state
 
-    patch.object(setup, "training_state", state_and_more).start()
+    patch.object(resumed, "training_state", state_and_more).start()
 
 
 def disk_full_at_the_end() -> None:
