@@ -214,7 +214,8 @@ def test_a_smaller_gang_without_replicas_yet_goes_back_to_what_the_larger_one_ha
     gang = start(tmp_path / "a", env, program=program, world_size=4, spares=0, sizes=(1, 2), times=times)
     assert gang.end() == [0, 0, 0, 0], gang.log()
     first, second = gang.records(0, "recovered")
-    assert (first["absent"], second["absent"]) == ([2, 3], [1, 3])
+    assert first["absent"] == [2, 3]
+    assert second["absent"] in ([1, 3], [2, 3]), "place 2 stands in for place 1, unless a new process has place 1 by then"
     assert second["step"] == first["step"], gang.log()
     assert not gang.records(0, "resumed"), "nobody read a checkpoint"
     assert sorted(gang.losses()) == list(range(1, STEPS + 1))
