@@ -44,7 +44,7 @@ def wait_until(met: Callable[[], bool], what: str) -> None:
 
 
 def threads_of_streams() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("data-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("data-train-")]
 
 
 @settings(max_examples=25, deadline=None)

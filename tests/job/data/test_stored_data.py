@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.hedged import HedgedReads
 from phalanx.storage.objects import ObjectStore, open_store
 from tests.job.data.random_tokens import write_tokens
+from tests.storage.cache.cache_cases import units_of
 
 MIB = BLOCK_BYTES
 SIZES = [12 * MIB - 100, 700, MIB + 3, 5]
@@ -74,11 +74,7 @@ def data(store: ObjectStore, cache: NodeCache) -> StoredData:
 
 def large(cache: NodeCache) -> list[Path]:
     """Units of 8 MiB in the cache."""
-    found = []
-    for path in (cache.folder / "blocks").glob("*/*"):
-        with suppress(FileNotFoundError):  # renamed or removed since it was listed
-            found += [path] if path.stat().st_size == 8 * MIB else []
-    return found
+    return units_of(cache.folder, 8 * MIB)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

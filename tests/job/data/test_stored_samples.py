@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from phalanx.job.data.tars.writer import TarWriter
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.objects import ObjectStore, open_store
 from tests.job.data.random_tokens import write_tokens
+from tests.storage.cache.cache_cases import units_of
 
 MIB = 2**20
 EACH = 600_000
@@ -90,11 +90,7 @@ def tars_of(data: SampleData) -> StoredTars:
 
 
 def units(cache: NodeCache) -> list[Path]:
-    found = []
-    for path in (cache.folder / "blocks").glob("*/*"):
-        with suppress(FileNotFoundError):  # renamed or removed since it was listed
-            found += [path] if path.stat().st_size == UNIT_BYTES else []
-    return found
+    return units_of(cache.folder, UNIT_BYTES)
 
 
 def flip(path: Path, at: int) -> None:

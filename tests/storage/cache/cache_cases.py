@@ -58,11 +58,19 @@ def content(cache: NodeCache, unit: Unit) -> bytes:
 
 def used_bytes(folder: Path) -> int:
     """What the units take on the disk, those too that are being written."""
-    found: dict[str, int] = {}
+    return sum({path.name.partition(".")[0]: size for path, size in sizes(folder)}.values())
+
+
+def units_of(folder: Path, size_bytes: int) -> list[Path]:
+    """The files of that size."""
+    return [path for path, size in sizes(folder) if size == size_bytes]
+
+
+def sizes(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Of all files of units, while they come and go."""
     for path in (folder / "blocks").glob("*/*"):
         with suppress(FileNotFoundError):  # renamed or removed since it was listed
-            found[path.name.partition(".")[0]] = path.stat().st_size
-    return sum(found.values())
+            yield path, path.stat().st_size
 
 
 def killed(*_: object) -> Any:

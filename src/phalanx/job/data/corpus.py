@@ -41,9 +41,10 @@ def find(paths: Sequence[str | Path], leave_out: Path, prepared_too: bool = Fals
     found = []
     for path in paths:
         one = _find(str(path), leave_out, prepared_too)
+        fresh = {file.path: file for file in one.files if file.path not in seen}
         again = sum(1 for file in one.files if file.path in seen)
-        files = tuple(file for file in one.files if not (file.path in seen or seen.add(file.path)))  # type: ignore[func-returns-value]
-        found.append(Found(one.path, one.label, files, one.direct, again))
+        found.append(Found(one.path, one.label, tuple(fresh.values()), one.direct, again))
+        seen.update(fresh)
     return found
 
 
