@@ -51,7 +51,10 @@ def test_killed_rank_resumes_bit_exactly(platform: Platform, prepared: Path, und
     job = platform.finished(platform.submit(tiny(prepared, env=fault)))
     assert job.restarts == 1, f"killed at step {step}"
     assert f"rank {rank}" in job.attempts[0].detail
-    assert job.attempts[1].resumed_step == step // EVERY * EVERY
+    resumed = job.attempts[1].resumed_step
+    saved = step // EVERY * EVERY
+    # Right after the record of a step that is saved, the copy that runs beside the next step may be whole or not.
+    assert resumed in ({saved, saved - EVERY} if step == saved else {saved}), f"killed at step {step}"
     with platform.client() as client:
         page = client.steps(job.id)
         ledger = client.ledger(job=job.id)
@@ -62,7 +65,7 @@ def test_killed_rank_resumes_bit_exactly(platform: Platform, prepared: Path, und
     assert [step for step, seen in losses.items() if len(seen) != 1] == []
     assert digest(platform, job.model) == undisturbed, f"killed at step {step}"
     assert sum(ledger.categories.values()) == ledger.capacity
-    assert (ledger.categories["recompute"] > 0) == (step % EVERY > 0)
+    assert (ledger.categories["recompute"] > 0) == (step > resumed)
 
 
 @pytest.mark.parametrize("process", ["server", "agent"])
