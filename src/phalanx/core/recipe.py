@@ -1,11 +1,16 @@
 """Configuration of the built-in training recipes. Here, not in `job`, so that a bad hyperparameter is refused at submit."""
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
+from phalanx.core import wire
+from phalanx.core.errors import SpecError
 from phalanx.core.health import SpikeAction
+from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
+from phalanx.core.llama_sizes import SIZES, over_size
 
 SPIKE_STEPS: Final = 1_000
 """Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
@@ -13,9 +18,10 @@ SPIKE_STEPS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaRecipe:
-    """Recipe `llama`: pre-train a Llama-style decoder on token shards. The defaults are the demo's 1.85M-parameter model.
+    """Recipe `llama`: train a Llama-style decoder on token shards, from nothing or from given weights. The defaults are the demo's
+    1.85M-parameter model.
 
-    dim: width of the residual stream; a multiple of `heads`.
+    dim: width of the residual stream; a multiple of `heads` where `head_dim` does not say the width of a head.
     layers: decoder blocks.
     heads: attention heads.
     ffn_dim: inner width of the SwiGLU feed-forward.
@@ -39,6 +45,21 @@ class LlamaRecipe:
         `rollback` also puts the weights of the last checkpoint back, and the data since it is not trained on; `stop` ends the run.
     spike_budget: times it may be done in 1,000 steps; beyond, a loss that is no number ends the run and any other is trained on.
     recompute_every: steps between two looks for silent corruption, each of which costs about one microbatch; 0 for none.
+    size: a known size, whose shape the fields of the shape go over; empty for none. It is filled in by `written_out`.
+    init: folder of a model to begin with: Hugging Face's config.json and safetensors, or one that a run saved. Its shape is the
+        model's; empty begins with drawn weights.
+    vocab: tokens that the model knows; 0 for as many as the data's tokenizer has, never fewer.
+    kv_heads: heads of keys and values; 0 for as many as `heads`, which they divide.
+    head_dim: width of a head; 0 for dim / heads.
+    rope_base: base of the rotary positions' frequencies.
+    rope_factor: how many times longer the context became than it was trained for, as Llama 3.1 stretches it; 1 for not at all.
+    rope_low: turns in the trained context below which a frequency is stretched whole.
+    rope_high: turns above which it is not stretched.
+    rope_trained: tokens of the context before it was stretched.
+    norm_epsilon: added to the mean square in each norm.
+    qkv_bias: whether q, k and v have biases, as Qwen2's.
+    qk_norm: whether each head's q and k are normed, as Qwen3's.
+    tied: whether the output layer is the embedding.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -65,6 +86,25 @@ class LlamaRecipe:
     on_spike: SpikeAction = "skip"
     spike_budget: int = 8
     recompute_every: int = 1000
+    # Newer fields stand below: at their defaults they are left out of `config_text`, so that older checkpoints go on.
+    size: str = ""
+    init: str = ""
+    vocab: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rope_base: float = ROPE_BASE
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_trained: int = 8192
+    norm_epsilon: float = NORM_EPSILON
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+
+    def shape(self, vocab: int) -> LlamaShape:
+        """Of the model, for data of `vocab` tokens."""
+        return LlamaShape(**{name: getattr(self, name) for name in SHAPE_FIELDS} | {"vocab": self.vocab or vocab})
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
@@ -93,9 +133,47 @@ class LlamaRecipe:
             for name in ("recompute_every", "eval_batches")
             if getattr(self, name) < 0
         ]
-        if self.heads > 0 and self.dim % (2 * self.heads):
-            found.append(("dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads})"))
-        return found
+        return found + list(self._shape_problems())
+
+    def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
+        if self.size and self.size not in SIZES:
+            yield "size", self.size, f"write one of {', '.join(SIZES)}"
+        for name in ("vocab", "kv_heads", "head_dim"):
+            if getattr(self, name) < 0:
+                yield name, getattr(self, name), "write 0 or more"
+                return
+        if min(self.dim, self.heads) < 1:
+            return
+        if not self.head_dim and self.dim % (2 * self.heads):
+            yield "dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads}), or the width of a head as head_dim"
+            return
+        yield from self.shape(1).problems()
+
+
+SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))
+"""Hyperparameters that the folder of `init` says; each is a field of the recipe too."""
+_FIRST_FIELDS: Final = tuple(one.name for one in fields(LlamaRecipe))[: [one.name for one in fields(LlamaRecipe)].index("size")]
+
+
+def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a job gives, with those of the size that it names. Every way to a recipe goes through here.
+
+    Raises SpecError for a shape beside `init`.
+    """
+    if not given.get("init"):
+        return over_size(given)
+    for name in ("size", *SHAPE_FIELDS):
+        if name in given:
+            raise SpecError(f"hyperparameters.{name}", given[name], "leave it out: the folder of init says the model's shape")
+    return dict(given)
+
+
+def config_text(recipe: LlamaRecipe) -> str:
+    """What a checkpoint's configuration is: every field of the first version, and each newer one that says something."""
+    said: dict[str, Any] = wire.plain(LlamaRecipe, recipe)
+    usual = {one.name: one.default for one in fields(LlamaRecipe)}
+    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or value != usual[name]}
+    return wire.dumps(dict[str, Any], kept)
 
 
 RECIPE_METRICS = ("val_loss", "loss")

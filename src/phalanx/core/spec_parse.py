@@ -16,7 +16,7 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
-from phalanx.core.recipe import RECIPES
+from phalanx.core.recipe import RECIPES, written_out
 from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, Notify, Placing, Recovery, Resources
 from phalanx.core.spec_checkpoint import checkpoint_checks
 from phalanx.core.spec_data import data_checks, refuse_unprepared
@@ -51,7 +51,7 @@ _MAPPING: Final = "write a mapping of fields, starting with name: ..."
 
 
 def load_spec(path: Path | str, change: Callable[[object], object] = lambda data: data) -> JobSpec:
-    """The spec in a YAML file. Relative `workdir` and paths of `data` are taken from the file's folder.
+    """The spec in a YAML file. Relative `workdir`, paths of `data` and `init` are taken from the file's folder.
 
     change: made to the file's data before it is checked, e.g. by `submit --set`.
     Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
@@ -79,9 +79,13 @@ def _file_in(workdir: Path, name: str) -> bytes | None:
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
-    """`spec` with relative `workdir` and paths of `data` made absolute from `folder`."""
+    """`spec` with relative `workdir`, paths of `data` and a recipe's `init` made absolute from `folder`."""
     workdir = str((folder / spec.workdir).resolve()) if spec.workdir else ""
-    return dataclasses.replace(spec, workdir=workdir, data=spec.data.anchored(folder) if spec.data else None)
+    data = spec.data.anchored(folder) if spec.data else None
+    given, init = spec.hyperparameters, spec.hyperparameters.get("init")
+    if spec.recipe and init:
+        given = {**given, "init": str((folder / str(init)).resolve())}
+    return dataclasses.replace(spec, workdir=workdir, data=data, hyperparameters=given)
 
 
 def parse_spec(data: object) -> JobSpec:
@@ -119,7 +123,7 @@ def recipe_config(spec: JobSpec) -> Any:
     """The recipe's typed configuration. Raises SpecError for an unknown or impossible hyperparameter."""
     kind = RECIPES[spec.recipe]
     try:
-        config = TypeAdapter(kind).validate_python(dict(spec.hyperparameters))
+        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters))
     except ValidationError as error:
         raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
     for name, value, fix in config.problems():

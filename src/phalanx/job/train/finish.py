@@ -89,6 +89,7 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
         "config": wire.plain(LlamaRecipe, training.recipe),
         "weights_digest": digest,
         "tokenizer_sha256": sha256_bytes(tokenizer),
+        "end_of_document": training.data.first.end_of_document,
     }
     write_atomic(beside / CONFIG, json.dumps(config, indent=1).encode())
     write_atomic(beside / TOKENIZER, tokenizer)
@@ -103,6 +104,7 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
         "environment.lock": lock_of(os.environ),
         "config": training.identity.origin.config,
         "checkpoint": trained.checkpoint,
+        **({"init": training.recipe.init, "init_weights": training.init_digest} if training.recipe.init else {}),
         "recipe": "llama",
         "dtype": training.identity.dtype,
         "device": training.rank.device_name,

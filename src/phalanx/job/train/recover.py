@@ -23,7 +23,7 @@ from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
-from phalanx.job.train.resumed import resume_data, state_numbers
+from phalanx.job.train.resumed import INIT, resume_data, state_numbers
 from phalanx.job.train.saves import keeper_place, saving
 from phalanx.job.train.setup import Start, Training, assemble, claim_beside, set_up
 from phalanx.job.train.snapshots import Snapshots
@@ -178,7 +178,7 @@ class Recipe:
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
-        training = assemble(session, self._recipe, self._data, *made, fresh=False)
+        training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=str(note.get(INIT, "")))
         if not state.restore(training.model, training.optimizer):
             return None
         first = float.fromhex(str(note["val_loss_first"]))
