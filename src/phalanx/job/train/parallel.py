@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.lora import adapt
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.precision import Dtype, policy
@@ -32,6 +33,8 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     """
     with torch.device("meta"):
         model = Llama(shape)
+        if recipe.lora is not None:
+            adapt(model, recipe.lora)
     fill = first_weights(recipe, fresh)
     for index, block in enumerate(model.blocks):
         _fill(block, f"blocks.{index}", fill, rank.device)
