@@ -6,11 +6,13 @@ Shapes end names: b batch, s sequence, d width, h heads, k head width, v vocabul
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
+
+from phalanx.job.models.context import WHOLE, Context
 
 ROPE_BASE: Final = 10_000.0
 """Of RoFormer (arXiv:2104.09864), section 3.2.2."""
@@ -35,19 +37,20 @@ class LlamaShape:
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention with rotary positions."""
+    """Causal multi-head self-attention with rotary positions. documents: as its `context` gives them."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
+        self.context: Context = WHOLE
         self.heads = shape.heads
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
         batch, sequence, _ = x_bsd.shape
         q_bhsk, k_bhsk, v_bhsk = self.qkv(x_bsd).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q_bhsk, k_bhsk = rotate(q_bhsk, cos_sk, sin_sk), rotate(k_bhsk, cos_sk, sin_sk)
-        y_bhsk = F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, mask_b1ss, is_causal=mask_b1ss is None)
+        y_bhsk = self.context.attend(q_bhsk, k_bhsk, v_bhsk, documents)
         attended: Tensor = self.out(y_bhsk.transpose(1, 2).reshape(batch, sequence, -1))
         return attended
 
@@ -76,8 +79,8 @@ class Block(nn.Module):
         self.feed_norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
         self.feed = FeedForward(shape)
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, mask_b1ss)
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, documents)
         fed: Tensor = x_bsd + self.feed(self.feed_norm(x_bsd))
         return fed
 
@@ -87,26 +90,30 @@ class Llama(nn.Module):
 
     segments_bs: for each token the number of its document in the row. A token then attends to its own document alone, in which
     positions begin at 0: its logits are those that it has when the document is alone. None makes one document of each row.
+
+    Ranks that share rows each give whole ones, and get the logits of the tokens that their `context` cuts out of them.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
+        self.context: Context = WHOLE
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=NORM_EPSILON)
         self.output = nn.Linear(shape.dim, shape.vocab, bias=False)
 
     def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None) -> Tensor:
-        x_bsd = self.embedding(ids_bs)
+        x_bsd = self.embedding(self.context.cut(ids_bs))
         cos, sin = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device)
-        mask_b1ss = None
-        if segments_bs is not None:
-            places_bs = places_in_documents(segments_bs)
+        if segments_bs is None:
+            cos, sin = self.context.cut(cos, dim=0), self.context.cut(sin, dim=0)
+        else:
+            places_bs = self.context.cut(places_in_documents(segments_bs))
             cos, sin = cos[places_bs].unsqueeze(1), sin[places_bs].unsqueeze(1)  # (b, 1, s, k)
-            mask_b1ss = document_mask(segments_bs).unsqueeze(1)
+        documents = self.context.documents(ids_bs.shape[1], segments_bs)
         for block in self.blocks:
-            x_bsd = block(x_bsd, cos, sin, mask_b1ss)
+            x_bsd = block(x_bsd, cos, sin, documents)
         logits_bsv: Tensor = self.output(self.norm(x_bsd))
         return logits_bsv
 
@@ -125,12 +132,6 @@ def places_in_documents(segments_bs: Tensor) -> Tensor:
     begins_bs[:, 1:] = segments_bs[:, 1:] != segments_bs[:, :-1]
     places_bs: Tensor = place_s - torch.where(begins_bs, place_s, 0).cummax(dim=1).values
     return places_bs
-
-
-def document_mask(segments_bs: Tensor) -> Tensor:
-    """(b, s, s): whether a token may see another one, of its own document and not after it."""
-    same_bss = segments_bs[:, :, None] == segments_bs[:, None, :]
-    return same_bss.tril()
 
 
 def rotate(x_bhsk: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
