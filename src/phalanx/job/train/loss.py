@@ -2,6 +2,9 @@
 
 Samples are (b, s + 1) token ids, or (b, 2, s + 1) where documents are told apart: ids, and the number of each one's document in the
 row, -1 for padding. Each id but the last predicts the one after it, where that is of the same document.
+
+Ranks that share rows have the same samples, and each its own tokens of them: a loss is then that of its part of the tokens, times
+the number of those ranks, so that the mean over ranks stays what it is without sharing.
 """
 
 from typing import Final
@@ -9,6 +12,8 @@ from typing import Final
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
+
+from phalanx.job.models.context import context_of
 
 _UNCOUNTED: Final = -100
 """What torch leaves out of a cross-entropy."""
@@ -20,7 +25,8 @@ def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
     if samples.dim() == 3:
         return sample_losses(model, samples).mean()
     logits_bsv = model(samples[:, :-1])
-    return F.cross_entropy(logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten())
+    targets_bs = context_of(model).cut(samples[:, 1:])
+    return F.cross_entropy(logits_bsv.float().flatten(0, 1), targets_bs.flatten())
 
 
 def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
@@ -28,7 +34,7 @@ def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
     if samples.dim() == 3:
         return _packed_losses(model, samples[:, 0], samples[:, 1])
     logits_bsv = model(samples[:, :-1])
-    return _losses(logits_bsv, samples[:, 1:]).mean(dim=1)
+    return _losses(logits_bsv, context_of(model).cut(samples[:, 1:])).mean(dim=1)
 
 
 def mean_over_ranks(total: Tensor, count: int) -> float:
@@ -43,8 +49,9 @@ def _packed_losses(model: nn.Module, ids: Tensor, segments: Tensor) -> Tensor:
     """0 for a row none of whose targets counts."""
     logits_bsv = model(ids[:, :-1], segments[:, :-1])
     counted_bs = (segments[:, :-1] == segments[:, 1:]) & (segments[:, 1:] >= 0)
-    losses_bs = _losses(logits_bsv, ids[:, 1:].masked_fill(~counted_bs, _UNCOUNTED))
-    return losses_bs.sum(dim=1) / counted_bs.sum(dim=1).clamp(min=1)
+    context = context_of(model)
+    losses_bs = _losses(logits_bsv, context.cut(ids[:, 1:].masked_fill(~counted_bs, _UNCOUNTED)))
+    return losses_bs.sum(dim=1) * context.ranks / counted_bs.sum(dim=1).clamp(min=1)
 
 
 def _losses(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
