@@ -5,8 +5,9 @@ Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as 
 
 import hashlib
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -18,6 +19,8 @@ __all__ = ["Llama", "LlamaShape"]
 
 DRAWN_AT_ONCE: Final = 8
 """Tensors whose initial values are drawn at a time, each by one thread: one core draws some 150 million a second."""
+
+Head = Callable[[Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -80,22 +83,37 @@ class Block(nn.Module):
         return fed
 
 
+class Output(nn.Linear):
+    """Hidden states (b, s, d) to logits (b, s, v), or to what a head makes of them."""
+
+    def forward(self, x_bsd: Tensor, head: Head | None = None) -> Tensor:
+        return projected(x_bsd, self.weight, head)
+
+
+def projected(x_bsd: Tensor, weight_vd: Tensor, head: Head | None) -> Tensor:
+    return F.linear(x_bsd, weight_vd) if head is None else head(x_bsd, weight_vd)
+
+
 class Llama(nn.Module):
     """Token ids (b, s) to logits (b, s, v).
 
     segments_bs: for each token the number of its document in the row. A token then attends to its own document alone, in which
     positions begin at 0: its logits are those that it has when the document is alone. None makes one document of each row.
+
+    head: what is made of the last hidden states (b, s, d) and the output's weight (v, d) instead of logits; called where a sharded
+    weight is whole. head_plan: what the trainer notes about that.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
+        self.head_plan: Any = None
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
-        self.output = nn.Identity() if shape.tied else nn.Linear(shape.dim, shape.vocab, bias=False)
+        self.output = nn.Identity() if shape.tied else Output(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None) -> Tensor:
+    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None, head: Head | None = None) -> Tensor:
         x_bsd = self.embedding(ids_bs)
         cos, sin = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device, self.shape.rope)
         mask_b1ss = None
@@ -106,7 +124,7 @@ class Llama(nn.Module):
         for block in self.blocks:
             x_bsd = block(x_bsd, cos, sin, mask_b1ss)
         x_bsd = self.norm(x_bsd)
-        logits_bsv: Tensor = F.linear(x_bsd, self.embedding.weight) if self.shape.tied else self.output(x_bsd)
+        logits_bsv: Tensor = projected(x_bsd, self.embedding.weight, head) if self.shape.tied else self.output(x_bsd, head)
         return logits_bsv
 
 
