@@ -5,6 +5,7 @@ Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as 
 
 import hashlib
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ __all__ = ["Llama", "LlamaShape"]
 
 DRAWN_AT_ONCE: Final = 8
 """Tensors whose initial values are drawn at a time, each by one thread: one core draws some 150 million a second."""
+
+Head = Callable[[Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -79,6 +82,17 @@ class Block(nn.Module):
         return fed
 
 
+class Output(nn.Linear):
+    """Hidden states (b, s, d) to logits (b, s, v), or to what a head makes of them."""
+
+    def forward(self, x_bsd: Tensor, head: Head | None = None) -> Tensor:
+        return projected(x_bsd, self.weight, head)
+
+
+def projected(x_bsd: Tensor, weight_vd: Tensor, head: Head | None) -> Tensor:
+    return F.linear(x_bsd, weight_vd) if head is None else head(x_bsd, weight_vd)
+
+
 class Llama(nn.Module):
     """Token ids (b, s) to logits (b, s, v).
 
@@ -86,6 +100,9 @@ class Llama(nn.Module):
     positions begin at 0: its logits are those that it has when the document is alone. None makes one document of each row.
 
     Ranks that share rows each give whole ones, and get the logits of the tokens that their `context` cuts out of them.
+
+    head: what is made of the last hidden states (b, s, d) and the output's weight (v, d) instead of logits; called where a sharded
+    weight is whole. head_plan: what the trainer notes about that.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -93,12 +110,13 @@ class Llama(nn.Module):
         self.shape = shape
         self.frozen_stay_out = False  # of checkpoints; see `job.checkpoint.state`
         self.context: Context = WHOLE
+        self.head_plan: Any = None
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
-        self.output = nn.Identity() if shape.tied else nn.Linear(shape.dim, shape.vocab, bias=False)
+        self.output = nn.Identity() if shape.tied else Output(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None) -> Tensor:
+    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None, head: Head | None = None) -> Tensor:
         x_bsd = self.embedding(self.context.cut(ids_bs))
         cos, sin = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device, self.shape.rope)
         if segments_bs is None:
@@ -110,7 +128,7 @@ class Llama(nn.Module):
         for block in self.blocks:
             x_bsd = block(x_bsd, cos, sin, documents)
         x_bsd = self.norm(x_bsd)
-        logits_bsv: Tensor = F.linear(x_bsd, self.embedding.weight) if self.shape.tied else self.output(x_bsd)
+        logits_bsv: Tensor = projected(x_bsd, self.embedding.weight, head) if self.shape.tied else self.output(x_bsd, head)
         return logits_bsv
 
 

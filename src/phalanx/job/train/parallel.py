@@ -14,6 +14,7 @@ from phalanx.job.models.lora import adapt
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.precision import Dtype, policy
+from phalanx.job.train.speed import look_ahead, quicken
 
 
 def layout_of(rank: Rank) -> Mapping[str, int]:
@@ -35,14 +36,21 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         model = Llama(shape)
         if recipe.lora is not None:
             adapt(model, recipe.lora)
-    fill = first_weights(recipe, fresh)
+    quicken(model, recipe, dtype, rank.device)
+    fill, arithmetic = first_weights(recipe, fresh), policy(dtype, recipe.reduce_dtype)
     for index, block in enumerate(model.blocks):
         _fill(block, f"blocks.{index}", fill, rank.device)
-        fully_shard(block, mesh=mesh, mp_policy=policy(dtype))
+        fully_shard(block, mesh=mesh, mp_policy=arithmetic, reshard_after_forward=recipe.reshard_after_forward)
     for name, part in model.named_children():
         if name != "blocks":
             _fill(part, name, fill, rank.device)
-    fully_shard(model, mesh=mesh, mp_policy=policy(dtype))
+    if not shape.tied:
+        # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
+        # backward, since what comes between is short, or nothing.
+        fully_shard([model.norm, cast(nn.Module, model.output)], mesh=mesh, mp_policy=arithmetic, reshard_after_forward=False)
+        fully_shard(model.embedding, mesh=mesh, mp_policy=arithmetic, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=arithmetic)
+    look_ahead(model.blocks, recipe.prefetch_blocks)
     return model
 
 
