@@ -5,7 +5,7 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -128,9 +128,16 @@ def recipe_config(spec: JobSpec) -> Any:
         config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters))
     except ValidationError as error:
         raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
-    for name, value, fix in config.problems():
+    for name, value, fix in (*_truths_for_numbers(spec.hyperparameters, kind), *config.problems()):
         raise SpecError(f"hyperparameters.{name}", value, fix)
     return config
+
+
+def _truths_for_numbers(given: Mapping[str, object], kind: type) -> Iterator[tuple[str, object, str]]:
+    """To Pydantic true is 1: a run of `steps: true` would train for one step."""
+    for one in dataclasses.fields(kind):
+        if isinstance(given.get(one.name), bool) and one.type in (int, float):
+            yield one.name, given[one.name], "write a number"
 
 
 def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
