@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phalanx.core.errors import CheckpointError, UserError
+from phalanx.core.errors import CheckpointError, SpecError, UserError
 from phalanx.core.llama_shape import LlamaShape
+from phalanx.core.lora import Lora
 from phalanx.job.models.hf_config import config_of, shape_of
 from phalanx.job.models.hf_export import write_hf
 from phalanx.job.models.llama import Llama, initialise
+from phalanx.job.models.lora import adapt
 from phalanx.job.models.model_config import foreseen_init, read_shape
 from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder
 
@@ -190,6 +192,16 @@ def test_a_folder_is_looked_at_before_a_job_waits(model: Llama, tmp_path: Path) 
     config(architectures=["GPT2LMHeadModel"])(tmp_path / "out")
     with pytest.raises(CheckpointError, match="known are LlamaForCausalLM"):
         foreseen_init(tmp_path / "out")
+
+
+def test_a_model_of_other_layers_is_neither_written_nor_adapted(tmp_path: Path) -> None:
+    other = Llama(SHAPE)
+    other.blocks[1].set_submodule("feed.gate", torch.nn.Bilinear(2, 2, 2))
+    with pytest.raises(UserError, match=r"blocks\.1\.feed\.gate\.bias"):
+        write(tmp_path / "out", other)
+    with pytest.raises(SpecError, match=r"lora_targets: 'gate_proj': blocks of this model have no plain feed\.gate"):
+        adapt(other, Lora(rank=2, alpha=2, targets=("gate_proj",)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_digest_is_of_the_weights(model: Llama, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from phalanx.core.errors import UserError
 from phalanx.core.llama_shape import LlamaShape
 
 _WHOLE: Final = {
@@ -27,10 +28,12 @@ IGNORED: Final = (".rotary_emb.inv_freq",)
 
 
 def theirs(name: str) -> tuple[str, ...]:
-    """Of one parameter of ours, in the order of its rows."""
+    """Of one parameter of ours, in the order of its rows. Raises UserError for one that no architecture known here has."""
     if name in _WHOLE:
         return (_WHOLE[name],)
     _, number, rest = name.split(".", 2)
+    if rest not in _OF_BLOCK:
+        raise UserError("model", name, "is in no architecture that is written here, so this model stays in the folder of its run")
     return tuple(f"model.layers.{number}.{one}" for one in _OF_BLOCK[rest])
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+from phalanx.core.errors import SpecError
 from phalanx.core.llama_shape import LlamaShape
 from phalanx.core.lora import TARGETS, Lora, widths
 from phalanx.job.models.llama import Llama, drawn_alone
@@ -73,13 +74,21 @@ def adapt(model: Llama, lora: Lora) -> None:
     for block in model.blocks:
         for name, targets in _LAYERS.items():
             if set(targets) & set(lora.targets):
-                layer = block.get_submodule(name)
-                assert isinstance(layer, nn.Linear)
+                layer = _linear(block, name)
                 rows = tuple(widths(model.shape)[target][1] for target in targets)
                 adapted = AdaptedLinear(layer, targets, rows, lora)
                 adapted.requires_grad_(False)
                 adapted.adapters.requires_grad_(True)
                 block.set_submodule(name, adapted)
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    """Raises SpecError where the block has something else there, as a mixture of experts has."""
+    found = dict(block.named_modules()).get(name)
+    if not isinstance(found, nn.Linear):
+        fix = f"blocks of this model have no plain {name}; write those of {', '.join(TARGETS)} that they have"
+        raise SpecError("hyperparameters.lora_targets", ", ".join(_LAYERS[name]), fix)
+    return found
 
 
 def is_of_adapter(name: str) -> bool:
