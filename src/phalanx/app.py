@@ -51,6 +51,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
+            export_model=export_model,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -137,8 +138,9 @@ def audit_data(asked: "AuditAsked", progress: "ProgressSink") -> "DataAudit":
 
 def foresee_data(asked: "ForeseeAsked") -> "Sequence[str]":
     from phalanx.job.data.foreseen import foreseen
+    from phalanx.job.models.model_config import foreseen_init
 
-    return foreseen(asked)
+    return (*foreseen(asked), *(foreseen_init(Path(asked.init)) if asked.init else ()))
 
 
 def mix_data(asked: "MixAsked") -> "MixView":
@@ -154,6 +156,14 @@ def sample_model(path: Path, digest: str, prompt: str, tokens: int, seed: int, t
     options = {"prompt": prompt, "tokens": tokens, "seed": seed, "temperature": temperature, "digest": digest}
     words = [f"--{name}={value}" for name, value in options.items()]
     return subprocess.run([*_python("phalanx.job.serve.sample"), *words, "--", str(path)], check=False).returncode
+
+
+def export_model(path: Path, digest: str, to: Path, form: str, dtype: str) -> int:
+    """In a process of its own, as `sample_model`."""
+    import subprocess
+
+    words = [f"--to={to}", f"--format={form}", f"--dtype={dtype}", f"--digest={digest}"]
+    return subprocess.run([*_python("phalanx.job.serve.export"), *words, "--", str(path)], check=False).returncode
 
 
 def list_checkpoints(place: str) -> "Sequence[StoredCheckpoint]":

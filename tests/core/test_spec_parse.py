@@ -110,6 +110,8 @@ def test_spec_survives_the_wire() -> None:
         ({**PLAIN, "env": {"A": "\ud800"}}, "env", "UTF-8"),
         ({**PLAIN, "entrypoint": ["\udfff"]}, "entrypoint", "UTF-8"),
         ({**RECIPE, "hyperparameters": {"steps": 0}}, "hyperparameters.steps", "above 0"),
+        ({**RECIPE, "hyperparameters": {"steps": True}}, "hyperparameters.steps", "write a number"),
+        ({**RECIPE, "hyperparameters": {"lr": True}}, "hyperparameters.lr", "write a number"),
         (["not a mapping"], "job", "mapping"),
         (None, "job", "mapping"),
     ],

@@ -1,26 +1,42 @@
 """Configuration of the built-in training recipes. Here, not in `job`, so that a bad hyperparameter is refused at submit."""
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
+from phalanx.core import wire
+from phalanx.core.errors import SpecError
 from phalanx.core.health import SpikeAction
+from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
+from phalanx.core.llama_sizes import SIZES, over_size
+from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 
 SPIKE_STEPS: Final = 1_000
 """Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
+FP8_MULTIPLE: Final = 16
+"""Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
+Switch = Literal["auto", True, False]
+FREE: Final = (
+    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks",
+)  # fmt: skip
+"""Fields by which a run is faster or smaller, and by which none of its losses changes: a run may go on with others."""
+_BLOCKS_MAX: Final = 10_000
+"""Where the number of layers is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaRecipe:
-    """Recipe `llama`: pre-train a Llama-style decoder on token shards. The defaults are the demo's 1.85M-parameter model.
+    """Recipe `llama`: train a Llama-style decoder on token shards, from nothing or from given weights. The defaults are the demo's
+    1.85M-parameter model.
 
-    dim: width of the residual stream; a multiple of `heads`.
+    dim: width of the residual stream; a multiple of `heads` where `head_dim` does not say the width of a head.
     layers: decoder blocks.
     heads: attention heads.
     ffn_dim: inner width of the SwiGLU feed-forward.
     sequence: tokens per sample.
-    batch_per_rank: samples per rank in one microbatch.
+    batch_per_rank: samples per rank in one microbatch; of ranks that share their samples, of all of them together.
     accumulate: microbatches per optimiser step.
     steps: optimiser steps in the whole run.
     lr: peak learning rate, reached after `warmup_steps`, then cosine down to `lr * min_lr_ratio`.
@@ -32,13 +48,43 @@ class LlamaRecipe:
     clip: largest global gradient norm.
     init_std: standard deviation of the initial weights.
     seed: of weights and data order.
-    dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up.
+    dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up. `fp8` and `fp8_rowwise` are bf16 whose
+        blocks' matrix products are of 8-bit floats, with one scale a tensor or one a row.
     eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last; 0 for none, as
         for data of which nothing is held out.
     on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;
         `rollback` also puts the weights of the last checkpoint back, and the data since it is not trained on; `stop` ends the run.
     spike_budget: times it may be done in 1,000 steps; beyond, a loss that is no number ends the run and any other is trained on.
     recompute_every: steps between two looks for silent corruption, each of which costs about one microbatch; 0 for none.
+    size: a known size, whose shape the fields of the shape go over; empty for none. It is filled in by `written_out`.
+    init: folder of a model to begin with: Hugging Face's config.json and safetensors, or one that a run saved. Its shape is the
+        model's; empty begins with drawn weights.
+    vocab: tokens that the model knows; 0 for as many as the data's tokenizer has, never fewer.
+    kv_heads: heads of keys and values; 0 for as many as `heads`, which they divide.
+    head_dim: width of a head; 0 for dim / heads.
+    rope_base: base of the rotary positions' frequencies.
+    rope_factor: how many times longer the context became than it was trained for, as Llama 3.1 stretches it; 1 for not at all.
+    rope_low: turns in the trained context below which a frequency is stretched whole.
+    rope_high: turns above which it is not stretched.
+    rope_trained: tokens of the context before it was stretched.
+    norm_epsilon: added to the mean square in each norm.
+    qkv_bias: whether q, k and v have biases, as Qwen2's.
+    qk_norm: whether each head's q and k are normed, as Qwen3's.
+    tied: whether the output layer is the embedding.
+    lora_rank: inner width of low-rank adapters on the weights of `init`, which stay as they are; 0 trains all weights.
+    lora_alpha: what adapters add is multiplied by lora_alpha / lora_rank; 0 for 2 x lora_rank.
+    lora_targets: layers with an adapter, between commas, or `all-linear`.
+    compile: whether each block's training pass is compiled; `auto` does on CUDA.
+    fused_loss: whether the loss is computed some tokens at a time, so that all logits are never held; `auto` does where those of
+        one sample are many.
+    activation_checkpointing: what is computed again in the backward pass instead of kept: nothing, whole blocks, or what is cheap
+        for the memory that it takes.
+    activation_blocks: every how many blocks that is done.
+    activation_budget: of `selective`: the share of the bytes of a block's products that may be kept.
+    deterministic: whether a step gives the same bits each time; without it CUDA has faster kernels, and cuDNN's attention.
+    reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
+    prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
+    reduce_dtype: in which gradients are summed over the ranks.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -60,11 +106,49 @@ class LlamaRecipe:
     clip: float = 1.0
     init_std: float = 0.05
     seed: int = 0
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "fp8", "fp8_rowwise"] = "auto"
     eval_batches: int = 16
     on_spike: SpikeAction = "skip"
     spike_budget: int = 8
     recompute_every: int = 1000
+    # Newer fields stand below: at their defaults they are left out of `config_text`, so that older checkpoints go on.
+    size: str = ""
+    init: str = ""
+    vocab: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rope_base: float = ROPE_BASE
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_trained: int = 8192
+    norm_epsilon: float = NORM_EPSILON
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_targets: str = ALL
+    compile: Switch = "auto"
+    fused_loss: Switch = "auto"
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    activation_blocks: int = 1
+    activation_budget: float = 0.5
+    deterministic: bool = True
+    reshard_after_forward: bool = True
+    prefetch_blocks: int = 0
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None where all weights are."""
+        if not self.lora_rank:
+            return None
+        return Lora(rank=self.lora_rank, alpha=self.lora_alpha or 2 * self.lora_rank, targets=targets_of(self.lora_targets))
+
+    def shape(self, vocab: int) -> LlamaShape:
+        """Of the model, for data of `vocab` tokens."""
+        return LlamaShape(**{name: getattr(self, name) for name in SHAPE_FIELDS} | {"vocab": self.vocab or vocab})
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
@@ -93,9 +177,68 @@ class LlamaRecipe:
             for name in ("recompute_every", "eval_batches")
             if getattr(self, name) < 0
         ]
-        if self.heads > 0 and self.dim % (2 * self.heads):
-            found.append(("dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads})"))
-        return found
+        found += self._shape_problems()
+        found += self._speed_problems()
+        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
+
+    def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
+        if self.size and self.size not in SIZES:
+            yield "size", self.size, f"write one of {', '.join(SIZES)}"
+        for name in ("vocab", "kv_heads", "head_dim"):
+            if getattr(self, name) < 0:
+                yield name, getattr(self, name), "write 0 or more"
+                return
+        if min(self.dim, self.heads) < 1:
+            return
+        if not self.head_dim and self.dim % (2 * self.heads):
+            yield "dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads}), or the width of a head as head_dim"
+            return
+        yield from self.shape(1).problems()
+
+    def _speed_problems(self) -> Iterator[tuple[str, object, str]]:
+        blocks = self.layers if self.layers > 0 and not self.init else _BLOCKS_MAX
+        for name, least in (("activation_blocks", 1), ("prefetch_blocks", 0)):
+            if not least <= getattr(self, name) <= blocks:
+                yield name, getattr(self, name), f"write a whole number from {least} to the number of layers ({blocks})"
+        if not 0 <= self.activation_budget <= 1:
+            yield "activation_budget", self.activation_budget, "write a number from 0 to 1"
+        if not self.deterministic and self.recompute_every > 0:
+            yield (
+                "recompute_every",
+                self.recompute_every,
+                "write 0: a microbatch is computed twice to the same bits only if deterministic",
+            )
+        if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
+            for name in ("dim", "ffn_dim"):
+                if getattr(self, name) % FP8_MULTIPLE:
+                    yield name, getattr(self, name), f"write a multiple of {FP8_MULTIPLE}, as 8-bit products need"
+
+
+SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))
+"""Hyperparameters that the folder of `init` says; each is a field of the recipe too."""
+_NAMES: Final = [one.name for one in fields(LlamaRecipe)]
+_FIRST_FIELDS: Final = frozenset(_NAMES[: _NAMES.index("recompute_every") + 1])
+
+
+def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a job gives, with those of the size that it names. Every way to a recipe goes through here.
+
+    Raises SpecError for a shape beside `init`.
+    """
+    if not given.get("init"):
+        return over_size(given)
+    for name in ("size", *SHAPE_FIELDS):
+        if name in given:
+            raise SpecError(f"hyperparameters.{name}", given[name], "leave it out: the folder of init says the model's shape")
+    return dict(given)
+
+
+def config_text(recipe: LlamaRecipe) -> str:
+    """What a checkpoint's configuration is: every field of the first version, and newer ones that say something about losses."""
+    said: dict[str, Any] = wire.plain(LlamaRecipe, recipe)
+    usual = {one.name: one.default for one in fields(LlamaRecipe)}
+    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or (value != usual[name] and name not in FREE)}
+    return wire.dumps(dict[str, Any], kept)
 
 
 RECIPE_METRICS = ("val_loss", "loss")

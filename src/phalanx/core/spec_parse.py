@@ -5,7 +5,7 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,10 +16,11 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
-from phalanx.core.recipe import RECIPES
-from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, Notify, Placing, Recovery, Resources
+from phalanx.core.recipe import RECIPES, written_out
+from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, LayoutSpec, Notify, Placing, Recovery, Resources
 from phalanx.core.spec_checkpoint import checkpoint_checks
 from phalanx.core.spec_data import data_checks, refuse_unprepared
+from phalanx.core.spec_layout import layout_checks
 from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
@@ -41,6 +42,7 @@ _NESTED: Final = {
     "environment": Environment,
     "checkpoint": CheckpointPolicy,
     "recovery": Recovery,
+    "layout": LayoutSpec,
     "data": DataSource,
     "notify": Notify,
     "placing": Placing,
@@ -51,7 +53,7 @@ _MAPPING: Final = "write a mapping of fields, starting with name: ..."
 
 
 def load_spec(path: Path | str, change: Callable[[object], object] = lambda data: data) -> JobSpec:
-    """The spec in a YAML file. Relative `workdir` and paths of `data` are taken from the file's folder.
+    """The spec in a YAML file. Relative `workdir`, paths of `data` and `init` are taken from the file's folder.
 
     change: made to the file's data before it is checked, e.g. by `submit --set`.
     Raises SpecError for an unreadable file, malformed YAML, any unacceptable field, or data that was not prepared.
@@ -79,9 +81,13 @@ def _file_in(workdir: Path, name: str) -> bytes | None:
 
 
 def anchored(spec: JobSpec, folder: Path) -> JobSpec:
-    """`spec` with relative `workdir` and paths of `data` made absolute from `folder`."""
+    """`spec` with relative `workdir`, paths of `data` and a recipe's `init` made absolute from `folder`."""
     workdir = str((folder / spec.workdir).resolve()) if spec.workdir else ""
-    return dataclasses.replace(spec, workdir=workdir, data=spec.data.anchored(folder) if spec.data else None)
+    data = spec.data.anchored(folder) if spec.data else None
+    given, init = spec.hyperparameters, spec.hyperparameters.get("init")
+    if spec.recipe and init:
+        given = {**given, "init": str((folder / str(init)).resolve())}
+    return dataclasses.replace(spec, workdir=workdir, data=data, hyperparameters=given)
 
 
 def parse_spec(data: object) -> JobSpec:
@@ -103,8 +109,8 @@ def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
     checks = (
-        _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, recovery_checks, _environment_checks,
-        _outside_checks,
+        _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, layout_checks, recovery_checks,
+        _environment_checks, _outside_checks,
     )  # fmt: skip
     for check in checks:
         for name, value, good, fix in check(spec):
@@ -119,12 +125,19 @@ def recipe_config(spec: JobSpec) -> Any:
     """The recipe's typed configuration. Raises SpecError for an unknown or impossible hyperparameter."""
     kind = RECIPES[spec.recipe]
     try:
-        config = TypeAdapter(kind).validate_python(dict(spec.hyperparameters))
+        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters))
     except ValidationError as error:
         raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
-    for name, value, fix in config.problems():
+    for name, value, fix in (*_truths_for_numbers(spec.hyperparameters, kind), *config.problems()):
         raise SpecError(f"hyperparameters.{name}", value, fix)
     return config
+
+
+def _truths_for_numbers(given: Mapping[str, object], kind: type) -> Iterator[tuple[str, object, str]]:
+    """To Pydantic true is 1: a run of `steps: true` would train for one step."""
+    for one in dataclasses.fields(kind):
+        if isinstance(given.get(one.name), bool) and one.type in (int, float):
+            yield one.name, given[one.name], "write a number"
 
 
 def _normal(data: dict[Any, Any]) -> dict[Any, Any]:

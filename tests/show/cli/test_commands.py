@@ -245,6 +245,16 @@ def test_model_sample_shows_the_text_only(phalanx: Terminal) -> None:
     assert as_json["text"].startswith("def /jobs/model 3e16 100 0")
 
 
+def test_model_export_says_where_it_is(phalanx: Terminal, tmp_path: Path) -> None:
+    asked = ("model", "export", "tiny-lm:1", "--dtype", "bfloat16", "--to")
+    shown = phalanx(*asked, str(tmp_path / "new"))
+    assert (shown.code, shown.out) == (0, f"tiny-lm:1 is in {tmp_path}/new (hf, bfloat16)\n")
+    as_json = json.loads(phalanx(*asked, "out", "-o", "json").out)
+    assert as_json == {"model": "tiny-lm:1", "to": "out", "format": "hf", "dtype": "bfloat16"}
+    failed = phalanx(*asked, str(tmp_path))
+    assert (failed.code, failed.out) == (2, "")
+
+
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])
 def test_a_failed_model_sample_says_nothing_on_standard_output(phalanx: Terminal, output: str) -> None:
     failing = dataclasses.replace(TOOLS, sample_model=lambda *_: 2)

@@ -60,6 +60,7 @@ def test_the_root_help_lists_every_command_and_the_exit_codes_and_imports_nothin
         ("up",),
         ("model", "show"),
         ("model", "sample"),
+        ("model", "export"),
         ("data", "prepare"),
         ("ledger",),
         ("events",),

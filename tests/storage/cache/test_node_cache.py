@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.errors import SetupError, StoreUnavailable
+from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.storage.cache import node_cache
 from phalanx.storage.cache.index import Index, Unit
 from phalanx.storage.cache.node_cache import NodeCache
@@ -207,12 +207,38 @@ def test_a_fetch_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
         check(cache, origin, units)
 
 
+class Cut(Contents):
+    """Of each unit the first piece alone. refuses: the second is refused as it is asked for."""
+
+    refuses = True
+
+    def read(self, group: Sequence[Unit]) -> Sequence[Iterator[memoryview]]:  # type: ignore[override]
+        return [self.first_of(unit) for unit in group]
+
+    def first_of(self, unit: Unit) -> Iterator[memoryview]:
+        yield self.bytes_of(unit)[: PIECE // 2]
+        if self.refuses:
+            raise StoreUnavailable("damaged")
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_unit_of_which_a_piece_is_refused_or_missing_is_nobodys(tmp_path: Path, refuses: bool) -> None:
+    origin, units = Contents.at(tmp_path / "store")
+    cut = Cut(tmp_path / "store")
+    cut.refuses = refuses
+    with opened(tmp_path) as cache:
+        with pytest.raises(StoreUnavailable if refuses else Bug, match="damaged" if refuses else f"came with {PIECE // 2}"):
+            cache.hold(units[:2], cut)
+        assert cache.held_bytes == used_bytes(cache.folder) == 0
+        check(cache, origin, units)
+
+
 class Unwritable(Contents):
     """Its disk takes no more from some moment on, not even what the index says of that. cache: whose."""
 
     cache: NodeCache
 
-    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+    def read(self, group: Sequence[Unit]) -> Sequence[Sequence[memoryview]]:
         if self.gate.is_set():
             return super().read(group)
         self.cache._index._db.execute("PRAGMA query_only=ON")

@@ -18,6 +18,7 @@ with long_imports():  # torch's
     from phalanx.job.sdk.gang import attach as attach_gang
     from phalanx.job.train.device import gang
     from phalanx.job.train.finish import finish
+    from phalanx.job.train.initial import check_init
     from phalanx.job.train.loop import run
     from phalanx.job.train.recipe import llama_recipe
     from phalanx.job.train.recover import Recipe
@@ -84,6 +85,7 @@ def _data(session: Session, recipe: LlamaRecipe) -> Sources:
     if session.data_source is None:
         raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
     sources = open_sources(session.data_source)
+    check_init(recipe, sources)
     for data in checked_first(sources):
         data.verify()
     sources.prepare(recipe.sequence)

@@ -4,16 +4,18 @@ from collections.abc import Mapping
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import LlamaRecipe, written_out
 from phalanx.core.spec import Scalar
+from phalanx.job.train.initial import with_shape_of_init
 
 
 def llama_recipe(hyperparameters: Mapping[str, Scalar]) -> LlamaRecipe:
-    """Raises SpecError for an unknown or impossible value; under Phalanx submit has already refused those."""
+    """With the shape of the folder that `init` names. Raises SpecError for an unknown or impossible value; under Phalanx submit
+    has already refused those. Raises CheckpointError for a folder that is no model's."""
     try:
-        recipe: LlamaRecipe = wire.build(LlamaRecipe, dict(hyperparameters))
+        recipe: LlamaRecipe = wire.build(LlamaRecipe, written_out(hyperparameters))
     except ValueError as error:
         raise SpecError("hyperparameters", dict(hyperparameters), str(error)) from error
     for name, value, fix in recipe.problems():
         raise SpecError(f"hyperparameters.{name}", value, fix)
-    return recipe
+    return with_shape_of_init(recipe)

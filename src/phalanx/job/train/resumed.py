@@ -22,6 +22,7 @@ _log: Final = logging.getLogger(__name__)
 
 STATE: Final = "state"
 CURSOR: Final = EXTRA
+INIT: Final = "init"
 
 
 def of_any_data(origin: Origin) -> Origin:
@@ -32,10 +33,18 @@ def of_any_data(origin: Origin) -> Origin:
 
 def state_numbers(training: "Training", step: int, val_loss_first: float) -> dict[str, str | int | float | bool]:
     """What a checkpoint carries besides tensors. `samples`: global samples consumed by `step` updates, as the data cursor has them,
-    which also knows of what data and in which order."""
+    which also knows of what data and in which order. `init`: of the weights that the run began with, where they were given."""
     size, first = training.batch.samples, val_loss_first.hex()
     cursor = Cursor.after(step, training.order, training.data.manifests).to_json()
-    return {"samples": step * size, "global_batch": size, "val_loss_first": first, CURSOR: cursor, **training.guard.numbers()}
+    init = {INIT: training.init_digest} if training.init_digest else {}
+    return {
+        "samples": step * size,
+        "global_batch": size,
+        "val_loss_first": first,
+        CURSOR: cursor,
+        **init,
+        **training.guard.numbers(),
+    }
 
 
 def digest_numbers(training: "Training", step: int) -> dict[str, str]:

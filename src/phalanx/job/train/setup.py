@@ -11,9 +11,8 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import LlamaRecipe, config_text
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
@@ -27,6 +26,7 @@ from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree, on_bad_blocks
+from phalanx.job.train.arithmetic import settle_arithmetic
 from phalanx.job.train.audit import Audit
 from phalanx.job.train.batches import (
     Batch,
@@ -40,13 +40,14 @@ from phalanx.job.train.batches import (
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
+from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.local_time import LocalTimer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
+from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
-from phalanx.job.train.resumed import of_any_data, resumed
+from phalanx.job.train.resumed import INIT, of_any_data, resumed
 from phalanx.job.train.set_aside import tell_set_aside
 from phalanx.job.train.watch import Watch
 
@@ -56,7 +57,7 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
-    `train_batch` reads from."""
+    `train_batch` reads from. init_digest: of the weights of the recipe's `init`."""
 
     session: Session
     recipe: LlamaRecipe
@@ -78,6 +79,7 @@ class Training:
     shared_batch: Callable[[int], Tensor]
     audit: Audit
     watch: Watch = field(default_factory=Watch)
+    init_digest: str = ""
 
     @property
     def order(self) -> DataOrder:
@@ -111,14 +113,18 @@ def set_up(
 ) -> tuple[Training, Start]:
     """A collective of all ranks.
 
-    Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ.
+    Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ, SpecError
+    for a layout that does not fit them.
     """
     check_all_agree(session, recipe, data.agreed)
+    rank = placed(rank, session, recipe)
     claim(session, rank)
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
-    training = assemble(session, recipe, data, rank, dtype, batch, clock_s, unix_ms, watch, fresh=found is None)
+    init_digest = agreed_digest(recipe, str(found.manifest.extra.get(INIT, "")) if found else "")
+    made = (rank, dtype, batch, clock_s, unix_ms, watch)
+    training = assemble(session, recipe, data, *made, fresh=found is None, init_digest=init_digest)
     if found is None:
         return training, Start(step=0, val_loss_first=None, checkpoint="")
     step, val_loss_first, checkpoint = resumed(training, found, patience_of(session))
@@ -136,11 +142,13 @@ def assemble(
     unix_ms: Callable[[], int],
     watch: Watch | None = None,
     fresh: bool = True,
+    init_digest: str = "",
 ) -> Training:
     """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. fresh: with initial weights,
-    else with none, for who loads them. A collective of all ranks."""
-    shape = LlamaShape(vocab=data.vocab_size, dim=recipe.dim, layers=recipe.layers, heads=recipe.heads, ffn_dim=recipe.ffn_dim)
-    model = sharded_llama(shape, recipe, rank, make_mesh(rank), dtype, fresh)
+    else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
+    settle_arithmetic(recipe.deterministic, rank.device)
+    mesh = make_mesh(rank)
+    model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)
     order = order_of_run(data, recipe, batch)
@@ -166,6 +174,7 @@ def assemble(
             device=rank.device,
             attempt=session.attempt,
             generation=rank.generation,
+            mesh=mesh,
         ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
@@ -175,6 +184,7 @@ def assemble(
         shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
         watch=watch or Watch(),
+        init_digest=init_digest,
     )
 
 
@@ -221,11 +231,11 @@ def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: 
 def batch_of(found: Found | None, recipe: LlamaRecipe, rank: Rank) -> Batch:
     """Raises SpecError for a world size that cannot keep the run's global batch, CheckpointError when that is not said."""
     if found is None:
-        return first_batch(recipe, rank.world_size, rank.whole_size)
+        return first_batch(recipe, rank.data_size, rank.whole_data_size)
     samples = found.manifest.extra.get("global_batch")
     if not isinstance(samples, int) or samples < 1 or samples % (recipe.batch_per_rank * recipe.accumulate):
         raise CheckpointError(f"checkpoint {found.name}", dict(found.manifest.extra), "lacks the run's own numbers")
-    return batch_of_run(samples, recipe, rank.world_size)
+    return batch_of_run(samples, recipe, rank.data_size, rank.model_size)
 
 
 def keep_of(session: Session) -> Keep:
@@ -257,5 +267,5 @@ def _claim(root: Folder, holder: Holder) -> None:
 
 
 def config_hash(recipe: LlamaRecipe) -> str:
-    """SHA-256 of the recipe's configuration, every field written out."""
-    return hashlib.sha256(wire.dumps(LlamaRecipe, recipe).encode()).hexdigest()
+    """SHA-256 of the recipe's configuration."""
+    return hashlib.sha256(config_text(recipe).encode()).hexdigest()

@@ -1,5 +1,6 @@
-"""model ls, model show, model sample."""
+"""model ls, model show, model sample, model export."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +9,26 @@ import typer
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, ModelArgument, Output, OutputOption, leave, tools_of
 
 
+class Dtype(StrEnum):
+    """Of exported weights."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Format(StrEnum):
+    """Of an export."""
+
+    HF = "hf"
+    PEFT = "peft"
+
+
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("ls", epilog=EXIT_CODES)(ls)
     app.command("show", epilog=EXIT_CODES)(show)
     app.command("sample", epilog=EXIT_CODES)(sample)
+    app.command("export", epilog=EXIT_CODES)(export)
 
 
 def ls(
@@ -71,3 +87,29 @@ def sample(
     if code:
         leave(code)  # half a text is no answer, and why stands on standard error
     show_sample(view, {"prompt": prompt, "seed": seed, "temperature": temperature}, written(), output)
+
+
+def export(
+    context: typer.Context,
+    model: ModelArgument,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to make; not there yet, or empty.", show_default=False)],
+    form: Annotated[
+        Format, typer.Option("--format", help="hf: a whole model for transformers. peft: the adapters of a LoRA run alone.")
+    ] = Format.HF,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights. float32 is what was trained; bfloat16 is half.")] = Dtype.FLOAT32,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Write a model version as a folder that Hugging Face's libraries read.
+
+    Its weights are checked against their hash first. Needs the extra `phalanx[train]`.
+    """
+    from phalanx.client import connect
+    from phalanx.show.cli.model_page import asked_model, show_export
+
+    with connect(home) as client:
+        view = asked_model(client, model)
+    code = tools_of(context).export_model(Path(view.path), view.weights_digest, to, form.value, dtype.value)
+    if code:
+        leave(code)  # why stands on standard error
+    show_export(view, to, form.value, dtype.value, output)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -62,6 +63,16 @@ def show_sample(model: ModelView, asked: Mapping[str, str | int | float], text: 
     if on_terminal and not text.endswith("\n"):
         sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def show_export(model: ModelView, to: Path, form: str, dtype: str, output: Output) -> None:
+    """Where it lies now."""
+    name = f"{model.name}:{model.version}"
+    said = {"model": name, "to": str(to), "format": form, "dtype": dtype}
+    if output is not Output.TABLE:
+        emit_plain(output, said)
+        return
+    sys.stdout.write(clean_log(f"{name} is in {to} ({form}, {dtype})\n"))
 
 
 def _grow(tree: Tree, values: Mapping[str, str]) -> None:

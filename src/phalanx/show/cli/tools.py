@@ -41,10 +41,12 @@ class Tools:
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
     foresee_data(asked): refuses the data of a job for what its ranks would refuse, as far as it is seen from here; returns warnings
-        of what is not.
+        of what is not. The same of the folder of the model that it begins with.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
+    export_model(path, digest, to, format, dtype): writes the model folder at `path`, after the same check, as the folder `to` for
+        other libraries; returns the exit code.
     list_checkpoints(place): those in a folder of this machine or below a URL, by manifests and sizes.
     verify_checkpoints(place, progress): the same, with every byte read; progress as of prepare_data, a stage a checkpoint.
     pack_workdir(folder): the packed snapshot that `submit` uploads.
@@ -70,6 +72,7 @@ class Tools:
     mix_data: "Callable[[MixAsked], MixView]"
     push_data: Callable[[Path, str, ProgressSink], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]
+    export_model: Callable[[Path, str, Path, str, str], int]
     list_checkpoints: "Callable[[str], Sequence[StoredCheckpoint]]"
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
     pack_workdir: Callable[[Path], bytes]

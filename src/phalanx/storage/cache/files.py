@@ -10,11 +10,11 @@ index                      see `index`
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from phalanx.core.errors import SetupError
+from phalanx.core.errors import Bug, SetupError
 from phalanx.storage.cache.index import Unit
 
 _NAME: Final = re.compile(r"([0-9a-f]{64})-(0|[1-9][0-9]{0,7})")
@@ -43,15 +43,21 @@ class CacheFiles:
         """Whoever has it open or mapped keeps what it has."""
         self._path(sha256, number).unlink(missing_ok=True)
 
-    def write(self, unit: Unit, data: memoryview, process: int) -> None:
-        """Under its name only when all of it is there; a disk that is full leaves nothing."""
+    def write(self, unit: Unit, pieces: Iterable[memoryview], process: int) -> None:
+        """Under its name only when all of it is there; a disk that is full leaves nothing, and says so before the first piece."""
         fresh, path = self._fresh(unit, process), self.path(unit)
         path.parent.mkdir(exist_ok=True, mode=0o700)
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                while data:
-                    data = data[os.write(descriptor, data) :]
+                if unit.size_bytes:  # one look for room, not one a page
+                    os.posix_fallocate(descriptor, 0, unit.size_bytes)
+                for piece in pieces:
+                    rest = piece
+                    while rest:
+                        rest = rest[os.write(descriptor, rest) :]
+                if (size := os.lseek(descriptor, 0, os.SEEK_CUR)) != unit.size_bytes:
+                    raise Bug(f"a unit of {unit.size_bytes} bytes came with {size}")
             finally:
                 os.close(descriptor)
             fresh.rename(path)

@@ -245,8 +245,8 @@ class NodeCache:
         """Of units that are this process's to fetch."""
         try:
             with self._told():
-                for unit, data in zip(group, origin.read(group), strict=True):
-                    self._files.write(unit, data, self.process)
+                for unit, pieces in zip(group, origin.read(group), strict=True):
+                    self._files.write(unit, pieces, self.process)
                 self._index.fetched(group)
         except BaseException:
             with self._changed:

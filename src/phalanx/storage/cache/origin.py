@@ -1,7 +1,7 @@
 """Where units come from, and who is told what that took."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
 from phalanx.storage.cache.index import Unit
@@ -32,5 +32,5 @@ class Origin(Protocol):
     def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
         """The units again, in the same order as far as it goes, those together that are fetched together."""
 
-    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
-        """The bytes of each, checked."""
+    def read(self, group: Sequence[Unit]) -> Sequence[Iterable[memoryview]]:
+        """The bytes of each in pieces, checked as each is handed over; a unit of which a piece is refused does not come to be."""

@@ -130,10 +130,10 @@ class TarOrigin:
     def groups(self, units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
         return [[unit] for unit in units]
 
-    def read(self, group: Sequence[Unit]) -> Sequence[memoryview]:
+    def read(self, group: Sequence[Unit]) -> Sequence[Sequence[memoryview]]:
         """Unchecked: what has no checksum of its own is compared when it is read."""
         (unit,) = group
-        return [self._source.read(self._tars[unit.sha256], unit.number * UNIT_BYTES, unit.size_bytes)]
+        return [[self._source.read(self._tars[unit.sha256], unit.number * UNIT_BYTES, unit.size_bytes)]]
 
 
 def tar_unit(tar: FileEntry, number: int) -> Unit:

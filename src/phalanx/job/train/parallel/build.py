@@ -1,0 +1,54 @@
+"""A model with its first weights, laid over the mesh block by block."""
+
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.models.llama import Block, Llama, LlamaShape
+from phalanx.job.models.lora import adapt
+from phalanx.job.train.device import Rank
+from phalanx.job.train.initial import Fill, first_weights
+from phalanx.job.train.parallel.data import DataParallel
+from phalanx.job.train.parallel.mesh import of_rank
+from phalanx.job.train.parallel.tensors import TensorParallel
+from phalanx.job.train.precision import Dtype
+from phalanx.job.train.speed import look_ahead, quicken
+
+
+def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: DeviceMesh, dtype: Dtype, fresh: bool = True) -> Llama:
+    """A model whose weights are those of `init`, or depend on nothing but shape, seed and `init_std`. fresh: else they hold
+    nothing, for who loads them all: to draw billions of them takes longer than to read them.
+
+    Built without memory, then filled and sharded block by block, so no rank ever holds more than its shards and one block.
+    """
+    with torch.device("meta"):
+        model = Llama(shape)
+        if recipe.lora is not None:
+            adapt(model, recipe.lora)
+    quicken(model, recipe, dtype, rank.device)
+    fill = first_weights(recipe, fresh)
+    data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero, recipe), TensorParallel(mesh)
+    for index, block in enumerate(model.blocks):
+        _fill(block, f"blocks.{index}", fill, rank.device)
+        tensors.block(cast(Block, block), f"blocks.{index}")
+        data.part(block)
+    for name, part in model.named_children():
+        if name != "blocks":
+            _fill(part, name, fill, rank.device)
+    tensors.whole(model)
+    if not shape.tied:
+        # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
+        # backward, since what comes between is short, or nothing.
+        data.kept([model.norm, cast(nn.Module, model.output)])
+        data.kept([model.embedding])
+    data.whole(model)
+    look_ahead(model.blocks, recipe.prefetch_blocks)
+    return model
+
+
+def _fill(part: nn.Module, name: str, fill: Fill, device: torch.device) -> None:
+    part.to_empty(device=device)
+    fill(part, name)

@@ -1,0 +1,24 @@
+"""The examples of prepared data under other trainers, whole: Lightning's and Hugging Face's, broken off and gone on with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.job.data.random_tokens import write_tokens
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "trainers"
+LOCAL = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+
+@pytest.mark.parametrize(("name", "batches"), [("data_lightning.py", 24), ("data_hf_trainer.py", 48)])
+def test_every_batch_and_weight_is_as_undisturbed(tmp_path: Path, name: str, batches: int) -> None:
+    write_tokens(tmp_path / "data", [20_000], vocab_size=500)
+    command = [sys.executable, str(EXAMPLES / name), str(tmp_path / "data")]
+    done = subprocess.run(
+        command, env={**os.environ, **LOCAL}, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"gone on after 12: all {batches} batches and the weights are as undisturbed" in done.stdout

@@ -1,0 +1,91 @@
+"""A saved model as a folder that Hugging Face's libraries read, by the command that the platform runs."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from phalanx import app
+from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.models.model_folder import ModelFolder
+from phalanx.job.serve.export import main
+from phalanx.storage.hashes import sha256_file
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that `app` would start, without the seconds that torch's import takes."""
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        at = argv.index("phalanx.job.serve.export")
+        return subprocess.CompletedProcess(argv, main(argv[at + 1 :]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_a_saved_model_is_exported_with_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    to = tmp_path / "new" / "out"
+    assert app.export_model(folder, "", to, "hf", "float32") == 0
+    opened = ModelFolder(to)
+    model = Llama(opened.shape)
+    for name, part in model.named_children():
+        opened.fill(part, name)
+    saved = load_file(folder / "model.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in model.named_parameters())
+    assert (to / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    said, generation, config = (
+        json.loads((to / f"{name}.json").read_text()) for name in ("tokenizer_config", "generation_config", "config")
+    )
+    assert (said["eos_token"], said["model_max_length"], generation["eos_token_id"]) == ("<|endoftext|>", 8, 0)
+    assert (config["architectures"], config["max_position_embeddings"]) == (["LlamaForCausalLM"], 8)
+
+
+def test_half_of_it_in_bfloat16(folder: Path, tmp_path: Path) -> None:
+    assert app.export_model(folder, "", tmp_path / "out", "hf", "bfloat16") == 0
+    saved, cut = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    assert torch.equal(cut["lm_head.weight"], saved["output.weight"].bfloat16())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_weights_of_another_model_are_not_exported(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.export_model(folder, "0" * 64, tmp_path / "out", "hf", "float32") == 2
+    assert capsys.readouterr().err.startswith("Error: weights is")
+    assert app.export_model(folder, "", folder, "hf", "float32") == 2
+    assert capsys.readouterr().err == f"Error: --to is '{folder}': is there already; name a folder that is not, or an empty one\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tied_model_of_grouped_queries_comes_out_as_qwen(folder: Path, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {
+        "vocab": 300,
+        "dim": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "ffn_dim": 24,
+        "qk_norm": True,
+        "tied": True,
+    }
+    model = Llama(LlamaShape(**shape))
+    for name, part in model.named_children():
+        initialise(part, name, 0, 0.5)
+    tensors = {name: weight.detach() for name, weight in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "format": 1, "shape": shape, "config": {"sequence": 8}, "weights_digest": weights_digest(tensors),
+        "tokenizer_sha256": sha256_file(folder / "tokenizer.json"), "end_of_document": 7,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert app.export_model(folder, weights_digest(tensors), tmp_path / "out", "hf", "float32") == 0
+    assert ModelFolder(tmp_path / "out").shape == model.shape
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (said["architectures"], said["eos_token_id"]) == (["Qwen3ForCausalLM"], 7)
