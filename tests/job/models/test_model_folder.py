@@ -57,6 +57,7 @@ def test_what_is_written_is_read_again_from_one_file_or_several(
     assert all(len(load_file(folder / name)) == 1 or (folder / name).stat().st_size < 4000 + 1500 for name in found) or files == 1
     assert read_shape(folder) == SHAPE and same(read(folder), model)
     assert list(tmp_path.iterdir()) == [folder]
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
 def test_a_folder_of_our_own_is_read_by_its_own_names(model: Llama, tmp_path: Path) -> None:

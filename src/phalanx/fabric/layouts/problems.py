@@ -51,6 +51,13 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     )  # fmt: skip
 
 
+def adapter_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+    """Of low-rank adapters, whatever the model: beside a layer whose rows are cut they would have to be cut too."""
+    if recipe.lora is None or asked.tp == 1:
+        return []
+    return [("tp", asked.tp, "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks")]
+
+
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
     """Fields as in a job's `layout`; empty when it can work. model: None where nobody knows it, as of a script."""
     axes = ("pp", "cp", "tp", "ep", "replicate")

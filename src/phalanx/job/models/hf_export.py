@@ -82,6 +82,7 @@ def write_peft(to: Path, shape: LlamaShape, lora: Lora, base: str, tensors: Mapp
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Durably. Raises OSError or SafetensorError."""
     save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(0o644)  # for others, as the files beside it; the library leaves it to its owner
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
