@@ -3,6 +3,9 @@
 Samples are (b, s + 1) token ids, or (b, 2, s + 1) where documents are told apart: ids, and the number of each one's document in the
 row, -1 for padding. Each id but the last predicts the one after it, where that is of the same document.
 
+Ranks that share rows have the same samples, and each its own tokens of them: a loss is then that of its part of the tokens, times
+the number of those ranks, so that the mean over ranks stays what it is without sharing.
+
 A model that takes a `head` computes its loss where its logits would be, if its `head_plan` asks for that: see `fused_loss`.
 """
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.recipe import Switch
+from phalanx.job.models.context import context_of
 from phalanx.job.train.fused_loss import fused_loss, token_losses
 
 _UNCOUNTED: Final = -100
@@ -43,7 +47,7 @@ def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
     if samples.dim() == 3:
         return sample_losses(model, samples).mean()
     logits_bsv = model(samples[:, :-1])
-    return F.cross_entropy(logits_bsv.float().flatten(0, 1), samples[:, 1:].flatten())
+    return _cross_entropy(logits_bsv, context_of(model).cut(samples[:, 1:]), "mean")
 
 
 def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
@@ -53,7 +57,7 @@ def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
     if samples.dim() == 3:
         return _packed_losses(model, samples[:, 0], samples[:, 1])
     logits_bsv = model(samples[:, :-1])
-    return _losses(logits_bsv, samples[:, 1:]).mean(dim=1)
+    return _losses(logits_bsv, context_of(model).cut(samples[:, 1:])).mean(dim=1)
 
 
 def mean_over_ranks(total: Tensor, count: int) -> float:
@@ -67,15 +71,21 @@ def mean_over_ranks(total: Tensor, count: int) -> float:
 def _packed_losses(model: nn.Module, ids: Tensor, segments: Tensor) -> Tensor:
     """0 for a row none of whose targets counts."""
     logits_bsv = model(ids[:, :-1], segments[:, :-1])
-    counted_bs = _counted(segments)
-    losses_bs = _losses(logits_bsv, ids[:, 1:].masked_fill(~counted_bs, _UNCOUNTED))
-    return losses_bs.sum(dim=1) / counted_bs.sum(dim=1).clamp(min=1)
+    counted_bs, context = _counted(segments), context_of(model)
+    losses_bs = _losses(logits_bsv, context.cut(ids[:, 1:].masked_fill(~counted_bs, _UNCOUNTED)))
+    return losses_bs.sum(dim=1) * context.ranks / counted_bs.sum(dim=1).clamp(min=1)
 
 
 def _losses(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
     """Of each token: (b, s). Flat, since the 2-d form is refused on CUDA where arithmetic has to be deterministic."""
-    flat = F.cross_entropy(logits_bsv.float().flatten(0, 1), targets_bs.flatten(), reduction="none", ignore_index=_UNCOUNTED)
-    return flat.view(targets_bs.shape)
+    return _cross_entropy(logits_bsv, targets_bs, "none").view(targets_bs.shape)
+
+
+def _cross_entropy(logits_bsv: Tensor, targets_bs: Tensor, reduction: str) -> Tensor:
+    """Logits may be cut along the vocabulary: losses are not."""
+    logits = logits_bsv.float().flatten(0, 1)
+    found = F.cross_entropy(logits, targets_bs.flatten(), reduction=reduction, ignore_index=_UNCOUNTED)
+    return found.to_local() if isinstance(found, DTensor) else found
 
 
 def _counted(segments: Tensor) -> Tensor:
@@ -99,12 +109,13 @@ def _is_cut(weight: Tensor) -> bool:
 
 def _fused_loss(model: nn.Module, samples: Tensor, plan: HeadPlan) -> Tensor:
     ids, segments = _parts(samples)
-    targets_bs = ids[:, 1:]
+    context = context_of(model)
+    targets_bs = context.cut(ids[:, 1:])
     if segments is None:
         share_bs = torch.full(targets_bs.shape, 1.0 / targets_bs.numel(), device=ids.device)
     else:
         counted_bs = _counted(segments)
-        share_bs = counted_bs / counted_bs.sum(dim=1, keepdim=True).clamp(min=1) / len(ids)
+        share_bs = context.cut(counted_bs / counted_bs.sum(dim=1, keepdim=True).clamp(min=1)) * (context.ranks / len(ids))
 
     def head(hidden_bsd: Tensor, weight_vd: Tensor) -> Tensor:
         return fused_loss(hidden_bsd.flatten(0, 1), weight_vd, targets_bs.flatten(), share_bs.flatten(), compiled=plan.compiled)
@@ -115,7 +126,8 @@ def _fused_loss(model: nn.Module, samples: Tensor, plan: HeadPlan) -> Tensor:
 
 def _fused_losses(model: nn.Module, samples: Tensor) -> Tensor:
     ids, segments = _parts(samples)
-    targets_bs = ids[:, 1:]
+    context = context_of(model)
+    targets_bs = context.cut(ids[:, 1:])
 
     def head(hidden_bsd: Tensor, weight_vd: Tensor) -> Tensor:
         return token_losses(hidden_bsd.flatten(0, 1), weight_vd, targets_bs.flatten()).view(targets_bs.shape)
@@ -124,7 +136,7 @@ def _fused_losses(model: nn.Module, samples: Tensor) -> Tensor:
     if segments is None:
         return losses_bs.mean(dim=1)
     counted_bs = _counted(segments)
-    return losses_bs.where(counted_bs, 0.0).sum(dim=1) / counted_bs.sum(dim=1).clamp(min=1)
+    return losses_bs.where(context.cut(counted_bs), 0.0).sum(dim=1) * context.ranks / counted_bs.sum(dim=1).clamp(min=1)
 
 
 def _parts(samples: Tensor) -> tuple[Tensor, Tensor | None]:
