@@ -208,6 +208,8 @@ class LlamaRecipe:
                 self.recompute_every,
                 "write 0: a microbatch is computed twice to the same bits only if deterministic",
             )
+        if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
+            yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
             for name in ("dim", "ffn_dim"):
                 if getattr(self, name) % FP8_MULTIPLE:
