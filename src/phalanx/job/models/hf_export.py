@@ -41,6 +41,8 @@ def write_hf(
 
     Raises UserError where `to` holds something, SetupError or StoreUnavailable where it cannot be written; nothing is there then.
     """
+    if shape.experts:
+        raise UserError("model", str(to), "a mixture of experts is not written in Hugging Face's form yet; sample or train it here")
     with appearing(to) as folder:
         kept = getattr(torch, dtype)
         views = {

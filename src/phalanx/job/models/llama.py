@@ -1,4 +1,5 @@
-"""A Llama-like decoder (arXiv:2302.13971): RMSNorm before each part, rotary positions, SwiGLU; what else its shape says.
+"""A Llama-like decoder (arXiv:2302.13971): RMSNorm before each part, rotary positions, SwiGLU; what else its shape says. Its
+feed-forwards may be mixtures of experts (`moe`).
 
 Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as many as there are), k head width, v vocabulary.
 """
@@ -6,6 +7,7 @@ Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as 
 import hashlib
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -13,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from phalanx.core.llama_shape import PLAIN_ROPE, LlamaShape, Rope
+from phalanx.job.models.moe.mixture import Mixture
 
 __all__ = ["Llama", "LlamaShape"]
 
@@ -64,15 +67,23 @@ class FeedForward(nn.Module):
         return fed
 
 
+def feed_of(shape: LlamaShape, index: int) -> nn.Module:
+    """The feed-forward of that block."""
+    moe = shape.moe
+    if moe is None or index < moe.dense_layers:
+        return FeedForward(shape)
+    return Mixture(shape.dim, moe, lambda width: FeedForward(replace(shape, ffn_dim=width)))
+
+
 class Block(nn.Module):
     """One layer: attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, index: int = 0) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
         self.attention = Attention(shape)
         self.feed_norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
-        self.feed = FeedForward(shape)
+        self.feed = feed_of(shape, index)
 
     def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
         x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, mask_b1ss)
@@ -91,7 +102,7 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, index) for index in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
         self.output = nn.Identity() if shape.tied else nn.Linear(shape.dim, shape.vocab, bias=False)
 

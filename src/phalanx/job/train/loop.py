@@ -98,6 +98,8 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     ended_s = training.clock_s()
     record = _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
+    if facts.updated:
+        training.expert_loads.stepped(step)
     training.watch.recorded(training, step)
     tell(record, training.rank.rank)
     saves.tell()

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.moe.mixture import reset_buffers
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.precision import Dtype, policy
@@ -50,4 +51,5 @@ def sync_gradients(model: nn.Module, wanted: bool) -> None:
 
 def _fill(part: nn.Module, name: str, fill: Fill, device: torch.device) -> None:
     part.to_empty(device=device)
+    reset_buffers(part)
     fill(part, name)

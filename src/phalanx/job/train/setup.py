@@ -37,6 +37,7 @@ from phalanx.job.train.batches import (
     train_batches,
 )
 from phalanx.job.train.device import Rank
+from phalanx.job.train.expert_loads import ExpertLoads
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
@@ -77,6 +78,7 @@ class Training:
     local_time: LocalTimer
     shared_batch: Callable[[int], Tensor]
     audit: Audit
+    expert_loads: ExpertLoads
     watch: Watch = field(default_factory=Watch)
     init_digest: str = ""
 
@@ -177,6 +179,7 @@ def assemble(
         local_time=local_time,
         shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
+        expert_loads=ExpertLoads(model, session, rank.rank == 0, recipe.steps),
         watch=watch or Watch(),
         init_digest=init_digest,
     )
