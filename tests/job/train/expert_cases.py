@@ -16,13 +16,14 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import Zero
 from phalanx.fabric.experts import ExpertLayout, balance
+from phalanx.fabric.layouts import Layout
 from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.manifest import Origin
@@ -33,12 +34,12 @@ from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.moe.mixture import mixtures
 from phalanx.job.train.balance import balance as balance_biases
 from phalanx.job.train.balance import begin_step, loads_of, routers
-from phalanx.job.train.device import Rank, gang
-from phalanx.job.train.expert_parallel import expert_parallel, fully_shard_experts
+from phalanx.job.train.device import Rank, gang, this_rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
+from phalanx.job.train.parallel import make_mesh, sharded_llama
+from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
 from phalanx.job.train.place_experts import place_experts
-from phalanx.job.train.precision import policy
 from phalanx.job.train.step import train_step
 
 RECIPE: Final = LlamaRecipe(
@@ -48,6 +49,7 @@ RECIPE: Final = LlamaRecipe(
 )  # fmt: skip
 VOCAB: Final = 61
 RANKS: Final = 4
+ZEROS: Final[tuple[Zero, ...]] = (1, 2)
 Setting = Callable[[nn.Module], None]
 
 
@@ -114,26 +116,21 @@ def alone(setting: Setting) -> Ran:
     return ran
 
 
-def sharded(mesh: DeviceMesh, setting: Setting = as_drawn) -> tuple[Llama, torch.optim.Optimizer]:
-    model, fp32 = new_model(setting), policy("fp32")
-    dense = dense_of(mesh["ep"].size())
-    if mesh["ep"].size() > 1:
-        expert_parallel(model, mesh)
-        fully_shard_experts(model, mesh["rest"], fp32)
-    for block in model.blocks:
-        fully_shard(block, mesh=dense, mp_policy=fp32)
-    fully_shard(model, mesh=dense, mp_policy=fp32)
+def sharded(ep: int, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> tuple[Llama, torch.optim.Optimizer]:
+    """As the trainer lays it out."""
+    here = rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate, ep=ep, zero=zero))
+    model = sharded_llama(RECIPE.shape(VOCAB), RECIPE, here, mesh_of(replicate), "fp32")
+    setting(model)
     return model, make_adamw(model, RECIPE)
 
 
-@cache
-def mesh_of(ep: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (RANKS // ep, ep), mesh_dim_names=("rest", "ep"))
+def rank_of(layout: Layout) -> Rank:
+    return replace(this_rank(torch.device("cpu")), layout=layout)
 
 
 @cache
-def dense_of(ep: int) -> DeviceMesh:
-    return mesh_of(ep)["rest", "ep"]._flatten("dp")
+def mesh_of(replicate: int) -> DeviceMesh:
+    return make_mesh(rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate)))
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -159,8 +156,13 @@ def global_norm(gradients: Mapping[str, Tensor]) -> float:
     return float(torch.stack([one.double().square().sum() for one in gradients.values()]).sum().sqrt())
 
 
-def trained(ep: int, rank: Rank, setting: Setting = as_drawn) -> Ran:
-    (model, optimizer), ran = sharded(mesh_of(ep), setting), Ran()
+@cache
+def once(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
+    return trained(ep, rank, setting, replicate, zero)
+
+
+def trained(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
+    (model, optimizer), ran = sharded(ep, setting, replicate, zero), Ran()
     train(model, optimizer, rank, range(1, RECIPE.steps + 1), ran)
     return ran
 
@@ -178,19 +180,28 @@ def check_same(ran: Ran, plain: Ran) -> None:
 
 
 def case_data_parallel_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(trained(1, rank), alone(as_drawn))
+    check_same(once(1, rank), alone(as_drawn))
 
 
 def case_T13_expert_parallel_2_x_2_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(trained(2, rank), alone(as_drawn))
+    check_same(once(2, rank), alone(as_drawn))
 
 
 def case_T13_expert_parallel_4_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(trained(4, rank), alone(as_drawn))
+    check_same(once(4, rank), alone(as_drawn))
+
+
+def case_T13_expert_parallel_2_in_each_of_2_groups_equals_one_process(root: Path, rank: Rank) -> None:
+    check_same(trained(2, rank, replicate=2), alone(as_drawn))
+
+
+def case_T13_expert_parallel_with_less_that_is_shared_equals_one_process(root: Path, rank: Rank) -> None:
+    for zero in ZEROS:
+        check_same(trained(2, rank, zero=zero), alone(as_drawn))
 
 
 def case_one_layout_gives_the_same_bits_again(root: Path, rank: Rank) -> None:
-    one, two = trained(2, rank), trained(2, rank)
+    one, two = once(2, rank), trained(2, rank)
     assert one.losses == two.losses and one.biases.equal(two.biases)
     assert all(one.gradients[name].equal(two.gradients[name]) for name in one.gradients)
 
@@ -205,7 +216,7 @@ def case_experts_that_nobody_chose_and_ranks_without_a_row(root: Path, rank: Ran
 def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank: Rank) -> None:
     model = Llama(replace(RECIPE, experts=6).shape(VOCAB))
     try:
-        expert_parallel(model, mesh_of(4))
+        cut_experts(model, expert_mesh(mesh_of(1), 4))
     except SpecError as error:
         assert "ep" in error.sentence() and "[1, 2, 3, 6]" in error.sentence(), error.sentence()
     else:
@@ -213,8 +224,8 @@ def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank
 
 
 def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(root: Path, rank: Rank) -> None:
-    undisturbed = trained(2, rank)
-    (model, optimizer), ran = sharded(mesh_of(2)), Ran()
+    undisturbed = once(2, rank)
+    (model, optimizer), ran = sharded(2), Ran()
     train(model, optimizer, rank, (1, 2, 3), ran)
     place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)  # a part of the state too
     state = training_state(model, optimizer)
@@ -225,7 +236,7 @@ def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(ro
     digest = state_digest(state, rank.device)
     assert not digest.odd
     for ep in (2, 4, 1):
-        (model, optimizer), again = sharded(mesh_of(ep), all_to_two), Ran()
+        (model, optimizer), again = sharded(ep, all_to_two), Ran()
         found = find(root / "saved", origin)
         assert found is not None
         load(found, origin, model, optimizer, rank.device)
@@ -239,8 +250,8 @@ def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(ro
 
 def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
     for ep in (2, 4):
-        undisturbed = trained(ep, rank)
-        (model, optimizer), ran = sharded(mesh_of(ep)), Ran()
+        undisturbed = once(ep, rank)
+        (model, optimizer), ran = sharded(ep), Ran()
         for step in range(1, RECIPE.steps + 1):
             train(model, optimizer, rank, (step,), ran)
             moved = moved_by_loads(model, optimizer, ep)
@@ -260,8 +271,8 @@ def moved_by_loads(model: Llama, optimizer: torch.optim.Optimizer, ep: int) -> i
 
 
 def case_placements_that_cannot_be_are_refused_before_anything_moves(root: Path, rank: Rank) -> None:
-    model, optimizer = sharded(mesh_of(2))
-    plain, plain_optimizer = sharded(mesh_of(1))
+    model, optimizer = sharded(2)
+    plain, plain_optimizer = sharded(1)
     row = list(range(RECIPE.experts))
     for rows, named in (([row], "2 mixtures"), ([row, [0, *row[:-1]]], "layer 1"), ([[1, 0, *row[2:]], row[:-1]], "layer 1")):
         check_refused(lambda rows=rows: place_experts(model, optimizer, rows), named)  # type: ignore[misc]

@@ -3,6 +3,7 @@
 Numbers such as the learning rate are functions of the step and the recipe, so they are not stored twice.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -15,19 +16,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from phalanx.job.checkpoint.rows import Rows, State, rows_of
+
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Every weight as `model.NAME` and every moment as `optimizer.state.NAME.KIND`, sharded as they are.
 
     Of an optimiser that has not stepped, the moments are made first.
     """
     weights = {_MODEL + name: value for name, value in get_model_state_dict(model).items()}
     moments = {_OPTIMIZER + name: value for name, value in _optimizer_part(model, optimizer).items()}
-    return {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
+    return State(tensors, _rows(model, tensors))
 
 
 def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
@@ -37,6 +41,16 @@ def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state
     set_model_state_dict(model, cast(dict[str, Any], weights))
     whole = _optimizer_part(model, optimizer) | moments
     set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
+
+
+def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Rows]:
+    """Of weights that lie otherwise in checkpoints, and of their moments, which lie as they do."""
+    found: dict[str, Rows] = {}
+    for weight, rows in rows_of(model).items():
+        own, moments = _MODEL + weight, f"{_OPTIMIZER}state.{weight}."
+        alike = [name for name in tensors if name.startswith(moments) and tensors[name].shape == tensors[own].shape]
+        found |= dict.fromkeys([own, *alike], rows)
+    return found
 
 
 def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from phalanx.core.errors import DataError
 from phalanx.job.models.moe.exchange import all_to_all
 from phalanx.job.models.moe.mixture import Mixture, mixtures
-from phalanx.job.train.expert_parallel import local_of
+from phalanx.job.train.parallel.experts import local_of
 
 
 @torch.no_grad()
