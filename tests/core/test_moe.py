@@ -31,6 +31,7 @@ SOME: dict[str, Any] = {"experts": 8}
         ({**SOME, "router_scale": 0}, "router_scale", "above 0"),
         ({**SOME, "balance_rate": -0.1}, "balance_rate", "0 or more"),
         ({**SOME, "balance_loss": -1}, "balance_loss", "0 or more"),
+        ({**SOME, "place_experts_every": -1}, "place_experts_every", "0 or more"),
         ({**SOME, "router": "top"}, "router", "sigmoid"),
         ({"shared_experts": 1}, "shared_experts", "write experts too"),
         ({"balance_rate": 0.0}, "balance_rate", "write experts too"),

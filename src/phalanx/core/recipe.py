@@ -71,6 +71,8 @@ class LlamaRecipe:
     router_scale: factor on those weights.
     balance_rate: by how much an expert's bias changes after a step in which it got more or less than its part; 0 for never.
     balance_loss: factor on a loss that is least where the tokens of each sequence spread evenly; 0 for none.
+    place_experts_every: steps between two looks at whether experts that lie over ranks (`layout.ep`) should change places; 0 for
+    none.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -122,6 +124,7 @@ class LlamaRecipe:
     router_scale: float = 1.0
     balance_rate: float = 0.001
     balance_loss: float = 0.0
+    place_experts_every: int = 0
 
     def shape(self, vocab: int) -> LlamaShape:
         """Of the model, for data of `vocab` tokens."""

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import Zero
-from phalanx.fabric.experts import ExpertLayout, balance
 from phalanx.fabric.layouts import Layout
 from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.checkpoint.digest import state_digest
@@ -32,9 +31,9 @@ from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.moe.mixture import mixtures
-from phalanx.job.train.balance import balance as balance_biases
-from phalanx.job.train.balance import begin_step, loads_of, routers
+from phalanx.job.train.balance import balance, begin_step, loads_of, routers
 from phalanx.job.train.device import Rank, gang, this_rank
+from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import make_mesh, sharded_llama
@@ -109,7 +108,7 @@ def alone(setting: Setting) -> Ran:
         ran.gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
         optimizer.step()
         loads = [router.load.clone() for router in routers(model)]
-        balance_biases(model, RECIPE.balance_rate)  # all four have the same loads here
+        balance(model, RECIPE.balance_rate)  # all four have the same loads here
         ran.loads.append(torch.stack(loads))
         optimizer.zero_grad()
     ran.biases = torch.stack([router.bias for router in routers(model)])
@@ -252,22 +251,26 @@ def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, ran
     for ep in (2, 4):
         undisturbed = once(ep, rank)
         (model, optimizer), ran = sharded(ep), Ran()
+        places, moved = ExpertPlaces(model, optimizer, every=2), []
         for step in range(1, RECIPE.steps + 1):
             train(model, optimizer, rank, (step,), ran)
-            moved = moved_by_loads(model, optimizer, ep)
-            assert moved or step > 1
+            fullest = most_of_a_rank(model, ran.loads[-1])
+            moved.append(places.stepped(step))
+            assert not moved[-1] or most_of_a_rank(model, ran.loads[-1]) < fullest
+        assert moved[0] == moved[2] == moved[4] == 0 and moved[1] > 0, moved
         assert [loss.hex() for loss in ran.losses] == [loss.hex() for loss in undisturbed.losses]
         assert ran.biases.equal(undisturbed.biases)
         for mixture in mixtures(model):
             assert mixture.slots.sort().values.equal(torch.arange(RECIPE.experts))
 
 
-def moved_by_loads(model: Llama, optimizer: torch.optim.Optimizer, ep: int) -> int:
-    loads = loads_of(model)
-    assert loads is not None
-    layout = ExpertLayout(num_nodes=1, gpus_per_node=ep, slots_per_gpu=RECIPE.experts // ep)
-    placement = balance(loads.tolist(), layout)
-    return place_experts(model, optimizer, placement.experts_LGS.reshape(RECIPE.layers, -1).tolist())
+def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:
+    """Tokens of the fullest rank, over all layers."""
+    found = 0
+    for mixture, load_e in zip(mixtures(model), loads_le, strict=True):
+        assert mixture.experts.exchange is not None
+        found += int(load_e[mixture.slots.argsort()].view(mixture.experts.exchange.group.size(), -1).sum(1).max())
+    return found
 
 
 def case_placements_that_cannot_be_are_refused_before_anything_moves(root: Path, rank: Rank) -> None:

@@ -82,6 +82,8 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
         training.watch.moved, accepts, saves.before_agreement,
     )  # fmt: skip
     training.local_time.stop()
+    if facts.updated:
+        training.expert_places.stepped(step)
     error = None if facts.updated else mend(training, saves, step, facts)
     cause = training.feed.take_cause()
     facts, waited_s = _without_wait(facts, saves.take_waited_s())

@@ -38,6 +38,7 @@ from phalanx.job.train.batches import (
 )
 from phalanx.job.train.device import Rank
 from phalanx.job.train.expert_loads import ExpertLoads
+from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
@@ -79,6 +80,7 @@ class Training:
     shared_batch: Callable[[int], Tensor]
     audit: Audit
     expert_loads: ExpertLoads
+    expert_places: ExpertPlaces
     watch: Watch = field(default_factory=Watch)
     init_digest: str = ""
 
@@ -184,6 +186,7 @@ def assemble(
         shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
         expert_loads=ExpertLoads(model, session, rank.rank == 0, recipe.steps),
+        expert_places=ExpertPlaces(model, optimizer, recipe.place_experts_every),
         watch=watch or Watch(),
         init_digest=init_digest,
     )
