@@ -120,15 +120,15 @@ def active_parameters(shape: LlamaShape) -> int:
     return _others(shape) + feed_parameters(shape, active=True)
 
 
-def flops_per_token(shape: LlamaShape, sequence: int) -> int:
+def flops_per_token(shape: LlamaShape, sequence: int, frozen: bool = False) -> int:
     """Of a training step: 6 x (active parameters - embedding) + 12 x layers x (width of all heads) x sequence, and half of the
     latter with experts.
 
     As PaLM's appendix B (arXiv:2204.02311) and torchtitan count: attention of dense models in full although it is causal;
     recomputation not. With experts attention is counted as what it is. A tied embedding multiplies as the output layer, so it
-    counts.
+    counts. frozen: no gradient of a weight is computed, which leaves 4 of the 6; those of adapters are next to nothing.
     """
-    return _flops(shape, 6 if shape.experts else 12, sequence)
+    return _flops(shape, 6 if shape.experts else 12, sequence, frozen)
 
 
 def causal_flops_per_token(shape: LlamaShape, sequence: int) -> int:
@@ -136,9 +136,9 @@ def causal_flops_per_token(shape: LlamaShape, sequence: int) -> int:
     return _flops(shape, 6, sequence)
 
 
-def _flops(shape: LlamaShape, of_attention: int, sequence: int) -> int:
+def _flops(shape: LlamaShape, of_attention: int, sequence: int, frozen: bool = False) -> int:
     looked_up = 0 if shape.tied else shape.vocab * shape.dim
-    return 6 * (active_parameters(shape) - looked_up) + of_attention * shape.layers * shape.q_dim * sequence
+    return (4 if frozen else 6) * (active_parameters(shape) - looked_up) + of_attention * shape.layers * shape.q_dim * sequence
 
 
 def _others(shape: LlamaShape) -> int:

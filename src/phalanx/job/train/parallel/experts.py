@@ -5,6 +5,7 @@ is cut as FSDP does. Everything that is no expert is cut over all of them, and e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from phalanx.core.errors import SpecError
+from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.mixture import mixtures
 from phalanx.job.train.parallel.mesh import REPLICATE, SHARD
@@ -26,9 +28,10 @@ REST: Final = "dp_rest"
 class ExpertParallel:
     """Cuts the experts of one model's blocks, before data parallelism wraps those; nothing where `ep` is 1."""
 
-    def __init__(self, mesh: DeviceMesh, ep: int, dtype: Dtype) -> None:
+    def __init__(self, mesh: DeviceMesh, ep: int, dtype: Dtype, recipe: LlamaRecipe) -> None:
         """A collective of all ranks. Raises SpecError where `ep` does not divide the ranks that share the state."""
-        self._mesh, self._dtype = (expert_mesh(mesh, ep) if ep > 1 else None), dtype
+        self._mesh = expert_mesh(mesh, ep) if ep > 1 else None
+        self._policy = policy(dtype, recipe.reduce_dtype)
 
     def block(self, block: nn.Module, reshards: bool) -> None:
         """One that has its weights, the same on every rank. reshards: whether FSDP lets go of gathered weights after a forward
@@ -40,10 +43,20 @@ class ExpertParallel:
         rest = self._mesh[names]
         for mixture in mixtures(block):
             fully_shard(
-                mixture.experts, mesh=rest, mp_policy=policy(self._dtype), reshard_after_forward=reshards,
+                mixture.experts, mesh=rest, mp_policy=self._policy, reshard_after_forward=reshards,
                 shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()),
             )  # fmt: skip
             _mean_over_all(mixture.experts, rest.size() * self._mesh[AXIS].size(), self._mesh[REST].size())
+
+
+def uncompiled(recipe: LlamaRecipe, ep: int) -> LlamaRecipe:
+    """A block that hands tokens on is no one graph: how many come is known only when it runs. Raises SpecError where compiling is
+    asked for by name."""
+    if ep == 1:
+        return recipe
+    if recipe.compile is True:
+        raise SpecError("hyperparameters.compile", True, f"write auto or false with layout.ep {ep}: its blocks are no one graph")
+    return replace(recipe, compile=False)
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
