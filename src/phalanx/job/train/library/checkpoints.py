@@ -38,11 +38,13 @@ class Checkpoints:
 
     def __init__(
         self, session: Session, rank: Rank, kept: Kept, config: Mapping[str, Any], layout: Mapping[str, int],
-        clock_s: Callable[[], float],
+        clock_s: Callable[[], float], waiting: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """waiting: called again and again in what may last as long as a store is away."""
         kept.numbers()  # what cannot be saved is refused before hours are spent
         self.kept = kept
         self.saved = 0
+        self._waiting = waiting
         self._session, self._rank, self._clock_s = session, rank, clock_s
         origin = Origin(config=config_hash(config), data=ANY_DATA, world_size=rank.world_size, layout=layout)
         self._identity = Identity(
@@ -130,6 +132,7 @@ class Checkpoints:
             keeper_place(self._session), self._policy, self._identity, KeptState(self.kept, self._rank.rank),
             patience_s=self._session.checkpoint_patience_s, clock_s=self._clock_s,
             idle_s=IDLE_S if self._session.keepers_dir else ALONE_IDLE_S, slot=self._rank.slot,
+            waiting=self._waiting,
         )  # fmt: skip
 
     def _is_put_off(self, step: int) -> bool:

@@ -39,7 +39,7 @@ def joined(deterministic: bool, place: Place | None = None, link: StoreLink | No
         yield this_rank(device)
         return
     connections = Connections()
-    _join(device, place, link, timeout_ms)
+    store = _join(device, place, link, timeout_ms)
     connections.made()
     try:
         yield this_rank(device, place.generation, place.slots, place.num_slots) if place is not None else this_rank(device)
@@ -52,6 +52,8 @@ def joined(deterministic: bool, place: Place | None = None, link: StoreLink | No
         gc.collect()  # DDP lies in a reference cycle, and must go before its group does
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+        if store is not None:
+            store.close()
 
 
 def mesh_of(rank: Rank, sizes: Mapping[str, int] | None) -> DeviceMesh:
@@ -79,20 +81,23 @@ def _device() -> torch.device:
     return device
 
 
-def _join(device: torch.device, place: Place | None, link: StoreLink | None, timeout_ms: int) -> None:
+def _join(device: torch.device, place: Place | None, link: StoreLink | None, timeout_ms: int) -> GangStore | None:
+    """The store of a gang that recovers inside, for the caller to hold: torch does not keep an object of Python alive."""
+    store: GangStore | None = None
     told: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if place is not None and link is not None:
         timeout = timedelta(milliseconds=timeout_ms)
-        store = PrefixStore(place.prefix, GangStore(link, timeout))
-        told |= {"store": store, "rank": place.rank, "world_size": place.world_size, "timeout": timeout}
+        store = GangStore(link, timeout)
+        told |= {"store": PrefixStore(place.prefix, store), "rank": place.rank, "world_size": place.world_size, "timeout": timeout}
     elif not any(name in os.environ for name in _TORCHRUN[:2]):
         alone(device)
-        return
+        return None
     elif missing := [name for name in _TORCHRUN if name not in os.environ]:
         raise UserError(
             missing[0], None, f"is not set, and {'RANK' if 'RANK' in os.environ else 'WORLD_SIZE'} is: start by torchrun"
         )
     dist.init_process_group(backend_of(device), **told)
+    return store
 
 
 def _check_carries_numbers() -> None:

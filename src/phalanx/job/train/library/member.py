@@ -4,9 +4,11 @@ A with-block cannot be begun again in a process, so nobody survives here: when a
 all places in the next generation and go on from the last checkpoint. The attempt, its devices and its restarts stay what they were.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from typing import Final
 from phalanx.core import wire
 from phalanx.core.records import RankRecord, StepRecord
 from phalanx.job.sdk.gang import Gang, Place
+from phalanx.job.sdk.gang_link import GangGone
 from phalanx.job.sdk.session import Session
 
 _TAIL_BYTES: Final = 64 * 1024
@@ -25,6 +28,7 @@ class Member:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._step = self._mark = 0
+        self._is_settled = False
         self.place: Place = gang.take_part()
         gang.when_over(self._end)
 
@@ -36,15 +40,28 @@ class Member:
     def gang(self) -> Gang:
         return self._gang
 
-    def settled(self) -> None:
-        """From here on this process has to move on."""
-        self._gang.settled()
-
     def moved(self, step: int) -> None:
-        """It does: within a step by another mark each time."""
+        """The script goes on: within a step by another mark each time. From the first time on it has to."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._gang.settled()
         self._mark = self._mark + 1 if step == self._step else 0
         self._step = step
         self._gang.moved(step, self._mark)
+
+    def waits(self) -> None:
+        """For a store: no hang."""
+        self.moved(self._step)
+
+    def rests(self) -> None:
+        """The run is over, and how long the script then takes to end is its own affair: it counts as going on."""
+        threading.Thread(target=self._tick, name="gang-rest", daemon=True).start()
+
+    def _tick(self) -> None:
+        with contextlib.suppress(GangGone):
+            while True:
+                self.waits()
+                time.sleep(self._gang.timeouts.beat_ms / 1000)
 
     def tell(self, session: Session, step: int) -> None:
         """Said once by the first rank of a later generation, with its first step: after which step it went on, what was lost."""

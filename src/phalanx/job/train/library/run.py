@@ -105,7 +105,7 @@ class Run:
         layout = dict(self._sizes or {"dp": self.world_size})
         if -1 in layout.values():
             layout = dict(zip(layout, self.mesh.shape, strict=True))
-        made = Checkpoints(self.session, self._rank, kept, self.hyperparameters, layout, time.monotonic)
+        made = Checkpoints(self.session, self._rank, kept, self.hyperparameters, layout, time.monotonic, self.alive)
         step = made.restore()
         self._checkpoints, self._reached, self._changes_then = made, step, 0
         self.begin(step)
@@ -281,10 +281,10 @@ def run(
             _ = made.mesh  # a size that does not fit is refused now
         _open = made
         try:
-            if member is not None:
-                member.settled()
             yield made
             made.finish()
+            if member is not None:
+                member.rests()
         finally:
             _open = None
             made.close()
