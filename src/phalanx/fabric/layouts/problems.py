@@ -48,6 +48,7 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     shape = recipe.shape(vocab=1)
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
+        experts=shape.experts,
     )  # fmt: skip
 
 
@@ -101,6 +102,8 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
     if model is None:
         return
+    if model.experts:
+        yield _Rule(lambda tp: tp == 1, "the matrices of experts are not cut; share experts by ep")
     yield _divides(model.heads, "its ranks share the model's {} heads evenly")
     yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
@@ -124,8 +127,8 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
         yield _divides(model.experts, "its ranks share the {} experts of a layer evenly")
     data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
     if not rest and data_size and data_size % asked.replicate == 0:
-        there = data_size // (data_size if asked.zero == 0 else asked.replicate) * asked.cp
-        yield _divides(there, "it is made of the {} ranks that share the state or the sequence")
+        there = data_size // (data_size if asked.zero == 0 else asked.replicate)
+        yield _divides(there, "it is made of the {} ranks that share the state")
 
 
 def _of_replicas(asked: LayoutSpec, ranks: RankFacts) -> Iterator[_Rule]:

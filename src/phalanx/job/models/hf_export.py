@@ -42,6 +42,8 @@ def write_hf(
 
     Raises UserError where `to` holds something, SetupError or StoreUnavailable where it cannot be written; nothing is there then.
     """
+    if model.shape.experts:
+        raise UserError("model", str(to), "a mixture of experts is not written in Hugging Face's form yet; sample or train it here")
     views = dict(_pieces(model))
     kept = getattr(torch, dtype)
     empty = {name: torch.empty(view.shape, dtype=kept, device="meta") for name, view in views.items()}
