@@ -203,7 +203,7 @@ class LlamaRecipe:
         ]
         found += self._shape_problems()
         found += self._speed_problems()
-        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init, self.dtype))
+        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
         if self.size and self.size not in SIZES:
