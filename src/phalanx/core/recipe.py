@@ -11,6 +11,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.health import SpikeAction
 from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
+from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 
 SPIKE_STEPS: Final = 1_000
 """Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
@@ -60,6 +61,9 @@ class LlamaRecipe:
     qkv_bias: whether q, k and v have biases, as Qwen2's.
     qk_norm: whether each head's q and k are normed, as Qwen3's.
     tied: whether the output layer is the embedding.
+    lora_rank: inner width of low-rank adapters on the weights of `init`, which stay as they are; 0 trains all weights.
+    lora_alpha: what adapters add is multiplied by lora_alpha / lora_rank; 0 for 2 x lora_rank.
+    lora_targets: layers with an adapter, between commas, or `all-linear`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -101,6 +105,16 @@ class LlamaRecipe:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_targets: str = ALL
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None where all weights are."""
+        if not self.lora_rank:
+            return None
+        return Lora(rank=self.lora_rank, alpha=self.lora_alpha or 2 * self.lora_rank, targets=targets_of(self.lora_targets))
 
     def shape(self, vocab: int) -> LlamaShape:
         """Of the model, for data of `vocab` tokens."""
@@ -133,7 +147,8 @@ class LlamaRecipe:
             for name in ("recompute_every", "eval_batches")
             if getattr(self, name) < 0
         ]
-        return found + list(self._shape_problems())
+        found += self._shape_problems()
+        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
         if self.size and self.size not in SIZES:
@@ -152,7 +167,8 @@ class LlamaRecipe:
 
 SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))
 """Hyperparameters that the folder of `init` says; each is a field of the recipe too."""
-_FIRST_FIELDS: Final = tuple(one.name for one in fields(LlamaRecipe))[: [one.name for one in fields(LlamaRecipe)].index("size")]
+_NAMES: Final = [one.name for one in fields(LlamaRecipe)]
+_FIRST_FIELDS: Final = frozenset(_NAMES[: _NAMES.index("recompute_every") + 1])
 
 
 def written_out(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
+        self.frozen_stay_out = False  # of checkpoints; see `job.checkpoint.state`
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
@@ -163,6 +164,10 @@ def initialise(module: nn.Module, prefix: str, seed: int, std: float) -> None:
 
 
 def _normal(key: str, shape: torch.Size, std: float) -> Tensor:
+    return torch.empty(shape).normal_(0.0, std, generator=drawn_alone(key))
+
+
+def drawn_alone(key: str) -> torch.Generator:
+    """A generator for one tensor, the same for the same key."""
     digest = hashlib.sha256(key.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

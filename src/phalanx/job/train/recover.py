@@ -19,6 +19,7 @@ from phalanx.job.sdk.session import Session
 from phalanx.job.train.batches import batch_of_run
 from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
+from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.parallel import placed
 from phalanx.job.train.precision import Dtype
@@ -180,7 +181,8 @@ class Recipe:
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.data_size, rank.model_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
-        training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=str(note.get(INIT, "")))
+        init = agreed_digest(self._recipe, str(note.get(INIT, "")))
+        training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=init)
         if not state.restore(training.model, training.optimizer):
             return None
         first = float.fromhex(str(note["val_loss_first"]))

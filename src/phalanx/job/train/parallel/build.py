@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
+from phalanx.job.models.lora import adapt
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.parallel.data import DataParallel
@@ -24,6 +25,8 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     """
     with torch.device("meta"):
         model = Llama(shape)
+        if recipe.lora is not None:
+            adapt(model, recipe.lora)
     fill = first_weights(recipe, fresh)
     data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero), TensorParallel(mesh)
     for index, block in enumerate(model.blocks):
