@@ -52,10 +52,16 @@ def test_a_layout_that_cannot_work_is_told_what_can(asked: LayoutSpec, field: st
         ({"sequence": 62}, "share a sequence of 62 tokens evenly"),
     ],
 )
-def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, int], why: str) -> None:
+def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], why: str) -> None:
     assert problems(LayoutSpec(tp=4), MODEL, EIGHT) == []
     ((field, value, fix),) = problems(LayoutSpec(tp=4), replace(MODEL, **changed), EIGHT)
     assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
+
+
+@pytest.mark.parametrize("changed", [{"adapters": True}, {"experts": 8}])
+def test_what_nobody_can_cut_yet_is_refused(changed: dict[str, Any]) -> None:
+    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, **changed), EIGHT)
+    assert field == "tp" and fix.startswith("write 1: a model with ") and fix.endswith("cannot be cut yet")
 
 
 def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:

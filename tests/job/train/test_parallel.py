@@ -96,6 +96,10 @@ def test_T02_a_checkpoint_of_one_layout_goes_on_in_another_and_back_with_equal_v
     assert flat(found["numbers"]) == pytest.approx(flat(answer["plain"]["numbers"]), rel=TOLERANCE)
 
 
+def test_a_matrix_that_is_no_plain_one_is_refused_before_it_is_cut(answer: dict[str, Any]) -> None:
+    assert answer["refused"] == "layout.tp is 4: write 1: nobody can cut blocks.0.attention.qkv of this model yet"
+
+
 def test_halves_are_near(answer: dict[str, Any]) -> None:
     found, wanted = answer["bf16"], answer["plain"]["numbers"][:2]
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in wanted], rel=0.01)

@@ -17,7 +17,8 @@ NAMED_MAX: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
-    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model."""
+    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model.
+    adapters: its matrices have some, which are trained instead."""
 
     layers: int
     heads: int
@@ -25,6 +26,7 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
+    adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     shape = recipe.shape(vocab=1)
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
+        adapters=recipe.lora is not None,
     )  # fmt: skip
 
 
@@ -94,6 +97,9 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
     if model is None:
         return
+    for what, there in (("adapters (lora_rank)", model.adapters), ("experts", model.experts > 0)):
+        if there:
+            yield _Rule(lambda tp: tp == 1, f"a model with {what} cannot be cut yet")
     yield _divides(model.heads, "its ranks share the model's {} heads evenly")
     yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
