@@ -48,6 +48,10 @@ def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state
     set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
 
 
+def _frozen_stay_out(model: nn.Module) -> bool:
+    return bool(getattr(model, "frozen_stay_out", False))
+
+
 def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Rows]:
     """Of weights that lie otherwise in checkpoints, and of their moments, which lie as they do."""
     found: dict[str, Rows] = {}
@@ -56,10 +60,6 @@ def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Ro
         alike = [name for name in tensors if name.startswith(moments) and tensors[name].shape == tensors[own].shape]
         found |= dict.fromkeys([own, *alike], rows)
     return found
-
-
-def _frozen_stay_out(model: nn.Module) -> bool:
-    return bool(getattr(model, "frozen_stay_out", False))
 
 
 def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree, on_bad_blocks
+from phalanx.job.train.arithmetic import settle_arithmetic
 from phalanx.job.train.audit import Audit
 from phalanx.job.train.batches import (
     Batch,
@@ -145,6 +146,7 @@ def assemble(
 ) -> Training:
     """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. fresh: with initial weights,
     else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
+    settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
     model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
     optimizer = make_adamw(model, recipe)

@@ -15,6 +15,7 @@ from phalanx.job.train.parallel.data import DataParallel
 from phalanx.job.train.parallel.mesh import of_rank
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.precision import Dtype
+from phalanx.job.train.speed import look_ahead, quicken
 
 
 def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: DeviceMesh, dtype: Dtype, fresh: bool = True) -> Llama:
@@ -27,8 +28,9 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         model = Llama(shape)
         if recipe.lora is not None:
             adapt(model, recipe.lora)
+    quicken(model, recipe, dtype, rank.device)
     fill = first_weights(recipe, fresh)
-    data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero), TensorParallel(mesh)
+    data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero, recipe), TensorParallel(mesh)
     for index, block in enumerate(model.blocks):
         _fill(block, f"blocks.{index}", fill, rank.device)
         tensors.block(cast(Block, block), f"blocks.{index}")
@@ -37,7 +39,13 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         if name != "blocks":
             _fill(part, name, fill, rank.device)
     tensors.whole(model)
+    if not shape.tied:
+        # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
+        # backward, since what comes between is short, or nothing.
+        data.kept([model.norm, cast(nn.Module, model.output)])
+        data.kept([model.embedding])
     data.whole(model)
+    look_ahead(model.blocks, recipe.prefetch_blocks)
     return model
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import Zero
 from phalanx.job.train.parallel.mesh import data_mesh
 from phalanx.job.train.precision import Dtype, policy
@@ -28,19 +29,22 @@ _ZERO: Final = "data_parallel_zero"
 class DataParallel:
     """Wraps the parts of one model, and at last the model itself."""
 
-    def __init__(self, mesh: DeviceMesh, dtype: Dtype, zero: Zero) -> None:
+    def __init__(self, mesh: DeviceMesh, dtype: Dtype, zero: Zero, recipe: LlamaRecipe) -> None:
         self._zero = zero
-        self._how: dict[str, Any] = {"mesh": data_mesh(mesh), "mp_policy": policy(dtype)}
-        if zero < 3:
-            self._how["reshard_after_forward"] = False  # backward finds the weights where forward left them
+        self._how: dict[str, Any] = {"mesh": data_mesh(mesh), "mp_policy": policy(dtype, recipe.reduce_dtype)}
+        self._lets_go = zero == 3 and recipe.reshard_after_forward  # else backward finds the weights where forward left them
 
     def part(self, module: nn.Module) -> None:
         """One that is gathered, and whose gradients are reduced, as one."""
-        fully_shard(module, **self._how)
+        fully_shard(module, reshard_after_forward=self._lets_go, **self._how)
+
+    def kept(self, modules: list[nn.Module]) -> None:
+        """As one part, whose weights stay gathered from forward to backward."""
+        fully_shard(modules, reshard_after_forward=False, **self._how)
 
     def whole(self, model: nn.Module) -> None:
         """After its parts."""
-        fully_shard(model, **self._how)
+        fully_shard(model, reshard_after_forward=None if self._zero == 3 else False, **self._how)
         setattr(model, _ZERO, self._zero)
 
 
