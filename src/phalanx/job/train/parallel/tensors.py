@@ -42,6 +42,11 @@ class TensorParallel:
         self._mesh = mesh[AXIS] if AXIS in (mesh.mesh_dim_names or ()) else None
         self._rows: dict[str, Rows] = {}
 
+    @property
+    def cuts(self) -> bool:
+        """Whether the mesh has such an axis."""
+        return self._mesh is not None
+
     @torch.no_grad()
     def block(self, block: Block, name: str) -> None:
         """One that has its weights, the same on every rank. Its rows of queries, keys and values lie one below the other, and each
