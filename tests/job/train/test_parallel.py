@@ -84,9 +84,9 @@ def test_each_kind_holds_what_it_says(answer: dict[str, Any]) -> None:
 
 
 def test_a_stage_of_zero_gathers_and_reduces_as_often_as_it_says(answer: dict[str, Any]) -> None:
-    """Two blocks and what is around them: three groups of weights, in a step of two microbatches."""
+    """Two blocks, what is before and what is after them: four groups of weights, in a step of two microbatches."""
     found = answer["collectives"]
-    assert found == {"zero1": [3, 3], "zero2": [3, 6], "fsdp4": [10, 3]}
+    assert found == {"zero1": [4, 4], "zero2": [4, 8], "fsdp4": [12, 4]}
 
 
 @pytest.mark.parametrize("way", CARRIED)
