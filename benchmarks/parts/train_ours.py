@@ -52,6 +52,7 @@ def answer(case: Case, rank: Rank, folder: Path) -> Answer:
         found = {"failed": "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error).partition("\n")[0][:300]}
     gc.collect()
     if rank.device.type == "cuda":
+        torch._dynamo.reset()  # else a second batch size would get code for any, which is slower
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return found

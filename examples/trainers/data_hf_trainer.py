@@ -1,5 +1,5 @@
 """Prepared data under Hugging Face's Trainer: broken off in the middle of an epoch, resumed with another number of loader
-processes, and every batch and weight is as if nothing had happened.
+processes, and every batch and weight is as if nothing had happened. `phalanx.run()` and its callback tell each step.
 
     phalanx data prepare stdlib: --out data
     python examples/trainers/data_hf_trainer.py data
@@ -17,9 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+import phalanx
 from phalanx.job.data.draws import DataOrder, PlainOrder
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.train.datasets import StepLoader
+from phalanx.job.train.library import Run
+from phalanx.job.train.library.under_transformers import RunCallback
 
 SEQUENCE: Final = 32
 STEPS: Final = 24
@@ -27,6 +30,7 @@ EPOCH_STEPS: Final = 8
 """Optimiser steps of what the Trainer takes for an epoch; the order goes through the data by itself."""
 
 ACCUMULATE: Final = 2
+BATCH: Final = 4
 SAVE_EVERY: Final = 4
 
 
@@ -51,8 +55,9 @@ class DataCursor(TrainerCallback, ExportableState):
 class OrderedTrainer(Trainer):
     """Trains by the loader itself: the Trainer would wrap one of its own, which looks a batch ahead and divides batches by rank."""
 
-    def __init__(self, *args: Any, loader: StepLoader, fails_at: int | None, **options: Any) -> None:
-        super().__init__(*args, callbacks=[DataCursor(loader)], **options)
+    def __init__(self, *args: Any, loader: StepLoader, run: Run, fails_at: int | None, **options: Any) -> None:
+        tokens = BATCH * SEQUENCE * ACCUMULATE
+        super().__init__(*args, callbacks=[DataCursor(loader), RunCallback(run, tokens)], **options)
         self.loader, self.fails_at = loader, fails_at
         self.seen: list[Tensor] = []
 
@@ -98,17 +103,18 @@ def train(data: TokenData, order: DataOrder, folder: Path, processes: int, fails
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        logging_strategy="no",
+        logging_steps=1,
     )
     loader = StepLoader(
         data, "train", SEQUENCE, order, STEPS * ACCUMULATE, epoch_steps=EPOCH_STEPS * ACCUMULATE, rank=arguments.process_index,
         world_size=arguments.world_size, num_workers=processes, collate_fn=collate,
     )  # fmt: skip
-    trainer = OrderedTrainer(tiny_model(data.vocab_size), arguments, loader=loader, fails_at=fails_at)
-    try:
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
-    except Interrupted:
-        print(f"  interrupted after {trainer.state.global_step} steps")
+    with phalanx.run(steps=STEPS, folder=folder / "run") as run:
+        trainer = OrderedTrainer(tiny_model(data.vocab_size), arguments, loader=loader, run=run, fails_at=fails_at)
+        try:
+            trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
+        except Interrupted:
+            print(f"  interrupted after {trainer.state.global_step} steps")
     return trainer
 
 
@@ -118,7 +124,7 @@ def main() -> None:
     parser.add_argument("--fails-at", type=int, default=13, help="step at which the run is interrupted")
     given = parser.parse_args()
     data = open_data(given.data)
-    order = PlainOrder(num_samples=data.num_samples("train", SEQUENCE), seed=0, global_batch=4)
+    order = PlainOrder(num_samples=data.num_samples("train", SEQUENCE), seed=0, global_batch=BATCH)
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         undisturbed = train(data, order, Path(one), processes=0)
         broken = train(data, order, Path(other), processes=2, fails_at=given.fails_at)

@@ -1,5 +1,5 @@
 """Prepared data under Lightning's Trainer: broken off in the middle of an epoch, resumed with another number of loader processes,
-and every batch and weight is as if nothing had happened.
+and every batch and weight is as if nothing had happened. `phalanx.run()` and its callback tell each step.
 
     phalanx data prepare stdlib: --out data
     python examples/trainers/data_lightning.py data
@@ -16,9 +16,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
+import phalanx
 from phalanx.job.data.draws import DataOrder, PlainOrder
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.train.datasets import StepLoader
+from phalanx.job.train.library.under_lightning import RunCallback
 
 SEQUENCE: Final = 32
 STEPS: Final = 24
@@ -58,19 +60,23 @@ def train(data: TokenData, order: DataOrder, folder: Path, processes: int, fails
     model = TinyModel(data.vocab_size, fails_at)
     loader = StepLoader(data, "train", SEQUENCE, order, STEPS, epoch_steps=EPOCH_STEPS, num_workers=processes)
     saved = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    trainer = Trainer(
-        max_steps=STEPS,
-        callbacks=[ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_top_k=-1)],
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    try:
-        trainer.fit(model, loader, ckpt_path=saved[-1] if saved else None)
-    except Interrupted:
-        print(f"  interrupted after {max(model.seen) + 1} steps")
+    with phalanx.run(steps=STEPS, folder=folder / "run") as run:
+        trainer = Trainer(
+            max_steps=STEPS,
+            callbacks=[
+                ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_top_k=-1),
+                RunCallback(run, save_at_stop=folder / "left.ckpt", tokens=order.global_batch * SEQUENCE),
+            ],
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        try:
+            trainer.fit(model, loader, ckpt_path=saved[-1] if saved else None)
+        except Interrupted:
+            print(f"  interrupted after {max(model.seen) + 1} steps")
     return model
 
 

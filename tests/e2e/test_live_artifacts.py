@@ -75,6 +75,17 @@ def test_a_job_without_artifacts_says_so(platform: Platform) -> None:
     assert "$PHALANX_ARTIFACTS" in platform.run("artifacts", "ls", job).stdout
 
 
+def test_a_fabric_test_is_a_job_whose_result_is_an_artifact(platform: Platform) -> None:
+    shown = platform.run("fabric", "test", "--sizes", "4KiB,64KiB", "--seconds", "0.01", "-o", "json")
+    report = json.loads(shown.stdout)
+    assert (report["num_ranks"], [tier["name"] for tier in report["tiers"]], len(report["points"])) == (2, ["node"], 8)
+    with platform.client() as client:
+        assert report["nodes"] == [client.nodes()[0].node]
+        assert client.job(report["job"]).outcome == "succeeded"
+    assert json.loads(platform.run("fabric", "show", "-o", "json").stdout) == report
+    assert f"Submitted {report['job']}: 1 x cpu:2" in shown.stderr
+
+
 def test_what_reached_the_server_of_a_dead_node_is_no_older_than_five_seconds(platform: Platform, tmp_path: Path) -> None:
     job = submitted(platform, TICKER, resources={"gpus": "1"})
     files = ("growing.txt", "overwritten.txt", "swapped.txt")

@@ -1,4 +1,5 @@
-"""A torchrun-style script that knows nothing of Phalanx runs unchanged: the example itself, executed."""
+"""A torchrun-style script that knows nothing of Phalanx runs unchanged, and one with the library tells the platform all: both
+examples, executed."""
 
 import json
 from pathlib import Path
@@ -7,6 +8,7 @@ import yaml
 from live_platform import Platform
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain-script"
+LIBRARY = EXAMPLE.with_name("library")
 
 
 def test_example_runs_unchanged(platform: Platform) -> None:
@@ -41,3 +43,19 @@ def test_what_a_script_wrote_is_there_after_a_restart_and_the_code_is_fresh(plat
 
 def test_its_job_file_is_valid_and_small() -> None:
     assert set(yaml.safe_load((EXAMPLE / "job.yaml").read_text())) == {"name", "entrypoint", "workdir", "resources"}
+
+
+def test_the_library_s_example_is_measured_saved_and_traced(platform: Platform, prepared: Path) -> None:
+    spec = yaml.safe_load((LIBRARY / "job.yaml").read_text())
+    job = platform.submit({**spec, "workdir": str(LIBRARY), "data": {"path": str(prepared)}})
+    view = platform.finished(job)
+    assert view.progress is not None and (view.progress.step, view.progress.total_steps) == (200, 200)
+    assert 0 < view.progress.loss < 6.3
+    assert "from 0 to 200: loss 0x1." in platform.run("logs", job, "--rank", "0").stdout
+    steps = [one["step"] for one in json.loads(platform.run("checkpoint", "ls", job, "-o", "json").stdout)]
+    assert sorted(steps) == [150, 200]
+    with platform.client() as client:
+        names = {one.name for one in client.artifacts(job)}
+        categories = client.ledger(job, None).categories
+    assert {f"profile/rank-{rank}-steps-10-11.trace.json.gz" for rank in (0, 1)} < names
+    assert categories["productive"] > 0 and categories["running_unmeasured"] == 0

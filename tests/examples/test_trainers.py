@@ -1,5 +1,8 @@
-"""The examples of prepared data under other trainers, whole: Lightning's and Hugging Face's, broken off and gone on with."""
+"""The examples of prepared data under other trainers, whole: Lightning's and Hugging Face's, broken off and gone on with; and what
+their callbacks told."""
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -17,8 +20,15 @@ LOCAL = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 def test_every_batch_and_weight_is_as_undisturbed(tmp_path: Path, name: str, batches: int) -> None:
     write_tokens(tmp_path / "data", [20_000], vocab_size=500)
     command = [sys.executable, str(EXAMPLES / name), str(tmp_path / "data")]
+    records = tmp_path / "rank-0.records"
     done = subprocess.run(
-        command, env={**os.environ, **LOCAL}, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
+        command, env={**os.environ, **LOCAL, "PHALANX_RECORDS": str(records)}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"gone on after 12: all {batches} batches and the weights are as undisturbed" in done.stdout
+    said = [record for record in map(json.loads, records.read_text().splitlines()) if record["kind"] == "step"]
+    steps = [record["step"] for record in said]
+    assert steps == [*range(1, 25), *range(1, 14), *range(13, 25)], "whole, broken off after 13, gone on with after 12"
+    assert all(0 < record["loss"] < 2 * math.log(500) and record["total_steps"] == 24 for record in said)
+    assert {record["tokens"] for record in said} == {4 * 32 * batches // 24}

@@ -1,4 +1,4 @@
-"""What fixes the shapes of a Llama-like dense decoder, and what follows from it alone: counts of parameters and operations. Pure.
+"""What fixes the shapes of a Llama-like decoder, and what follows from it alone: counts of parameters and operations. Pure.
 
 One shape for Llama (arXiv:2302.13971), Mistral, Qwen2 (arXiv:2407.10671) and Qwen3 (arXiv:2505.09388): grouped-query attention
 (arXiv:2305.13245), rotary positions of any base, biases on q, k and v, norms on q and k, an output tied to the embedding.
@@ -7,6 +7,8 @@ One shape for Llama (arXiv:2302.13971), Mistral, Qwen2 (arXiv:2407.10671) and Qw
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from phalanx.core.moe import MoeShape, RouterScore, feed_parameters, feed_problems, moe_of
 
 ROPE_BASE: Final = 10_000.0
 """Of RoFormer (arXiv:2104.09864), section 3.2.2."""
@@ -36,7 +38,7 @@ class LlamaShape:
 
     kv_heads: heads of keys and values; 0 becomes `heads`. head_dim: width of a head; 0 becomes dim / heads. rope_*: see `Rope`.
     qkv_bias: q, k and v have biases. qk_norm: each head's q and k are normed before they are turned. tied: the output layer is the
-    embedding.
+    embedding. experts, experts_per_token, expert_ffn_dim, shared_experts, dense_layers, router*: as a recipe says them.
     """
 
     vocab: int
@@ -55,6 +57,14 @@ class LlamaShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 2
+    expert_ffn_dim: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    router: RouterScore = "sigmoid"
+    router_normalise: bool = True
+    router_scale: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -74,6 +84,11 @@ class LlamaShape:
     def rope(self) -> Rope:
         return Rope(base=self.rope_base, factor=self.rope_factor, low=self.rope_low, high=self.rope_high, trained=self.rope_trained)
 
+    @property
+    def moe(self) -> MoeShape | None:
+        """Of feed-forwards that are mixtures; None of a dense model."""
+        return moe_of(self)
+
     def problems(self) -> Iterator[tuple[str, object, str]]:
         """(field, value, what to change) for each value that no model can have. Sizes are above 0 already."""
         if self.heads % self.kv_heads:
@@ -92,22 +107,42 @@ class LlamaShape:
             yield "rope_trained", self.rope_trained, "write a whole number above 0"
         if self.qk_norm and self.qkv_bias:
             yield "qk_norm", True, "no architecture that others read has it beside qkv_bias; set one of them to false"
+        yield from feed_problems(self)
 
 
 def num_parameters(shape: LlamaShape) -> int:
     """All weights, embeddings included; tied ones once."""
-    attention = shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim)
-    attention += (shape.q_dim + 2 * shape.kv_dim) * shape.qkv_bias + 2 * shape.head_dim * shape.qk_norm
-    block = attention + 3 * shape.dim * shape.ffn_dim + 2 * shape.dim
-    return (1 if shape.tied else 2) * shape.vocab * shape.dim + shape.layers * block + shape.dim
+    return _others(shape) + feed_parameters(shape)
+
+
+def active_parameters(shape: LlamaShape) -> int:
+    """Weights that a token is computed with, embeddings included: of experts, its own and the shared ones. All of a dense model."""
+    return _others(shape) + feed_parameters(shape, active=True)
 
 
 def flops_per_token(shape: LlamaShape, sequence: int, frozen: bool = False) -> int:
-    """Of a training step: 6 x (parameters - embedding) + 12 x layers x (width of all heads) x sequence.
+    """Of a training step: 6 x (active parameters - embedding) + 12 x layers x (width of all heads) x sequence, and half of the
+    latter with experts.
 
-    As PaLM's appendix B (arXiv:2204.02311) and torchtitan count: attention in full although it is causal; recomputation not. A tied
-    embedding multiplies as the output layer, so it counts. frozen: no gradient of a weight is computed, which leaves 4 of the 6;
-    those of adapters are next to nothing.
+    As PaLM's appendix B (arXiv:2204.02311) and torchtitan count: attention of dense models in full although it is causal;
+    recomputation not. With experts attention is counted as what it is. A tied embedding multiplies as the output layer, so it
+    counts. frozen: no gradient of a weight is computed, which leaves 4 of the 6; those of adapters are next to nothing.
     """
+    return _flops(shape, 6 if shape.experts else 12, sequence, frozen)
+
+
+def causal_flops_per_token(shape: LlamaShape, sequence: int) -> int:
+    """As `flops_per_token`, with attention to the tokens before alone."""
+    return _flops(shape, 6, sequence)
+
+
+def _flops(shape: LlamaShape, of_attention: int, sequence: int, frozen: bool = False) -> int:
     looked_up = 0 if shape.tied else shape.vocab * shape.dim
-    return (4 if frozen else 6) * (num_parameters(shape) - looked_up) + 12 * shape.layers * shape.q_dim * sequence
+    return (4 if frozen else 6) * (active_parameters(shape) - looked_up) + of_attention * shape.layers * shape.q_dim * sequence
+
+
+def _others(shape: LlamaShape) -> int:
+    """Of all but the feed-forwards."""
+    attention = shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim)
+    attention += (shape.q_dim + 2 * shape.kv_dim) * shape.qkv_bias + 2 * shape.head_dim * shape.qk_norm
+    return (1 if shape.tied else 2) * shape.vocab * shape.dim + shape.layers * (attention + 2 * shape.dim) + shape.dim

@@ -52,7 +52,7 @@ def num_lora_parameters(shape: LlamaShape, lora: Lora) -> int:
     return shape.layers * lora.rank * sum(sum(widths(shape)[target]) for target in lora.targets)
 
 
-def lora_problems(rank: int, alpha: float, targets: str, init: str) -> Iterator[tuple[str, object, str]]:
+def lora_problems(rank: int, alpha: float, targets: str, init: str, dtype: str) -> Iterator[tuple[str, object, str]]:
     """(field, value, what to change) of a recipe's fields that cannot work together. rank 0 asks for none."""
     if rank < 0:
         yield "lora_rank", rank, "write 0 for no adapters, or their inner width, such as 16"
@@ -64,3 +64,5 @@ def lora_problems(rank: int, alpha: float, targets: str, init: str) -> Iterator[
         yield "lora_targets", targets, str(error)
     if rank > 0 and not init:
         yield "lora_rank", rank, "adapters are trained on given weights: name their folder as init"
+    if rank > 0 and dtype in ("fp8", "fp8_rowwise"):
+        yield "dtype", dtype, "write bf16: layers with adapters have no products of 8-bit floats"

@@ -12,6 +12,7 @@ from phalanx.core.health import SpikeAction
 from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
 from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
+from phalanx.core.moe import RouterScore, expert_problems
 
 SPIKE_STEPS: Final = 1_000
 """Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
@@ -85,6 +86,18 @@ class LlamaRecipe:
     reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
     prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
     reduce_dtype: in which gradients are summed over the ranks.
+    experts: feed-forwards of each block, of which each token takes a few; 0 for a dense model, which the rest is not for.
+    experts_per_token: of how many the answers are added up.
+    expert_ffn_dim: inner width of an expert; 0 for `ffn_dim`.
+    shared_experts: further ones that every token takes.
+    dense_layers: the first blocks keep one feed-forward, of `ffn_dim`.
+    router: how a router's answers become scores.
+    router_normalise: the weights of a token's experts add up to 1.
+    router_scale: factor on those weights.
+    balance_rate: by how much an expert's bias changes after a step in which it got more or less than its part; 0 for never.
+    balance_loss: factor on a loss that is least where the tokens of each sequence spread evenly; 0 for none.
+    place_experts_every: steps between two looks at whether experts that lie over ranks (`layout.ep`) should change places; 0 for
+    none.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -138,6 +151,17 @@ class LlamaRecipe:
     reshard_after_forward: bool = True
     prefetch_blocks: int = 0
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    experts: int = 0
+    experts_per_token: int = 2
+    expert_ffn_dim: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    router: RouterScore = "sigmoid"
+    router_normalise: bool = True
+    router_scale: float = 1.0
+    balance_rate: float = 0.001
+    balance_loss: float = 0.0
+    place_experts_every: int = 0
 
     @property
     def lora(self) -> Lora | None:
@@ -179,11 +203,12 @@ class LlamaRecipe:
         ]
         found += self._shape_problems()
         found += self._speed_problems()
-        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
+        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init, self.dtype))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
         if self.size and self.size not in SIZES:
             yield "size", self.size, f"write one of {', '.join(SIZES)}"
+        yield from expert_problems(self)
         for name in ("vocab", "kv_heads", "head_dim"):
             if getattr(self, name) < 0:
                 yield name, getattr(self, name), "write 0 or more"
@@ -208,6 +233,8 @@ class LlamaRecipe:
                 self.recompute_every,
                 "write 0: a microbatch is computed twice to the same bits only if deterministic",
             )
+        if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
+            yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
             for name in ("dim", "ffn_dim"):
                 if getattr(self, name) % FP8_MULTIPLE:

@@ -189,7 +189,7 @@ class LayoutSpec:
     pp: stages of the pipeline, each with its part of the layers.
     cp: ranks that share a sequence (context parallel).
     tp: ranks that share each matrix, and between matrices the sequence (tensor, sequence and loss parallel).
-    ep: ranks that share the experts of a layer, of those that data and context parallelism have.
+    ep: ranks that share the experts of a layer, of those that share the state.
     zero: what data-parallel ranks share instead of each holding it: 0 nothing (DDP), 1 the optimiser's state, 2 gradients too, 3
         weights too (FSDP).
     replicate: groups of data-parallel ranks, each of which holds all that `zero` shares between its ranks (HSDP).

@@ -58,10 +58,9 @@ def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], 
     assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
 
 
-@pytest.mark.parametrize("changed", [{"adapters": True}, {"experts": 8}])
-def test_what_nobody_can_cut_yet_is_refused(changed: dict[str, Any]) -> None:
-    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, **changed), EIGHT)
-    assert field == "tp" and fix.startswith("write 1: a model with ") and fix.endswith("cannot be cut yet")
+def test_experts_are_shared_by_their_own_axis_and_not_cut() -> None:
+    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, experts=8), EIGHT)
+    assert field == "tp" and fix == "write 1: the matrices of experts are not cut; share experts by ep"
 
 
 def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:
@@ -70,9 +69,11 @@ def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares
     ((_, _, fix),) = problems(LayoutSpec(tp=8), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes)
     assert fix == "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 4"
     experts = replace(MODEL, experts=8)
+    ((field, _, fix),) = problems(LayoutSpec(tp=2), experts, EIGHT)
+    assert (field, fix) == ("tp", "write 1: the matrices of experts are not cut; share experts by ep")
     assert problems(LayoutSpec(ep=8), experts, EIGHT) == []
     ((_, _, fix),) = problems(LayoutSpec(ep=8, replicate=2), experts, EIGHT)
-    assert fix == "write one of 1, 2, 4: it is made of the 4 ranks that share the state or the sequence"
+    assert fix == "write one of 1, 2, 4: it is made of the 4 ranks that share the state"
 
 
 def test_a_recipe_says_what_its_model_is() -> None:
@@ -98,7 +99,7 @@ def test_every_named_value_mends_its_field_and_without_problems_everything_divid
         assert model.heads % layout.tp == model.kv_heads % layout.tp == model.ffn_dim % layout.tp == 0
         assert model.sequence % (layout.cp * layout.tp) == 0 and (layout.cp == 1 or model.sequence % (2 * layout.cp) == 0)
         assert layout.pp <= model.layers and ranks.per_domain % layout.tp == 0
-        assert (layout.dp_shard * layout.cp) % layout.ep == 0 and (model.experts or layout.ep == 1)
+        assert layout.dp_shard % layout.ep == 0 and (model.experts or layout.ep == 1) and (not model.experts or layout.tp == 1)
 
 
 @given(ASKED, RANKS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from phalanx.job.models.hf_export import write_hf
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.model_config import foreseen_init, read_shape
 from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder
+from phalanx.job.models.moe.mixture import mixtures
 
 SHAPE = LlamaShape(vocab=31, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=24, rope_base=500_000.0)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -57,6 +59,7 @@ def test_what_is_written_is_read_again_from_one_file_or_several(
     assert all(len(load_file(folder / name)) == 1 or (folder / name).stat().st_size < 4000 + 1500 for name in found) or files == 1
     assert read_shape(folder) == SHAPE and same(read(folder), model)
     assert list(tmp_path.iterdir()) == [folder]
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
 def test_a_folder_of_our_own_is_read_by_its_own_names(model: Llama, tmp_path: Path) -> None:
@@ -66,6 +69,28 @@ def test_a_folder_of_our_own_is_read_by_its_own_names(model: Llama, tmp_path: Pa
     assert same(read(tmp_path), model)
     shape["heads"] = 3
     (tmp_path / "config.json").write_text(json.dumps({"format": 1, "recipe": "llama", "shape": shape}))
+    with pytest.raises(CheckpointError, match="no model can have"):
+        ModelFolder(tmp_path)
+
+
+def test_a_mixture_of_experts_of_our_own_comes_back_with_its_biases_and_places(tmp_path: Path) -> None:
+    shape = LlamaShape(vocab=31, dim=16, layers=2, heads=4, ffn_dim=24, experts=4, expert_ffn_dim=8, dense_layers=1)
+    model = Llama(shape)
+    for name, part in model.named_children():
+        initialise(part, name, 0, 0.3)
+    (mixture,) = mixtures(model)
+    mixture.router.bias.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    mixture.slots.copy_(torch.tensor([2, 0, 3, 1]))
+    save_file(model.state_dict(), tmp_path / WEIGHTS)
+    config = {"format": 1, "recipe": "llama", "shape": asdict(shape)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened, again = ModelFolder(tmp_path), Llama(shape)
+    for name, part in again.named_children():
+        opened.fill(part, name)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
+    with pytest.raises(UserError, match="mixture of experts"):
+        write(tmp_path / "out", model)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "shape": {**asdict(shape), "experts_per_token": 5}}))
     with pytest.raises(CheckpointError, match="no model can have"):
         ModelFolder(tmp_path)
 

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec, Zero
+from phalanx.core.spec_layout import layout_variable
 from phalanx.core.training_data import DataSource
 from phalanx.job.data.sources import Sources, open_sources
 from phalanx.job.models.llama import Llama
@@ -50,13 +52,14 @@ class Stopped(Exception):
     """As a rank that dies: nothing after it happens."""
 
 
-def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Rank, stop: int = 0) -> dict[str, Any]:
-    """A run through the trainer's own rooms. stop: the step in which it ends, once its batch is there. `frozen`: whether all given
-    weights are what they were."""
+def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Rank, stop: int = 0, zero: Zero = 3) -> dict[str, Any]:
+    """A run through the trainer's own rooms. stop: the step in which it ends, once its batch is there. `changed`: which weights are
+    not what they were."""
     job = out / name
     records = job / f"records-{rank.rank}-{time.monotonic_ns()}"
     records.parent.mkdir(exist_ok=True)
     given_env = {"PHALANX_JOB_DIR": str(job), "PHALANX_CHECKPOINT_EVERY": str(EVERY), "PHALANX_RECORDS": str(records)}
+    given_env |= layout_variable(LayoutSpec(zero=zero))
     recipe = llama_recipe(given)
     check_init(recipe, data)
     training, start = set_up(
@@ -145,6 +148,7 @@ def main(out: Path, folder: Path, base: Path) -> None:
         answer: dict[str, Any] = {
             "full": leg(out, "full", data, full, rank),
             "whole": leg(out, "whole", data, lora, rank),
+            "zero": leg(out, "zero", data, lora, rank, zero=1)["losses"],
             "legs": [leg(out, "legs", data, lora, rank, stop) for stop in (STOP, 0)],
         }
         if rank.rank == 0:

@@ -41,6 +41,20 @@ def test_loss_and_gradients_are_those_of_float64(dtype: torch.dtype, loss_off: f
     assert hidden.grad is not None and not hidden.grad[3].any()
 
 
+def test_a_frozen_weight_costs_no_gradient() -> None:
+    """As beside low-rank adapters: the products are those of the logits and of the hidden states' gradient alone."""
+    hidden, weight, targets, share = parts(torch.float32)
+    fused_loss(hidden, weight, targets, share, AT_ONCE).backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    expected, hidden.grad = hidden.grad, None
+    frozen = weight.detach()
+    with Largest() as made:  # type: ignore[no-untyped-call]
+        fused_loss(hidden, frozen, targets, share, AT_ONCE).backward()  # type: ignore[no-untyped-call]
+    assert made.products == 2 * -(-TOKENS // AT_ONCE)
+    found: Tensor | None = hidden.grad
+    assert frozen.grad is None and found is not None and torch.equal(found, expected)
+
+
 def test_a_loss_without_gradients_and_each_tokens_own_are_the_same() -> None:
     hidden, weight, targets, share = parts(torch.float32)
     with torch.no_grad():
@@ -51,12 +65,13 @@ def test_a_loss_without_gradients_and_each_tokens_own_are_the_same() -> None:
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How many numbers the largest tensor has that is made."""
+    """How many numbers the largest tensor has that is made, and how many matrix products."""
 
-    found = 0
+    found, products = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        self.products += func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out)
         for one in made if isinstance(made, tuple | list) else (made,):
             self.found = max(self.found, one.numel() if isinstance(one, Tensor) else 0)
         return made

@@ -72,6 +72,11 @@ def test_full_fine_tuning_changes_every_weight_and_lora_none_that_was_given(answ
     assert answer["full"]["losses"]["1"] == answer["whole"]["losses"]["1"]  # at first adapters add nothing
 
 
+def test_adapters_train_alike_whatever_ranks_share(answer: dict[str, Any]) -> None:
+    zero, whole = ([float.fromhex(loss) for loss in run.values()] for run in (answer["zero"], answer["whole"]["losses"]))
+    assert zero == pytest.approx(whole, rel=1e-6)
+
+
 def test_a_lora_run_that_was_ended_and_resumed_is_the_undisturbed_one(answer: dict[str, Any]) -> None:
     first, second = answer["legs"]
     assert list(first["losses"]) == ["1", "2", "3", "4"] and list(second["losses"]) == ["4", "5", "6"] and STOP == 5

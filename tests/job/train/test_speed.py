@@ -14,8 +14,10 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.core.errors import SetupError, SpecError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import FREE, LlamaRecipe, config_text
 from phalanx.job.models.llama import Block, Llama, LlamaShape
+from phalanx.job.models.lora import adapt
 from phalanx.job.train import compiled
 from phalanx.job.train.activations import all_but, kept, plain
 from phalanx.job.train.arithmetic import settle_arithmetic
@@ -219,6 +221,15 @@ def test_a_card_without_8_bit_products_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_matrix_that_has_no_8_bit_products_is_named() -> None:
     with pytest.raises(SetupError, match=r"attention\.qkv is 24 x 72"):
         to_float8(Block(LlamaShape(vocab=31, dim=24, layers=1, heads=2, ffn_dim=48)), "fp8", CPU)
+
+
+def test_a_layer_with_adapters_is_refused_and_not_made_one_without() -> None:
+    model = Llama(RECIPE.shape(VOCAB))
+    adapt(model, Lora(rank=16, alpha=16.0, targets=("q_proj",)))
+    with pytest.raises(SetupError, match="AdaptedLinear"):
+        to_float8(model.blocks[0], "fp8", CPU)
+    with pytest.raises(SpecError, match="low-rank adapters"):
+        llama_recipe({"dtype": "fp8", "lora_rank": 16})
 
 
 # The recipe

@@ -89,6 +89,22 @@ def test_gpu_ranks_see_their_gangs_devices_in_order(cell: Cell) -> None:
     assert "PHALANX_HOME" not in starts[0].env
 
 
+@pytest.mark.parametrize(
+    ("library", "names"),
+    [
+        ("torch's env://", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),
+        ("deepspeed.init_distributed, without looking for MPI", {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),
+        ("Lightning's TorchElasticEnvironment", {"TORCHELASTIC_RUN_ID", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}),
+        ("accelerate's PartialState", {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}),
+    ],
+)
+def test_ranks_have_what_a_script_of_another_library_reads(cell: Cell, library: str, names: set[str]) -> None:
+    shape = node_shape(NodeId("a"), discover(lambda: None, 2), (20001, 20064), None)
+    first, second = rank_starts(cell.launch(""), shape, Paths("/f", "/s", "/bin/python"), {})
+    assert names <= {name for name, value in first.env.items() if value}, library
+    assert [start.env["RANK"] + start.env["LOCAL_RANK"] for start in (first, second)] == ["00", "11"]
+
+
 def test_blocks_of_ports_do_not_overlap_and_come_back() -> None:
     first = claim_block()
     second = claim_block()

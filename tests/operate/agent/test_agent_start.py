@@ -29,7 +29,7 @@ def test_a_script_sees_torchruns_environment_and_ours(cell: Cell) -> None:
         "PHALANX_JOB": "demo-1", "PHALANX_ATTEMPT": "demo-1.1", "PHALANX_MARK": "demo-1.1", "PHALANX_CHECKPOINT_EVERY": "7",
         "PHALANX_CHECKPOINT_KEEP_LAST": "2", "PHALANX_CHECKPOINT_KEEP_BEST": "0", "PHALANX_CHECKPOINT_BEST_METRIC": "",
         "PHALANX_CHECKPOINT_BEST_MODE": "min", "PHALANX_CHECKPOINT_KEEP_EVERY": "0",
-        "PHALANX_DATA": "/data", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
+        "PHALANX_DATA": "/data", "PHALANX_NODE": "node-a", "PHALANX_HYPERPARAMETERS": '{"lr": 0.5}',
         "PHALANX_RECORDS": str(cell.folder() / "rank-3.records"),
     }  # fmt: skip
     assert {name: seen.get(name) for name in expected} == expected

@@ -33,6 +33,11 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
     with pytest.raises(SpecError, match=r"layout\.replicate"):  # what `plan` asks
         refuse_unmeetable(World(policy=Policy()), wrong, 0)
     refuse_unfitting(spec(LayoutSpec(replicate=2)))
+    on_given = {"init": "/model", "lora_rank": 4}
+    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: adapters"):
+        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters=on_given))
+    refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"init": "/model"}))
+    refuse_unfitting(spec(LayoutSpec(replicate=2), hyperparameters=on_given))
 
 
 IN_A_DOMAIN = (Placing(group=2), Placing(within="domain"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.app import place_experts
+from phalanx.core import wire
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
 from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
@@ -22,6 +23,7 @@ from phalanx.core.data_views import (
     SampleView,
 )
 from phalanx.core.errors import Conflict, DataError, SetupError
+from phalanx.core.fabric_test import CostView, FabricAsked, FabricReport, PointView, SlowView, TierView
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
 from phalanx.core.views import DownView
@@ -277,12 +279,32 @@ def choose(spec: JobSpec, clusters: Clusters, answers: Sequence[Answer], now_ms:
     return DispatchView(job=spec.name, chosen=names[0] if names else None, offers=offers, run_ms=1, as_of_ms=now_ms)
 
 
+FABRIC = FabricReport(
+    made_ms=1_000, job="", backend="gloo", device="cpu", torch="2.13.0", nodes=("node-a\x1b[2J",), num_ranks=4,
+    tiers=(TierView(name="node", num_groups=1, num_ranks=4, hardware_bytes_per_s=450e9, source="18 NVLinks"),),
+    points=(PointView(
+        tier="node", collective="all_reduce", num_ranks=4, size_bytes=2**20, seconds=0.001, bus_bytes_per_s=1.5e9, part=0.5,
+    ),),
+    costs=(CostView(tier="node", collective="all_reduce", num_ranks=4, alpha_s=2e-5, beta_s=1e-9, error=0.1),),
+    slow=(SlowView(kind="gpu", name="node-a:2", part=0.25, evidence="its 3 pairs: at most 1 GB/s"),), pairs=6, notes=("a note",),
+)  # fmt: skip
+
+
+def test_fabric(asked: FabricAsked, num_ranks: int | None, out: Path, progress: Callable[[int, int], None]) -> FabricReport:
+    """Slow with as many ranks as there are GPUs, not with another number."""
+    progress(1, 2)
+    report = replace(FABRIC, num_ranks=num_ranks or 4, slow=() if num_ranks else FABRIC.slow)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(wire.dumps(FabricReport, report))
+    return report
+
+
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
     mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-    export_model=export_model,
+    export_model=export_model, test_fabric=test_fabric,
 )  # fmt: skip
 
 if __name__ == "__main__":

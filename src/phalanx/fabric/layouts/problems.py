@@ -17,8 +17,7 @@ NAMED_MAX: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
-    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model.
-    adapters: its matrices have some, which are trained instead."""
+    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model."""
 
     layers: int
     heads: int
@@ -26,7 +25,6 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
-    adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,15 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     shape = recipe.shape(vocab=1)
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
-        adapters=recipe.lora is not None,
+        experts=shape.experts,
     )  # fmt: skip
+
+
+def adapter_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+    """Of low-rank adapters, whatever the model: beside a layer whose rows are cut they would have to be cut too."""
+    if recipe.lora is None or asked.tp == 1:
+        return []
+    return [("tp", asked.tp, "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks")]
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -97,9 +102,8 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
     if model is None:
         return
-    for what, there in (("adapters (lora_rank)", model.adapters), ("experts", model.experts > 0)):
-        if there:
-            yield _Rule(lambda tp: tp == 1, f"a model with {what} cannot be cut yet")
+    if model.experts:
+        yield _Rule(lambda tp: tp == 1, "the matrices of experts are not cut; share experts by ep")
     yield _divides(model.heads, "its ranks share the model's {} heads evenly")
     yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
@@ -123,8 +127,8 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
         yield _divides(model.experts, "its ranks share the {} experts of a layer evenly")
     data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
     if not rest and data_size and data_size % asked.replicate == 0:
-        there = data_size // (data_size if asked.zero == 0 else asked.replicate) * asked.cp
-        yield _divides(there, "it is made of the {} ranks that share the state or the sequence")
+        there = data_size // (data_size if asked.zero == 0 else asked.replicate)
+        yield _divides(there, "it is made of the {} ranks that share the state")
 
 
 def _of_replicas(asked: LayoutSpec, ranks: RankFacts) -> Iterator[_Rule]:

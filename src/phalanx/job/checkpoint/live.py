@@ -12,14 +12,14 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.job.checkpoint.owners import held_parts, local_parts, specs_of
 from phalanx.job.checkpoint.shard_file import Part
-from phalanx.job.checkpoint.state import training_state
+from phalanx.job.checkpoint.state import Optimizers, listed, training_state
 from phalanx.job.checkpoint.whole import TensorSpec
 
 
 class LiveState:
     """Of one model and optimizer, whose moments are there. mesh: see owners.local_parts."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None = None) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, mesh: DeviceMesh | None = None) -> None:
         self._model = model
         self._optimizer = optimizer
         self._mesh = mesh
@@ -68,8 +68,9 @@ class LiveState:
     def _where(self) -> tuple[int, ...]:
         found = [_address(parameter) for parameter in self._model.parameters()]
         found += [_address(buffer) for buffer in self._model.buffers()]
-        for moments in self._optimizer.state.values():
-            found += [_address(value) for value in moments.values() if isinstance(value, torch.Tensor)]
+        for optimizer in listed(self._optimizer):
+            for moments in optimizer.state.values():
+                found += [_address(value) for value in moments.values() if isinstance(value, torch.Tensor)]
         return tuple(found)
 
 

@@ -83,10 +83,18 @@ def load(
     stays away for longer than `patience`.
     """
     state = training_state(model, optimizer)
+    found = load_tensors(found, origin, state, device, patience)
+    set_training_state(model, optimizer, state)
+    return found
+
+
+def load_tensors(
+    found: Found, origin: Origin, state: dict[str, torch.Tensor], device: torch.device, patience: Patience = AT_ONCE
+) -> Found:
+    """As `load`, for whatever tensors a checkpoint holds: it fills these, sharded as they are."""
     while True:
         loaded = _loaded(found, state, device, patience)
         if loaded is None:
-            set_training_state(model, optimizer, state)
             return found
         place, skipped = folder_at(found.path), (*found.skipped, loaded)
         found = decided_by_rank_zero(lambda at=place, but=skipped: patiently(lambda: _before(at, origin, but), patience))  # type: ignore[misc]  # bound

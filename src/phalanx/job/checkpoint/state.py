@@ -3,8 +3,8 @@
 Numbers such as the learning rate are functions of the step and the recipe, so they are not stored twice.
 """
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -21,11 +21,18 @@ from phalanx.job.checkpoint.rows import Rows, State, rows_of
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
 _SOME = StateDictOptions(strict=False)
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+"""Of one model: one, several for parts of it, or none at all."""
+
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+
+
+def training_state(model: nn.Module, optimizer: Optimizers) -> State:
     """Every weight as `model.NAME` and every moment as `optimizer.state.NAME.KIND`, sharded as they are.
 
     Of an optimiser that has not stepped, the moments are made first. A model with `frozen_stay_out` set leaves its frozen weights
@@ -38,14 +45,15 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return State(tensors, _rows(model, tensors))
 
 
-def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
+def set_training_state(model: nn.Module, optimizer: Optimizers, state: dict[str, torch.Tensor]) -> None:
     """The reverse of `training_state`; every name must be there."""
     weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
     moments = {name.removeprefix(_OPTIMIZER): value for name, value in state.items() if name.startswith(_OPTIMIZER)}
     options = _SOME if _frozen_stay_out(model) else None
     set_model_state_dict(model, cast(dict[str, Any], weights), options=options)
-    whole = _optimizer_part(model, optimizer) | moments
-    set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
+    if listed(optimizer):
+        whole = _optimizer_part(model, optimizer) | moments
+        set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
 
 
 def _frozen_stay_out(model: nn.Module) -> bool:
@@ -62,5 +70,7 @@ def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Ro
     return found
 
 
-def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _optimizer_part(model: nn.Module, optimizer: Optimizers) -> dict[str, Any]:
+    if not listed(optimizer):
+        return {}
     return get_optimizer_state_dict(model, optimizer, options=_FLAT)

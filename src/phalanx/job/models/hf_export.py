@@ -42,6 +42,8 @@ def write_hf(
 
     Raises UserError where `to` holds something, SetupError or StoreUnavailable where it cannot be written; nothing is there then.
     """
+    if model.shape.experts:
+        raise UserError("model", str(to), "a mixture of experts is not written in Hugging Face's form yet; sample or train it here")
     views = dict(_pieces(model))
     kept = getattr(torch, dtype)
     empty = {name: torch.empty(view.shape, dtype=kept, device="meta") for name, view in views.items()}
@@ -82,6 +84,7 @@ def write_peft(to: Path, shape: LlamaShape, lora: Lora, base: str, tensors: Mapp
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Durably. Raises OSError or SafetensorError."""
     save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(0o644)  # for others, as the files beside it; the library leaves it to its owner
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

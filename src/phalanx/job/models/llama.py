@@ -1,4 +1,5 @@
-"""A Llama-like decoder (arXiv:2302.13971): RMSNorm before each part, rotary positions, SwiGLU; what else its shape says.
+"""A Llama-like decoder (arXiv:2302.13971): RMSNorm before each part, rotary positions, SwiGLU; what else its shape says. Its
+feed-forwards may be mixtures of experts (`moe`).
 
 Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as many as there are), k head width, v vocabulary.
 """
@@ -7,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from phalanx.core.llama_shape import PLAIN_ROPE, LlamaShape, Rope
 from phalanx.job.models.context import WHOLE, Context
+from phalanx.job.models.moe.mixture import Mixture
 
 __all__ = ["Llama", "LlamaShape"]
 
@@ -67,15 +70,23 @@ class FeedForward(nn.Module):
         return fed
 
 
+def feed_of(shape: LlamaShape, index: int) -> nn.Module:
+    """The feed-forward of that block."""
+    moe = shape.moe
+    if moe is None or index < moe.dense_layers:
+        return FeedForward(shape)
+    return Mixture(shape.dim, moe, lambda width: FeedForward(replace(shape, ffn_dim=width)))
+
+
 class Block(nn.Module):
     """One layer: attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, index: int = 0) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
         self.attention = Attention(shape)
         self.feed_norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
-        self.feed = FeedForward(shape)
+        self.feed = feed_of(shape, index)
 
     def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
         x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, documents)
@@ -113,7 +124,7 @@ class Llama(nn.Module):
         self.context: Context = WHOLE
         self.head_plan: Any = None
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, index) for index in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
         self.output = nn.Identity() if shape.tied else Output(shape.dim, shape.vocab, bias=False)
 

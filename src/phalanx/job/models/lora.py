@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+from phalanx.core.errors import SpecError
 from phalanx.core.llama_shape import LlamaShape
 from phalanx.core.lora import TARGETS, Lora, widths
 from phalanx.job.models.llama import Llama, drawn_alone
@@ -67,7 +68,9 @@ class AdaptedLinear(nn.Linear):
 
 def adapt(model: Llama, lora: Lora) -> None:
     """Puts adapters on the targets of every block and freezes all else, which its checkpoints leave out. Of a model without memory
-    (`meta`), whose weights are filled afterwards."""
+    (`meta`), whose weights are filled afterwards. Raises SpecError for a model with experts."""
+    if model.shape.experts:
+        raise SpecError("hyperparameters.lora_rank", lora.rank, "write 0: experts have no adapters yet")
     model.requires_grad_(False)
     model.frozen_stay_out = True
     for block in model.blocks:

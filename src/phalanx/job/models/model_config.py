@@ -63,7 +63,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
             raise CheckpointError(path.name, str(path), f"is larger than {_JSON_BYTES_MAX} bytes, so it is none")
         found = json.loads(path.read_bytes())
     except OSError as error:
-        raise CheckpointError("model", str(path.parent), f"{path.name} cannot be read ({error.strerror})") from error
+        fix = f"{path.name} cannot be read ({error.strerror}); name a folder with a model, config.json beside its weights"
+        raise CheckpointError("model", str(path.parent), fix) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path.name, str(path), f"is not JSON ({error})") from error
     if not isinstance(found, dict):

@@ -23,6 +23,8 @@ WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 DTYPES: Final = ("F32", "BF16", "F16")
 """Each of their values is a float32 too, in which weights are trained."""
+WHOLE: Final = (".slots",)
+"""Tensors of whole numbers."""
 _NAMED_MAX: Final = 3
 
 
@@ -44,9 +46,9 @@ class ModelFolder:
 
     @torch.no_grad()
     def fill(self, part: nn.Module, prefix: str) -> None:
-        """Every parameter of a part of `Llama`, named `prefix` in it, but those of adapters; no more than one tensor is read at a
-        time."""
-        for name, parameter in part.named_parameters(prefix=prefix):
+        """Every parameter of a part of `Llama`, named `prefix` in it, but those of adapters, and what else its model has; no more
+        than one tensor is read at a time."""
+        for name, parameter in part.state_dict(prefix=f"{prefix}.").items():
             if is_of_adapter(name):
                 continue
             for tensor, start, end in self._pieces(name, parameter):
@@ -74,7 +76,7 @@ class ModelFolder:
             model = Llama(self.shape)
         wanted = {
             tensor: (end - start, *parameter.shape[1:])
-            for name, parameter in model.named_parameters()
+            for name, parameter in model.state_dict().items()
             for tensor, start, end in self._pieces(name, parameter)
         }
         found = {tensor for tensor in self._where if not tensor.endswith(IGNORED)}
@@ -85,7 +87,7 @@ class ModelFolder:
             if tuple(piece.get_shape()) != shape:
                 fix = f"its config.json asks for {list(shape)}; the two are of different models"
                 raise CheckpointError(f"shape of {tensor} in {self.folder}", list(piece.get_shape()), fix)
-            if piece.get_dtype() not in DTYPES:
+            if piece.get_dtype() not in DTYPES and not tensor.endswith(WHOLE):
                 fix = f"weights are read as one of {', '.join(DTYPES)}; take a model that is not quantised"
                 raise CheckpointError(f"type of {tensor} in {self.folder}", piece.get_dtype(), fix)
 

@@ -15,6 +15,7 @@ from phalanx.job.checkpoint.digest import bit_sum, gathered
 from phalanx.job.checkpoint.odd import Odd, after_second_look, odd_ones
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.train.device import Rank
+from phalanx.job.train.parallel.experts import is_expert_parallel
 from phalanx.job.train.recompute import recomputed
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class Audit:
         return self._every > 0 and step % self._every == 0
 
     def compute(self, training: "Training", step: int, microbatch: Callable[[int], torch.Tensor]) -> None:
-        """Before step `step`: all ranks compute rank 0's first microbatch of it. A collective of all ranks."""
-        if not self.is_due(step) or not self._peers:
+        """Before step `step`: all ranks compute rank 0's first microbatch of it. A collective of all ranks. Not where experts lie
+        over ranks: each computes with other weights than its peers."""
+        if not self.is_due(step) or not self._peers or is_expert_parallel(training.model):
             return
         samples = microbatch(step)
         names, mine = recomputed(training.model, training.optimizer, samples)

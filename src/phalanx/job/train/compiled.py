@@ -61,6 +61,7 @@ def _lacking() -> str:
 
 @cache
 def _compiled(run: Run, backend: str) -> Run:
-    """fullgraph: what cannot be compiled whole is told, not slow. dynamic: a shape's own code is the faster one."""
-    made: Run = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    """By torch's own defaults: parts that wait for other ranks (shared rows, experts elsewhere) run as they are, between compiled
+    ones, and numbers of tokens that change from step to step become variables."""
+    made: Run = torch.compile(run, backend=backend)
     return made

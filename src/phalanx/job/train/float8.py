@@ -21,12 +21,10 @@ _CAPABILITY_MIN: Final = (8, 9)
 def to_float8(block: nn.Module, kind: Float8, device: torch.device) -> None:
     """In place, names of parameters kept. On a CPU the same numbers are computed by way of float32, which is for tests.
 
-    Raises SetupError where torchao is not installed, or the card has no such products."""
+    Raises SetupError where torchao is not installed, or the card or a layer has no such products."""
     _check_card(kind, device)
     for name, part in block.named_modules():
-        if isinstance(part, nn.Linear) and (part.in_features % FP8_MULTIPLE or part.out_features % FP8_MULTIPLE):
-            sides = f"{name} is {part.in_features} x {part.out_features}"
-            raise SetupError("dtype", kind, f"{sides}, and 8-bit products need multiples of {FP8_MULTIPLE}; write bf16")
+        _check_layer(kind, name, part)
     torchao = _torchao(kind)
     config = torchao.Float8LinearConfig.from_recipe_name(_SCALED[kind])
     if device.type == "cpu":
@@ -34,6 +32,15 @@ def to_float8(block: nn.Module, kind: Float8, device: torch.device) -> None:
     if kind == "fp8_rowwise":
         torch._inductor.config.emulate_precision_casts = True  # pytorch#150859: compiled, scales of rows would be of other numbers
     torchao.convert_to_float8_training(block, config=config)
+
+
+def _check_layer(kind: Float8, name: str, part: nn.Module) -> None:
+    """A layer of a kind of its own would be replaced by one that has its weight alone, and lose what it does beside."""
+    if isinstance(part, nn.Linear) and type(part) is not nn.Linear:
+        raise SetupError("dtype", kind, f"{name} is a layer that has no 8-bit products ({type(part).__name__}); write bf16")
+    if isinstance(part, nn.Linear) and (part.in_features % FP8_MULTIPLE or part.out_features % FP8_MULTIPLE):
+        sides = f"{name} is {part.in_features} x {part.out_features}"
+        raise SetupError("dtype", kind, f"{sides}, and 8-bit products need multiples of {FP8_MULTIPLE}; write bf16")
 
 
 def _torchao(kind: Float8) -> Any:

@@ -52,14 +52,17 @@ class _FusedLoss(torch.autograd.Function):
         ctx: Any, hidden_nd: Tensor, weight_vd: Tensor, targets_n: Tensor, share_n: Tensor, at_once: int, compiled: bool
     ) -> Tensor:
         of_logits = _compiled() if compiled else _loss_and_gradient
+        is_trained = ctx.needs_input_grad[1]  # no frozen one, beside which adapters learn
         total = torch.zeros((), dtype=torch.float64, device=hidden_nd.device)
         hidden_grad_nd = torch.empty_like(hidden_nd)
-        weight_grad_vd = torch.zeros_like(weight_vd, dtype=torch.float32)  # summed over parts: not in 8 bits of mantissa
+        # In float32, since it is a sum over parts.
+        weight_grad_vd = torch.zeros(weight_vd.shape if is_trained else (), dtype=torch.float32, device=weight_vd.device)
         for part in _parts(len(hidden_nd), at_once):
             loss, grad_nv = of_logits(hidden_nd[part] @ weight_vd.t(), targets_n[part], share_n[part])
             total += loss
             torch.mm(grad_nv, weight_vd, out=hidden_grad_nd[part])
-            weight_grad_vd += grad_nv.t() @ hidden_nd[part]
+            if is_trained:
+                weight_grad_vd += grad_nv.t() @ hidden_nd[part]
         ctx.save_for_backward(hidden_grad_nd, weight_grad_vd)
         ctx.weight_dtype = weight_vd.dtype
         return total.to(torch.float32)
@@ -68,7 +71,8 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, *above: Tensor) -> Any:
         hidden_grad_nd, weight_grad_vd = ctx.saved_tensors
         hidden = (hidden_grad_nd.float() * above[0]).to(hidden_grad_nd.dtype)
-        return hidden, (weight_grad_vd * above[0]).to(ctx.weight_dtype), *4 * (None,)
+        weight = (weight_grad_vd * above[0]).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        return hidden, weight, *4 * (None,)
 
 
 def _loss_and_gradient(logits_nv: Tensor, targets_n: Tensor, share_n: Tensor) -> tuple[Tensor, Tensor]:

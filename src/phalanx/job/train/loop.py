@@ -82,6 +82,8 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
         training.watch.moved, accepts, saves.before_agreement,
     )  # fmt: skip
     training.local_time.stop()
+    if facts.updated:
+        training.expert_places.stepped(step)
     error = None if facts.updated else mend(training, saves, step, facts)
     cause = training.feed.take_cause()
     facts, waited_s = _without_wait(facts, saves.take_waited_s())
@@ -98,6 +100,8 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
     ended_s = training.clock_s()
     record = _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
+    if facts.updated:
+        training.expert_loads.stepped(step)
     training.watch.recorded(training, step)
     tell(record, training.rank.rank)
     saves.tell()

@@ -38,6 +38,8 @@ from phalanx.job.train.batches import (
     train_batches,
 )
 from phalanx.job.train.device import Rank
+from phalanx.job.train.expert_loads import ExpertLoads
+from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
@@ -78,6 +80,8 @@ class Training:
     local_time: LocalTimer
     shared_batch: Callable[[int], Tensor]
     audit: Audit
+    expert_loads: ExpertLoads
+    expert_places: ExpertPlaces
     watch: Watch = field(default_factory=Watch)
     init_digest: str = ""
 
@@ -183,6 +187,8 @@ def assemble(
         local_time=local_time,
         shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
+        expert_loads=ExpertLoads(model, session, rank.rank == 0, recipe.steps),
+        expert_places=ExpertPlaces(model, optimizer, recipe.place_experts_every),
         watch=watch or Watch(),
         init_digest=init_digest,
     )

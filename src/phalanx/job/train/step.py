@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.train.balance import balance, begin_step
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import synchronise
 from phalanx.job.train.loss import mean_over_ranks, token_loss
@@ -68,6 +69,7 @@ def train_step(
     mark()
     microbatches = fetch(step)
     mark()
+    begin_step(model, recipe.balance_loss / len(microbatches))
     mine = _gradients(model, microbatches)
     synchronise(microbatches.device)
     mark()
@@ -78,6 +80,7 @@ def train_step(
     updated = accepts(step, loss, grad_norm)
     if updated:
         optimizer.step()
+        balance(model, recipe.balance_rate)
     optimizer.zero_grad()
     synchronise(microbatches.device)
     mark()

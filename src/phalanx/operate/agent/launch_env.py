@@ -101,6 +101,7 @@ def rank_starts(
     python = launch.python or paths.python
     argv = _resolved(launch.argv, python)
     shared = _inherited(launch, outer, python) | _gang(launch) | _devices(launch, shape) | _platform(launch, paths)
+    shared["PHALANX_NODE"] = shape.node
     starts = []
     for local_rank in range(len(launch.devices)):
         rank = launch.first_rank + local_rank

@@ -4,16 +4,18 @@ from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_layout import PLAIN
 from phalanx.core.spec_parse import recipe_config
-from phalanx.fabric.layouts import RankFacts, facts_of, problems
+from phalanx.fabric.layouts import RankFacts, adapter_problems, facts_of, problems
 
 
 def refuse_unfitting(spec: JobSpec) -> None:
     """Raises SpecError for the first thing that cannot work, with the values that can."""
     if spec.layout == PLAIN:
         return
-    model = facts_of(recipe_config(spec)) if spec.recipe and not spec.hyperparameters.get("init") else None
+    recipe = recipe_config(spec) if spec.recipe else None
+    model = facts_of(recipe) if recipe is not None and not recipe.init else None
     ranks = RankFacts(world_size=spec.num_ranks, per_domain=ranks_per_domain(spec))
-    for field, value, fix in problems(spec.layout, model, ranks):
+    of_adapters = adapter_problems(spec.layout, recipe) if recipe is not None else []
+    for field, value, fix in (*of_adapters, *problems(spec.layout, model, ranks)):
         raise SpecError(f"layout.{field}", value, fix)
 
 

@@ -20,6 +20,7 @@ from phalanx.show.cli import (
     data,
     events,
     experts,
+    fabric,
     gc,
     jobs,
     ledger,
@@ -83,6 +84,7 @@ def build() -> typer.core.TyperGroup:
         (data, "data", "Token shards for training."),
         (checkpoint, "checkpoint", "Checkpoints on a disk of this machine, and whether they are whole."),
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
+        (fabric, "fabric", "Links between GPUs: what they carry, and which are slow."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
         (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),
     ):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.experts import ExpertsAsked, ExpertsView
+    from phalanx.core.fabric_test import FabricAsked, FabricReport
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -58,6 +59,8 @@ class Tools:
     what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
     choose(spec, clusters, answers, now_ms): which of several clusters a job goes to.
     place_experts(asked): where experts lie by their loads.
+    test_fabric(asked, num_ranks, out, progress): tests the links of this machine with so many ranks, None for one on each of its
+        GPUs; the report is in the file `out` too. progress(measurements done, all).
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -82,3 +85,4 @@ class Tools:
     what_if: "Callable[[str, str], WhatIfView]"
     choose: "Callable[[JobSpec, Clusters, Sequence[Answer], int], DispatchView]"
     place_experts: "Callable[[ExpertsAsked], ExpertsView]"
+    test_fabric: "Callable[[FabricAsked, int | None, Path, Callable[[int, int], None]], FabricReport]"

@@ -220,11 +220,11 @@ def case_a_model_trains_as_in_one_process(grid: DeviceMesh, rank: Rank) -> None:
 def compare(found: Steps, wanted: Steps) -> None:
     losses = torch.tensor([loss for loss, _ in found], dtype=torch.float64)
     dist.all_reduce(losses)
-    torch.testing.assert_close(losses / 4, torch.tensor([loss for loss, _ in wanted], dtype=torch.float64), atol=0, rtol=2e-5)
+    torch.testing.assert_close(losses / 4, torch.tensor([loss for loss, _ in wanted], dtype=torch.float64), atol=0, rtol=2e-6)
     for (_, grads), (_, wanted_grads) in zip(found, wanted, strict=True):
         assert grads.keys() == wanted_grads.keys() and len(grads) > 10
         off = {name: float((grads[name] - grad).abs().max() / grad.abs().max()) for name, grad in wanted_grads.items()}
-        assert max(off.values()) < 1e-3, off
+        assert max(off.values()) < 2e-4, off
 
 
 @torch.no_grad()

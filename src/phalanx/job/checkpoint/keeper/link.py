@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import phalanx
 from phalanx.core import wire
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable, UserError
 from phalanx.job.checkpoint.keeper import frames
@@ -217,7 +216,7 @@ def _connected(place: Place) -> socket.socket | None:
 def _start(place: Place, idle_s: float) -> None:
     """Not in the rank's process group, which is killed as a whole; in its session, so that niceness counts between the two. Not on
     its standard error either: whoever reads a script's output to the end would wait for the keeper."""
-    root = str(Path(phalanx.__file__).parents[1])
+    root = str(Path(__file__).parents[4])  # that `phalanx` is imported from
     path = os.pathsep.join([root, *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)]).rstrip(os.pathsep)
     words = [str(place.folder), str(place.slot), place.attempt, str(idle_s)]
     try:

@@ -9,9 +9,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
 from phalanx.job.models.lora import adapt
+from phalanx.job.models.moe.mixture import reset_buffers
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.parallel.data import DataParallel
+from phalanx.job.train.parallel.experts import ExpertParallel, uncompiled
 from phalanx.job.train.parallel.mesh import of_rank
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.precision import Dtype
@@ -28,12 +30,14 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         model = Llama(shape)
         if recipe.lora is not None:
             adapt(model, recipe.lora)
-    quicken(model, recipe, dtype, rank.device)
+    quicken(model, uncompiled(recipe, of_rank(rank).ep), dtype, rank.device)
     fill = first_weights(recipe, fresh)
     data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero, recipe), TensorParallel(mesh)
+    experts = ExpertParallel(mesh, of_rank(rank).ep, dtype, recipe)
     for index, block in enumerate(model.blocks):
         _fill(block, f"blocks.{index}", fill, rank.device)
         tensors.block(cast(Block, block), f"blocks.{index}")
+        experts.block(block, data.reshards)
         data.part(block)
     for name, part in model.named_children():
         if name != "blocks":
@@ -52,4 +56,5 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
 
 def _fill(part: nn.Module, name: str, fill: Fill, device: torch.device) -> None:
     part.to_empty(device=device)
+    reset_buffers(part)
     fill(part, name)

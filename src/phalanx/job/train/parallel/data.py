@@ -34,6 +34,11 @@ class DataParallel:
         self._how: dict[str, Any] = {"mesh": data_mesh(mesh), "mp_policy": policy(dtype, recipe.reduce_dtype)}
         self._lets_go = zero == 3 and recipe.reshard_after_forward  # else backward finds the weights where forward left them
 
+    @property
+    def reshards(self) -> bool:
+        """Whether weights are let go of between forward and backward."""
+        return self._lets_go
+
     def part(self, module: nn.Module) -> None:
         """One that is gathered, and whose gradients are reduced, as one."""
         fully_shard(module, reshard_after_forward=self._lets_go, **self._how)

@@ -1,0 +1,79 @@
+"""Which ranks share which links: the groups of each tier, from the nearest to the widest."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+LABELS: Final = ("domain", "rack", "block")
+"""Of nodes, by which tiers are told apart: as in a policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A rank and where it lies. node: number of its node in the gang; name: of the node. domain, block: labels, '' where there are
+    none: then a node is an NVLink domain of its own, and all nodes are one block."""
+
+    rank: int
+    node: int
+    local_rank: int
+    name: str = ""
+    domain: str = ""
+    block: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Groups of ranks, each of two or more, that are measured at the same time."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the largest group."""
+        return max(len(group) for group in self.groups)
+
+
+def tiers(members: Sequence[Member]) -> tuple[Tier, ...]:
+    """`node`: all ranks of a node. `domain`: all of an NVLink domain of several nodes. `rail`: one rank of each node of a block,
+    those of equal number, which lie on one leaf switch. `block`: one rank of each block, those of equal number and node. `all`: the
+    gang.
+
+    A tier whose groups are those of a nearer one is left out. Groups of a tier have disjoint ranks.
+    """
+    position = _positions(members)
+    kinds: list[tuple[str, Callable[[Member], Hashable]]] = [
+        ("node", lambda one: one.node),
+        ("domain", lambda one: one.domain or one.node),
+        ("rail", lambda one: (one.block, one.local_rank)),
+        ("block", lambda one: (position[one.node], one.local_rank)),
+        ("all", lambda one: 0),
+    ]
+    found: list[Tier] = []
+    for name, key in kinds:
+        groups = dict[Hashable, list[int]]()
+        for one in members:
+            groups.setdefault(key(one), []).append(one.rank)
+        tier = Tier(name, tuple(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+        if tier.groups and all(set(tier.groups) != set(nearer.groups) for nearer in found):
+            found.append(tier)
+    return tuple(found)
+
+
+def _positions(members: Sequence[Member]) -> dict[int, int]:
+    """Of each node its place in its block."""
+    blocks = dict[str, list[int]]()
+    for one in sorted(members, key=lambda one: one.node):
+        nodes = blocks.setdefault(one.block, [])
+        if one.node not in nodes:
+            nodes.append(one.node)
+    return {node: place for nodes in blocks.values() for place, node in enumerate(nodes)}
+
+
+def class_of(a: Member, b: Member) -> str:
+    """The links between two ranks: pairs are compared with others of their class."""
+    if a.node == b.node:
+        return "node"
+    if a.domain and a.domain == b.domain:
+        return "domain"
+    return "rail" if a.block == b.block else "block"

@@ -1,0 +1,83 @@
+"""Rows to the ranks that have their experts, and the answers back (expert parallel): uneven all-to-alls, both ways differentiable.
+
+Each rank has as many experts as the others, in the order of slots. A rank may get no row at all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.job.models.moe.rows import ordered
+
+Feed = Callable[[Tensor, Tensor], Tensor]
+"""From rows in the order of experts and the count of each expert's to their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Over the ranks of one group."""
+
+    group: dist.ProcessGroup
+
+    def __call__(self, x_nd: Tensor, count_e: Tensor, feed: Feed) -> Tensor:
+        """The answers to this rank's rows, in their order. count_e: of all experts. feed: of this rank's. A collective."""
+        ranks = self.group.size()
+        sent_re = count_e.view(ranks, -1)
+        got_re = torch.empty_like(sent_re)
+        dist.all_to_all_single(got_re, sent_re, group=self.group)
+        sent, got = torch.stack((sent_re.sum(dim=1), got_re.sum(dim=1))).tolist()  # one wait for the device, not two
+        rows_md = exchanged(x_nd, sent, got, self.group)
+        by_expert, place = _by_expert(got_re, len(rows_md))
+        fed_md = feed(_Permuted.apply(rows_md, by_expert, place), got_re.sum(dim=0))  # type: ignore[no-untyped-call]
+        back: Tensor = _Permuted.apply(fed_md, place, by_expert)  # type: ignore[no-untyped-call]
+        return exchanged(back, got, sent, self.group)
+
+
+def exchanged(x_nd: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Sends the first sent[0] rows to the group's rank 0, and so on; what came, rank 0's first. Its gradient is a collective
+    too."""
+    came: Tensor = _Exchanged.apply(x_nd, sent, got, group)  # type: ignore[no-untyped-call]
+    return came
+
+
+@torch.no_grad()
+def _by_expert(got_re: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Rows come by rank, and of each rank by expert; their order by expert, and of each by rank, and where each is then."""
+    ranks, experts = got_re.shape
+    expert_m = torch.arange(experts, device=got_re.device).repeat(ranks).repeat_interleave(got_re.flatten(), output_size=rows)
+    order = ordered(expert_m, experts)
+    return order.by_expert, order.place
+
+
+class _Permuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_nd: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x_nd[order]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return gradients[0][back], None, None
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_nd: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sent, ctx.got, ctx.group = sent, got, group
+        return all_to_all(x_nd, sent, got, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        return all_to_all(gradients[0], ctx.got, ctx.sent, ctx.group), None, None, None
+
+
+def all_to_all(x_nd: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:
+    """As `exchanged`, without a gradient."""
+    came = x_nd.new_empty(sum(got), *x_nd.shape[1:])
+    dist.all_to_all_single(came, x_nd.contiguous(), got, sent, group=group)
+    return came

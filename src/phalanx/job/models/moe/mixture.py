@@ -1,0 +1,84 @@
+"""The mixture itself: route, compute, add up."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.moe import MoeShape
+from phalanx.job.models.moe.exchange import Exchange
+from phalanx.job.models.moe.grouped import grouped
+from phalanx.job.models.moe.router import Router
+from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
+
+
+class Experts(nn.Module):
+    """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
+    lie on several ranks, how rows get to theirs; None where all lie here."""
+
+    def __init__(self, dim: int, shape: MoeShape) -> None:
+        super().__init__()
+        self.exchange: Exchange | None = None
+        self.gate_up = nn.Parameter(torch.empty(shape.experts, dim, 2 * shape.ffn_dim))
+        self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn_dim, dim))
+
+    def forward(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
+        """Rows in the order of their experts, count_e of each; the answers in the same order."""
+        if self.exchange is None:
+            return self._fed(x_nd, count_e)
+        return self.exchange(x_nd, count_e, self._fed)
+
+    def _fed(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
+        gate_nf, up_nf = grouped(x_nd, _here(self.gate_up), count_e).chunk(2, dim=-1)
+        return grouped(F.silu(gate_nf) * up_nf, _here(self.down), count_e)
+
+
+class Mixture(nn.Module):
+    """slots: int64 (e), the place of each expert among the stacked weights: they lie in their order until they are placed by their
+    loads. A part of the model's state, as the weights are."""
+
+    slots: Tensor
+
+    def __init__(self, dim: int, shape: MoeShape, feed: Callable[[int], nn.Module]) -> None:
+        """feed: makes a plain feed-forward of that inner width."""
+        super().__init__()
+        self.shape = shape
+        self.router = Router(dim, shape)
+        self.experts = Experts(dim, shape)
+        self.shared = feed(shape.shared * shape.ffn_dim) if shape.shared else None
+        self.register_buffer("slots", torch.empty(shape.experts, dtype=torch.int64))
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        self.slots.copy_(torch.arange(self.shape.experts))
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        x_td = x_bsd.flatten(0, 1)
+        index_tk, weight_tk = self.router(x_bsd)
+        order = ordered(self.slots[index_tk].flatten(), self.shape.experts)
+        self.router.count(order.count_e[self.slots])
+        y_nd = self.experts(to_experts(x_td, order, self.shape.per_token), order.count_e)
+        y_tkd = to_tokens(y_nd, order, self.shape.per_token)
+        y_bsd: Tensor = (y_tkd * weight_tk.unsqueeze(-1)).sum(dim=1).to(x_bsd.dtype).view_as(x_bsd)
+        if self.shared is not None:
+            y_bsd = y_bsd + self.shared(x_bsd)
+        return y_bsd
+
+
+def mixtures(model: nn.Module) -> Iterator[Mixture]:
+    """In the order of layers."""
+    return (part for part in model.modules() if isinstance(part, Mixture))
+
+
+def reset_buffers(model: nn.Module) -> None:
+    """Fills what is no parameter, in a model whose memory was just taken."""
+    for part in model.modules():
+        if isinstance(part, Mixture | Router):
+            part.reset_buffers()
+
+
+def _here(weight: Tensor) -> Tensor:
+    """This rank's experts."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight

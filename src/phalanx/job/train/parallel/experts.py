@@ -1,0 +1,112 @@
+"""Expert parallelism: each rank has some experts of every mixture, and tokens travel to theirs (GShard, arXiv:2006.16668).
+
+Neighbours on the axis that shares the state share the experts, `ep` of them all of a layer; along the rest of that axis each expert
+is cut as FSDP does. Everything that is no expert is cut over all of them, and every rank has tokens of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from phalanx.core.errors import SpecError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.models.moe.exchange import Exchange
+from phalanx.job.models.moe.mixture import mixtures
+from phalanx.job.train.parallel.mesh import REPLICATE, SHARD
+from phalanx.job.train.precision import Dtype, policy
+
+AXIS: Final = "ep"
+REST: Final = "dp_rest"
+
+
+class ExpertParallel:
+    """Cuts the experts of one model's blocks, before data parallelism wraps those; nothing where `ep` is 1."""
+
+    def __init__(self, mesh: DeviceMesh, ep: int, dtype: Dtype, recipe: LlamaRecipe) -> None:
+        """A collective of all ranks. Raises SpecError where `ep` does not divide the ranks that share the state."""
+        self._mesh = expert_mesh(mesh, ep) if ep > 1 else None
+        self._policy = policy(dtype, recipe.reduce_dtype)
+
+    def block(self, block: nn.Module, reshards: bool) -> None:
+        """One that has its weights, the same on every rank. reshards: whether FSDP lets go of gathered weights after a forward
+        pass. Raises SpecError where its experts are not as many for each rank, or cannot be cut further."""
+        if self._mesh is None:
+            return
+        cut_experts(block, self._mesh)
+        names = tuple(name for name in (REPLICATE, REST) if name in (self._mesh.mesh_dim_names or ()))
+        rest = self._mesh[names]
+        for mixture in mixtures(block):
+            fully_shard(
+                mixture.experts, mesh=rest, mp_policy=self._policy, reshard_after_forward=reshards,
+                shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()),
+            )  # fmt: skip
+            _mean_over_all(mixture.experts, rest.size() * self._mesh[AXIS].size(), self._mesh[REST].size())
+
+
+def uncompiled(recipe: LlamaRecipe, ep: int) -> LlamaRecipe:
+    """A block that hands tokens on is no one graph: how many come is known only when it runs. Raises SpecError where compiling is
+    asked for by name."""
+    if ep == 1:
+        return recipe
+    if recipe.compile is True:
+        raise SpecError("hyperparameters.compile", True, f"write auto or false with layout.ep {ep}: its blocks are no one graph")
+    return replace(recipe, compile=False)
+
+
+def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
+    """The same ranks, with the axis that shares the state as two. Raises SpecError where `ep` does not divide it."""
+    ranks = mesh[SHARD].size()
+    if ranks % ep:
+        raise SpecError("layout.ep", ep, f"{ranks} ranks share the state; write a number that divides them")
+    return mesh._unflatten(SHARD, (ranks // ep, ep), (REST, AXIS))
+
+
+def cut_experts(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Over the `ep` axis. Raises SpecError where they are not as many for each rank."""
+    ep = mesh[AXIS]
+    for mixture in mixtures(model):
+        experts, ranks = mixture.shape.experts, ep.size()
+        if experts % ranks:
+            fits = [size for size in range(1, experts + 1) if experts % size == 0]
+            raise SpecError("layout.ep", ranks, f"{experts} experts are not as many for each rank; write one of {fits}")
+        for name, weight in list(mixture.experts.named_parameters(recurse=False)):
+            cut = distribute_tensor(weight.detach(), ep, [Shard(0)], src_data_rank=None)
+            mixture.experts.register_parameter(name, nn.Parameter(cut))
+        mixture.experts.exchange = Exchange(ep.get_group())
+
+
+def is_expert_parallel(model: nn.Module) -> bool:
+    return any(mixture.experts.exchange is not None for mixture in mixtures(model))
+
+
+def _along(ep: int, ranks: int) -> Callable[[nn.Parameter], Shard]:
+    """Not along the experts, which `ep` has cut: so a rank's piece is one box, and a checkpoint can cut it anew."""
+
+    def side(weight: nn.Parameter) -> Shard:
+        sides = [dim for dim in (1, 2) if weight.shape[dim] % ranks == 0]
+        if not sides:
+            fix = f"no side of an expert's weights {list(weight.shape[1:])} is a multiple of the {ranks} ranks it is cut over"
+            raise SpecError("layout.ep", ep, f"{fix}; change dim or expert_ffn_dim, or write a larger ep")
+        return Shard(sides[0])
+
+    return side
+
+
+def _mean_over_all(experts: nn.Module, ranks: int, shards: int) -> None:
+    """An expert has gradients of the tokens of all `ep` ranks, whose losses are means over their own tokens: what FSDP makes the
+    mean over the rest alone is `ep` times too large (T13)."""
+    assert isinstance(experts, FSDPModule)
+    experts.set_gradient_divide_factor(float(ranks))
+    if shards > 1:  # gloo has no sum that divides by itself; of one rank torch would divide twice
+        experts.set_force_sum_reduction_for_comms(True)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece, in place."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

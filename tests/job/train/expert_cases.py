@@ -1,0 +1,313 @@
+"""Mixtures of experts over a gang of four: run by `python -m` on four ranks; `test_expert_gang.py` reads how each case ended.
+
+Everything is held against one process that has the whole batch, over 5 steps of two microbatches. Tolerances: losses 1e-6 and
+gradients 1e-5 of the largest of each tensor, since sums of float32 are added up in other orders.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.errors import DataError, SpecError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import Zero
+from phalanx.fabric.layouts import Layout
+from phalanx.job.checkpoint.commit import Saved
+from phalanx.job.checkpoint.digest import state_digest
+from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.restore import find, load
+from phalanx.job.checkpoint.save import Identity, SavePolicy, save
+from phalanx.job.checkpoint.state import training_state
+from phalanx.job.models.llama import Llama, initialise
+from phalanx.job.models.moe.mixture import mixtures
+from phalanx.job.train.balance import balance, begin_step, loads_of, routers
+from phalanx.job.train.device import Rank, gang, this_rank
+from phalanx.job.train.expert_places import ExpertPlaces
+from phalanx.job.train.loss import token_loss
+from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
+from phalanx.job.train.parallel import make_mesh, sharded_llama
+from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
+from phalanx.job.train.place_experts import place_experts
+from phalanx.job.train.step import train_step
+
+RECIPE: Final = LlamaRecipe(
+    dim=16, layers=2, heads=2, ffn_dim=24, sequence=12, batch_per_rank=2, accumulate=2, steps=5, warmup_steps=2, clip=1e9, lr=1e-2,
+    init_std=0.2, experts=8, experts_per_token=2, shared_experts=1, expert_ffn_dim=8, dense_layers=0, balance_rate=0.01,
+    balance_loss=0.01,
+)  # fmt: skip
+VOCAB: Final = 61
+RANKS: Final = 4
+ZEROS: Final[tuple[Zero, ...]] = (1, 2)
+Setting = Callable[[nn.Module], None]
+
+
+@dataclass
+class Ran:
+    """losses: of each step. gradients: whole ones of the last step. biases: after the last, (layers, experts)."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    biases: Tensor = field(default_factory=lambda: torch.empty(0))
+    loads: list[Tensor] = field(default_factory=list)
+
+
+def samples_of(step: int) -> Tensor:
+    """(accumulate, ranks x b, s + 1), skewed: some tokens are far more usual than others."""
+    generator = torch.Generator().manual_seed(step)
+    drawn = torch.rand(RECIPE.accumulate, RANKS * RECIPE.batch_per_rank, RECIPE.sequence + 1, generator=generator)
+    return (drawn**3 * VOCAB).long()
+
+
+def mine_of(step: int, rank: Rank) -> Tensor:
+    return samples_of(step).chunk(RANKS, dim=1)[rank.rank]
+
+
+def new_model(setting: Setting) -> Llama:
+    model = Llama(RECIPE.shape(VOCAB))
+    for name, part in model.named_children():
+        initialise(part, name, RECIPE.seed, RECIPE.init_std)
+    setting(model)
+    return model
+
+
+def as_drawn(model: nn.Module) -> None:
+    """Nothing set."""
+
+
+def all_to_two(model: nn.Module) -> None:
+    """Two experts of one rank get every token; six get none, and whole ranks no row."""
+    for router in routers(model):
+        router.bias[[0, 1]] += 100
+
+
+@cache
+def alone(setting: Setting) -> Ran:
+    """One process, the whole batch."""
+    model, ran = new_model(setting), Ran()
+    optimizer = make_adamw(model, RECIPE)
+    for step in range(1, RECIPE.steps + 1):
+        set_lr(optimizer, lr_at(step, RECIPE))
+        begin_step(model, RECIPE.balance_loss / RECIPE.accumulate)
+        total = 0.0
+        for samples in samples_of(step):
+            loss = token_loss(model, samples)
+            (loss / RECIPE.accumulate).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach()) / RECIPE.accumulate
+        ran.losses.append(total)
+        ran.gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+        optimizer.step()
+        loads = [router.load.clone() for router in routers(model)]
+        balance(model, RECIPE.balance_rate)  # all four have the same loads here
+        ran.loads.append(torch.stack(loads))
+        optimizer.zero_grad()
+    ran.biases = torch.stack([router.bias for router in routers(model)])
+    return ran
+
+
+def sharded(ep: int, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> tuple[Llama, torch.optim.Optimizer]:
+    """As the trainer lays it out."""
+    here = rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate, ep=ep, zero=zero))
+    model = sharded_llama(RECIPE.shape(VOCAB), RECIPE, here, mesh_of(replicate), "fp32")
+    setting(model)
+    return model, make_adamw(model, RECIPE)
+
+
+def rank_of(layout: Layout) -> Rank:
+    return replace(this_rank(torch.device("cpu")), layout=layout)
+
+
+@cache
+def mesh_of(replicate: int) -> DeviceMesh:
+    return make_mesh(rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate)))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+def train(model: Llama, optimizer: torch.optim.Optimizer, rank: Rank, steps: Sequence[int], ran: Ran) -> None:
+    def accepts(step: int, loss: float, norm: float) -> bool:
+        ran.losses.append(loss)
+        ran.gradients = {name: whole(one.grad) for name, one in model.named_parameters() if one.grad is not None}
+        assert abs(norm - global_norm(ran.gradients)) <= 1e-5 * norm
+        return True
+
+    for step in steps:
+        train_step(model, optimizer, lambda step: mine_of(step, rank), RECIPE, step, lambda: 0.0, accepts=accepts)
+        loads = loads_of(model)
+        assert loads is not None
+        ran.loads.append(loads)
+    ran.biases = torch.stack([router.bias for router in routers(model)])
+
+
+def global_norm(gradients: Mapping[str, Tensor]) -> float:
+    return float(torch.stack([one.double().square().sum() for one in gradients.values()]).sum().sqrt())
+
+
+@cache
+def once(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
+    return trained(ep, rank, setting, replicate, zero)
+
+
+def trained(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
+    (model, optimizer), ran = sharded(ep, setting, replicate, zero), Ran()
+    train(model, optimizer, rank, range(1, RECIPE.steps + 1), ran)
+    return ran
+
+
+def check_same(ran: Ran, plain: Ran) -> None:
+    torch.testing.assert_close(torch.tensor(ran.losses), torch.tensor(plain.losses), rtol=1e-6, atol=1e-6)
+    assert ran.gradients.keys() == plain.gradients.keys()
+    for name, one in ran.gradients.items():
+        other = plain.gradients[name]
+        off = float((one - other).abs().max() / other.abs().max().clamp(min=1e-9))
+        assert off <= 1e-5, f"{name} is off by {off:.1e} of its largest"
+    for one, other in zip(ran.loads, plain.loads, strict=True):
+        assert one.equal(other), "loads are whole numbers"
+    assert ran.biases.equal(plain.biases)
+
+
+def case_data_parallel_equals_one_process(root: Path, rank: Rank) -> None:
+    check_same(once(1, rank), alone(as_drawn))
+
+
+def case_T13_expert_parallel_2_x_2_equals_one_process(root: Path, rank: Rank) -> None:
+    check_same(once(2, rank), alone(as_drawn))
+
+
+def case_T13_expert_parallel_4_equals_one_process(root: Path, rank: Rank) -> None:
+    check_same(once(4, rank), alone(as_drawn))
+
+
+def case_T13_expert_parallel_2_in_each_of_2_groups_equals_one_process(root: Path, rank: Rank) -> None:
+    check_same(trained(2, rank, replicate=2), alone(as_drawn))
+
+
+def case_T13_expert_parallel_with_less_that_is_shared_equals_one_process(root: Path, rank: Rank) -> None:
+    for zero in ZEROS:
+        check_same(trained(2, rank, zero=zero), alone(as_drawn))
+
+
+def case_one_layout_gives_the_same_bits_again(root: Path, rank: Rank) -> None:
+    one, two = once(2, rank), trained(2, rank)
+    assert one.losses == two.losses and one.biases.equal(two.biases)
+    assert all(one.gradients[name].equal(two.gradients[name]) for name in one.gradients)
+
+
+def case_experts_that_nobody_chose_and_ranks_without_a_row(root: Path, rank: Rank) -> None:
+    plain = alone(all_to_two)
+    assert all(loads[:, 2:].sum() == 0 for loads in plain.loads), "and all tokens go to two"
+    for ep in (2, 4):
+        check_same(trained(ep, rank, all_to_two), plain)
+
+
+def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank: Rank) -> None:
+    model = Llama(replace(RECIPE, experts=6).shape(VOCAB))
+    try:
+        cut_experts(model, expert_mesh(mesh_of(1), 4))
+    except SpecError as error:
+        assert "ep" in error.sentence() and "[1, 2, 3, 6]" in error.sentence(), error.sentence()
+    else:
+        raise AssertionError("6 experts over 4 ranks")
+
+
+def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(root: Path, rank: Rank) -> None:
+    undisturbed = once(2, rank)
+    (model, optimizer), ran = sharded(2), Ran()
+    train(model, optimizer, rank, (1, 2, 3), ran)
+    place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)  # a part of the state too
+    state = training_state(model, optimizer)
+    origin = Origin(config="c", data="d", world_size=RANKS, layout={"dp": RANKS})
+    identity = Identity(origin=origin, dtype="fp32", device=rank.device)
+    done = save(SavePolicy(root=root / "saved", every=1), identity, 3, state, {})
+    assert isinstance(done, Saved), done
+    digest = state_digest(state, rank.device)
+    assert not digest.odd
+    for ep in (2, 4, 1):
+        (model, optimizer), again = sharded(ep, all_to_two), Ran()
+        found = find(root / "saved", origin)
+        assert found is not None
+        load(found, origin, model, optimizer, rank.device)
+        assert state_digest(training_state(model, optimizer), rank.device).text == digest.text
+        train(model, optimizer, rank, (4, 5), again)
+        if ep == 2:
+            assert again.losses == undisturbed.losses[3:] and again.biases.equal(undisturbed.biases)
+        else:
+            torch.testing.assert_close(torch.tensor(again.losses), torch.tensor(undisturbed.losses[3:]), rtol=1e-6, atol=1e-6)
+
+
+def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
+    for ep in (2, 4):
+        undisturbed = once(ep, rank)
+        (model, optimizer), ran = sharded(ep), Ran()
+        places, moved = ExpertPlaces(model, optimizer, every=2), []
+        for step in range(1, RECIPE.steps + 1):
+            train(model, optimizer, rank, (step,), ran)
+            fullest = most_of_a_rank(model, ran.loads[-1])
+            moved.append(places.stepped(step))
+            assert not moved[-1] or most_of_a_rank(model, ran.loads[-1]) < fullest
+        assert moved[0] == moved[2] == moved[4] == 0 and moved[1] > 0, moved
+        assert [loss.hex() for loss in ran.losses] == [loss.hex() for loss in undisturbed.losses]
+        assert ran.biases.equal(undisturbed.biases)
+        for mixture in mixtures(model):
+            assert mixture.slots.sort().values.equal(torch.arange(RECIPE.experts))
+
+
+def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:
+    """Tokens of the fullest rank, over all layers."""
+    found = 0
+    for mixture, load_e in zip(mixtures(model), loads_le, strict=True):
+        assert mixture.experts.exchange is not None
+        found += int(load_e[mixture.slots.argsort()].view(mixture.experts.exchange.group.size(), -1).sum(1).max())
+    return found
+
+
+def case_placements_that_cannot_be_are_refused_before_anything_moves(root: Path, rank: Rank) -> None:
+    model, optimizer = sharded(2)
+    plain, plain_optimizer = sharded(1)
+    row = list(range(RECIPE.experts))
+    for rows, named in (([row], "2 mixtures"), ([row, [0, *row[:-1]]], "layer 1"), ([[1, 0, *row[2:]], row[:-1]], "layer 1")):
+        check_refused(lambda rows=rows: place_experts(model, optimizer, rows), named)  # type: ignore[misc]
+    check_refused(lambda: place_experts(plain, plain_optimizer, [row, row]), "ep")
+    assert all(mixture.slots.tolist() == row for mixture in mixtures(model))
+
+
+def check_refused(act: Callable[[], object], named: str) -> None:
+    try:
+        act()
+    except DataError as error:
+        assert named in error.sentence(), error.sentence()
+    else:
+        raise AssertionError(f"not refused: {named}")
+
+
+def main(root: Path) -> None:
+    """Each case that ended well on all ranks has a file. One that fails on any ends them all: the others would wait for it."""
+    cases = {name: value for name, value in globals().items() if name.startswith("case_")}
+    with gang() as rank:
+        for name, case in cases.items():
+            sys.stderr.write(f"{name}\n")
+            try:
+                case(root / name, rank)
+                dist.barrier()
+            except Exception:  # noqa: BLE001 (whatever it is)
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            (root / f"{name}.ended").touch()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
