@@ -52,10 +52,15 @@ def test_a_layout_that_cannot_work_is_told_what_can(asked: LayoutSpec, field: st
         ({"sequence": 62}, "share a sequence of 62 tokens evenly"),
     ],
 )
-def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, int], why: str) -> None:
+def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], why: str) -> None:
     assert problems(LayoutSpec(tp=4), MODEL, EIGHT) == []
     ((field, value, fix),) = problems(LayoutSpec(tp=4), replace(MODEL, **changed), EIGHT)
     assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
+
+
+def test_experts_are_shared_by_their_own_axis_and_not_cut() -> None:
+    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, experts=8), EIGHT)
+    assert field == "tp" and fix == "write 1: the matrices of experts are not cut; share experts by ep"
 
 
 def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -195,6 +196,16 @@ def other_shape(rank: Rank) -> Answer:
     return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
 
 
+def refused(rank: Rank) -> str:
+    """Whoever starts ranks by hand is told of what nobody can cut."""
+    place = replace(rank, layout=laid_out(LAYOUTS["tp4"], rank.world_size))
+    try:
+        sharded_llama(SHAPE, replace(RECIPE, lora_rank=2), place, make_mesh(place), "fp32")
+    except SpecError as error:
+        return error.sentence()
+    return ""
+
+
 def odd_after_recompute(run: Run) -> int:
     """Ranks of the same part of the model that got other bits of the same samples; nothing is left of it."""
     table = gathered(recomputed(run.model, run.optimizer, ids(1)[:2])[1])
@@ -300,6 +311,7 @@ def main(out: Path) -> None:
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "other": other_shape(rank),
+            "refused": refused(rank),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"))),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),

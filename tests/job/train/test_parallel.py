@@ -84,9 +84,9 @@ def test_each_kind_holds_what_it_says(answer: dict[str, Any]) -> None:
 
 
 def test_a_stage_of_zero_gathers_and_reduces_as_often_as_it_says(answer: dict[str, Any]) -> None:
-    """Two blocks and what is around them: three groups of weights, in a step of two microbatches."""
+    """Two blocks, what is before and what is after them: four groups of weights, in a step of two microbatches."""
     found = answer["collectives"]
-    assert found == {"zero1": [3, 3], "zero2": [3, 6], "fsdp4": [10, 3]}
+    assert found == {"zero1": [4, 4], "zero2": [4, 8], "fsdp4": [12, 4]}
 
 
 @pytest.mark.parametrize("way", CARRIED)
@@ -94,6 +94,10 @@ def test_T02_a_checkpoint_of_one_layout_goes_on_in_another_and_back_with_equal_v
     found = answer["carried"][way]
     assert found["equal"] == [True, True]
     assert flat(found["numbers"]) == pytest.approx(flat(answer["plain"]["numbers"]), rel=TOLERANCE)
+
+
+def test_a_matrix_that_is_no_plain_one_is_refused_before_it_is_cut(answer: dict[str, Any]) -> None:
+    assert answer["refused"] == "layout.tp is 4: write 1: nobody can cut blocks.0.attention.qkv of this model yet"
 
 
 def test_halves_are_near(answer: dict[str, Any]) -> None:

@@ -47,7 +47,8 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
         # backward, since what comes between is short, or nothing.
         data.kept([model.norm, cast(nn.Module, model.output)])
-        data.kept([model.embedding])
+        if not tensors.cuts:  # what FSDP wraps must give out no view, as an embedding does that is cut: it stays the whole model's
+            data.kept([model.embedding])
     data.whole(model)
     look_ahead(model.blocks, recipe.prefetch_blocks)
     return model

@@ -30,6 +30,7 @@ from phalanx.job.models.llama import Block, Llama
 
 AXIS: Final = "tp"
 _QKV: Final = "attention.qkv"
+_MATRICES: Final = (_QKV, "attention.out", "feed.gate", "feed.up", "feed.down")
 _always: Final = contextlib.ExitStack()
 _is_begun = [False]
 
@@ -41,12 +42,20 @@ class TensorParallel:
         self._mesh = mesh[AXIS] if AXIS in (mesh.mesh_dim_names or ()) else None
         self._rows: dict[str, Rows] = {}
 
+    @property
+    def cuts(self) -> bool:
+        """Whether the mesh has such an axis."""
+        return self._mesh is not None
+
     @torch.no_grad()
     def block(self, block: Block, name: str) -> None:
         """One that has its weights, the same on every rank. Its rows of queries, keys and values lie one below the other, and each
-        rank needs all three of its heads."""
+        rank needs all three of its heads. Raises SpecError for one whose matrices are no plain ones, such as with adapters."""
         if self._mesh is None:
             return
+        for matrix in _MATRICES:
+            if type(_part(block, matrix)) is not nn.Linear:
+                raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {name}.{matrix} of this model yet")
         attention, ranks = block.attention, self._mesh.size()
         rows = fused(attention.widths, ranks)
         for kind, parameter in attention.qkv.named_parameters():
@@ -73,6 +82,10 @@ class TensorParallel:
 
     def _cut(self, module: nn.Module, plan: dict[str, ParallelStyle]) -> None:
         parallelize_module(module, self._mesh, plan, src_data_rank=None)  # every rank has the whole, and takes its part of it
+
+
+def _part(block: Block, name: str) -> nn.Module | None:
+    return dict(block.named_modules()).get(name)
 
 
 def _of_block(block: Block) -> dict[str, ParallelStyle]:

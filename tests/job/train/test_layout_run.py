@@ -1,0 +1,61 @@
+"""The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share the state go on, then finish."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec_layout import layout_variable
+from phalanx.job.checkpoint import manifest
+from phalanx.job.serve.sample import load_model
+from tests.job.train.test_train_gang import VOCAB, Attempt, attempt
+from tests.job.train.test_train_gang import data as data
+
+CHANGED = {"accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
+    """One process; and tensor parallel until after step 5, killed, then without a layout."""
+    alone = attempt(tmp_path_factory.mktemp("alone"), data, 1, world_size=1, **CHANGED)
+    job = tmp_path_factory.mktemp("laid")
+    first = attempt(job, data, 1, "sigkill rank=1 step=5", saved=4, env=layout_variable(LayoutSpec(tp=2)), **CHANGED)
+    return [alone, first, attempt(job, data, 2, **CHANGED)]
+
+
+def test_the_samples_and_losses_are_those_of_one_process_in_both_layouts(runs: list[Attempt]) -> None:
+    alone, first, second = runs
+    assert alone.codes == [0] and second.codes == [0, 0], first.log() + second.log()
+    assert (min(first.losses()), max(first.losses()), min(second.losses())) == (1, 5, 5)
+    assert second.of_kind("resumed")[0]["step"] == 4
+    expected = {record["step"]: record for record in alone.of_kind("step")}
+    for leg in (first, second):
+        assert leg.losses(0).items() <= leg.losses(1).items() or leg is first
+        for record in leg.of_kind("step"):
+            step = expected[record["step"]]
+            assert record["tokens"] == step["tokens"] == 4 * 16
+            assert record["loss"] == pytest.approx(step["loss"], rel=1e-5)
+            assert record["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
+    one, other = alone.of_kind("model")[0]["metrics"], second.of_kind("model")[0]["metrics"]
+    assert other["val_loss_first"] == pytest.approx(one["val_loss_first"], rel=1e-6)
+    assert other["val_loss_final"] == pytest.approx(one["val_loss_final"], rel=1e-4)
+    assert not [leg for leg in runs if leg.of_kind("corruption")], "parts of a matrix are no replicas of each other"
+
+
+def test_its_checkpoint_says_its_axes(runs: list[Attempt]) -> None:
+    job = runs[1].folder.parent
+    layouts = {step: manifest.read(folder)[0].origin.layout for step, folder in manifest.committed(job / "checkpoints")}
+    assert layouts == {4: {"dp_shard": 1, "tp": 2}, 8: {"dp_shard": 2}}
+
+
+def test_a_tensor_parallel_gang_saves_the_model_that_one_process_would(tmp_path: Path, data: Path) -> None:
+    """Whole matrices, in the order of rows that a model has which nobody cuts; one record of deliveries for both ranks."""
+    laid = attempt(tmp_path, data, 1, env=layout_variable(LayoutSpec(tp=2)), **{**CHANGED, "steps": 2})
+    assert laid.codes == [0, 0], laid.log()
+    said = laid.of_kind("model")[0]
+    model, _, _ = load_model(Path(said["path"]), said["weights_digest"])
+    assert model.shape.vocab == VOCAB
+    assert len(list((tmp_path / "deliveries").iterdir())) == 1
+    refused = attempt(tmp_path, data, 2, env={"PHALANX_LAYOUT": json.dumps({"tp": 4})}, **CHANGED)
+    assert refused.codes == [2, 2] and "layout.tp is 4: write one of 1, 2" in refused.log()
