@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.errors import PhalanxError
     from phalanx.core.experts import ExpertsAsked, ExpertsView
+    from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -51,7 +52,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            export_model=export_model,
+            export_model=export_model, plan_pipeline=plan_pipeline,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -227,6 +228,12 @@ def place_experts(asked: "ExpertsAsked") -> "ExpertsView":
     from phalanx.fabric.experts.shown import shown
 
     return shown(asked)
+
+
+def plan_pipeline(asked: "PipelineAsked") -> "PipelineView":
+    from phalanx.fabric.pipeline.planned import planned
+
+    return planned(asked)
 
 
 class _Door:

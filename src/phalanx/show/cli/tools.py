@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_audit import DataAudit
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.experts import ExpertsAsked, ExpertsView
+    from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -58,6 +59,7 @@ class Tools:
     what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
     choose(spec, clusters, answers, now_ms): which of several clusters a job goes to.
     place_experts(asked): where experts lie by their loads.
+    plan_pipeline(asked): what the schedules of a pipeline leave idle.
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -82,3 +84,4 @@ class Tools:
     what_if: "Callable[[str, str], WhatIfView]"
     choose: "Callable[[JobSpec, Clusters, Sequence[Answer], int], DispatchView]"
     place_experts: "Callable[[ExpertsAsked], ExpertsView]"
+    plan_pipeline: "Callable[[PipelineAsked], PipelineView]"
