@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 # Half of the suite waits for processes of its own. Files stay whole: their fixtures are gangs. A second core's worth also on one.
 TEST_WORKERS ?= --numprocesses $(shell nproc | awk '{print ($$1 < 2 ? 2 : $$1 > 8 ? 8 : $$1)}') --dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test check bench soak clean
+.PHONY: install demo test check bench gpu-bundle soak clean
 
 # Where Python may not keep bytecode, each of a thousand processes would compile Phalanx anew: a third of a server's start.
 install: ## environment in .venv; quick when nothing changed
@@ -30,6 +30,9 @@ check: install ## ruff, mypy --strict, import-linter, tidy
 bench: install ## every benchmark, quick form; PHALANX_TRACES=DIR names the folder of public traces that three of them need
 	@[ -d "$$PHALANX_TRACES" ] || { echo "make bench: set PHALANX_TRACES to the folder with openb/, muri/, philly/ and itp/ (docs/simulator.md)"; exit 2; }
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
+
+gpu-bundle: install ## the wheels that a GPU machine without a network lacks, in .gpu-bundle: see docs/speed.md
+	@scripts/gpu-bundle
 
 soak: install ## the long form of the tests: 200 random faults in one run, the kill test over many steps and ranks, 50,000 seeds of the simulation
 	@PHALANX_SOAK=1 $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)

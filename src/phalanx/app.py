@@ -139,8 +139,9 @@ def audit_data(asked: "AuditAsked", progress: "ProgressSink") -> "DataAudit":
 
 def foresee_data(asked: "ForeseeAsked") -> "Sequence[str]":
     from phalanx.job.data.foreseen import foreseen
+    from phalanx.job.models.model_config import foreseen_init
 
-    return foreseen(asked)
+    return (*foreseen(asked), *(foreseen_init(Path(asked.init)) if asked.init else ()))
 
 
 def mix_data(asked: "MixAsked") -> "MixView":

@@ -10,6 +10,7 @@ from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.llama_shape import LlamaShape, flops_per_token, num_parameters
 from phalanx.core.llama_sizes import SIZES
+from phalanx.core.lora import TARGETS, Lora, num_lora_parameters
 from phalanx.core.recipe import LlamaRecipe, config_text, written_out
 from phalanx.core.spec_parse import anchored, parse_spec, recipe_config
 
@@ -58,6 +59,10 @@ def test_a_size_is_what_a_job_starts_from_and_its_own_fields_go_over_it() -> Non
         ({"rope_trained": 0}, "rope_trained", "above 0"),
         ({"norm_epsilon": 0}, "norm_epsilon", "above 0"),
         ({"qk_norm": True, "qkv_bias": True}, "qk_norm", "set one of them to false"),
+        ({"lora_rank": 4}, "lora_rank", "name their folder as init"),
+        ({"init": "/model", "lora_rank": -1}, "lora_rank", "write 0 for no adapters"),
+        ({"init": "/model", "lora_rank": 4, "lora_alpha": -1}, "lora_alpha", "above 0"),
+        ({"init": "/model", "lora_targets": "q_proj,qkv"}, "lora_targets", "write some of q_proj, k_proj.*, or all-linear"),
         ({"init": "/model", "layers": 2}, "layers", "leave it out"),
         ({"init": "/model", "size": "llama-1b"}, "size", "leave it out"),
     ],
@@ -72,6 +77,20 @@ def test_the_folder_of_init_is_taken_from_where_the_job_file_lies(tmp_path: Path
     spec = parse_spec({**JOB, "hyperparameters": {"init": "models/qwen"}})
     assert anchored(spec, tmp_path).hyperparameters["init"] == str(tmp_path.resolve() / "models/qwen")
     assert "init" not in anchored(parse_spec(JOB), tmp_path).hyperparameters
+
+
+def test_what_adapters_are_asked_for() -> None:
+    given = {"init": "/model", "lora_rank": 4, "lora_targets": "up_proj, q_proj"}
+    lora = recipe_config(parse_spec({**JOB, "hyperparameters": given})).lora
+    assert lora == Lora(rank=4, alpha=8, targets=("q_proj", "up_proj")) and lora.scale == 2
+    assert num_lora_parameters(TINY, lora) == 2 * 4 * ((16 + 16) + (16 + 24))
+    assert LlamaRecipe(init="/model").lora is None
+    assert recipe_config(parse_spec({**JOB, "hyperparameters": {**given, "lora_targets": "all-linear"}})).lora.targets == TARGETS
+
+
+def test_frozen_weights_have_no_gradients_to_compute() -> None:
+    weights, attention = num_parameters(TINY) - 31 * 16, 12 * 2 * 16 * 8
+    assert flops_per_token(TINY, 8) == 6 * weights + attention and flops_per_token(TINY, 8, frozen=True) == 4 * weights + attention
 
 
 def test_a_recipe_has_each_field_of_the_shape_with_its_default() -> None:

@@ -102,11 +102,12 @@ def num_parameters(shape: LlamaShape) -> int:
     return (1 if shape.tied else 2) * shape.vocab * shape.dim + shape.layers * block + shape.dim
 
 
-def flops_per_token(shape: LlamaShape, sequence: int) -> int:
+def flops_per_token(shape: LlamaShape, sequence: int, frozen: bool = False) -> int:
     """Of a training step: 6 x (parameters - embedding) + 12 x layers x (width of all heads) x sequence.
 
     As PaLM's appendix B (arXiv:2204.02311) and torchtitan count: attention in full although it is causal; recomputation not. A tied
-    embedding multiplies as the output layer, so it counts.
+    embedding multiplies as the output layer, so it counts. frozen: no gradient of a weight is computed, which leaves 4 of the 6;
+    those of adapters are next to nothing.
     """
     looked_up = 0 if shape.tied else shape.vocab * shape.dim
-    return 6 * (num_parameters(shape) - looked_up) + 12 * shape.layers * shape.q_dim * sequence
+    return (4 if frozen else 6) * (num_parameters(shape) - looked_up) + 12 * shape.layers * shape.q_dim * sequence

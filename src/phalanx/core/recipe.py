@@ -11,9 +11,19 @@ from phalanx.core.errors import SpecError
 from phalanx.core.health import SpikeAction
 from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
+from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 
 SPIKE_STEPS: Final = 1_000
 """Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
+FP8_MULTIPLE: Final = 16
+"""Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
+Switch = Literal["auto", True, False]
+FREE: Final = (
+    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks",
+)  # fmt: skip
+"""Fields by which a run is faster or smaller, and by which none of its losses changes: a run may go on with others."""
+_BLOCKS_MAX: Final = 10_000
+"""Where the number of layers is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +48,8 @@ class LlamaRecipe:
     clip: largest global gradient norm.
     init_std: standard deviation of the initial weights.
     seed: of weights and data order.
-    dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up.
+    dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up. `fp8` and `fp8_rowwise` are bf16 whose
+        blocks' matrix products are of 8-bit floats, with one scale a tensor or one a row.
     eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last; 0 for none, as
         for data of which nothing is held out.
     on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;
@@ -60,6 +71,20 @@ class LlamaRecipe:
     qkv_bias: whether q, k and v have biases, as Qwen2's.
     qk_norm: whether each head's q and k are normed, as Qwen3's.
     tied: whether the output layer is the embedding.
+    lora_rank: inner width of low-rank adapters on the weights of `init`, which stay as they are; 0 trains all weights.
+    lora_alpha: what adapters add is multiplied by lora_alpha / lora_rank; 0 for 2 x lora_rank.
+    lora_targets: layers with an adapter, between commas, or `all-linear`.
+    compile: whether each block's training pass is compiled; `auto` does on CUDA.
+    fused_loss: whether the loss is computed some tokens at a time, so that all logits are never held; `auto` does where those of
+        one sample are many.
+    activation_checkpointing: what is computed again in the backward pass instead of kept: nothing, whole blocks, or what is cheap
+        for the memory that it takes.
+    activation_blocks: every how many blocks that is done.
+    activation_budget: of `selective`: the share of the bytes of a block's products that may be kept.
+    deterministic: whether a step gives the same bits each time; without it CUDA has faster kernels, and cuDNN's attention.
+    reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
+    prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
+    reduce_dtype: in which gradients are summed over the ranks.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -81,7 +106,7 @@ class LlamaRecipe:
     clip: float = 1.0
     init_std: float = 0.05
     seed: int = 0
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "fp8", "fp8_rowwise"] = "auto"
     eval_batches: int = 16
     on_spike: SpikeAction = "skip"
     spike_budget: int = 8
@@ -101,6 +126,25 @@ class LlamaRecipe:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_targets: str = ALL
+    compile: Switch = "auto"
+    fused_loss: Switch = "auto"
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    activation_blocks: int = 1
+    activation_budget: float = 0.5
+    deterministic: bool = True
+    reshard_after_forward: bool = True
+    prefetch_blocks: int = 0
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None where all weights are."""
+        if not self.lora_rank:
+            return None
+        return Lora(rank=self.lora_rank, alpha=self.lora_alpha or 2 * self.lora_rank, targets=targets_of(self.lora_targets))
 
     def shape(self, vocab: int) -> LlamaShape:
         """Of the model, for data of `vocab` tokens."""
@@ -133,7 +177,9 @@ class LlamaRecipe:
             for name in ("recompute_every", "eval_batches")
             if getattr(self, name) < 0
         ]
-        return found + list(self._shape_problems())
+        found += self._shape_problems()
+        found += self._speed_problems()
+        return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
         if self.size and self.size not in SIZES:
@@ -149,10 +195,29 @@ class LlamaRecipe:
             return
         yield from self.shape(1).problems()
 
+    def _speed_problems(self) -> Iterator[tuple[str, object, str]]:
+        blocks = self.layers if self.layers > 0 and not self.init else _BLOCKS_MAX
+        for name, least in (("activation_blocks", 1), ("prefetch_blocks", 0)):
+            if not least <= getattr(self, name) <= blocks:
+                yield name, getattr(self, name), f"write a whole number from {least} to the number of layers ({blocks})"
+        if not 0 <= self.activation_budget <= 1:
+            yield "activation_budget", self.activation_budget, "write a number from 0 to 1"
+        if not self.deterministic and self.recompute_every > 0:
+            yield (
+                "recompute_every",
+                self.recompute_every,
+                "write 0: a microbatch is computed twice to the same bits only if deterministic",
+            )
+        if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
+            for name in ("dim", "ffn_dim"):
+                if getattr(self, name) % FP8_MULTIPLE:
+                    yield name, getattr(self, name), f"write a multiple of {FP8_MULTIPLE}, as 8-bit products need"
+
 
 SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))
 """Hyperparameters that the folder of `init` says; each is a field of the recipe too."""
-_FIRST_FIELDS: Final = tuple(one.name for one in fields(LlamaRecipe))[: [one.name for one in fields(LlamaRecipe)].index("size")]
+_NAMES: Final = [one.name for one in fields(LlamaRecipe)]
+_FIRST_FIELDS: Final = frozenset(_NAMES[: _NAMES.index("recompute_every") + 1])
 
 
 def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,10 +234,10 @@ def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_text(recipe: LlamaRecipe) -> str:
-    """What a checkpoint's configuration is: every field of the first version, and each newer one that says something."""
+    """What a checkpoint's configuration is: every field of the first version, and newer ones that say something about losses."""
     said: dict[str, Any] = wire.plain(LlamaRecipe, recipe)
     usual = {one.name: one.default for one in fields(LlamaRecipe)}
-    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or value != usual[name]}
+    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or (value != usual[name] and name not in FREE)}
     return wire.dumps(dict[str, Any], kept)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.job.models.hf_export import write_hf
+from phalanx.core.lora import Lora
+from phalanx.job.models.hf_export import write_hf, write_peft
 from phalanx.job.models.llama import Llama
+from phalanx.job.models.lora import adapt, initialise_adapters, merge
 from phalanx.job.models.model_folder import ModelFolder
 
 TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -64,11 +66,36 @@ def round_trip(transformers: Any, name: str, folder: Path) -> Case:
     ours = Llama(opened.shape)
     for part_name, part in ours.named_children():
         opened.fill(part, part_name)
-    weights = dict(ours.named_parameters())
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    write_hf(folder / "out", ours.shape, shapes, weights.__getitem__, "float32", {}, 256, None, 20_000)
+    write_hf(folder / "out", ours, "float32", {}, 256, None, 20_000)
     again = transformers.AutoModelForCausalLM.from_pretrained(folder / "out").eval()
     return Case(theirs(IDS).logits, ours(IDS), again(IDS).logits, type(again).__name__)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks transformers so
+@torch.no_grad()
+def test_adapters_add_the_same_in_peft_and_merged(transformers: Any, tmp_path: Path) -> None:
+    import peft
+
+    round_trip(transformers, "qwen3", tmp_path)
+    opened, lora = ModelFolder(tmp_path / "in"), Lora(rank=3, alpha=4.5, targets=("q_proj", "v_proj", "o_proj", "up_proj"))
+    ours, merged = Llama(opened.shape), Llama(opened.shape)
+    adapt(ours, lora)
+    for model in (ours, merged):
+        for part_name, part in model.named_children():
+            opened.fill(part, part_name)
+            initialise_adapters(part, part_name, 3)
+    torch.testing.assert_close(ours(IDS), merged(IDS), rtol=0, atol=0)  # at first nothing is added
+    adapters = {name: weight for name, weight in ours.named_parameters() if weight.requires_grad}
+    generator = torch.Generator().manual_seed(2)
+    for weight in adapters.values():
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+    write_peft(tmp_path / "peft", opened.shape, lora, str(tmp_path / "in"), adapters, "float32")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    assert (ours(IDS) - merged(IDS)).abs().max() > 0.1
+    torch.testing.assert_close(ours(IDS), theirs(IDS).logits, rtol=1e-5, atol=1e-5)
+    merge(merged, adapters, lora)
+    torch.testing.assert_close(merged(IDS), ours(IDS), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

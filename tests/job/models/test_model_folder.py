@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from phalanx.core.llama_shape import LlamaShape
 from phalanx.job.models.hf_config import config_of, shape_of
 from phalanx.job.models.hf_export import write_hf
 from phalanx.job.models.llama import Llama, initialise
-from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder, read_shape
+from phalanx.job.models.model_config import foreseen_init, read_shape
+from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder
 
 SHAPE = LlamaShape(vocab=31, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=24, rope_base=500_000.0)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -30,9 +31,7 @@ def model() -> Llama:
 
 
 def write(to: Path, model: Llama, file_bytes_max: int = 10**9) -> Path:
-    weights = dict(model.named_parameters())
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    write_hf(to, model.shape, shapes, lambda name: weights[name].detach(), "float32", {}, 64, 0, file_bytes_max)
+    write_hf(to, model, "float32", {}, 64, 0, file_bytes_max)
     return to
 
 
@@ -135,13 +134,13 @@ def twice(folder: Path) -> None:
         (config(architectures=["MistralForCausalLM"], sliding_window=4096), "sliding_window .*4096"),
         (config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope_type .*'yarn'.*known are default, llama3"),
         (config(head_dim="gone", hidden_size=18), "no multiple of num_attention_heads"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json .*is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json.*is not JSON"),
         (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
-        (lambda folder: (folder / WEIGHTS).write_bytes(b"PK" * 99), f"{WEIGHTS} .*cannot be read as safetensors"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"PK" * 99), f"{WEIGHTS}.*cannot be read as safetensors"),
         (only_pickles, "only safetensors are read"),
         (index({"x": "../a.safetensors"}), "no safetensors file in the folder"),
         (index({"x": "a.bin"}), "no safetensors file in the folder"),
-        (index({"x": "b.safetensors"}), "b.safetensors .*cannot be read"),
+        (index({"x": "b.safetensors"}), "b.safetensors.*cannot be read"),
         (index([]), "has no weight_map"),
         (twice, f"has {Q_PROJ} twice"),
     ],
@@ -182,6 +181,16 @@ def test_configurations_of_old_and_new_libraries_are_read(changed: dict[str, Any
     assert shape_of(config_of(SHAPE, 64, "float32", None) | changed, "here") == replace(SHAPE, **expected)
 
 
+def test_a_folder_is_looked_at_before_a_job_waits(model: Llama, tmp_path: Path) -> None:
+    assert foreseen_init(write(tmp_path / "out", model)) == ()
+    assert foreseen_init(tmp_path / "none") == (
+        f"init {tmp_path}/none is not there on this machine; if the machines of its ranks have it, all is well",
+    )
+    config(architectures=["GPT2LMHeadModel"])(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="known are LlamaForCausalLM"):
+        foreseen_init(tmp_path / "out")
+
+
 def test_the_digest_is_of_the_weights(model: Llama, tmp_path: Path) -> None:
     one, two = (write(tmp_path / name, model) for name in ("one", "two"))
     assert ModelFolder(one).digest() == ModelFolder(two).digest()
@@ -195,6 +204,6 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(model: Llama, tmp_pa
     with pytest.raises(UserError, match="is there already"):
         write(folder, model)
     assert sorted(path.read_bytes() for path in folder.iterdir()) == before
-    with pytest.raises(KeyError):
-        write_hf(tmp_path / "new", SHAPE, {"embedding.weight": (31, 16)}, {}.__getitem__, "float32", {}, 64, 0)
+    with pytest.raises(TypeError):
+        write_hf(tmp_path / "new", model, "float32", {"tokenizer.json": cast(bytes, None)}, 64, 0)
     assert list(tmp_path.iterdir()) == [folder]

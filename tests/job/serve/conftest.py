@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
@@ -12,7 +13,7 @@ from phalanx.job.data.tokens import END_OF_DOCUMENT
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.storage.hashes import sha256_file
 
-SHAPE = {"vocab": 300, "dim": 16, "layers": 1, "heads": 2, "ffn_dim": 24}
+SHAPE: dict[str, Any] = {"vocab": 300, "dim": 16, "layers": 1, "heads": 2, "ffn_dim": 24}
 
 
 @pytest.fixture

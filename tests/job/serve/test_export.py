@@ -65,7 +65,16 @@ def test_weights_of_another_model_are_not_exported(
 
 
 def test_a_tied_model_of_grouped_queries_comes_out_as_qwen(folder: Path, tmp_path: Path) -> None:
-    shape = {"vocab": 300, "dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_dim": 24, "qk_norm": True, "tied": True}
+    shape: dict[str, Any] = {
+        "vocab": 300,
+        "dim": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "ffn_dim": 24,
+        "qk_norm": True,
+        "tied": True,
+    }
     model = Llama(LlamaShape(**shape))
     for name, part in model.named_children():
         initialise(part, name, 0, 0.5)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import mean_over_ranks, sample_losses, token_loss
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama
-from phalanx.job.train.pipeline.pipeline import Pipeline, pipeline_parallel, sharded_stage
+from phalanx.job.train.pipeline.pipeline import Pipeline, pipeline_parallel
+from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.timed import Recorder
 from phalanx.job.train.pipeline.whole import whole_tensors
 
 RECIPE = LlamaRecipe(dim=16, layers=5, heads=2, ffn_dim=22, lr=1e-2)
+SPARING = replace(RECIPE, fused_loss=True, activation_checkpointing="full")
+"""Computes blocks again in the backward pass, and the loss without all logits."""
 SHAPE = LlamaShape(vocab=61, dim=16, layers=5, heads=2, ffn_dim=22)
 STEPS, ROWS, SEQUENCE = 5, 2, 12
 DP = 2
@@ -120,8 +123,8 @@ class Reckoned(Recorder):
         raise AssertionError(f"{result} was not there")
 
 
-def built(layout: PipelineLayout, mesh: DeviceMesh, rank: Rank) -> Pipeline:
-    prepare = sharded_stage(RECIPE, mesh["dp_shard"], rank.device, "fp32")
+def built(layout: PipelineLayout, mesh: DeviceMesh, rank: Rank, recipe: LlamaRecipe = RECIPE) -> Pipeline:
+    prepare = sharded_stage(recipe, layout, mesh["dp_shard"], rank.device, "fp32")
     return pipeline_parallel(SHAPE, layout, mesh["pp"], rank.device, "fp32", prepare, COSTS)
 
 
@@ -192,7 +195,7 @@ def timed(pipeline: Pipeline, mesh: DeviceMesh, rank: Rank) -> dict[str, Any]:
 def in_bf16(mesh: DeviceMesh, rank: Rank) -> list[list[float]]:
     """Losses and gradient norms of a pipeline, and of the same data-parallel ranks without one; both compute in bf16."""
     layout = layout_of("interleaved")
-    prepare = sharded_stage(RECIPE, mesh["dp_shard"], rank.device, "bf16")
+    prepare = sharded_stage(RECIPE, layout, mesh["dp_shard"], rank.device, "bf16")
     pipeline = pipeline_parallel(SHAPE, layout, mesh["pp"], rank.device, "bf16", prepare, COSTS)
     alone = sharded_llama(SHAPE, RECIPE, rank, mesh["dp_shard"], "bf16")
     microbatches = samples(0, layout.num_microbatches, False)[mesh["dp_shard"].get_local_rank()]
@@ -263,7 +266,7 @@ def layout_of(name: str) -> PipelineLayout:
 
 
 def case(name: str, mesh: DeviceMesh, rank: Rank, packed: bool, plain: dict[tuple[int, bool], PlainRun]) -> dict[str, Any]:
-    pipeline = built(layout_of(name), mesh, rank)
+    pipeline = built(layout_of(name), mesh, rank, SPARING if packed else RECIPE)
     answer = {"layers": [len(one) for one in pipeline.layers], **trained(pipeline, mesh, packed, plain[CASES[name][2], packed])}
     if not packed:
         answer["bubbles"] = reckoned(name, pipeline, mesh, rank)

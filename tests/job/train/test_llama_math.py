@@ -1,6 +1,8 @@
 """The model and its numbers against plain references; no gang."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +66,59 @@ def test_attention_and_its_gradient_match_a_plain_softmax() -> None:
     (plain_grad,) = torch.autograd.grad(plain.square().sum(), x_bsd)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours_grad, plain_grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_default_shape_computes_bit_for_bit_what_it_did() -> None:
+    """q, k and v as views of one [b, s, 3, h, k], as in the first version: losses of older runs stay the same."""
+
+    class First(Attention):
+        def forward(self, x_bsd: torch.Tensor, cos_sk: torch.Tensor, sin_sk: torch.Tensor, mask: object = None) -> torch.Tensor:
+            batch, sequence, _ = x_bsd.shape
+            q, k, v = self.qkv(x_bsd).view(batch, sequence, 3, 2, -1).permute(2, 0, 3, 1, 4)
+            q, k = rotate(q, cos_sk, sin_sk), rotate(k, cos_sk, sin_sk)
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            attended: torch.Tensor = self.out(y.transpose(1, 2).reshape(batch, sequence, -1))
+            return attended
+
+    x_bsd = torch.randn(2, 24, 16, generator=torch.Generator().manual_seed(3))
+    answers = []
+    for kind in (First, Attention):
+        attention = kind(SHAPE)
+        initialise(attention, "attention", 0, 0.3)
+        y = attention(x_bsd, *rope_tables(24, 8, CPU))
+        y.square().sum().backward()
+        answers.append((y, attention.qkv.weight.grad, attention.out.weight.grad))
+    assert all(torch.equal(first, now) for first, now in zip(*answers, strict=True))
+
+
+def test_grouped_queries_are_those_of_keys_and_values_that_stand_repeated() -> None:
+    shape = LlamaShape(vocab=31, dim=16, layers=1, heads=4, kv_heads=2, ffn_dim=24, qkv_bias=True)
+    grouped, plain = Attention(shape), Attention(replace(shape, kv_heads=4))
+    initialise(grouped, "attention", 0, 0.3)
+    with torch.no_grad():
+        grouped.qkv.bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(4))
+        for ours, theirs in ((plain.qkv.weight, grouped.qkv.weight), (plain.qkv.bias, grouped.qkv.bias)):
+            q, k, v = torch.split(theirs, [16, 8, 8])
+            ours.copy_(torch.cat([q, *(part.view(2, 4, *part.shape[1:]).repeat_interleave(2, 0).flatten(0, 1) for part in (k, v))]))
+        plain.out.weight.copy_(grouped.out.weight)
+    x_bsd = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    for more in ((), (mask,)):
+        tables = rope_tables(6, 4, CPU)
+        torch.testing.assert_close(grouped(x_bsd, *tables, *more), plain(x_bsd, *tables, *more))
+
+
+def test_biases_begin_as_zeros_and_norms_of_heads_as_ones() -> None:
+    weights = dict(filled(replace(SHAPE, qkv_bias=True)).named_parameters())
+    assert not weights["blocks.1.attention.qkv.bias"].any()
+    weights = dict(filled(replace(SHAPE, qk_norm=True, tied=True)).named_parameters())
+    assert torch.equal(weights["blocks.1.attention.k_norm.weight"], torch.ones(8)) and "output.weight" not in weights
+
+
+@pytest.mark.parametrize("changed", [{"kv_heads": 1}, {"qkv_bias": True}, {"qk_norm": True, "head_dim": 6}, {"tied": True}])
+def test_every_shape_is_counted(changed: dict[str, Any]) -> None:
+    shape = replace(SHAPE, **{"head_dim": 0, "kv_heads": 0, **changed})
+    assert num_parameters(shape) == sum(parameter.numel() for parameter in Llama(shape).parameters())
 
 
 def test_no_position_sees_a_later_token() -> None:

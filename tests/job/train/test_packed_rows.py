@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from phalanx.job.data.packing import BestFit, Concatenate
-from phalanx.job.models.llama import Llama, LlamaShape, document_mask, initialise, places_in_documents
+from phalanx.job.models.context import document_mask
+from phalanx.job.models.llama import Llama, LlamaShape, initialise, places_in_documents
 from phalanx.job.train.loss import sample_losses, token_loss
 
 SHAPE = LlamaShape(vocab=31, dim=16, layers=2, heads=2, ffn_dim=24)

@@ -1,6 +1,6 @@
 """The orders that `fabric.pipeline` writes down are those that torch's own schedules run, in every size; and how a model is cut."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.pipeline.pipeline import TORCH_NAMES, Pipeline, pipeline_parallel
+from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.stage import RankPart, Stage, llama_costs
 from phalanx.job.train.pipeline.whole import whole_tensors
 from phalanx.job.train.sizes import flops_per_token
@@ -102,31 +103,36 @@ def test_torch_refuses_the_microbatches_that_are_refused_here() -> None:
 SHAPE = LlamaShape(vocab=11, dim=8, layers=5, heads=2, ffn_dim=6)
 
 
-def cut(layout: PipelineLayout, prepare: Callable[[Stage], None] = lambda stage: None, costs: LayerCosts | None = None) -> Pipeline:
+def cut(layout: PipelineLayout, costs: LayerCosts | None = None) -> Pipeline:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",))
-    return pipeline_parallel(SHAPE, layout, mesh, torch.device("cpu"), "fp32", prepare, costs)
+    return pipeline_parallel(SHAPE, layout, mesh, torch.device("cpu"), "fp32", lambda stage: None, costs)
 
 
 def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
     one = PipelineLayout(schedule="1f1b", num_ranks=2, num_microbatches=2)
     folded = PipelineLayout(schedule="zbv", num_ranks=2, num_microbatches=4, stages_per_rank=2)
 
-    def compiled(stage: Stage) -> None:
-        for block in stage.blocks:
-            block.compile(backend="eager")
-
     with ranks_of(2):
-        for layout, field, fix, given in (
-            (replace(one, num_ranks=3, num_microbatches=3), "num_ranks", "the mesh has 2", {}),
-            (replace(one, num_microbatches=1), "num_microbatches", "write 2 or more", {}),
-            (replace(folded, schedule="interleaved", stages_per_rank=3), "stages_per_rank", "write 2 or less", {}),
-            (one, "costs", "the model has 5 layers", {"costs": LayerCosts((1,) * 4)}),
-            (folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved", {"prepare": compiled}),
+        for layout, field, fix, costs in (
+            (replace(one, num_ranks=3, num_microbatches=3), "num_ranks", "the mesh has 2", None),
+            (replace(one, num_microbatches=1), "num_microbatches", "write 2 or more", None),
+            (replace(folded, schedule="interleaved", stages_per_rank=3), "stages_per_rank", "write 2 or less", None),
+            (one, "costs", "the model has 5 layers", LayerCosts((1,) * 4)),
         ):
             with pytest.raises(SpecError) as refused:
-                cut(layout, **given)
+                cut(layout, costs)
             assert (refused.value.field, fix in refused.value.fix) == (field, True), refused.value
-        cut(one, prepare=compiled)
+        mesh = init_device_mesh("cpu", (2,))
+        for recipe, layout, field, fix in (
+            (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
+            (LlamaRecipe(lora_rank=4), one, "lora_rank", "write 0"),
+        ):
+            with pytest.raises(SpecError) as refused:
+                sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
+            assert (refused.value.field, fix in refused.value.fix) == (field, True), refused.value
+        sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
+        with pytest.raises(SpecError, match="tied"):
+            Stage(replace(SHAPE, tied=True), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
 

@@ -376,6 +376,15 @@ def test_accumulating_halves_equals_the_whole_batch(arithmetic: dict[str, Any]) 
         assert half_norm == pytest.approx(norm, rel=1e-3)
 
 
+def test_less_memory_gives_the_same_bits_and_a_loss_without_logits_nearly_so(arithmetic: dict[str, Any]) -> None:
+    assert arithmetic["less"] == arithmetic["whole"]
+    assert arithmetic["fused"] != arithmetic["whole"]
+    for (loss, norm), (fused_loss, fused_norm) in zip(arithmetic["whole"], arithmetic["fused"], strict=True):
+        assert fused_loss == pytest.approx(loss, rel=1e-5)
+        assert fused_norm == pytest.approx(norm, rel=1e-4)
+    assert arithmetic["held_out"][2] == pytest.approx(arithmetic["held_out"][0], rel=1e-5)
+
+
 def test_the_same_run_again_gives_the_same_bits(arithmetic: dict[str, Any]) -> None:
     assert arithmetic["again"] == arithmetic["whole"]
     assert arithmetic["held_out"][0] == arithmetic["held_out"][1]

@@ -24,6 +24,7 @@ from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.step import train_step
 
 RECIPE = LlamaRecipe(dim=16, layers=2, heads=2, ffn_dim=24, sequence=16, batch_per_rank=4, steps=8, warmup_steps=2, eval_batches=2)
+LESS = replace(RECIPE, activation_checkpointing="selective", reshard_after_forward=False, prefetch_blocks=1)
 Numbers = list[tuple[float, float]]
 
 
@@ -70,10 +71,12 @@ def main(out: Path, data_folder: Path) -> None:
         whole, held_out = sharded(data, rank, RECIPE)
         halves, _ = sharded(data, rank, replace(RECIPE, batch_per_rank=2, accumulate=2))
         again, held_out_again = sharded(data, rank, RECIPE)
+        fused, held_out_fused = sharded(data, rank, replace(RECIPE, fused_loss=True))
+        less, _ = sharded(data, rank, LESS)
     if rank.rank == 0:
         answer = {
             "whole": whole, "halves": halves, "again": again, "plain": plain(data),
-            "held_out": [held_out, held_out_again], "vocab": data.vocab_size,
+            "held_out": [held_out, held_out_again, held_out_fused], "vocab": data.vocab_size, "fused": fused, "less": less,
         }  # fmt: skip
         out.write_text(json.dumps(answer))
     os._exit(0)  # as the trainer does

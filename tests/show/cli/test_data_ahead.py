@@ -39,6 +39,14 @@ def test_what_cannot_be_seen_from_here_is_a_warning_beside_the_answer(answering:
     assert unscored.err.startswith("Warning: 32 tokens, 0 held out")
 
 
+def test_the_folder_of_init_is_looked_at_too(answering: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("hyperparameters: {", "hyperparameters: {init: models/a, "))
+    assert answering("plan", str(tmp_path / "job.yaml")).err.endswith(f"{{'AWS_REGION': 'here'}}{tmp_path}/models/a\\x1b.\n")
+    monkeypatch.chdir(tmp_path / "home")
+    shown = answering("plan", str(tmp_path / "job.yaml"), "--set", "hyperparameters.init=models/b")
+    assert shown.err.endswith(f"{tmp_path}/home/models/b\\x1b.\n")
+
+
 @pytest.mark.parametrize("command", ["submit", "plan"])
 def test_what_the_ranks_would_refuse_is_not_sent(answering: Terminal, tmp_path: Path, command: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB)

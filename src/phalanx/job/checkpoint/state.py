@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+_TRAINED = StateDictOptions(ignore_frozen_params=True)
+_SOME = StateDictOptions(strict=False)
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
@@ -23,9 +25,11 @@ _OPTIMIZER = "optimizer."
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Every weight as `model.NAME` and every moment as `optimizer.state.NAME.KIND`, sharded as they are.
 
-    Of an optimiser that has not stepped, the moments are made first.
+    Of an optimiser that has not stepped, the moments are made first. A model with `frozen_stay_out` set leaves its frozen weights
+    out: whoever makes it brings them.
     """
-    weights = {_MODEL + name: value for name, value in get_model_state_dict(model).items()}
+    options = _TRAINED if _frozen_stay_out(model) else None
+    weights = {_MODEL + name: value for name, value in get_model_state_dict(model, options=options).items()}
     moments = {_OPTIMIZER + name: value for name, value in _optimizer_part(model, optimizer).items()}
     return {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
 
@@ -34,9 +38,14 @@ def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state
     """The reverse of `training_state`; every name must be there."""
     weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
     moments = {name.removeprefix(_OPTIMIZER): value for name, value in state.items() if name.startswith(_OPTIMIZER)}
-    set_model_state_dict(model, cast(dict[str, Any], weights))
+    options = _SOME if _frozen_stay_out(model) else None
+    set_model_state_dict(model, cast(dict[str, Any], weights), options=options)
     whole = _optimizer_part(model, optimizer) | moments
     set_optimizer_state_dict(model, optimizer, whole, options=_FLAT)
+
+
+def _frozen_stay_out(model: nn.Module) -> bool:
+    return bool(getattr(model, "frozen_stay_out", False))
 
 
 def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

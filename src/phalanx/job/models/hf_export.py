@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,55 +15,68 @@ from safetensors.torch import save_file
 
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.llama_shape import LlamaShape
+from phalanx.core.lora import Lora
 from phalanx.job.models.hf_config import config_of
 from phalanx.job.models.hf_names import pieces
+from phalanx.job.models.llama import Llama
+from phalanx.job.models.lora import peft_names
+from phalanx.job.models.model_config import CONFIG
+from phalanx.job.models.model_folder import INDEX
 from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_atomic
 
 FILE_BYTES_MAX: Final = 5_000_000_000
 """Of one file of weights, as transformers cuts them; a single tensor may be larger."""
 ExportDtype = Literal["float32", "bfloat16"]
-Take = Callable[[str], torch.Tensor]
 
 
 def write_hf(
     to: Path,
-    shape: LlamaShape,
-    names: Mapping[str, tuple[int, ...]],
-    take: Take,
+    model: Llama,
     dtype: ExportDtype,
     beside: Mapping[str, bytes],
     context: int,
     end_id: int | None,
     file_bytes_max: int = FILE_BYTES_MAX,
 ) -> None:
-    """names: our parameters with their shapes; `take` gives each when its file is written, so that no more than one file's are
-    held. beside: more files, such as the tokenizer's. context, end_id: see `config_of`.
+    """beside: more files, such as the tokenizer's. context, end_id: see `config_of`. Weights are converted file by file.
 
     Raises UserError where `to` holds something, SetupError or StoreUnavailable where it cannot be written; nothing is there then.
     """
+    views = dict(_pieces(model))
+    kept = getattr(torch, dtype)
+    empty = {name: torch.empty(view.shape, dtype=kept, device="meta") for name, view in views.items()}
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=file_bytes_max)
     with appearing(to) as folder:
-        kept = getattr(torch, dtype)
-        views = {
-            theirs: (name, start, end) for name, whole in names.items() for theirs, start, end in pieces(name, whole[0], shape)
-        }
-        empty = {
-            theirs: torch.empty((end - start, *names[name][1:]), dtype=kept, device="meta")
-            for theirs, (name, start, end) in views.items()
-        }
-        split = split_torch_state_dict_into_shards(empty, max_shard_size=file_bytes_max)
-        for file, tensors in split.filename_to_tensors.items():
-            cut = {
-                theirs: take(name)[start:end].to(kept).contiguous() for theirs in tensors for name, start, end in [views[theirs]]
-            }
-            save_tensors(folder / file, cut)
+        for file, names in split.filename_to_tensors.items():
+            save_tensors(folder / file, {name: views[name].to(kept).contiguous() for name in names})
         if split.is_sharded:
-            put_json(folder / "model.safetensors.index.json", {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-        put_json(folder / "config.json", config_of(shape, context, dtype, end_id))
-        put_json(
-            folder / "generation_config.json", {"_from_model_config": True, **({} if end_id is None else {"eos_token_id": end_id})}
-        )
+            put_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        put_json(folder / CONFIG, config_of(model.shape, context, dtype, end_id))
+        end = {} if end_id is None else {"eos_token_id": end_id}
+        put_json(folder / "generation_config.json", {"_from_model_config": True, **end})
         for file, data in beside.items():
             write_atomic(folder / file, data)
+
+
+def _pieces(model: Llama) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor by its name there, as a view of ours."""
+    for name, weight in model.named_parameters():
+        for theirs, start, end in pieces(name, weight.shape[0], model.shape):
+            yield theirs, weight.detach()[start:end]
+
+
+def write_peft(to: Path, shape: LlamaShape, lora: Lora, base: str, tensors: Mapping[str, torch.Tensor], dtype: ExportDtype) -> None:
+    """Adapters as PEFT's `PeftModel.from_pretrained` reads them, on the model in `base`. Raises as `write_hf` does."""
+    names, kept = peft_names(shape, lora), getattr(torch, dtype)
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": 0.0, "target_modules": list(lora.targets), "bias": "none", "fan_in_fan_out": False,
+        "use_rslora": False, "inference_mode": True,
+    }  # fmt: skip
+    with appearing(to) as folder:
+        save_tensors(folder / "adapter_model.safetensors", {names[name]: tensor.to(kept) for name, tensor in tensors.items()})
+        put_json(folder / "adapter_config.json", config)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

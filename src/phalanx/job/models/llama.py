@@ -5,47 +5,49 @@ Shapes end names: b batch, s sequence, d width, h heads (of keys and values: as 
 
 import hashlib
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from phalanx.core.llama_shape import PLAIN_ROPE, LlamaShape, Rope
+from phalanx.job.models.context import WHOLE, Context
 
 __all__ = ["Llama", "LlamaShape"]
 
 DRAWN_AT_ONCE: Final = 8
 """Tensors whose initial values are drawn at a time, each by one thread: one core draws some 150 million a second."""
 
+Head = Callable[[Tensor, Tensor], Tensor]
+
 
 class Attention(nn.Module):
     """Causal self-attention with rotary positions, of grouped queries: each head of keys serves as many heads of queries.
 
-    One matrix gives q, k and v, whose rows stand in this order.
+    One matrix gives q, k and v, whose rows stand in this order. documents: as its `context` gives them.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
+        self.context: Context = WHOLE
         self.widths = (shape.q_dim, shape.kv_dim, shape.kv_dim)
         self.head_dim = shape.head_dim
-        self.grouped = shape.kv_heads != shape.heads
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias=shape.qkv_bias)
         self.out = nn.Linear(shape.q_dim, shape.dim, bias=False)
         self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_epsilon) if shape.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_epsilon) if shape.qk_norm else nn.Identity()
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
         batch, sequence, _ = x_bsd.shape
         q_bshk, k_bshk, v_bshk = (
             part.view(batch, sequence, -1, self.head_dim) for part in self.qkv(x_bsd).split(self.widths, dim=-1)
         )
         q_bhsk, k_bhsk, v_bhsk = self.q_norm(q_bshk).transpose(1, 2), self.k_norm(k_bshk).transpose(1, 2), v_bshk.transpose(1, 2)
         q_bhsk, k_bhsk = rotate(q_bhsk, cos_sk, sin_sk), rotate(k_bhsk, cos_sk, sin_sk)
-        y_bhsk = F.scaled_dot_product_attention(
-            q_bhsk, k_bhsk, v_bhsk, mask_b1ss, is_causal=mask_b1ss is None, enable_gqa=self.grouped
-        )
+        y_bhsk = self.context.attend(q_bhsk, k_bhsk, v_bhsk, documents)
         attended: Tensor = self.out(y_bhsk.transpose(1, 2).reshape(batch, sequence, -1))
         return attended
 
@@ -74,10 +76,21 @@ class Block(nn.Module):
         self.feed_norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
         self.feed = FeedForward(shape)
 
-    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, mask_b1ss)
+    def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, documents)
         fed: Tensor = x_bsd + self.feed(self.feed_norm(x_bsd))
         return fed
+
+
+class Output(nn.Linear):
+    """Hidden states (b, s, d) to logits (b, s, v), or to what a head makes of them."""
+
+    def forward(self, x_bsd: Tensor, head: Head | None = None) -> Tensor:
+        return projected(x_bsd, self.weight, head)
+
+
+def projected(x_bsd: Tensor, weight_vd: Tensor, head: Head | None) -> Tensor:
+    return F.linear(x_bsd, weight_vd) if head is None else head(x_bsd, weight_vd)
 
 
 class Llama(nn.Module):
@@ -85,28 +98,37 @@ class Llama(nn.Module):
 
     segments_bs: for each token the number of its document in the row. A token then attends to its own document alone, in which
     positions begin at 0: its logits are those that it has when the document is alone. None makes one document of each row.
+
+    Ranks that share rows each give whole ones, and get the logits of the tokens that their `context` cuts out of them.
+
+    head: what is made of the last hidden states (b, s, d) and the output's weight (v, d) instead of logits; called where a sharded
+    weight is whole. head_plan: what the trainer notes about that.
     """
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
+        self.frozen_stay_out = False  # of checkpoints; see `job.checkpoint.state`
+        self.context: Context = WHOLE
+        self.head_plan: Any = None
         self.embedding = nn.Embedding(shape.vocab, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_epsilon)
-        self.output = nn.Identity() if shape.tied else nn.Linear(shape.dim, shape.vocab, bias=False)
+        self.output = nn.Identity() if shape.tied else Output(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None) -> Tensor:
-        x_bsd = self.embedding(ids_bs)
+    def forward(self, ids_bs: Tensor, segments_bs: Tensor | None = None, head: Head | None = None) -> Tensor:
+        x_bsd = self.embedding(self.context.cut(ids_bs))
         cos, sin = rope_tables(ids_bs.shape[1], self.shape.head_dim, ids_bs.device, self.shape.rope)
-        mask_b1ss = None
-        if segments_bs is not None:
-            places_bs = places_in_documents(segments_bs)
+        if segments_bs is None:
+            cos, sin = self.context.cut(cos, dim=0), self.context.cut(sin, dim=0)
+        else:
+            places_bs = self.context.cut(places_in_documents(segments_bs))
             cos, sin = cos[places_bs].unsqueeze(1), sin[places_bs].unsqueeze(1)  # (b, 1, s, k)
-            mask_b1ss = document_mask(segments_bs).unsqueeze(1)
+        documents = self.context.documents(ids_bs.shape[1], segments_bs)
         for block in self.blocks:
-            x_bsd = block(x_bsd, cos, sin, mask_b1ss)
+            x_bsd = block(x_bsd, cos, sin, documents)
         x_bsd = self.norm(x_bsd)
-        logits_bsv: Tensor = F.linear(x_bsd, self.embedding.weight) if self.shape.tied else self.output(x_bsd)
+        logits_bsv: Tensor = projected(x_bsd, self.embedding.weight, head) if self.shape.tied else self.output(x_bsd, head)
         return logits_bsv
 
 
@@ -128,12 +150,6 @@ def places_in_documents(segments_bs: Tensor) -> Tensor:
     begins_bs[:, 1:] = segments_bs[:, 1:] != segments_bs[:, :-1]
     places_bs: Tensor = place_s - torch.where(begins_bs, place_s, 0).cummax(dim=1).values
     return places_bs
-
-
-def document_mask(segments_bs: Tensor) -> Tensor:
-    """(b, s, s): whether a token may see another one, of its own document and not after it."""
-    same_bss = segments_bs[:, :, None] == segments_bs[:, None, :]
-    return same_bss.tril()
 
 
 def rotate(x_bhsk: Tensor, cos_sk: Tensor, sin_sk: Tensor) -> Tensor:
@@ -163,6 +179,10 @@ def initialise(module: nn.Module, prefix: str, seed: int, std: float) -> None:
 
 
 def _normal(key: str, shape: torch.Size, std: float) -> Tensor:
+    return torch.empty(shape).normal_(0.0, std, generator=drawn_alone(key))
+
+
+def drawn_alone(key: str) -> torch.Generator:
+    """A generator for one tensor, the same for the same key."""
     digest = hashlib.sha256(key.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

@@ -4,8 +4,7 @@ Strict: a tensor too many or too few, or of another shape or type, is refused be
 are named by the folder's index alone as plain names in it.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,25 +13,17 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
-from phalanx.core.llama_shape import LlamaShape
-from phalanx.job.models.hf_config import shape_of
 from phalanx.job.models.hf_names import IGNORED, pieces
 from phalanx.job.models.llama import Llama
+from phalanx.job.models.lora import is_of_adapter
+from phalanx.job.models.model_config import read_config, read_json
 
-CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 DTYPES: Final = ("F32", "BF16", "F16")
 """Each of their values is a float32 too, in which weights are trained."""
-_JSON_BYTES_MAX: Final = 64 << 20
 _NAMED_MAX: Final = 3
-
-
-def read_shape(folder: Path) -> LlamaShape:
-    """What config.json says. Raises CheckpointError."""
-    return _shape(folder, read_json(folder / CONFIG))
 
 
 class ModelFolder:
@@ -40,8 +31,8 @@ class ModelFolder:
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError for what is missing, too many, of another shape or type, or no safetensors."""
-        config = read_json(folder / CONFIG)
-        self.folder, self.shape, self.own = folder, _shape(folder, config), _is_own(config)
+        self.folder = folder
+        self.shape, self.own = read_config(folder)
         self.files = _files(folder)
         self._opened = {name: _opened(folder / name) for name in self.files}
         self._where: dict[str, str] = {}
@@ -53,8 +44,11 @@ class ModelFolder:
 
     @torch.no_grad()
     def fill(self, part: nn.Module, prefix: str) -> None:
-        """Every parameter of a part of `Llama`, named `prefix` in it; no more than one tensor is read at a time."""
+        """Every parameter of a part of `Llama`, named `prefix` in it, but those of adapters; no more than one tensor is read at a
+        time."""
         for name, parameter in part.named_parameters(prefix=prefix):
+            if is_of_adapter(name):
+                continue
             for tensor, start, end in self._pieces(name, parameter):
                 parameter[start:end].copy_(self._file(tensor).get_tensor(tensor))
 
@@ -99,38 +93,6 @@ class ModelFolder:
         if names:
             more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
             raise CheckpointError("model", str(self.folder), f"{what}: {', '.join(names[:_NAMED_MAX])}{more}")
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A mapping. Raises CheckpointError."""
-    try:
-        if path.stat().st_size > _JSON_BYTES_MAX:
-            raise CheckpointError(path.name, str(path), f"is larger than {_JSON_BYTES_MAX} bytes, so it is none")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError("model", str(path.parent), f"{path.name} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path.name, str(path), f"is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(path.name, str(path), "holds no mapping")
-    return found
-
-
-def _is_own(config: Mapping[str, Any]) -> bool:
-    return "shape" in config and "recipe" in config
-
-
-def _shape(folder: Path, config: Mapping[str, Any]) -> LlamaShape:
-    if not _is_own(config):
-        return shape_of(config, str(folder / CONFIG))
-    try:
-        shape: LlamaShape = wire.build(LlamaShape, config["shape"])
-    except ValueError as error:
-        raise CheckpointError("shape", str(folder / CONFIG), f"is not one of a saved model ({error})") from error
-    sizes = (shape.vocab, shape.dim, shape.layers, shape.heads, shape.ffn_dim, shape.kv_heads, shape.head_dim)
-    if min(sizes) < 1 or next(shape.problems(), None):
-        raise CheckpointError("shape", str(folder / CONFIG), "is what no model can have")
-    return shape
 
 
 def _files(folder: Path) -> tuple[str, ...]:

@@ -7,33 +7,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, UserError
 from phalanx.job.data import tokens
-from phalanx.job.models.hf_export import FILE_BYTES_MAX, ExportDtype, write_hf
-from phalanx.job.models.model_folder import read_json
+from phalanx.job.models.hf_export import ExportDtype, write_hf, write_peft
+from phalanx.job.models.model_config import carried, context_of, read_json
 from phalanx.job.serve.sample import load_model
+from phalanx.job.serve.saved import open_saved
 
 TOKENIZER: Final = "tokenizer.json"
 
 
-def export(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str = "", file_bytes_max: int = FILE_BYTES_MAX) -> None:
-    """Raises CheckpointError for a damaged model or weights that are not those of `digest`, and as `write_hf` does."""
+def export(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str = "") -> None:
+    """Adapters are merged first. Raises CheckpointError for a damaged model or weights that are not those of `digest`, and as
+    `write_hf` does."""
     model, _, sequence = load_model(folder, digest)
-    end = end_token(folder)
-    weights = dict(model.named_parameters())
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    beside = tokenizer_files(folder, end, sequence)
-    write_hf(
-        to,
-        model.shape,
-        shapes,
-        lambda name: weights[name].detach(),
-        dtype,
-        beside,
-        sequence,
-        end[1] if end else None,
-        file_bytes_max,
-    )
+    end, context = end_token(folder), context_of(folder, sequence)
+    beside = {**tokenizer_files(folder, end, context), **carried(folder)}
+    write_hf(to, model, dtype, beside, context, end[1] if end else None)
+
+
+def export_adapters(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str = "") -> None:
+    """As PEFT reads them. Raises UserError for a model without adapters, and as `export` does."""
+    saved = open_saved(folder, digest)
+    if saved.adapter is None:
+        raise UserError("--format", "peft", f"the model in {folder} has no adapters, all its weights were trained; write hf")
+    write_peft(to, saved.shape, saved.adapter.lora, saved.adapter.base, saved.tensors, dtype)
 
 
 def end_token(folder: Path) -> tuple[str, int] | None:
@@ -45,11 +43,11 @@ def end_token(folder: Path) -> tuple[str, int] | None:
     return None if number is None or text is None else (text, number)
 
 
-def tokenizer_files(folder: Path, end: tuple[str, int] | None, sequence: int) -> Mapping[str, bytes]:
+def tokenizer_files(folder: Path, end: tuple[str, int] | None, context: int) -> Mapping[str, bytes]:
     """As `AutoTokenizer` reads them."""
     said: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": sequence,
+        "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
     if end is not None:
@@ -62,12 +60,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="phalanx.job.serve.export", description="A saved model for Hugging Face's libraries.")
     parser.add_argument("folder", type=Path, help="the saved model's folder")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--format", choices=("hf",), default="hf", help="for which libraries")
+    parser.add_argument("--format", choices=("hf", "peft"), default="hf", help="for which libraries")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
     parser.add_argument("--digest", default="", help="what the weights must be")
     given = parser.parse_args(arguments)
     try:
-        export(given.folder, given.to, given.dtype, given.digest)
+        act = export_adapters if given.format == "peft" else export
+        act(given.folder, given.to, given.dtype, given.digest)
     except PhalanxError as error:
         sys.stderr.write(f"Error: {error.sentence()}\n")
         return int(error.exit_code)

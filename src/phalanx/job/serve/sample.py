@@ -1,21 +1,17 @@
 """`python -m phalanx.job.serve.sample MODEL_FOLDER --prompt TEXT`: text from a saved model; only the text goes to stdout."""
 
 import argparse
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, PhalanxError, UserError
-from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.data import tokens
 from phalanx.job.models.llama import Llama, LlamaShape
-from phalanx.storage.hashes import sha256_file
+from phalanx.job.serve.saved import merged, open_saved
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,34 +20,17 @@ _TOKENS_MAX = 100_000
 
 
 def load_model(folder: Path, digest: str = "") -> tuple[Llama, "Tokenizer", int]:
-    """Model, tokenizer and trained sequence length of a saved folder.
+    """Model, tokenizer and trained sequence length of a saved folder; adapters are merged into the weights they were trained on.
 
     Raises CheckpointError when a file is missing or damaged, or when the weights are not those of `digest` (when given, else of
     the folder's own), DataError when the tokenizer cannot be read.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        shape: LlamaShape = wire.build(LlamaShape, config["shape"])
-        sequence = int(config["config"]["sequence"])
-        own = str(config["weights_digest"])
-        own_tokenizer = str(config["tokenizer_sha256"])
-        tensors = load_file(folder / "model.safetensors")
-        found_tokenizer = sha256_file(folder / "tokenizer.json")
-    except OSError as error:
-        raise CheckpointError("model", str(folder), f"{error.filename or folder}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError("model", str(folder), f"is not a whole saved model: {error}") from error
-    found = weights_digest(tensors)
-    if found != (digest or own):
-        fix = f"its digest is {found} and not {digest or own}: the file is damaged, or another model's; take the model from a copy"
-        raise CheckpointError("weights", str(folder / "model.safetensors"), fix)
-    if found_tokenizer != own_tokenizer:
-        fix = f"its SHA-256 is {found_tokenizer} and not {own_tokenizer}: the file is damaged; take the model from a copy"
-        raise CheckpointError("tokenizer", str(folder / "tokenizer.json"), fix)
-    return _filled(folder, shape, tensors), tokens.load(folder / "tokenizer.json"), sequence
+    saved = open_saved(folder, digest)
+    model = _filled(folder, saved.shape, saved.tensors) if saved.adapter is None else merged(saved)
+    return model, tokens.load(folder / "tokenizer.json"), saved.sequence
 
 
-def _filled(folder: Path, shape: LlamaShape, tensors: dict[str, torch.Tensor]) -> Llama:
+def _filled(folder: Path, shape: LlamaShape, tensors: Mapping[str, torch.Tensor]) -> Llama:
     with torch.device("meta"):
         model = Llama(shape)
     try:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -15,11 +15,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from phalanx.core import wire
 from phalanx.core.errors import StoreUnavailable
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.models.llama import LlamaShape
+from phalanx.job.models.model_config import ADAPTER, CONTEXT, carried, context_of
 from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
 from phalanx.job.train.set_aside import set_aside_lineage
@@ -33,8 +35,9 @@ TOKENIZER: Final = "tokenizer.json"
 
 
 def finish(training: Training, trained: Trained) -> Path:
-    """Saves the model and says so. A collective of all ranks. Raises StoreUnavailable when either cannot be written."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    """Saves the model, or the adapters that were trained, and says so. A collective of all ranks. Raises StoreUnavailable when
+    either cannot be written."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     whole = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
     return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
 
@@ -82,7 +85,7 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
     with (beside / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())
     tokenizer = training.data.first.tokenizer_path.read_bytes()
-    config = {
+    config: dict[str, Any] = {
         "format": 1,
         "recipe": "llama",
         "shape": wire.plain(LlamaShape, training.shape),
@@ -91,6 +94,14 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
         "tokenizer_sha256": sha256_bytes(tokenizer),
         "end_of_document": training.data.first.end_of_document,
     }
+    init = Path(training.recipe.init) if training.recipe.init else None
+    if init is not None:
+        config[CONTEXT] = max(training.recipe.sequence, context_of(init, 0))
+        for name, data in carried(init).items():
+            write_atomic(beside / name, data)
+    if training.recipe.lora is not None:
+        base = {"base": training.recipe.init, "base_digest": training.init_digest}
+        config[ADAPTER] = {**wire.plain(Lora, training.recipe.lora), **base}
     write_atomic(beside / CONFIG, json.dumps(config, indent=1).encode())
     write_atomic(beside / TOKENIZER, tokenizer)
 

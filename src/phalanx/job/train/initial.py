@@ -1,18 +1,23 @@
 """The weights that a run begins with: drawn from the seed, or read from the folder that its `init` names."""
 
+import platform
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import nn
 
-from phalanx.core.errors import DataError, SpecError
+from phalanx.core.errors import CheckpointError, DataError, SpecError
 from phalanx.core.recipe import SHAPE_FIELDS, LlamaRecipe
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.data import tokens
 from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import initialise
-from phalanx.job.models.model_folder import ModelFolder, read_shape
+from phalanx.job.models.lora import initialise_adapters
+from phalanx.job.models.model_config import read_shape
+from phalanx.job.models.model_folder import ModelFolder
 
 Fill = Callable[[nn.Module, str], None]
 """Gives every parameter of a part of the model, by its name in that, its first value."""
@@ -28,36 +33,63 @@ def with_shape_of_init(recipe: LlamaRecipe) -> LlamaRecipe:
 
 
 def first_weights(recipe: LlamaRecipe, fresh: bool) -> Fill:
-    """Not fresh: none, for who loads them all. Raises CheckpointError where the folder's are not those of its config.json."""
-    if not fresh:
+    """Not fresh: none, for who loads them all; but frozen ones, which no checkpoint holds. Raises CheckpointError where the
+    folder's are not those of its config.json."""
+    if not fresh and recipe.lora is None:
         return lambda part, name: None
-    if recipe.init:
-        return ModelFolder(Path(recipe.init)).fill
-    return lambda part, name: initialise(part, name, recipe.seed, recipe.init_std)
+    drawn = partial(initialise, seed=recipe.seed, std=recipe.init_std)
+    given = ModelFolder(Path(recipe.init)).fill if recipe.init else drawn
+
+    def fill(part: nn.Module, name: str) -> None:
+        given(part, name)
+        initialise_adapters(part, name, recipe.seed)
+
+    return fill
 
 
-def agreed_digest(recipe: LlamaRecipe, local_rank: int, saved: str = "") -> str:
+def agreed_digest(recipe: LlamaRecipe, saved: str = "") -> str:
     """Of the weights of `init`, the same on every rank; '' without one. A collective of all ranks, of which one a node reads them.
-    saved: what a checkpoint says, which then needs them no more.
+    saved: what a checkpoint says, which needs them no more unless it is of adapters.
 
-    Raises SpecError where nodes have other weights under one path.
+    Raises SpecError where nodes have other weights under one path, or adapters were trained on others; CheckpointError where they
+    cannot be read.
     """
-    if not recipe.init or saved:
+    if not recipe.init or (saved and recipe.lora is None):
         return saved
-    told = dict.fromkeys(told_by_all(ModelFolder(Path(recipe.init)).digest() if local_rank == 0 else ""))
-    digest, *others = [one for one in told if one]
+    told = told_by_all(_digest_of_node(recipe))
+    for one in told:
+        if isinstance(one, CheckpointError):
+            raise one
+    digest, *others = dict.fromkeys(str(one) for one in told if one)
     if others:
         fix = f"nodes have other weights there ({digest[:12]} and {others[0][:12]}): put the same folder on each"
         raise SpecError("hyperparameters.init", recipe.init, fix)
+    if saved and digest != saved:
+        fix = (
+            f"its weights are {digest[:12]} and the adapters were trained on {saved[:12]}: put those back there, or start a new job"
+        )
+        raise SpecError("hyperparameters.init", recipe.init, fix)
     return digest
+
+
+def _digest_of_node(recipe: LlamaRecipe) -> str | CheckpointError:
+    """'' on all ranks of a node but the first. A collective of all ranks."""
+    nodes = told_by_all(platform.node())
+    rank = dist.get_rank()
+    if nodes.index(nodes[rank]) != rank:
+        return ""
+    try:
+        return ModelFolder(Path(recipe.init)).digest()
+    except CheckpointError as error:  # told to all: none waits for who has gone
+        return error
 
 
 def check_init(recipe: LlamaRecipe, data: Sources) -> None:
     """Before anything is built. Raises SpecError for a vocabulary smaller than the data's, CheckpointError for a folder whose
     weights do not fit its config.json, DataError for data of another tokenizer than the model's."""
     if recipe.vocab and recipe.vocab < data.vocab_size:
-        what = f"init {recipe.init} has" if recipe.init else "write"
-        raise SpecError("hyperparameters.vocab", recipe.vocab, f"the data's tokenizer has {data.vocab_size} tokens; {what} fewer")
+        fix = f"prepare the data with the tokenizer of {recipe.init}" if recipe.init else "write at least that, or leave it out"
+        raise SpecError("hyperparameters.vocab", recipe.vocab, f"the data's tokenizer has {data.vocab_size} tokens; {fix}")
     if recipe.init:
         ModelFolder(Path(recipe.init))
         _check_tokenizer(Path(recipe.init), recipe.vocab, data)

@@ -134,6 +134,7 @@ def _record(
 ) -> StepRecord:
     """Times are cut, not rounded, so that the phases never add up to more than the step. waited_s: of step_s, for a copy."""
     recipe, rank = training.recipe, training.rank
+    flops = flops_per_token(training.shape, recipe.sequence, frozen=recipe.lora is not None)
     tokens = training.batch.samples * recipe.sequence
     tokens_per_s = tokens / max(step_s, 1e-9)
     return StepRecord(
@@ -146,7 +147,7 @@ def _record(
         lr=facts.lr,
         tokens=tokens,
         tokens_per_s=tokens_per_s,
-        mfu=mfu(tokens_per_s, flops_per_token(training.shape, recipe.sequence), training.peak_flops_total),
+        mfu=mfu(tokens_per_s, flops, training.peak_flops_total),
         started_ms=started_ms,
         ended_ms=started_ms + int((step_s + save_s) * 1000),
         data_wait_ms=int(facts.data_wait_s * 1000),

@@ -9,12 +9,15 @@ from phalanx.core.recipe import LlamaRecipe
 
 
 def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
-    """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros.
+    Frozen weights have none."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() > 1]
+    vectors = [parameter for parameter in trained if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}]
+    groups += [{"params": vectors, "weight_decay": 0.0}] if vectors else []  # of adapters none is one
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
-    for parameter in model.parameters():
+    for parameter in trained:
         optimizer.state[parameter] = _moments(parameter)
     return optimizer
 

@@ -10,9 +10,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.lora import adapt
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.precision import Dtype, policy
+from phalanx.job.train.speed import look_ahead, quicken
 
 
 def layout_of(rank: Rank) -> Mapping[str, int]:
@@ -32,14 +34,23 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     """
     with torch.device("meta"):
         model = Llama(shape)
-    fill = first_weights(recipe, fresh)
+        if recipe.lora is not None:
+            adapt(model, recipe.lora)
+    quicken(model, recipe, dtype, rank.device)
+    fill, arithmetic = first_weights(recipe, fresh), policy(dtype, recipe.reduce_dtype)
     for index, block in enumerate(model.blocks):
         _fill(block, f"blocks.{index}", fill, rank.device)
-        fully_shard(block, mesh=mesh, mp_policy=policy(dtype))
+        fully_shard(block, mesh=mesh, mp_policy=arithmetic, reshard_after_forward=recipe.reshard_after_forward)
     for name, part in model.named_children():
         if name != "blocks":
             _fill(part, name, fill, rank.device)
-    fully_shard(model, mesh=mesh, mp_policy=policy(dtype))
+    if not shape.tied:
+        # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
+        # backward, since what comes between is short, or nothing.
+        fully_shard([model.norm, cast(nn.Module, model.output)], mesh=mesh, mp_policy=arithmetic, reshard_after_forward=False)
+        fully_shard(model.embedding, mesh=mesh, mp_policy=arithmetic, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=arithmetic)
+    look_ahead(model.blocks, recipe.prefetch_blocks)
     return model
 
 

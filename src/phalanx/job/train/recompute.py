@@ -56,7 +56,8 @@ def _taker(prefix: str, inner: tuple[str, ...], sums: Sums, handles: list[Remova
         for name, parameter in module.named_parameters(prefix=prefix):
             if not name.startswith(inner):
                 sums[f"weights.{name}"] = bit_sum(parameter)
-                handles.append(parameter.register_hook(_noter(f"gradients.{name}", sums)))  # type: ignore[no-untyped-call]
+                if parameter.requires_grad:
+                    handles.append(parameter.register_hook(_noter(f"gradients.{name}", sums)))  # type: ignore[no-untyped-call]
 
     return take
 

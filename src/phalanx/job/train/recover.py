@@ -19,6 +19,7 @@ from phalanx.job.sdk.session import Session
 from phalanx.job.train.batches import batch_of_run
 from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
+from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.loop import Trained, run
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
@@ -178,7 +179,8 @@ class Recipe:
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
-        training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=str(note.get(INIT, "")))
+        init = agreed_digest(self._recipe, str(note.get(INIT, "")))
+        training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=init)
         if not state.restore(training.model, training.optimizer):
             return None
         first = float.fromhex(str(note["val_loss_first"]))

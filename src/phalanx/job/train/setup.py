@@ -26,6 +26,7 @@ from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree, on_bad_blocks
+from phalanx.job.train.arithmetic import settle_arithmetic
 from phalanx.job.train.audit import Audit
 from phalanx.job.train.batches import (
     Batch,
@@ -119,7 +120,7 @@ def set_up(
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
-    init_digest = agreed_digest(recipe, session.local_rank, str(found.manifest.extra.get(INIT, "")) if found else "")
+    init_digest = agreed_digest(recipe, str(found.manifest.extra.get(INIT, "")) if found else "")
     made = (rank, dtype, batch, clock_s, unix_ms, watch)
     training = assemble(session, recipe, data, *made, fresh=found is None, init_digest=init_digest)
     if found is None:
@@ -143,6 +144,7 @@ def assemble(
 ) -> Training:
     """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. fresh: with initial weights,
     else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
+    settle_arithmetic(recipe.deterministic, rank.device)
     model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, make_mesh(rank), dtype, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)

@@ -1,4 +1,4 @@
-"""A look at a job's data before it is submitted: what its ranks would refuse minutes later is refused now."""
+"""A look at a job's data and `init` before it is submitted: what its ranks would refuse minutes later is refused now."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
-    """Warns of what cannot be seen from here. Raises DataError."""
+    """Warns of what cannot be seen from here. Raises DataError, CheckpointError for the folder of `init`."""
     if spec.data is None:
         return
     from phalanx.core.data_asked import ForeseeAsked
@@ -21,6 +21,6 @@ def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
         recipe = recipe_config(spec)
         ranks = spec.num_nodes * spec.resources.devices.count  # each has one device
         held_out = recipe.batch_per_rank * ranks if recipe.eval_batches else 0
-        asked = ForeseeAsked(data=spec.data, env=spec.env, sequence=recipe.sequence, held_out=held_out)
+        asked = ForeseeAsked(data=spec.data, env=spec.env, sequence=recipe.sequence, held_out=held_out, init=recipe.init)
     for warning in tools.foresee_data(asked):
         note(f"Warning: {warning}.")

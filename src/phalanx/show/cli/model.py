@@ -20,6 +20,7 @@ class Format(StrEnum):
     """Of an export."""
 
     HF = "hf"
+    PEFT = "peft"
 
 
 def add(app: typer.Typer) -> None:
@@ -93,7 +94,7 @@ def export(
     model: ModelArgument,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to make; not there yet, or empty.", show_default=False)],
     form: Annotated[
-        Format, typer.Option("--format", help="hf: config.json, safetensors and tokenizer for transformers.")
+        Format, typer.Option("--format", help="hf: a whole model for transformers. peft: the adapters of a LoRA run alone.")
     ] = Format.HF,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights. float32 is what was trained; bfloat16 is half.")] = Dtype.FLOAT32,
     home: HomeOption = None,

@@ -16,6 +16,8 @@ from phalanx.core.yaml_text import read_yaml
 
 _PATHS: Final = re.compile(r"workdir|data\.path|data\.sources\.[^.]+\.path")
 """Fields that are paths, or places in a store: paths of the command line start at the current folder, not at the file's."""
+_INIT: Final = "hyperparameters.init"
+"""Of a recipe; what a script means by it nobody knows."""
 
 
 def spec_from(file: Path, changes: Sequence[str], folder: Path) -> JobSpec:
@@ -29,7 +31,7 @@ def changed(data: object, changes: Sequence[str], folder: Path) -> object:
         return data
     for change in changes:
         key, value = _key_value(change)
-        if _PATHS.fullmatch(key) and isinstance(value, str) and value:
+        if (_PATHS.fullmatch(key) or (key == _INIT and data.get("recipe"))) and isinstance(value, str) and value:
             value = place_from(folder, value)
         data = _with(data, key.split("."), value, key)
     return data

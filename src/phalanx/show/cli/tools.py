@@ -42,7 +42,7 @@ class Tools:
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
     foresee_data(asked): refuses the data of a job for what its ranks would refuse, as far as it is seen from here; returns warnings
-        of what is not.
+        of what is not. The same of the folder of the model that it begins with.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.

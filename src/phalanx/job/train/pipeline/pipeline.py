@@ -4,27 +4,24 @@ Works with torch 2.11 and 2.13: shapes are told to the stages, since the two inf
 nothing), and the last stage makes the loss itself, since 2.11 hands nothing but targets on to a loss.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.pipeline.balance import LayerCosts, balanced_stages
-from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout, ScheduleName
+from phalanx.fabric.pipeline.layout import PipelineLayout, ScheduleName
 from phalanx.job.models.llama import LlamaShape
-from phalanx.job.train.initial import first_weights
 from phalanx.job.train.pipeline.forward import relayed
 from phalanx.job.train.pipeline.stage import RankPart, Stage
 from phalanx.job.train.pipeline.timed import Recorder, TimedStage
-from phalanx.job.train.precision import Dtype, policy
+from phalanx.job.train.precision import Dtype
 
 TORCH_NAMES: Final[dict[ScheduleName, str]] = {
     "gpipe": "GPipe",
@@ -64,48 +61,11 @@ def pipeline_parallel(
     for number in layout.stages_of(mesh.get_local_rank()):
         stages[number] = Stage(shape, layers[number])
         prepare(stages[number])
-    _check_uncompiled(layout, stages.values())
     group = mesh.get_group()
     dist.all_reduce(torch.zeros(1, device=device), group=group)  # its connections, before two ranks alone need them
     return Pipeline(
         layout=layout, layers=layers, stages=stages, group=group, device=device, dtype=dtype, sequence_parts=sequence_parts
     )
-
-
-def sharded_stage(
-    recipe: LlamaRecipe, mesh: DeviceMesh, device: torch.device, dtype: Dtype, fresh: bool = True
-) -> Callable[[Stage], None]:
-    """For `pipeline_parallel`: a stage with its initial values, cut over the mesh of data-parallel ranks by FSDP2. fresh: else it
-    holds nothing, for who loads it. Weights stay gathered over a step: gathering them for each microbatch would cost more than
-    a step without a pipeline does, and a weight pass that was put off finds them."""
-    first = first_weights(recipe, fresh)
-
-    def fill(part: nn.Module, name: str) -> None:
-        part.to_empty(device=device)
-        first(part, name)
-
-    def prepare(stage: Stage) -> None:
-        for name, block in stage.blocks.named_children():
-            fill(block, f"blocks.{name}")
-            fully_shard(block, mesh=mesh, mp_policy=policy(dtype), reshard_after_forward=False)
-        for name, part in stage.named_children():
-            if name != "blocks":
-                fill(part, name)
-        fully_shard(stage, mesh=mesh, mp_policy=policy(dtype), reshard_after_forward=False)
-
-    return prepare
-
-
-def _check_uncompiled(layout: PipelineLayout, stages: Iterable[Stage]) -> None:
-    """A compiled backward pass is one piece."""
-    if layout.schedule not in SPLITS_BACKWARD:
-        return
-    for stage in stages:
-        if any(module._compiled_call_impl is not None for module in stage.modules()):
-            whole = ", ".join(name for name in TORCH_NAMES if name not in SPLITS_BACKWARD)
-            raise SpecError(
-                "schedule", layout.schedule, f"parts the backward pass, which torch.compile cannot; write one of {whole}"
-            )
 
 
 @dataclass(slots=True)
@@ -134,7 +94,7 @@ class Pipeline:
     ) -> None:
         self.layout, self.layers, self.part = layout, tuple(layers), RankPart(list(stages.values()))
         self._stages, self._group, self._device = dict(stages), group, device
-        self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+        self._dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         self._sequence_parts = sequence_parts
         self._built: _Built | None = None
         self._losses: list[Tensor] = []

@@ -72,8 +72,8 @@ class TimedStage(PipelineStage):
     recorder: Recorder | None = None
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """None: the pipeline's ranks are connected already. torch 2.11 would have a rank that holds neighbours send to itself, which
-        gloo cannot; 2.13 does not ask."""
+        """None: the pipeline's ranks are connected already. torch 2.11 would have a rank that holds neighbours send to itself,
+        which gloo cannot; 2.13 does not ask."""
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:

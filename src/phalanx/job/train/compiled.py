@@ -1,0 +1,66 @@
+"""Blocks' training passes compiled, one by one: they are alike, so that one compilation serves all of them.
+
+Hooks stay outside: FSDP gathers a block's weights before what is compiled, and lets go of them after it. What was compiled is found
+again by its code, its shapes and the kind of what it is given, not by the module: a survivor that wraps its model anew compiles
+nothing. Passes without gradients run as they are: there are few, of other shapes, and each would be compiled anew.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.core.errors import SetupError
+from phalanx.core.recipe import Switch
+from phalanx.job.train.activations import Run, plain
+
+_log: Final = logging.getLogger(__name__)
+
+BACKEND: Final = "inductor"
+
+
+def compiles(asked: Switch, device: torch.device) -> bool:
+    """`auto` where it pays and can be done: a CPU compiles for longer than most runs there take.
+
+    Raises SetupError where it is asked for, and the machine lacks what generated code for GPUs needs."""
+    if device.type != "cuda" or asked is False:
+        return asked is True
+    lacks = _lacking()
+    if lacks and asked is True:
+        raise SetupError("compile", asked, f"{lacks} is not installed here: install it, or write false")
+    if lacks:
+        _log.warning("blocks are not compiled: %s is not installed here", lacks)
+    return not lacks
+
+
+def run_by(blocks: Iterable[nn.Module], runs: Iterable[Run], compile_them: bool, backend: str = BACKEND) -> None:
+    """Each block's forward pass becomes its run. Names of parameters stay. To be called before blocks are sharded."""
+    for block, run in zip(blocks, runs, strict=True):
+        training = _compiled(run, backend) if compile_them else run
+        if training is not plain:
+            block.forward = partial(_forward, training, block)
+
+
+def _forward(training: Run, block: nn.Module, *given: Any) -> Tensor:
+    return training(block, *given) if torch.is_grad_enabled() else plain(block, *given)
+
+
+def _lacking() -> str:
+    """What Triton needs and is not here; it builds a launcher in C for each kernel."""
+    if find_spec("triton") is None:
+        return "triton"
+    compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return "" if any(name and shutil.which(name) for name in compilers) else "a C compiler"
+
+
+@cache
+def _compiled(run: Run, backend: str) -> Run:
+    """fullgraph: what cannot be compiled whole is told, not slow. dynamic: a shape's own code is the faster one."""
+    made: Run = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    return made

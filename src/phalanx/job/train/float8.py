@@ -1,0 +1,50 @@
+"""Matrix products of 8-bit floats in the blocks, by torchao: scales are taken from the tensors at hand, one each or one a row.
+
+Weights, gradients, optimiser and checkpoints are those of bf16, and so are attention, norms, embedding and output: a run may be
+evaluated and served without any of this.
+"""
+
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from phalanx.core.errors import SetupError
+from phalanx.core.recipe import FP8_MULTIPLE
+
+Float8 = Literal["fp8", "fp8_rowwise"]
+_SCALED: Final = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
+_CAPABILITY_MIN: Final = (8, 9)
+"""Of the first cards that have such products."""
+
+
+def to_float8(block: nn.Module, kind: Float8, device: torch.device) -> None:
+    """In place, names of parameters kept. On a CPU the same numbers are computed by way of float32, which is for tests.
+
+    Raises SetupError where torchao is not installed, or the card has no such products."""
+    _check_card(kind, device)
+    for name, part in block.named_modules():
+        if isinstance(part, nn.Linear) and (part.in_features % FP8_MULTIPLE or part.out_features % FP8_MULTIPLE):
+            sides = f"{name} is {part.in_features} x {part.out_features}"
+            raise SetupError("dtype", kind, f"{sides}, and 8-bit products need multiples of {FP8_MULTIPLE}; write bf16")
+    torchao = _torchao(kind)
+    config = torchao.Float8LinearConfig.from_recipe_name(_SCALED[kind])
+    if device.type == "cpu":
+        object.__setattr__(config, "emulate", True)
+    if kind == "fp8_rowwise":
+        torch._inductor.config.emulate_precision_casts = True  # pytorch#150859: compiled, scales of rows would be of other numbers
+    torchao.convert_to_float8_training(block, config=config)
+
+
+def _torchao(kind: Float8) -> Any:
+    try:
+        import torchao.float8
+    except ImportError as error:
+        raise SetupError("dtype", kind, "torchao is not installed: install phalanx[fp8], or write bf16") from error
+    return torchao.float8
+
+
+def _check_card(kind: Float8, device: torch.device) -> None:
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _CAPABILITY_MIN:
+        need = ".".join(map(str, _CAPABILITY_MIN))
+        raise SetupError("dtype", kind, f"this card has compute capability {found[0]}.{found[1]}, and 8-bit products need {need}")
