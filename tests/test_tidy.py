@@ -86,6 +86,7 @@ def documented(path: Path) -> Iterator[tuple[str, str | None]]:
         training_data.Blocks,
         spec.Notify,
         spec.Recovery,
+        spec.LayoutSpec,
         recipe.LlamaRecipe,
     ],
     ids=lambda kind: kind.__name__,
@@ -106,7 +107,9 @@ def test_every_variable_of_a_rank_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [spec.JobSpec, spec.CheckpointPolicy, spec.Recovery, recipe.LlamaRecipe], ids=lambda kind: kind.__name__
+    "kind",
+    [spec.JobSpec, spec.CheckpointPolicy, spec.Recovery, spec.LayoutSpec, recipe.LlamaRecipe],
+    ids=lambda kind: kind.__name__,
 )
 def test_documented_defaults_are_the_real_ones(kind: type) -> None:
     rows = [line for line in (ROOT / "docs/job-spec.md").read_text().splitlines() if line.startswith("| `")]

@@ -6,7 +6,7 @@ Without this an older agent would run such a job without what it does not know, 
 from typing import Final
 
 from phalanx.core.checkpoints import JOBS_FOLDER
-from phalanx.core.spec import JobSpec
+from phalanx.core.spec import JobSpec, LayoutSpec
 from phalanx.core.training_data import in_store
 
 LOCK: Final = "lock"
@@ -31,6 +31,8 @@ DATA_SPEC: Final = "data-spec"
 """Its ranks find all of `data`: a mixture, how rows are made, or data in a store, not the path of a folder alone."""
 CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
+LAYOUT: Final = "layout"
+"""Its ranks lay a recipe's model out as the job says."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -46,5 +48,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         DATA_SPEC: spec.data is not None and (not spec.data.is_plain or in_store(spec.data.path)),
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
+        LAYOUT: spec.layout != LayoutSpec(),
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

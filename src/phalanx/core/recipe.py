@@ -36,7 +36,7 @@ class LlamaRecipe:
     heads: attention heads.
     ffn_dim: inner width of the SwiGLU feed-forward.
     sequence: tokens per sample.
-    batch_per_rank: samples per rank in one microbatch.
+    batch_per_rank: samples per rank in one microbatch; of ranks that share their samples, of all of them together.
     accumulate: microbatches per optimiser step.
     steps: optimiser steps in the whole run.
     lr: peak learning rate, reached after `warmup_steps`, then cosine down to `lr * min_lr_ratio`.

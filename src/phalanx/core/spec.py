@@ -17,6 +17,7 @@ OnPartition = Literal["keep", "stop"]
 BestMode = Literal["min", "max"]
 Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
 SpotUse = Literal["never", "allow", "prefer"]
+Zero = Literal[0, 1, 2, 3]
 
 Scalar = str | int | float | bool
 _STRICT = ConfigDict(extra="forbid")
@@ -181,6 +182,35 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSpec:
+    """How a recipe's model and samples are laid over the ranks. See docs/layouts.md. Data parallelism has the ranks that the other
+    axes leave: each of its ranks, or groups of ranks, reads samples of its own.
+
+    pp: stages of the pipeline, each with its part of the layers.
+    cp: ranks that share a sequence (context parallel).
+    tp: ranks that share each matrix, and between matrices the sequence (tensor, sequence and loss parallel).
+    ep: ranks that share the experts of a layer, of those that data and context parallelism have.
+    zero: what data-parallel ranks share instead of each holding it: 0 nothing (DDP), 1 the optimiser's state, 2 gradients too, 3
+        weights too (FSDP).
+    replicate: groups of data-parallel ranks, each of which holds all that `zero` shares between its ranks (HSDP).
+    """
+
+    __pydantic_config__ = _STRICT
+
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    zero: Zero = 3
+    replicate: int = 1
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """That get the same samples."""
+        return self.pp * self.cp * self.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One job.
 
@@ -211,6 +241,7 @@ class JobSpec:
     notify: who is told of the job's way.
     checkpoint: when to save, and what to keep.
     recovery: what becomes of the other ranks when one dies or hangs.
+    layout: how a recipe's model and samples are laid over the ranks.
     chaos: faults may be planned for it with `phalanx chaos`.
     hyperparameters: of the recipe, or read by a script from PHALANX_HYPERPARAMETERS (JSON); tracked as parameters.
     data: token shards for the recipe, one data set or a mixture; their manifest hash goes into the lineage.
@@ -244,9 +275,20 @@ class JobSpec:
     notify: Notify | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     recovery: Recovery = field(default_factory=Recovery)
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
     chaos: bool = False
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     data: DataSource | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the whole gang: one on each device."""
+        return self.num_nodes * self.resources.devices.count
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Parts into which the samples of a step are cut: ranks, or groups of ranks that share theirs."""
+        return max(1, self.num_ranks // self.layout.ranks_per_sample)
 
     @property
     def max_duration_ms(self) -> int | None:

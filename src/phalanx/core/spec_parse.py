@@ -17,9 +17,10 @@ from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES, written_out
-from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, Notify, Placing, Recovery, Resources
+from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, LayoutSpec, Notify, Placing, Recovery, Resources
 from phalanx.core.spec_checkpoint import checkpoint_checks
 from phalanx.core.spec_data import data_checks, refuse_unprepared
+from phalanx.core.spec_layout import layout_checks
 from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
@@ -41,6 +42,7 @@ _NESTED: Final = {
     "environment": Environment,
     "checkpoint": CheckpointPolicy,
     "recovery": Recovery,
+    "layout": LayoutSpec,
     "data": DataSource,
     "notify": Notify,
     "placing": Placing,
@@ -107,8 +109,8 @@ def checked(spec: JobSpec) -> JobSpec:
     """`spec` itself when its values can work together; raises SpecError for the first that cannot."""
     _refuse_unwritable(spec)
     checks = (
-        _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, recovery_checks, _environment_checks,
-        _outside_checks,
+        _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, layout_checks, recovery_checks,
+        _environment_checks, _outside_checks,
     )  # fmt: skip
     for check in checks:
         for name, value, good, fix in check(spec):

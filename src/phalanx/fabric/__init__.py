@@ -1,2 +1,2 @@
-"""What hardware is: device models now, links and cost models later; and where experts lie on it. Pure: no clock, no I/O, no
-randomness. Imports core."""
+"""What hardware is: device models now, links and cost models later; where experts lie on it, and how ranks do. Pure: no clock, no
+I/O, no randomness. Imports core."""

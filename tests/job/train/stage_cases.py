@@ -25,7 +25,7 @@ from phalanx.fabric.pipeline.actions import Action, Kind
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.fabric.pipeline.layout import PipelineLayout, ScheduleName
 from phalanx.fabric.pipeline.measured import bubbles
-from phalanx.fabric.pipeline.timeline import PassCost, Result, needs, result_of
+from phalanx.fabric.pipeline.timeline import PassCost, needs, result_of
 from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.checkpoint.manifest import Origin
 from phalanx.job.checkpoint.restore import find, load
@@ -108,19 +108,13 @@ class Reckoned(Recorder):
 
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
-        arrivals = [float(self._store.get(str(result))) for result in needs(action, self._num_stages) if self._is_there(result)]
+        arrivals = [float(self._store.get(str(result))) for result in needs(action, self._num_stages)]
         begun = max([self._now, *arrivals])
         yield
         self._now = begun + COST.of(action.kind)
         self._marks.append((action, begun, self._now))
         if action.kind is not Kind.WEIGHT:
             self._store.set(str(result_of(action)), str(self._now))
-
-    def _is_there(self, result: Result) -> bool:
-        """Else the pass began without it."""
-        if self._store.check([str(result)]):
-            return True
-        raise AssertionError(f"{result} was not there")
 
 
 def built(layout: PipelineLayout, mesh: DeviceMesh, rank: Rank, recipe: LlamaRecipe = RECIPE) -> Pipeline:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.fabric.layouts import Layout
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.sources import Sources
 from phalanx.job.train.batches import Batch, HeldOut, batch_of_run, first_batch, order_of_run, train_batches
@@ -106,6 +107,21 @@ def test_d10_every_held_out_sample_counts_once_whatever_the_world_size(world_siz
                 counts.append(count)
             runs.add(len(counts))
     assert len(counted) == len(set(counted)) == 20 and len(runs) == 1
+
+
+def test_ranks_that_share_a_sample_hold_out_the_same() -> None:
+    layout, counted = Layout(dp_shard=2, tp=2), list[list[int]]()
+    for rank in range(4):
+        place = replace(rank_of(rank, 4), layout=layout)
+        with HeldOut(DATA, RECIPE, place, first_batch(RECIPE, place.data_size)).reading() as batches:
+            counted.append([one for parts in batches for read, count in parts for one in read[:count, 0].tolist()])
+    assert counted[0] == counted[1] and counted[2] == counted[3] and len({*counted[0], *counted[2]}) == 20
+
+
+def test_a_world_size_is_told_in_ranks_also_where_several_share_a_sample() -> None:
+    with pytest.raises(SpecError, match="one of 2, 4, 6, 8, 12, 24 ranks") as caught:
+        batch_of_run(24, RECIPE, 5, ranks_a_sample=2)
+    assert caught.value.value == 10
 
 
 def test_a_run_may_leave_the_held_out_loss_out() -> None:

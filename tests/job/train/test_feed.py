@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import CheckpointError, DataError, StoreUnavailable
 from phalanx.core.training_data import DataSource, MixtureSource
+from phalanx.fabric.layouts import Layout
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.cursor import Cursor
 from phalanx.job.data.draws import DataOrder, PlainOrder
@@ -282,3 +283,13 @@ def test_damage_is_raised_at_the_step_that_needs_it_and_closing_ends_the_threads
     feed.close()
     feed.close()
     assert threading.active_count() == before
+
+
+def test_ranks_that_share_a_sample_read_the_same_and_all_parts_make_up_the_step(gated: Gated) -> None:
+    layout = Layout(dp_replicate=2, tp=2)
+    read = []
+    for rank in range(4):
+        place = Rank(rank=rank, world_size=4, device=CPU, device_name="cpu", layout=layout)
+        with closing(Feed(*order_of(gated), SEQUENCE, place)) as feed:
+            read.append(first_tokens(feed(3)))
+    assert read[0] == read[1] and read[2] == read[3] and read[0] + read[2] == expected(3)

@@ -8,10 +8,8 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import CheckpointError, NotFound
 from phalanx.job.checkpoint.commit import RNG
+from phalanx.job.checkpoint.load_plan import Boxes, BoxPlanner, boxes_of
 from phalanx.job.checkpoint.owners import DTYPES, specs_of
 from phalanx.job.checkpoint.rng import rng_name
 from phalanx.job.checkpoint.sealed import Sealed
@@ -31,6 +30,8 @@ from phalanx.job.checkpoint.whole import TensorSpec
 
 Pieces = Mapping[str, Mapping[tuple[int, ...], tuple[Part, memoryview]]]
 """Tensor to where each of its parts begins to the part and its bytes."""
+Filled = dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], int]]
+"""Of each tensor, by the box and the place in it where a piece was put, how many elements that has."""
 
 
 def load(
@@ -48,14 +49,15 @@ def load(
     there: the tensors are then in no state to go on from.
     """
     place, generators = f"step {step} in memory", dict[str, torch.Tensor]()
-    filled: dict[str, dict[tuple[int, ...], int]] = {name: {} for name in state}
+    filled: Filled = {name: {} for name in state}
+    boxes_here = boxes_of(state)
     wanted, names = {**(tensors or {}), **specs_of(state)}, {kind: rng_name(rank, kind) for kind in ("cpu", "cuda")}
     for source in sources:
         with contextlib.closing(source()) as sealed:
             seal = sealed.seal_of(step, generation)
             pieces = _pieces(sealed.parts(step, generation))
             _check(place, pieces, wanted)
-            _fill(pieces, state, filled)
+            _fill(pieces, state, boxes_here, filled)
             generators |= {kind: _tensor(*pieces[name][0,]).clone() for kind, name in names.items() if name in pieces}
             if not sealed.is_whole(seal):
                 raise NotFound("snapshot", step, "it was overwritten while it was read")
@@ -85,17 +87,16 @@ def _check(place: str, pieces: Pieces, wanted: Mapping[str, TensorSpec]) -> None
             raise CheckpointError(place, name, f"is kept as {was.dtype} {was.shape}, this run has {now.dtype} {now.shape}")
 
 
-def _fill(pieces: Pieces, state: Mapping[str, torch.Tensor], filled: dict[str, dict[tuple[int, ...], int]]) -> None:
+def _fill(pieces: Pieces, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Boxes], filled: Filled) -> None:
     """From one rank's parts. Where replicas give the same, the first one counts."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    here: dict[str, Any] = {name: state[name] for name in pieces if name in state}
+    here = {name: state[name] for name in pieces if name in state}
     metadata = Metadata(state_dict_metadata={name: _metadata(pieces[name]) for name in here})
-    planner.set_up_planner(here, metadata, is_coordinator=True)
+    planner = BoxPlanner(here, boxes, metadata)
     whole: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for item in planner.finish_plan(planner.create_local_plan()).items:
         part, data = pieces[item.storage_index.fqn][tuple(item.storage_index.offset or ())]
         box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
-        target, at = planner.resolve_tensor(item).detach(), tuple(item.dest_offsets)
+        target, at = planner.resolve_tensor(item).detach(), (tuple(item.dest_index.offset or ()), tuple(item.dest_offsets))
         if at not in filled[part.name]:
             source = _tensor(part, data)[box]
             if target.is_contiguous() and source.is_contiguous():

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import Bug
+from phalanx.job.checkpoint.rows import Rows, rows_in, stretches
 from phalanx.job.checkpoint.shard_file import PART_BYTES_MAX, Part
 from phalanx.job.checkpoint.whole import TensorSpec
 
@@ -42,6 +43,7 @@ def local_parts(
     everyone = _ranks(mesh.mesh) if mesh is not None else tuple(range(dist.get_world_size() if dist.is_initialized() else 1))
     local = {name: (one.to_local() if isinstance(one, DTensor) else one).detach() for name, one in state.items()}
     replicas, boxes = _memory(lambda tensor: _replicas(tensor, mesh)), _memory(_box)
+    rows = rows_in(state)
     given: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     found: list[tuple[Part, torch.Tensor]] = []
     for name in sorted(local, key=lambda name: (-local[name].nbytes, name)):
@@ -51,7 +53,7 @@ def local_parts(
         given[ranks][owner] += max(local[name].nbytes, 1)
         if owner == rank:
             start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
-            pieces = _parts(name, tensor, local[name], start, part_bytes_max)
+            pieces = _parts(name, tensor, local[name], start, part_bytes_max, rows.get(name))
             found += [(part, piece.contiguous()) for part, piece in pieces]
     return found
 
@@ -59,12 +61,12 @@ def local_parts(
 def held_parts(state: Mapping[str, torch.Tensor], part_bytes_max: int = PART_BYTES_MAX) -> list[tuple[Part, torch.Tensor]]:
     """Every part that this rank has, those of which others have replicas too, in the order of names; each as a view of the state's
     own memory, so that writing to it changes the state. A view is not always contiguous. Raises Bug as `local_parts`."""
-    boxes = _memory(_box)
+    boxes, rows = _memory(_box), rows_in(state)
     found: list[tuple[Part, torch.Tensor]] = []
     for name, tensor in sorted(state.items()):
         local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
         start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
-        found += _parts(name, tensor, local, start, part_bytes_max)
+        found += _parts(name, tensor, local, start, part_bytes_max, rows.get(name))
     return found
 
 
@@ -106,15 +108,16 @@ def _box(tensor: DTensor) -> tuple[int, ...]:
 
 
 def _parts(
-    name: str, tensor: torch.Tensor, local: torch.Tensor, start: tuple[int, ...], part_bytes_max: int
+    name: str, tensor: torch.Tensor, local: torch.Tensor, start: tuple[int, ...], part_bytes_max: int, rows: Rows | None
 ) -> Iterator[tuple[Part, torch.Tensor]]:
     if tensor.numel() and not local.numel():
         return  # more ranks than rows: others have them all
     code = code_of(name, tensor.dtype)
-    for where, length in _cut(tuple(local.shape), tensor.element_size(), part_bytes_max):
-        piece = local[tuple(slice(first, first + count) for first, count in zip(where, length, strict=True))]
-        begin = tuple(first + more for first, more in zip(start, where, strict=True))
-        yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece
+    for top, stretch in stretches(local, start, rows):
+        for where, length in _cut(tuple(stretch.shape), tensor.element_size(), part_bytes_max):
+            piece = stretch[tuple(slice(first, first + count) for first, count in zip(where, length, strict=True))]
+            begin = tuple(first + more for first, more in zip(top, where, strict=True))
+            yield Part(name=name, dtype=code, shape=tuple(tensor.shape), start=begin, size=length), piece
 
 
 def _cut(size: tuple[int, ...], item_bytes: int, bytes_max: int) -> Iterator[Box]:

@@ -9,12 +9,12 @@ from typing import Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from phalanx.core.errors import Bug, CheckpointError, PhalanxError, StoreUnavailable
 from phalanx.job.checkpoint import manifest
 from phalanx.job.checkpoint.commit import RNG, backoff_s, reason_of
 from phalanx.job.checkpoint.folder import Folder, Where, folder_at
+from phalanx.job.checkpoint.load_plan import BoxPlanner, boxes_of
 from phalanx.job.checkpoint.manifest import Manifest, Origin
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.reader import PartReader, read_whole
@@ -100,8 +100,8 @@ def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor], tensors: 
     saved = {name: spec_of(parts) for name, parts in checkpoint.tensors.items() if not name.startswith(RNG)}
     own = specs_of(state)
     check_same(checkpoint.folder, saved, own if tensors is None else {**tensors, **own})
-    planner, reader = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False), PartReader(checkpoint)
-    planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
+    reader = PartReader(checkpoint)
+    planner = BoxPlanner(state, boxes_of(state), reader.read_metadata())
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
 
 

@@ -3,6 +3,7 @@
 Numbers such as the learning rate are functions of the step and the recipe, so they are not stored twice.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from phalanx.job.checkpoint.rows import Rows, State, rows_of
+
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
 _SOME = StateDictOptions(strict=False)
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -22,7 +25,7 @@ _MODEL = "model."
 _OPTIMIZER = "optimizer."
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Every weight as `model.NAME` and every moment as `optimizer.state.NAME.KIND`, sharded as they are.
 
     Of an optimiser that has not stepped, the moments are made first. A model with `frozen_stay_out` set leaves its frozen weights
@@ -31,7 +34,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     options = _TRAINED if _frozen_stay_out(model) else None
     weights = {_MODEL + name: value for name, value in get_model_state_dict(model, options=options).items()}
     moments = {_OPTIMIZER + name: value for name, value in _optimizer_part(model, optimizer).items()}
-    return {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in (weights | moments).items() if isinstance(value, torch.Tensor)}
+    return State(tensors, _rows(model, tensors))
 
 
 def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
@@ -46,6 +50,16 @@ def set_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state
 
 def _frozen_stay_out(model: nn.Module) -> bool:
     return bool(getattr(model, "frozen_stay_out", False))
+
+
+def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Rows]:
+    """Of weights that lie otherwise in checkpoints, and of their moments, which lie as they do."""
+    found: dict[str, Rows] = {}
+    for weight, rows in rows_of(model).items():
+        own, moments = _MODEL + weight, f"{_OPTIMIZER}state.{weight}."
+        alike = [name for name in tensors if name.startswith(moments) and tensors[name].shape == tensors[own].shape]
+        found |= dict.fromkeys([own, *alike], rows)
+    return found
 
 
 def _optimizer_part(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Attention(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.context: Context = WHOLE
+        self.heads, self.kv_heads = shape.heads, shape.kv_heads
         self.widths = (shape.q_dim, shape.kv_dim, shape.kv_dim)
         self.head_dim = shape.head_dim
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias=shape.qkv_bias)

@@ -18,7 +18,8 @@ from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.health import REASON_CHARS_MAX, Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
-from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, Scalar
+from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, LayoutSpec, Scalar
+from phalanx.core.spec_layout import LAYOUT_VARIABLE, PLAIN, layout_of
 from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource, data_of
 from phalanx.job.sdk.chaos import Chaos
 from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
@@ -46,10 +47,11 @@ class Session:
     folder of the job's data source, or ''. data_source: all that the job's `data` says, or None. code: SHA-256 of the packed
     workdir, or ''. artifacts_dir: files that are put there are kept by the platform, see docs/artifacts.md; the current folder
     outside Phalanx. keepers_dir: of this attempt on this node,
-    where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each snapshot
-    of a gang that recovers inside. checkpoint_patience_s: how long a save is tried
-    again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for saves as often as pays; 0
-    where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those planned while it runs.
+    where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each
+    snapshot of a gang that recovers inside. layout: how the job's recipe is to be laid over its ranks. checkpoint_patience_s: how
+    long a save is tried again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for
+    saves as often as pays; 0 where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those
+    planned while it runs.
     """
 
     job: str = ""
@@ -71,6 +73,7 @@ class Session:
     local_rank: int = 0
     keepers_dir: str = ""
     replicas: int = 0
+    layout: LayoutSpec = PLAIN
     checkpoint_patience_s: int = _PATIENCE_S
     checkpoint_mtbf_s: int = 0
     checkpoints: str = ""
@@ -235,6 +238,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         keepers_dir=env.get("PHALANX_KEEPERS", ""),
         checkpoints=env.get("PHALANX_CHECKPOINTS", ""),
         replicas=_whole(env, "PHALANX_REPLICAS", 0),
+        layout=_layout(env),
         checkpoint_mtbf_s=_whole(env, "PHALANX_CHECKPOINT_MTBF_S", 0),
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
@@ -257,6 +261,13 @@ def _data_source(env: Mapping[str, str]) -> DataSource | None:
         return data_of(env)
     except ValueError as error:
         raise UserError(DATA_SPEC_VARIABLE, env.get(DATA_SPEC_VARIABLE, ""), f"write a job's data as JSON ({error})") from error
+
+
+def _layout(env: Mapping[str, str]) -> LayoutSpec:
+    try:
+        return layout_of(env)
+    except ValueError as error:
+        raise UserError(LAYOUT_VARIABLE, env[LAYOUT_VARIABLE], f"write a job's layout as JSON ({error})") from error
 
 
 def _mode(text: str) -> BestMode:

@@ -6,8 +6,11 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
+from phalanx.core import wire
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec_layout import LAYOUT_VARIABLE
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.data.bad_block import Block
 from phalanx.job.sdk.session import Session
@@ -32,6 +35,7 @@ def check_all_agree(session: Session, recipe: LlamaRecipe, data: str) -> None:
         "PHALANX_CHECKPOINT_BEST_METRIC": session.checkpoint_best_metric,
         "PHALANX_CHECKPOINT_BEST_MODE": session.checkpoint_best_mode,
         "PHALANX_CHECKPOINT_KEEP_EVERY": session.checkpoint_keep_every,
+        LAYOUT_VARIABLE: wire.dumps(LayoutSpec, session.layout),
         **{f"hyperparameters.{name}": value for name, value in asdict(recipe).items()},
     }
     first, *others = told_by_all(given)

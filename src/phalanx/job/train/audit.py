@@ -25,13 +25,14 @@ _log: Final = logging.getLogger(__name__)
 
 class Audit:
     """`every`: steps between two looks, 0 for none. Ranks are held against those of the same kind of device only: other devices may
-    round otherwise."""
+    round otherwise; and of the same part of the model, since other parts have other numbers."""
 
     def __init__(self, every: int, rank: Rank) -> None:
         """A collective of all ranks."""
         self._every = every
-        kinds = told_by_all(_kind(rank))
-        self._peers = [[at for at, kind in enumerate(kinds) if kind == one] for one in dict.fromkeys(kinds)]
+        kinds = told_by_all((_kind(rank), rank.model_rank))
+        alike = [[at for at, kind in enumerate(kinds) if kind == one] for one in dict.fromkeys(kinds)]
+        self._peers = [ranks for ranks in alike if len(ranks) > 1]
         self._resting: torch.Tensor | None = None
 
     def is_due(self, step: int) -> bool:
@@ -39,7 +40,7 @@ class Audit:
 
     def compute(self, training: "Training", step: int, microbatch: Callable[[int], torch.Tensor]) -> None:
         """Before step `step`: all ranks compute rank 0's first microbatch of it. A collective of all ranks."""
-        if not self.is_due(step) or training.rank.world_size == 1:
+        if not self.is_due(step) or not self._peers:
             return
         samples = microbatch(step)
         names, mine = recomputed(training.model, training.optimizer, samples)

@@ -44,23 +44,25 @@ class Batch:
     accumulate: int
 
 
-def first_batch(recipe: LlamaRecipe, world_size: int, whole_size: int | None = None) -> Batch:
-    """Of a run that begins with this gang of `world_size` ranks. whole_size: with how many it would have begun if all had lived."""
-    samples = recipe.batch_per_rank * recipe.accumulate * (whole_size or world_size)
-    return batch_of_run(samples, recipe, world_size)
+def first_batch(recipe: LlamaRecipe, data_size: int, whole_size: int | None = None) -> Batch:
+    """Of a run that begins with this gang, whose ranks cut the samples into `data_size` parts. whole_size: into how many they would
+    have been cut if all ranks had lived."""
+    samples = recipe.batch_per_rank * recipe.accumulate * (whole_size or data_size)
+    return batch_of_run(samples, recipe, data_size)
 
 
-def batch_of_run(samples: int, recipe: LlamaRecipe, world_size: int) -> Batch:
-    """Of a gang that goes on with a run of `samples` in each step. Raises SpecError when its ranks cannot share them evenly."""
+def batch_of_run(samples: int, recipe: LlamaRecipe, data_size: int, ranks_a_sample: int = 1) -> Batch:
+    """Of a gang that goes on with a run of `samples` in each step. ranks_a_sample: ranks that get the same ones. Raises SpecError
+    when its ranks cannot share them evenly."""
     microbatches = samples // recipe.batch_per_rank
-    if microbatches % world_size:
-        fits = ", ".join(str(size) for size in range(1, microbatches + 1) if microbatches % size == 0)
+    if microbatches % data_size:
+        fits = ", ".join(str(size * ranks_a_sample) for size in range(1, microbatches + 1) if microbatches % size == 0)
         fix = (
             f"does not divide this run's global batch of {samples} samples into whole microbatches of batch_per_rank "
             f"{recipe.batch_per_rank}; go on with one of {fits} ranks"
         )
-        raise SpecError("world size", world_size, fix)
-    return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // world_size)
+        raise SpecError("world size", data_size * ranks_a_sample, fix)
+    return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // data_size)
 
 
 def order_of_run(data: Sources, recipe: LlamaRecipe, batch: Batch) -> DataOrder:
@@ -124,7 +126,7 @@ class HeldOut:
     def _parts(self, index: int) -> list[tuple[Indices, int]]:
         """The samples of each microbatch, and how many of them count."""
         whole = batch_indices(_HELD_OUT_SEED, index, self._samples, self._count)
-        mine = rank_slice(whole, self._rank.rank, self._rank.world_size)
-        most = -(-self._samples // self._rank.world_size)  # of a rank: in a smaller gang more than one microbatch has
+        mine = rank_slice(whole, self._rank.data_rank, self._rank.data_size)
+        most = -(-self._samples // self._rank.data_size)  # of a rank: in a smaller gang more than one microbatch has
         parts = [mine[at : at + self._size] for at in range(0, most, self._size)]
         return [(part if part.size else whole[:1], part.size) for part in parts]

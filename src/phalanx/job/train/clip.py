@@ -4,6 +4,7 @@ torch's own (`clip_grad_norm_`) adds up squares in float32, shard by shard: anot
 all weights are multiplied while it clips. Here they are added up in float64 and the norm is rounded to float32 once.
 """
 
+import math
 from typing import Final
 
 import torch
@@ -16,20 +17,31 @@ EPSILON: Final = 1e-6
 
 
 def clip(model: nn.Module, largest: float) -> float:
-    """Scales all gradients down where their norm is above `largest`; the norm before. A collective of all ranks, over which every
-    gradient is cut."""
-    grads = [_local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    norm = _global_norm(grads)
+    """Scales all gradients down where their norm is above `largest`; the norm before. A collective of all ranks, each of which has
+    its part of every gradient; parts that several have count once."""
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    grads = [_local(grad) for grad in found]
+    norm = _global_norm(grads, [_holders(grad) for grad in found])
     scale = torch.clamp(largest / (norm + EPSILON), max=1.0)
     torch._foreach_mul_(grads, scale)
     return float(norm.item())
 
 
-def _global_norm(grads: list[Tensor]) -> Tensor:
-    norms = torch._foreach_norm(grads, 2, torch.float64)
-    squares = torch.stack(norms).square().sum()
+def _global_norm(grads: list[Tensor], holders: list[int]) -> Tensor:
+    """holders: of each, how many ranks have the same part."""
+    squares_each = torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square()
+    if any(count > 1 for count in holders):
+        squares_each /= torch.tensor(holders, dtype=torch.float64, device=squares_each.device)
+    squares = squares_each.sum()
     dist.all_reduce(squares)
     return squares.sqrt().to(torch.float32)
+
+
+def _holders(grad: Tensor) -> int:
+    if not isinstance(grad, DTensor):
+        return 1
+    sizes = grad.device_mesh.shape
+    return math.prod(size for size, placement in zip(sizes, grad.placements, strict=True) if placement.is_replicate())
 
 
 def _local(grad: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The rank's device and process group, and the switches that make two runs of one job give the same bits."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.fabric.layouts import Layout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """Where this process stands in its gang. `device_name` is what the driver says, 'cpu' without one. generation: of a gang that
     recovers inside, else 0. slots: by rank, its number in the whole gang, which has num_slots: while some have no process the
-    others are counted anew. Empty and 0 where the gang always has all."""
+    others are counted anew. Empty and 0 where the gang always has all. layout: None for that of a job which says none: each rank
+    reads samples of its own, and all share weights, gradients and optimiser state."""
 
     rank: int
     world_size: int
@@ -23,6 +26,37 @@ class Rank:
     generation: int = 0
     slots: tuple[int, ...] = ()
     num_slots: int = 0
+    layout: Layout | None = None
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of each step's samples is this rank's; others may have the same."""
+        return self.layout.data_rank(self.rank) if self.layout is not None else self.rank
+
+    @property
+    def data_size(self) -> int:
+        """Parts into which the samples of a step are cut."""
+        return self.layout.data_size if self.layout is not None else self.world_size
+
+    @property
+    def whole_data_size(self) -> int:
+        """As `data_size`, of the whole gang."""
+        return self.whole_size // self.model_size
+
+    @property
+    def model_rank(self) -> int:
+        """Which of the ranks with the same samples this is."""
+        return self.layout.model_rank(self.rank) if self.layout is not None else 0
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that get the same samples."""
+        return self.layout.model_size if self.layout is not None else 1
+
+    @property
+    def readers(self) -> Sequence[int]:
+        """The first rank of each part of the samples, in the order of the parts."""
+        return self.layout.readers() if self.layout is not None else range(self.world_size)
 
     @property
     def slot(self) -> int:

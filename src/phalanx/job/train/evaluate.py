@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phalanx.job.train.batches import HeldOut
 from phalanx.job.train.loss import token_loss
+from phalanx.job.train.parallel import let_go
 
 
 @torch.no_grad()
@@ -21,6 +22,7 @@ def held_out_loss(model: nn.Module, held_out: HeldOut, moved: Callable[[int], No
             moved(index)
             found += [_sum(model, *part) for part in next(batches)]
     model.train()
+    let_go(model)
     sums = torch.stack(found).sum(dim=0)
     dist.all_reduce(sums)
     return float(sums[0].item()) / float(sums[1].item())

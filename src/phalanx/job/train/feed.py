@@ -173,7 +173,7 @@ class Feed:
     def _numbers(self, step: int) -> Indices:
         """Of this rank's samples in a step, counted from 0. Several steps are asked for at once, since asking has a fixed cost."""
         order = self.order
-        first = rank_slice(positions(order, 0), self._rank.rank, self._rank.world_size)
+        first = rank_slice(positions(order, 0), self._rank.data_rank, self._rank.data_size)
         num_steps = max(1, _ASKED // max(1, len(first)))
         block = step // num_steps
         found = self._asked.get(block)

@@ -18,6 +18,7 @@ from phalanx.core.errors import StoreUnavailable
 from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.checkpoint.digest import weights_digest
+from phalanx.job.checkpoint.rows import as_saved, rows_of
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.models.llama import LlamaShape
@@ -38,7 +39,9 @@ def finish(training: Training, trained: Trained) -> Path:
     """Saves the model, or the adapters that were trained, and says so. A collective of all ranks. Raises StoreUnavailable when
     either cannot be written."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    whole = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
+    gathered = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
+    rows = rows_of(training.model)
+    whole = {name: as_saved(one, rows[name]) if name in rows else one for name, one in gathered.items()}
     return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
 
 

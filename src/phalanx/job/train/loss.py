@@ -47,8 +47,7 @@ def token_loss(model: nn.Module, samples: Tensor) -> Tensor:
     if samples.dim() == 3:
         return sample_losses(model, samples).mean()
     logits_bsv = model(samples[:, :-1])
-    targets_bs = context_of(model).cut(samples[:, 1:])
-    return F.cross_entropy(logits_bsv.float().flatten(0, 1), targets_bs.flatten())
+    return _cross_entropy(logits_bsv, context_of(model).cut(samples[:, 1:]), "mean")
 
 
 def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
@@ -79,8 +78,14 @@ def _packed_losses(model: nn.Module, ids: Tensor, segments: Tensor) -> Tensor:
 
 def _losses(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
     """Of each token: (b, s). Flat, since the 2-d form is refused on CUDA where arithmetic has to be deterministic."""
-    flat = F.cross_entropy(logits_bsv.float().flatten(0, 1), targets_bs.flatten(), reduction="none", ignore_index=_UNCOUNTED)
-    return flat.view(targets_bs.shape)
+    return _cross_entropy(logits_bsv, targets_bs, "none").view(targets_bs.shape)
+
+
+def _cross_entropy(logits_bsv: Tensor, targets_bs: Tensor, reduction: str) -> Tensor:
+    """Logits may be cut along the vocabulary: losses are not."""
+    logits = logits_bsv.float().flatten(0, 1)
+    found = F.cross_entropy(logits, targets_bs.flatten(), reduction=reduction, ignore_index=_UNCOUNTED)
+    return found.to_local() if isinstance(found, DTensor) else found
 
 
 def _counted(segments: Tensor) -> Tensor:

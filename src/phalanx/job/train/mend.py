@@ -15,6 +15,7 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
 from phalanx.job.train.loss import sample_losses
+from phalanx.job.train.parallel import let_go
 from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Training
@@ -48,8 +49,10 @@ def worst_samples(training: Training, step: int) -> tuple[BadSample, ...]:
     model.eval()
     mine = torch.cat([sample_losses(model, samples) for samples in training.train_batch(step)]).to(torch.float64)
     model.train()
+    let_go(model)
     everyone = [torch.empty_like(mine, device=device) for _ in range(training.rank.world_size)]
     dist.all_gather(everyone, mine)
+    everyone = [everyone[reader] for reader in training.rank.readers]
     draws = train_draws(training.order, step)
     names = training.order.names if training.data.asked.sources else ("",)
     return _highest(torch.cat(everyone).cpu(), draws, names, (step - 1) * len(draws))

@@ -20,7 +20,8 @@ _log: Final = logging.getLogger(__name__)
 def recording(training: Training, start: Start) -> Iterator[None]:
     """While the feed is used. Outside Phalanx, where nobody numbers attempts, nothing is recorded; nor where it cannot be: a run is
     worth more than its proof."""
-    log = _opened(training, start) if training.session.attempt and training.data.asked.record else None
+    reads = training.rank.model_rank == 0  # of those that get the same samples one says so
+    log = _opened(training, start) if reads and training.session.attempt and training.data.asked.record else None
     training.feed.record(log)
     try:
         yield
@@ -49,6 +50,6 @@ def _head(training: Training, start: Start) -> Head:
     with contextlib.suppress(ValueError):
         attempt = split_attempt(AttemptId(training.session.attempt))[1]
     return Head(
-        attempt=attempt, generation=rank.generation, rank=rank.rank, world_size=rank.world_size, start=start.step,
+        attempt=attempt, generation=rank.generation, rank=rank.data_rank, world_size=rank.data_size, start=start.step,
         order=facts_of(training.order), data=data.manifests, sequence=training.recipe.sequence, asked=data.asked,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from phalanx.job.train.device import Rank
 from phalanx.job.train.finish import finish
 from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.loop import Trained, run
+from phalanx.job.train.parallel import placed
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.reform import Over, in_generations, rest_if_asked
 from phalanx.job.train.regrown import State, newest_state
@@ -133,6 +134,7 @@ class Recipe:
         if self._session is None:
             self._session = self._attach()
             self._watch.snapshots = Snapshots(snapshot_place(self._session), replicas=self._session.replicas)
+        rank = placed(rank, self._session, self._recipe)
         try:
             training, start, state = self._set_up(self._session, rank, place)
             if state is not None:
@@ -176,7 +178,7 @@ class Recipe:
         """None where memory does not give what it promised."""
         note, step = state.note, state.step
         claim_beside(session, rank)
-        batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.world_size)
+        batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.data_size, rank.model_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
         init = agreed_digest(self._recipe, str(note.get(INIT, "")))

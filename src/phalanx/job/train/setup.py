@@ -44,7 +44,7 @@ from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.local_time import LocalTimer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel import layout_of, make_mesh, sharded_llama
+from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.resumed import INIT, of_any_data, resumed
@@ -113,9 +113,11 @@ def set_up(
 ) -> tuple[Training, Start]:
     """A collective of all ranks.
 
-    Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ.
+    Raises CheckpointError when the job's checkpoints cannot be continued, DataError or SpecError when the ranks differ, SpecError
+    for a layout that does not fit them.
     """
     check_all_agree(session, recipe, data.agreed)
+    rank = placed(rank, session, recipe)
     claim(session, rank)
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
@@ -145,7 +147,8 @@ def assemble(
     """A new model with its optimiser over the mesh of the gang that is, and all that belongs to them. fresh: with initial weights,
     else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
     settle_arithmetic(recipe.deterministic, rank.device)
-    model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, make_mesh(rank), dtype, fresh)
+    mesh = make_mesh(rank)
+    model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = LocalTimer(model.blocks, rank.device)
     order = order_of_run(data, recipe, batch)
@@ -171,6 +174,7 @@ def assemble(
             device=rank.device,
             attempt=session.attempt,
             generation=rank.generation,
+            mesh=mesh,
         ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
@@ -227,11 +231,11 @@ def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: 
 def batch_of(found: Found | None, recipe: LlamaRecipe, rank: Rank) -> Batch:
     """Raises SpecError for a world size that cannot keep the run's global batch, CheckpointError when that is not said."""
     if found is None:
-        return first_batch(recipe, rank.world_size, rank.whole_size)
+        return first_batch(recipe, rank.data_size, rank.whole_data_size)
     samples = found.manifest.extra.get("global_batch")
     if not isinstance(samples, int) or samples < 1 or samples % (recipe.batch_per_rank * recipe.accumulate):
         raise CheckpointError(f"checkpoint {found.name}", dict(found.manifest.extra), "lacks the run's own numbers")
-    return batch_of_run(samples, recipe, rank.world_size)
+    return batch_of_run(samples, recipe, rank.data_size, rank.model_size)
 
 
 def keep_of(session: Session) -> Keep:

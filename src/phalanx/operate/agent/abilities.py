@@ -11,6 +11,7 @@ ALWAYS: Final = (
     features.CHAOS,
     features.CHECKPOINT_STORE,
     features.DATA_SPEC,
+    features.LAYOUT,
     features.LEASE,
     features.RECOVERY,
     features.RECOVERY_NODES,

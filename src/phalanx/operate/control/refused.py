@@ -9,13 +9,14 @@ from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import JobId
 from phalanx.core.policy import DEFAULT_QUEUE, Policy
-from phalanx.core.spec import JobSpec
+from phalanx.core.spec import JobSpec, LayoutSpec
 from phalanx.core.units import count_of
 from phalanx.decide.scheduler.quotas import policy_checks
 from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.why.explain import never_fits
 from phalanx.decide.scheduler.why.shortage import CPUS, DEVICE_MEMORY, MEMORY, NODES, WITHIN
 from phalanx.decide.scheduler.why.wants import SPOT, WHERE
+from phalanx.operate.control.layouts import refuse_unfitting
 from phalanx.operate.control.saving_places import as_kept
 from phalanx.operate.control.snapshots import node_facts, shape
 from phalanx.operate.control.world import World
@@ -30,8 +31,9 @@ ARRAY_CHARS_MAX: Final = 64 * 1024 * 1024
 
 
 def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
-    """Raises SpecError for a deadline that is past, a job that must have succeeded before and that nobody knows, or what
-    `refuse_elsewhere` refuses."""
+    """Raises SpecError for a layout that cannot work, a deadline that is past, a job that must have succeeded before and that
+    nobody knows, or what `refuse_elsewhere` refuses."""
+    refuse_unfitting(spec)
     deadline_ms = spec.deadline_ms(now_ms)
     if deadline_ms is not None and deadline_ms <= now_ms:
         raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
@@ -128,6 +130,7 @@ def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
         MEMORY: ("resources.memory", spec.resources.memory),
         DEVICE_MEMORY: ("resources.gpu_memory", spec.resources.gpu_memory),
         "checkpoint.store": ("checkpoint.store", spec.checkpoint.store),
+        "layout": ("layout", wire.plain(LayoutSpec, spec.layout)),
         SPOT: (SPOT, spec.placing.spot),
         **{f"{WHERE}{name}": (f"{WHERE}{name}", value) for name, value in spec.placing.where.items()},
     }

@@ -19,8 +19,7 @@ def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
     asked = ForeseeAsked(data=spec.data, env=spec.env)
     if spec.recipe:
         recipe = recipe_config(spec)
-        ranks = spec.num_nodes * spec.resources.devices.count  # each has one device
-        held_out = recipe.batch_per_rank * ranks if recipe.eval_batches else 0
+        held_out = recipe.batch_per_rank * spec.num_data_ranks if recipe.eval_batches else 0
         asked = ForeseeAsked(data=spec.data, env=spec.env, sequence=recipe.sequence, held_out=held_out, init=recipe.init)
     for warning in tools.foresee_data(asked):
         note(f"Warning: {warning}.")

@@ -51,10 +51,9 @@ def job_data(file: Path, changes: Sequence[str], **given: int | None) -> RunData
     said: dict[str, int | None] = dict.fromkeys(_FIELDS)
     if spec.recipe and spec.name != _NAMELESS:
         recipe = recipe_config(spec)
-        ranks = spec.num_nodes * spec.resources.devices.count
         said = {
             "sequence": recipe.sequence, "seed": recipe.seed, "steps": recipe.steps,
-            "batch": recipe.batch_per_rank * recipe.accumulate * ranks,
+            "batch": recipe.batch_per_rank * recipe.accumulate * spec.num_data_ranks,
         }  # fmt: skip
     said |= {name: value for name, value in given.items() if value is not None}
     return RunData(data=spec.data, **said)

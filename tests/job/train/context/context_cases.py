@@ -244,7 +244,7 @@ def case_a_compiled_block_is_not_compiled_again_for_other_documents(grid: Device
 
 def case_what_cannot_be_shared_is_refused_on_every_rank(grid: DeviceMesh, rank: Rank) -> None:
     *_, world = groups_of(grid)
-    model, odd = filled(), Llama(replace(SHAPE, heads=2))
+    model, odd = filled(), Llama(replace(SHAPE, heads=2, kv_heads=2))
     refused("cp: 4: ulysses shares 2 heads", lambda: context_parallel(odd, world, "ulysses"))
     assert {module.context for module in odd.modules() if hasattr(module, "context")} == {WHOLE}, "as it was"
     refused("context kind: 'star': write one of ring, ulysses", lambda: context_parallel(model, world, "star"))  # type: ignore[arg-type]

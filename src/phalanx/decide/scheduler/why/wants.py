@@ -28,6 +28,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.RECOVERY_NODES: "recovery.in_gang",
         features.DATA_SPEC: "data",
         features.CHECKPOINT_STORE: "checkpoint.store",
+        features.LAYOUT: "layout",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -43,6 +44,7 @@ _MEANS: Final = MappingProxyType(
         features.RECOVERY_NODES: "upgrade phalanx on more nodes to one whose shims recover gangs of several nodes",
         features.DATA_SPEC: "upgrade phalanx on more nodes to one whose recipes mix and fetch data, or name one folder",
         features.CHECKPOINT_STORE: "upgrade phalanx on more nodes to one whose ranks save elsewhere than in the job's folder",
+        features.LAYOUT: "upgrade phalanx on more nodes to one whose recipes know layouts",
     }
 )
 """Feature to what gives it to a node."""

@@ -1,0 +1,156 @@
+"""What is wrong with a layout, before anything is launched: each with the values that would do while the other axes stay."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+
+Problem = tuple[str, object, str]
+"""(field, value, what to change)."""
+NAMED_MAX: Final = 12
+"""Of the values that would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
+    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_dim: int
+    sequence: int
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """world_size: ranks of the gang. per_domain: ranks in one NVLink domain, which is a node where nothing else is known."""
+
+    world_size: int
+    per_domain: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """holds: whether a value of the axis would do. why: the end of 'write one of 1, 2: ...'."""
+
+    holds: Callable[[int], bool]
+    why: str
+
+
+def facts_of(recipe: LlamaRecipe) -> ModelFacts:
+    """Of the model that a recipe trains, whose shape has to be known: with `init` the folder says it."""
+    shape = recipe.shape(vocab=1)
+    return ModelFacts(
+        layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
+    )  # fmt: skip
+
+
+def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
+    """Fields as in a job's `layout`; empty when it can work. model: None where nobody knows it, as of a script."""
+    axes = ("pp", "cp", "tp", "ep", "replicate")
+    below = [(axis, getattr(asked, axis), "write a whole number above 0") for axis in axes if getattr(asked, axis) < 1]
+    if below:
+        return below
+    found = [one for axis in axes for one in _of_axis(asked, model, ranks, axis)]
+    return found or list(_product(asked, ranks))
+
+
+def _of_axis(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts, axis: str) -> Iterator[Problem]:
+    """The first rule that the value breaks. Nothing where no value would do: then another axis is wrong, or all together are."""
+    value, rules = getattr(asked, axis), list(_rules(asked, model, ranks, axis))
+    broken = next((rule for rule in rules if not rule.holds(value)), None)
+    allowed = [one for one in _divisors(ranks.world_size) if all(rule.holds(one) for rule in rules)]
+    if broken is not None and allowed:
+        yield axis, value, f"{_one_of(allowed)}: {broken.why}"
+
+
+def _rules(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts, axis: str) -> Iterator[_Rule]:
+    match axis:
+        case "tp":
+            yield from _of_tensors(asked, model, ranks)
+        case "cp":
+            yield from _of_context(asked, model)
+        case "pp" if model is not None:
+            layers = model.layers
+            yield _Rule(lambda pp: pp <= layers, f"each stage has one of the model's {layers} layers at least")
+        case "ep":
+            yield from _of_experts(asked, model, ranks)
+        case "replicate":
+            yield from _of_replicas(asked, ranks)
+    if axis in ("pp", "cp", "tp"):
+        others = math.prod(getattr(asked, one) for one in ("pp", "cp", "tp") if one != axis)
+        beside = f" together with the other axes ({others})" if others > 1 else ""
+        yield _Rule(lambda size: ranks.world_size % (size * others) == 0, f"it divides the job's {ranks.world_size} ranks{beside}")
+
+
+def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> Iterator[_Rule]:
+    domain = f"its ranks lie in one NVLink domain, or node, of {ranks.per_domain}"
+    yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
+    if model is None:
+        return
+    yield _divides(model.heads, "its ranks share the model's {} heads evenly")
+    yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
+    yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
+    if model.sequence % asked.cp == 0:
+        yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
+
+
+def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:
+    if model is None:
+        return
+    sequence = model.sequence
+    halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
+    yield _Rule(lambda cp: cp == 1 or sequence % (2 * cp) == 0, halves)
+    yield _Rule(lambda cp: sequence % cp == 0, f"its ranks share the sequence of {sequence} evenly")
+
+
+def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> Iterator[_Rule]:
+    if model is not None and not model.experts:
+        yield _Rule(lambda ep: ep == 1, "the model has no experts")
+    elif model is not None:
+        yield _divides(model.experts, "its ranks share the {} experts of a layer evenly")
+    data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
+    if not rest and data_size and data_size % asked.replicate == 0:
+        there = data_size // (data_size if asked.zero == 0 else asked.replicate) * asked.cp
+        yield _divides(there, "it is made of the {} ranks that share the state or the sequence")
+
+
+def _of_replicas(asked: LayoutSpec, ranks: RankFacts) -> Iterator[_Rule]:
+    if asked.zero == 0:
+        yield _Rule(lambda replicate: replicate == 1, "with zero: 0 every data-parallel rank holds all; leave it out")
+        return
+    data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
+    if not rest and data_size:
+        yield _divides(data_size, "it divides the {} data-parallel ranks")
+
+
+def _divides(number: int, why: str) -> _Rule:
+    return _Rule(lambda size: number % size == 0, why.format(number))
+
+
+def _product(asked: LayoutSpec, ranks: RankFacts) -> Iterator[Problem]:
+    """Where every axis alone could be right, and no one value of one would mend it."""
+    product = asked.pp * asked.cp * asked.tp
+    if ranks.world_size % product:
+        sizes = {axis: getattr(asked, axis) for axis in ("pp", "cp", "tp") if getattr(asked, axis) > 1}
+        names = " x ".join(sizes)
+        fix = f"write sizes whose product divides the job's {ranks.world_size} ranks: {_one_of(_divisors(ranks.world_size), '')}"
+        yield names, " x ".join(str(size) for size in sizes.values()), fix
+
+
+def _divisors(number: int) -> list[int]:
+    low = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*low, *(number // one for one in low)})
+
+
+def _one_of(values: Sequence[int], verb: str = "write ") -> str:
+    named = ", ".join(str(value) for value in values[:NAMED_MAX])
+    if len(values) > NAMED_MAX:
+        named = f"{named} ... up to {values[-1]}"
+    return f"{verb}{named}" if len(values) == 1 else f"{verb}one of {named}"

@@ -1,0 +1,111 @@
+"""Tensor, sequence and loss parallelism: every matrix is cut over the ranks of an axis, and between matrices the sequence is.
+
+The cuts are those of Megatron-LM (arXiv:1909.08053, arXiv:2205.05198), made by PyTorch's `parallelize_module`: a block's first
+matrices give each rank its heads, or its part of the feed-forward, and the last ones sum over ranks while they deal out the
+sequence.
+The vocabulary is cut too, in the embedding and in the output, and the loss is taken where its logits lie.
+"""
+
+import contextlib
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from phalanx.core.errors import SpecError
+from phalanx.job.checkpoint.rows import Rows, fused, lay_anew, set_rows
+from phalanx.job.models.llama import Block, Llama
+
+AXIS: Final = "tp"
+_QKV: Final = "attention.qkv"
+_always: Final = contextlib.ExitStack()
+_is_begun = [False]
+
+
+class TensorParallel:
+    """Cuts the parts of one model over an axis of the mesh, before data parallelism wraps them; nothing where the mesh has none."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh[AXIS] if AXIS in (mesh.mesh_dim_names or ()) else None
+        self._rows: dict[str, Rows] = {}
+
+    @torch.no_grad()
+    def block(self, block: Block, name: str) -> None:
+        """One that has its weights, the same on every rank. Its rows of queries, keys and values lie one below the other, and each
+        rank needs all three of its heads."""
+        if self._mesh is None:
+            return
+        attention, ranks = block.attention, self._mesh.size()
+        rows = fused(attention.widths, ranks)
+        for kind, parameter in attention.qkv.named_parameters():
+            parameter.copy_(lay_anew(parameter, rows))
+            self._rows[f"{name}.{_QKV}.{kind}"] = rows
+        queries, keys, values = (width // ranks for width in attention.widths)
+        attention.widths = (queries, keys, values)
+        self._cut(block, _of_block(block))
+
+    def whole(self, model: Llama) -> None:
+        """What is no block, after the blocks. Raises SpecError for a model of which something is not cut: what its ranks compute of
+        that would be theirs alone."""
+        if self._mesh is None:
+            return
+        self._cut(model, _of_model(model))
+        if isinstance(model.output, nn.Identity):  # the embedding is multiplied with, which has its part of the vocabulary
+            whole = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False)
+            self._cut(model, {"norm": whole})
+        for name, parameter in model.named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {name} of this model yet")
+        set_rows(model, self._rows)
+        _cut_losses()
+
+    def _cut(self, module: nn.Module, plan: dict[str, ParallelStyle]) -> None:
+        parallelize_module(module, self._mesh, plan, src_data_rank=None)  # every rank has the whole, and takes its part of it
+
+
+def _of_block(block: Block) -> dict[str, ParallelStyle]:
+    along = Shard(1)  # the sequence
+    plan: dict[str, ParallelStyle] = {
+        "attention_norm": SequenceParallel(),
+        _QKV: ColwiseParallel(input_layouts=along),
+        "attention.out": RowwiseParallel(output_layouts=along),
+        "feed_norm": SequenceParallel(),
+        "feed": PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(Replicate(),)),
+        "feed.gate": ColwiseParallel(),
+        "feed.up": ColwiseParallel(),
+        "feed.down": RowwiseParallel(output_layouts=along),
+    }
+    if not isinstance(block.attention.q_norm, nn.Identity):  # of (b, s, h, k), whose heads are cut
+        for norm in ("q_norm", "k_norm"):
+            plan[f"attention.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    return plan
+
+
+def _of_model(model: Llama) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+    }
+    if not isinstance(model.output, nn.Identity):
+        plan["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    return plan
+
+
+def _cut_losses() -> None:
+    """From here on a cross-entropy of logits that are cut along the vocabulary is taken where they lie. torch makes that a context,
+    which forward and backward would have to be in, also of whoever looks at losses; it changes nothing for any other tensor."""
+    if not _is_begun[0]:
+        _always.enter_context(loss_parallel())
+        _is_begun[0] = True

@@ -1,0 +1,25 @@
+"""Whether a job's layout can work on the ranks that it asks for: found out at submit and by `plan`, before a rank starts. Pure."""
+
+from phalanx.core.errors import SpecError
+from phalanx.core.spec import JobSpec
+from phalanx.core.spec_layout import PLAIN
+from phalanx.core.spec_parse import recipe_config
+from phalanx.fabric.layouts import RankFacts, facts_of, problems
+
+
+def refuse_unfitting(spec: JobSpec) -> None:
+    """Raises SpecError for the first thing that cannot work, with the values that can."""
+    if spec.layout == PLAIN:
+        return
+    model = facts_of(recipe_config(spec)) if spec.recipe and not spec.hyperparameters.get("init") else None
+    ranks = RankFacts(world_size=spec.num_ranks, per_domain=ranks_per_domain(spec))
+    for field, value, fix in problems(spec.layout, model, ranks):
+        raise SpecError(f"layout.{field}", value, fix)
+
+
+def ranks_per_domain(spec: JobSpec) -> int:
+    """That lie in one NVLink domain for sure: those of a node, unless the job asks for more to lie in one."""
+    placing, on_node = spec.placing, spec.resources.devices.count
+    if placing.within == "domain":
+        return spec.num_ranks
+    return on_node * (placing.group if placing.group and placing.group_within == "domain" else 1)

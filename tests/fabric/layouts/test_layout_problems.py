@@ -1,0 +1,106 @@
+"""What cannot work is refused by its field, and every value that is named instead works."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+from phalanx.fabric.layouts import ModelFacts, RankFacts, facts_of, laid_out, problems
+
+MODEL = ModelFacts(layers=4, heads=12, kv_heads=4, ffn_dim=352, sequence=64)
+EIGHT = RankFacts(world_size=8, per_domain=8)
+SIZES = st.integers(min_value=1, max_value=9)
+ASKED = st.builds(LayoutSpec, pp=SIZES, cp=SIZES, tp=SIZES, ep=SIZES, zero=st.sampled_from([0, 1, 2, 3]), replicate=SIZES)
+NUMBERS = st.integers(min_value=1, max_value=96)
+MODELS = st.builds(
+    ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8])
+)
+RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "fix"),
+    [
+        (LayoutSpec(tp=3), "tp", "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 8"),
+        (LayoutSpec(tp=8), "tp", "write one of 1, 2, 4: its ranks share the model's 12 heads evenly"),
+        (LayoutSpec(cp=3), "cp", "write one of 1, 2, 4, 8: each rank has two parts of the sequence of 64, one from its head"),
+        (LayoutSpec(pp=8), "pp", "write one of 1, 2, 4: each stage has one of the model's 4 layers at least"),
+        (LayoutSpec(ep=2), "ep", "write 1: the model has no experts"),
+        (LayoutSpec(replicate=3), "replicate", "write one of 1, 2, 4, 8: it divides the 8 data-parallel ranks"),
+        (LayoutSpec(zero=0, replicate=2), "replicate", "write 1: with zero: 0 every data-parallel rank holds all"),
+        (LayoutSpec(tp=4, cp=4), "cp", "write one of 1, 2: it divides the job's 8 ranks together with the other axes (4)"),
+        (LayoutSpec(pp=3, tp=5), "pp x tp", "write sizes whose product divides the job's 8 ranks: one of 1, 2, 4, 8"),
+        (LayoutSpec(tp=0), "tp", "write a whole number above 0"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_told_what_can(asked: LayoutSpec, field: str, fix: str) -> None:
+    found = problems(asked, MODEL, EIGHT)[0]
+    assert found[0] == field and found[2].startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"heads": 2}, "share the model's 2 heads evenly"),
+        ({"kv_heads": 2}, "share the model's 2 heads of keys and values evenly"),
+        ({"ffn_dim": 350}, "share the feed-forward's width of 350 evenly"),
+        ({"sequence": 62}, "share a sequence of 62 tokens evenly"),
+    ],
+)
+def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, int], why: str) -> None:
+    assert problems(LayoutSpec(tp=4), MODEL, EIGHT) == []
+    ((field, value, fix),) = problems(LayoutSpec(tp=4), replace(MODEL, **changed), EIGHT)
+    assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
+
+
+def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:
+    two_nodes = RankFacts(world_size=16, per_domain=4)
+    assert problems(LayoutSpec(tp=4), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes) == []
+    ((_, _, fix),) = problems(LayoutSpec(tp=8), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes)
+    assert fix == "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 4"
+    experts = replace(MODEL, experts=8)
+    assert problems(LayoutSpec(ep=8), experts, EIGHT) == []
+    ((_, _, fix),) = problems(LayoutSpec(ep=8, replicate=2), experts, EIGHT)
+    assert fix == "write one of 1, 2, 4: it is made of the 4 ranks that share the state or the sequence"
+
+
+def test_a_recipe_says_what_its_model_is() -> None:
+    recipe = LlamaRecipe(layers=3, heads=8, dim=64, ffn_dim=128, sequence=32)
+    assert facts_of(recipe) == ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32)
+
+
+@given(ASKED, MODELS, RANKS)
+def test_every_named_value_mends_its_field_and_without_problems_everything_divides(
+    asked: LayoutSpec, model: ModelFacts, ranks: RankFacts
+) -> None:
+    found = problems(asked, model, ranks)
+    for field, value, fix in found:
+        named = re.match(r"write (?:one of )?([0-9, ]+)", fix)
+        if hasattr(asked, field) and named:
+            assert value == getattr(asked, field)
+            for number in named[1].strip(" ,").split(", "):
+                changed: Any = {field: int(number)}
+                again = problems(replace(asked, **changed), model, ranks)
+                assert field not in [name for name, _, _ in again]
+    if not found:
+        layout = laid_out(asked, ranks.world_size)
+        assert model.heads % layout.tp == model.kv_heads % layout.tp == model.ffn_dim % layout.tp == 0
+        assert model.sequence % (layout.cp * layout.tp) == 0 and (layout.cp == 1 or model.sequence % (2 * layout.cp) == 0)
+        assert layout.pp <= model.layers and ranks.per_domain % layout.tp == 0
+        assert (layout.dp_shard * layout.cp) % layout.ep == 0 and (model.experts or layout.ep == 1)
+
+
+@given(ASKED, RANKS)
+def test_what_fits_the_ranks_alone_is_refused_exactly_where_it_cannot_be_laid_out(asked: LayoutSpec, ranks: RankFacts) -> None:
+    assume(ranks.per_domain % asked.tp == 0 and asked.ep == 1 and (asked.zero > 0 or asked.replicate == 1))
+    try:
+        laid_out(asked, ranks.world_size)
+        fits = True
+    except ValueError:
+        fits = False
+    assert (problems(asked, None, ranks) == []) == fits

@@ -1,0 +1,314 @@
+"""Every layout against one process, for `test_parallel.py`: run by `python -m` on four ranks, answers as JSON from rank 0.
+
+Samples are drawn, the same for every layout: what reads them from data is tested where that is (feed, batches).
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+from phalanx.fabric.layouts import laid_out
+from phalanx.job.checkpoint.commit import Saved
+from phalanx.job.checkpoint.digest import gathered, state_digest
+from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.restore import find, load
+from phalanx.job.checkpoint.rows import as_saved, rows_in
+from phalanx.job.checkpoint.save import Identity, SavePolicy, save
+from phalanx.job.checkpoint.state import training_state
+from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.train.clip import EPSILON
+from phalanx.job.train.device import Rank, gang
+from phalanx.job.train.loss import sample_losses, token_loss
+from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
+from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
+from phalanx.job.train.precision import Dtype, policy
+from phalanx.job.train.recompute import recomputed
+from phalanx.job.train.step import train_step
+
+SHAPE = LlamaShape(vocab=97, dim=32, layers=2, heads=4, ffn_dim=48)  # 97: no layout cuts it evenly
+RECIPE = LlamaRecipe(
+    dim=32, layers=2, heads=4, ffn_dim=48, sequence=16, batch_per_rank=1, accumulate=2, steps=5, warmup_steps=2, clip=0.5
+)
+OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
+GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
+REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
+SAMPLES = 8
+LAYOUTS = {
+    "ddp4": LayoutSpec(zero=0),
+    "zero1": LayoutSpec(zero=1),
+    "zero2": LayoutSpec(zero=2),
+    "fsdp4": LayoutSpec(),
+    "hsdp2x2": LayoutSpec(replicate=2),
+    "zero2 replicate2": LayoutSpec(zero=2, replicate=2),
+    "tp2 x dp2": LayoutSpec(tp=2),
+    "tp2 x ddp2": LayoutSpec(tp=2, zero=0),
+    "tp4": LayoutSpec(tp=4),
+}
+Answer = dict[str, Any]
+
+
+def ids(step: int) -> Tensor:
+    """The samples of a step, (SAMPLES, s + 1)."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(SHAPE.vocab, (SAMPLES, RECIPE.sequence + 1), generator=generator)
+
+
+def packed(samples: Tensor) -> Tensor:
+    """Two documents a row, of which the last tokens are padding."""
+    segments = torch.zeros_like(samples)
+    segments[:, 7:] = 1
+    segments[:, 15:] = -1
+    return torch.stack((samples, segments), dim=1)
+
+
+def fetch_of(rank: Rank, accumulate: int = RECIPE.accumulate) -> Callable[[int], Tensor]:
+    def fetch(step: int) -> Tensor:
+        mine = ids(step).chunk(rank.data_size)[rank.data_rank]
+        return mine.view(accumulate, -1, RECIPE.sequence + 1)
+
+    return fetch
+
+
+class Run:
+    """One model in one layout."""
+
+    def __init__(self, rank: Rank, asked: LayoutSpec, dtype: Dtype = "fp32", fresh: bool = True, shape: LlamaShape = SHAPE) -> None:
+        self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
+        self.mesh = make_mesh(self.rank)
+        self.model = sharded_llama(shape, RECIPE, self.rank, self.mesh, dtype, fresh)
+        if not fresh:
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.zero_()
+        self.optimizer = make_adamw(self.model, RECIPE)
+        self.gradients: dict[str, Tensor] = {}
+
+    def steps(self, first: int, last: int) -> list[tuple[float, float]]:
+        """(loss, gradient norm) of each; the gradients of the first one are kept."""
+
+        def accepts(step: int, loss: float, norm: float) -> bool:
+            if step == first:
+                self.gradients = self.whole({name: cast(Tensor, one.grad) for name, one in self.model.named_parameters()}, "model.")
+            return math.isfinite(loss)
+
+        facts = [
+            train_step(self.model, self.optimizer, fetch_of(self.rank), RECIPE, step, lambda: 0.0, accepts=accepts)
+            for step in range(first, last + 1)
+        ]
+        return [(fact.loss, fact.grad_norm) for fact in facts]
+
+    def whole(self, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """As in checkpoints, whatever the layout."""
+        rows = rows_in(training_state(self.model, self.optimizer))
+        full = {name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().clone() for name, one in tensors.items()}
+        return {name: as_saved(one, rows[prefix + name]) if prefix + name in rows else one for name, one in full.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        return self.whole(training_state(self.model, self.optimizer))
+
+    def identity(self) -> Identity:
+        origin = Origin(config="c", data="d", world_size=self.rank.world_size, layout=layout_of(self.rank))
+        return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=self.mesh)
+
+    def save(self, root: Path, step: int) -> None:
+        saved = save(SavePolicy(root=root, every=1), self.identity(), step, training_state(self.model, self.optimizer), {})
+        assert isinstance(saved, Saved), saved
+
+    def load(self, root: Path) -> None:
+        found = find(root, self.identity().origin)
+        assert found is not None and not found.skipped
+        load(found, self.identity().origin, self.model, self.optimizer, self.rank.device)
+
+
+class Plain:
+    """The same without gang, mesh or sharding: one process, every sample of a step at once."""
+
+    def __init__(self, shape: LlamaShape = SHAPE) -> None:
+        self.model = Llama(shape)
+        for name, part in self.model.named_children():
+            initialise(part, name, RECIPE.seed, RECIPE.init_std)
+        optimizer = make_adamw(self.model, RECIPE)
+        self.numbers: list[tuple[float, float]] = []
+        with torch.no_grad():
+            self.packed = sample_losses(self.model, packed(ids(1))).tolist()
+        for step in range(1, RECIPE.steps + 1):
+            set_lr(optimizer, lr_at(step, RECIPE))
+            loss = token_loss(self.model, ids(step))
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), RECIPE.clip)
+            if step == 1:
+                self.gradients = {name: cast(Tensor, one.grad).clone() for name, one in self.model.named_parameters()}
+            optimizer.step()
+            optimizer.zero_grad()
+            self.numbers.append((float(loss.item()), float(norm.item())))
+        self.weights = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+
+
+def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """The largest difference of an element, by the largest element of its tensor."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items())
+
+
+def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
+    run = Run(rank, asked)
+    mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
+    with torch.no_grad():
+        losses = sample_losses(run.model, mine)
+    let_go(run.model)
+    everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
+    dist.all_gather(everyone, losses)
+    numbers = run.steps(1, RECIPE.steps)
+    state = run.state()
+    weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
+    return {
+        "numbers": numbers,
+        "gradients": error(run.gradients, plain.gradients),
+        "weights": error(weights, plain.weights),
+        "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
+        "held": sum(one.to_local().numel() for one in run.model.parameters() if isinstance(one, DTensor)),
+        "odd": odd_after_recompute(run),
+        "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text,
+        "digest_of_whole": state_digest(state, rank.device).text,
+    }
+
+
+def other_shape(rank: Rank) -> Answer:
+    """Heads that share keys, norms of heads, biases, a tied output."""
+    plain, run = Plain(OTHER_SHAPE), Run(rank, LAYOUTS["tp2 x dp2"], shape=OTHER_SHAPE)
+    numbers = run.steps(1, RECIPE.steps)
+    return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
+
+
+def odd_after_recompute(run: Run) -> int:
+    """Ranks of the same part of the model that got other bits of the same samples; nothing is left of it."""
+    table = gathered(recomputed(run.model, run.optimizer, ids(1)[:2])[1])
+    assert all(one.grad is None for one in run.model.parameters())
+    layout = run.rank.layout
+    parts = [layout.model_rank(at) if layout is not None else 0 for at in range(run.rank.world_size)]
+    first = {part: table[parts.index(part)] for part in parts}
+    return sum(row != first[part] for row, part in zip(table, parts, strict=True))
+
+
+def as_before(rank: Rank) -> list[tuple[float, float]]:
+    """FSDP over all ranks, written out as it was before there were layouts: to the last bit what must come out."""
+    mesh = init_device_mesh("cpu", (rank.world_size,), mesh_dim_names=("dp",))
+    model = Llama(SHAPE)
+    for name, part in model.named_children():
+        initialise(part, name, RECIPE.seed, RECIPE.init_std)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy("fp32"))
+    fully_shard(model, mesh=mesh, mp_policy=policy("fp32"))
+    optimizer, numbers = make_adamw(model, RECIPE), []
+    for step in range(1, RECIPE.steps + 1):
+        set_lr(optimizer, lr_at(step, RECIPE))
+        microbatches, total = fetch_of(rank)(step), torch.zeros((), dtype=torch.float64)
+        for index, samples in enumerate(microbatches):
+            cast(FSDPModule, model).set_requires_gradient_sync(index == len(microbatches) - 1)
+            loss = token_loss(model, samples)
+            (loss / len(microbatches)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        dist.all_reduce(total)
+        grads = [cast(DTensor, one.grad).to_local() for one in model.parameters()]
+        squares = torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square().sum()
+        dist.all_reduce(squares)
+        norm = squares.sqrt().to(torch.float32)
+        torch._foreach_mul_(grads, torch.clamp(RECIPE.clip / (norm + EPSILON), max=1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        numbers.append((float(total.item()) / (len(microbatches) * rank.world_size), float(norm.item())))
+    return numbers
+
+
+def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answer:
+    """Three steps in one layout, saved; the last two in another, saved; and back. Whether values are equal, and the numbers."""
+    answer: Answer = {}
+    for here, there in ways:
+        root = folder / f"{here}-{there}"
+        first = Run(rank, LAYOUTS[here])
+        numbers = first.steps(1, 3)
+        first.save(root, 3)
+        second = Run(rank, LAYOUTS[there], fresh=False)
+        second.load(root)
+        equal = [_equal(first.state(), second.state())]
+        numbers += second.steps(4, 5)
+        second.save(root, 5)
+        back = Run(rank, LAYOUTS[here], fresh=False)
+        back.load(root)
+        equal.append(_equal(second.state(), back.state()))
+        answer[f"{here} to {there}"] = {"equal": equal, "numbers": numbers}
+    return answer
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def gathered_once(rank: Rank) -> Answer:
+    """How often a rank gathers weights in a step of two microbatches, and how often gradients are reduced over shards."""
+    answer: Answer = {}
+    for name in ("zero1", "zero2", "fsdp4"):
+        run = Run(rank, LAYOUTS[name])
+        run.steps(1, 1)
+        with counted(*GATHERS) as gathers, counted(*REDUCTIONS) as reductions:
+            run.steps(2, 2)
+        answer[name] = [len(gathers), len(reductions)]
+    return answer
+
+
+@contextmanager
+def counted(*names: str) -> Iterator[list[str]]:
+    """Collectives of these names that are begun inside."""
+    begun: list[str] = []
+    kept = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+
+    def noted(name: str) -> Callable[..., Any]:
+        def act(*args: Any, **more: Any) -> Any:
+            begun.append(name)
+            return kept[name](*args, **more)
+
+        return act
+
+    for name in kept:
+        setattr(dist, name, noted(name))
+    try:
+        yield begun
+    finally:
+        for name, act in kept.items():
+            setattr(dist, name, act)
+
+
+def main(out: Path) -> None:
+    with gang() as rank:
+        plain = Plain()
+        answer: Answer = {
+            "plain": {"numbers": plain.numbers, "packed": plain.packed},
+            "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
+            "other": other_shape(rank),
+            "before": as_before(rank),
+            "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"))),
+            "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
+            "collectives": gathered_once(rank),
+        }
+    if rank.rank == 0:
+        out.write_text(json.dumps(answer))
+    os._exit(0)  # as the trainer does
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
