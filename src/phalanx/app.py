@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from phalanx.core.errors import PhalanxError
     from phalanx.core.experts import ExpertsAsked, ExpertsView
     from phalanx.core.fabric_test import FabricAsked, FabricReport
+    from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -52,7 +53,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            export_model=export_model, test_fabric=test_fabric,
+            export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -238,6 +239,12 @@ def test_fabric(asked: "FabricAsked", num_ranks: int | None, out: Path, progress
     if num_ranks is None:
         num_ranks = len(read_nvml() or ()) or max(2, min(4, os.cpu_count() or 1))
     return tested_here(asked, num_ranks, out, progress)
+
+
+def plan_pipeline(asked: "PipelineAsked") -> "PipelineView":
+    from phalanx.fabric.pipeline.planned import planned
+
+    return planned(asked)
 
 
 class _Door:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.app import place_experts
+from phalanx.app import place_experts, plan_pipeline
 from phalanx.core import wire
 from phalanx.core.checkpoints import StoredCheckpoint
 from phalanx.core.clusters import Answer, Clusters, DispatchView, OfferView
@@ -304,7 +304,7 @@ TOOLS = Tools(
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
     mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-    export_model=export_model, test_fabric=test_fabric,
+    export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
 )  # fmt: skip
 
 if __name__ == "__main__":

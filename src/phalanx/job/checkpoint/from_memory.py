@@ -35,10 +35,15 @@ Filled = dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], int]]
 
 
 def load(
-    sources: Sequence[Callable[[], Sealed]], step: int, generation: int, state: dict[str, torch.Tensor], rank: int
+    sources: Sequence[Callable[[], Sealed]],
+    step: int,
+    generation: int,
+    state: dict[str, torch.Tensor],
+    rank: int,
+    tensors: Mapping[str, TensorSpec] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Fills this rank's tensors, sharded as they are, without a collective. sources: by rank of the gang that was. The random
-    generators' states that `rank` had in it, by kind of device; empty when it had no such rank.
+    generators' states that `rank` had in it, by kind of device; empty when it had no such rank. tensors: see save.Identity.
 
     Raises NotFound when something has gone since it was told, CheckpointError when it is of another model or not all of it is
     there: the tensors are then in no state to go on from.
@@ -46,7 +51,7 @@ def load(
     place, generators = f"step {step} in memory", dict[str, torch.Tensor]()
     filled: Filled = {name: {} for name in state}
     boxes_here = boxes_of(state)
-    wanted, names = specs_of(state), {kind: rng_name(rank, kind) for kind in ("cpu", "cuda")}
+    wanted, names = {**(tensors or {}), **specs_of(state)}, {kind: rng_name(rank, kind) for kind in ("cpu", "cuda")}
     for source in sources:
         with contextlib.closing(source()) as sealed:
             seal = sealed.seal_of(step, generation)
@@ -84,7 +89,7 @@ def _check(place: str, pieces: Pieces, wanted: Mapping[str, TensorSpec]) -> None
 
 def _fill(pieces: Pieces, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Boxes], filled: Filled) -> None:
     """From one rank's parts. Where replicas give the same, the first one counts."""
-    here = {name: state[name] for name in pieces if not name.startswith(RNG)}
+    here = {name: state[name] for name in pieces if name in state}
     metadata = Metadata(state_dict_metadata={name: _metadata(pieces[name]) for name in here})
     planner = BoxPlanner(here, boxes, metadata)
     whole: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}

@@ -216,7 +216,8 @@ class Pipeline:
         )  # fmt: skip
         self._newest = step
         content = Content(
-            origin=self.identity.origin, dtype=self.identity.dtype, extra=extra, metrics=metrics, tensors=self._live.specs()
+            origin=self.identity.origin, dtype=self.identity.dtype, extra=extra, metrics=metrics,
+            tensors=self.identity.tensors or self._live.specs(),
         )  # fmt: skip
         asked = Persist(
             root=str(self.policy.root), key=key, rank=self._rank, segment=None, content=content if self._rank == 0 else None,

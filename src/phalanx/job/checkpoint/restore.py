@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ from phalanx.job.checkpoint.rng import rng_name, set_rng
 from phalanx.job.checkpoint.shard_file import Damaged
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
-from phalanx.job.checkpoint.whole import Checkpoint, check_same, open_checkpoint, spec_of
+from phalanx.job.checkpoint.whole import Checkpoint, TensorSpec, check_same, open_checkpoint, spec_of
 
 _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,9 +75,10 @@ def load(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     patience: Patience = AT_ONCE,
+    tensors: Mapping[str, TensorSpec] | None = None,
 ) -> Found:
     """Puts a checkpoint's weights, moments and random generators in place; a collective of all ranks. What was loaded: `found`, or
-    the one before it when a rank meets damage in it, and so on.
+    the one before it when a rank meets damage in it, and so on. tensors: see save.Identity.
 
     Raises CheckpointError when names, shapes or dtypes differ in the least, or when all are damaged; StoreUnavailable when a store
     stays away for longer than `patience`.
@@ -93,18 +94,20 @@ def load_tensors(
 ) -> Found:
     """As `load`, for whatever tensors a checkpoint holds: it fills these, sharded as they are."""
     while True:
-        loaded = _loaded(found, state, device, patience)
+        loaded = _loaded(found, state, device, patience, tensors)
         if loaded is None:
             return found
         place, skipped = folder_at(found.path), (*found.skipped, loaded)
         found = decided_by_rank_zero(lambda at=place, but=skipped: patiently(lambda: _before(at, origin, but), patience))  # type: ignore[misc]  # bound
 
 
-def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
-    """Fills this rank's tensors, sharded as they are, without a collective. Raises CheckpointError for a difference in names, types
-    or shapes before anything is changed, and for a damaged part."""
+def load_state(checkpoint: Checkpoint, state: dict[str, torch.Tensor], tensors: Mapping[str, TensorSpec] | None = None) -> None:
+    """Fills this rank's tensors, sharded as they are, without a collective. tensors: see save.Identity.
+
+    Raises CheckpointError for a difference in names, types or shapes before anything is changed, and for a damaged part."""
     saved = {name: spec_of(parts) for name, parts in checkpoint.tensors.items() if not name.startswith(RNG)}
-    check_same(checkpoint.folder, saved, specs_of(state))
+    own = specs_of(state)
+    check_same(checkpoint.folder, saved, own if tensors is None else {**tensors, **own})
     reader = PartReader(checkpoint)
     planner = BoxPlanner(state, boxes_of(state), reader.read_metadata())
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
@@ -126,9 +129,16 @@ def patiently(act: Callable[[], T], patience: Patience, pause: Callable[[float],
     raise Bug("pauses end")
 
 
-def _loaded(found: Found, state: dict[str, torch.Tensor], device: torch.device, patience: Patience) -> str | None:
+def _loaded(
+    found: Found,
+    state: dict[str, torch.Tensor],
+    device: torch.device,
+    patience: Patience,
+    tensors: Mapping[str, TensorSpec] | None,
+) -> str | None:
     """None when every rank has its part; else where the damage is that the first of the ranks met."""
-    told = [one for one in told_by_all(_told(lambda: patiently(lambda: _fill(found, state, device), patience))) if one is not None]
+    mine = _told(lambda: patiently(lambda: _fill(found, state, device, tensors), patience))
+    told = [one for one in told_by_all(mine) if one is not None]
     for one in told:
         if not isinstance(one, Damaged):
             raise one
@@ -144,12 +154,12 @@ def _told(act: Callable[[], None]) -> PhalanxError | None:
     return None
 
 
-def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device) -> None:
+def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device, tensors: Mapping[str, TensorSpec] | None) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = open_checkpoint(folder_at(found.path))
     if checkpoint.digest != found.digest:
         raise CheckpointError(f"checkpoint {found.name}", manifest.MANIFEST, f"is not what rank 0 read: rank {rank} sees another")
-    load_state(checkpoint, state)
+    load_state(checkpoint, state, tensors)
     same = world_size == found.manifest.origin.world_size
     saved = read_whole(checkpoint, {kind: rng_name(rank, kind) for kind in _KINDS} if same else {})
     set_rng(saved, found.digest, rank, world_size, device)

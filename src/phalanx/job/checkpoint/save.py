@@ -22,6 +22,7 @@ from phalanx.job.checkpoint.retention import Keep, remove, superfluous
 from phalanx.job.checkpoint.rng import rng_parts
 from phalanx.job.checkpoint.shard_file import SaveKey, ShardIndex
 from phalanx.job.checkpoint.together import decided_by_rank_zero, told_by_all
+from phalanx.job.checkpoint.whole import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class SavePolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """What of a checkpoint is the same at every step of a run. `attempt`: its id, '' outside Phalanx. mesh: of the whole gang,
-    needed where some tensors lie on a part of its axes only."""
+    needed where some tensors lie on a part of its axes only; in a pipeline of the ranks with the same stages. tensors: of the whole
+    run, where ranks do not have the same ones (a pipeline's stages); None: each has a part of every one."""
 
     origin: Origin
     dtype: str
@@ -48,6 +50,7 @@ class Identity:
     attempt: str = ""
     generation: int = 0
     mesh: DeviceMesh | None = None
+    tensors: Mapping[str, TensorSpec] | None = None
 
     @property
     def holder(self) -> Holder:
@@ -75,7 +78,8 @@ def save(
     mine = _write(folder, key, state, identity)
     reasons = [told for told in told_by_all(mine if isinstance(mine, str) else "") if told]
     content = Content(
-        origin=identity.origin, dtype=identity.dtype, extra=extra, metrics=metrics or {}, tensors=specs_of(state)
+        origin=identity.origin, dtype=identity.dtype, extra=extra, metrics=metrics or {},
+        tensors=identity.tensors or specs_of(state),
     )  # fmt: skip
     saved = decided_by_rank_zero(lambda: _commit(folder, key, content, reasons))
     if isinstance(saved, Saved) and not isinstance(mine, str):

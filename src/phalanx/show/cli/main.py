@@ -28,6 +28,7 @@ from phalanx.show.cli import (
     model,
     moves,
     node,
+    pipeline,
     plan,
     platform,
     policy,
@@ -73,7 +74,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, experts, completion):
+    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, experts, pipeline, completion):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.core.data_views import MixView, SamplesView
     from phalanx.core.experts import ExpertsAsked, ExpertsView
     from phalanx.core.fabric_test import FabricAsked, FabricReport
+    from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
     from phalanx.core.views import DownView
@@ -61,6 +62,7 @@ class Tools:
     place_experts(asked): where experts lie by their loads.
     test_fabric(asked, num_ranks, out, progress): tests the links of this machine with so many ranks, None for one on each of its
         GPUs; the report is in the file `out` too. progress(measurements done, all).
+    plan_pipeline(asked): what the schedules of a pipeline leave idle.
     """
 
     up: Callable[[Path, int, int | None, str], bool]
@@ -86,3 +88,4 @@ class Tools:
     choose: "Callable[[JobSpec, Clusters, Sequence[Answer], int], DispatchView]"
     place_experts: "Callable[[ExpertsAsked], ExpertsView]"
     test_fabric: "Callable[[FabricAsked, int | None, Path, Callable[[int, int], None]], FabricReport]"
+    plan_pipeline: "Callable[[PipelineAsked], PipelineView]"

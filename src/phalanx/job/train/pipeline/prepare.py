@@ -1,0 +1,72 @@
+"""A stage gets its values and what its recipe asks for, and is cut over data-parallel ranks by FSDP2."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from phalanx.core.errors import SpecError
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout
+from phalanx.job.train.activations import runs
+from phalanx.job.train.compiled import compiles, run_by
+from phalanx.job.train.float8 import to_float8
+from phalanx.job.train.initial import first_weights
+from phalanx.job.train.loss import HeadPlan
+from phalanx.job.train.pipeline.stage import Stage
+from phalanx.job.train.precision import Dtype, policy
+
+
+def sharded_stage(
+    recipe: LlamaRecipe, layout: PipelineLayout, mesh: DeviceMesh, device: torch.device, dtype: Dtype, fresh: bool = True
+) -> Callable[[Stage], None]:
+    """For `pipeline_parallel`. mesh: of data-parallel ranks. fresh: with initial values; else it holds nothing, for who loads it.
+
+    Weights stay gathered over a step: gathering them for each microbatch would cost more than a step without a pipeline does, and
+    a weight pass that was put off finds them. Raises SpecError for what a schedule cannot do.
+    """
+    recipe = _possible(recipe, layout)
+    first, how = first_weights(recipe, fresh), {"mesh": mesh, "mp_policy": policy(dtype, recipe.reduce_dtype)}
+
+    def fill(part: nn.Module, name: str) -> None:
+        part.to_empty(device=device)
+        first(part, name)
+
+    def prepare(stage: Stage) -> None:
+        _quicken(stage, recipe, dtype, device)
+        for name, block in stage.blocks.named_children():
+            fill(block, f"blocks.{name}")
+            fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
+        for name, part in stage.named_children():
+            if name != "blocks":
+                fill(part, name)
+        fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
+
+    return prepare
+
+
+def _possible(recipe: LlamaRecipe, layout: PipelineLayout) -> LlamaRecipe:
+    """A compiled backward pass is one piece: nothing is compiled by itself where the schedule parts it."""
+    if recipe.lora is not None:
+        raise SpecError("lora_rank", recipe.lora_rank, "adapters are not trained over a pipeline yet; write 0, or no pipeline")
+    if layout.schedule not in SPLITS_BACKWARD:
+        return recipe
+    if recipe.compile is True:
+        whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
+        fix = f"parts the backward pass, which torch.compile cannot; write one of {whole}, or compile: false"
+        raise SpecError("schedule", layout.schedule, fix)
+    return replace(recipe, compile=False)
+
+
+def _quicken(stage: Stage, recipe: LlamaRecipe, dtype: Dtype, device: torch.device) -> None:
+    """As `speed.quicken` does with a whole model."""
+    if dtype in ("fp8", "fp8_rowwise"):
+        for block in stage.blocks:
+            to_float8(block, dtype, device)
+    compiled, every = compiles(recipe.compile, device), list(runs(stage.shape, recipe))
+    own = [every[int(index)] for index, _ in stage.blocks.named_children()]
+    run_by(stage.blocks, own, compiled)
+    stage.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiled)
