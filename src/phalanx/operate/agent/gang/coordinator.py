@@ -137,9 +137,11 @@ class Coordinator:
         self._hands.note(f"generation {go.generation} starts with processes {', '.join(map(str, go.members))}")
         self._values.drop(f"{prefix_of(go.generation - 1)}/")
         peers = {peer.member: peer for peer in self._peers.members()}
+        # A whole gang's are its ranks: of 1,024 they would be 5 KB for each of them.
+        slots = {} if go.slots == tuple(range(len(go.slots))) else {"slots": list(go.slots)}
         for rank, (member, slot) in enumerate(zip(go.members, go.slots, strict=True)):
             told = {"say": "go", "generation": go.generation, "rank": rank, "world_size": len(go.members)}
-            told |= {"slots": list(go.slots), "num_slots": self._state.rules.world_size}
+            told |= {**slots, "num_slots": self._state.rules.world_size}
             told |= {"why": go.why, "since_ms": go.since_ms, "planned": go.planned, "prefix": prefix_of(go.generation)}
             if self._placed.get(member) != slot:
                 self._placed[member] = slot
