@@ -84,13 +84,18 @@ def load(
     stays away for longer than `patience`.
     """
     state = training_state(model, optimizer)
-    found = load_tensors(found, origin, state, device, patience)
+    found = load_tensors(found, origin, state, device, patience, tensors)
     set_training_state(model, optimizer, state)
     return found
 
 
 def load_tensors(
-    found: Found, origin: Origin, state: dict[str, torch.Tensor], device: torch.device, patience: Patience = AT_ONCE
+    found: Found,
+    origin: Origin,
+    state: dict[str, torch.Tensor],
+    device: torch.device,
+    patience: Patience = AT_ONCE,
+    tensors: Mapping[str, TensorSpec] | None = None,
 ) -> Found:
     """As `load`, for whatever tensors a checkpoint holds: it fills these, sharded as they are."""
     while True:
