@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from phalanx.job.serve.sample import load_model
 from tests.job.train.test_train_gang import VOCAB, Attempt, attempt
 from tests.job.train.test_train_gang import data as data
 
-CHANGED = {"accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32"}
+CHANGED: dict[str, Any] = {"accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32"}
 
 
 @pytest.fixture(scope="module")
