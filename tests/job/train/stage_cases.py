@@ -277,7 +277,7 @@ def main(folder: Path) -> None:
             began = time.process_time()
             answers[name] = case(name, mesh, rank, packed=False, plain=plain)
             answers[name]["cpu_s"] = time.process_time() - began
-        answers["packed"] = case("zb1p of two", mesh, rank, packed=True, plain=plain)
+        answers["packed"] = case("interleaved", mesh, rank, packed=True, plain=plain)
         answers["bf16"] = in_bf16(mesh, rank)
         (folder / f"answers-{rank.rank}.json").write_text(json.dumps(answers))
         dist.barrier()

@@ -28,7 +28,7 @@ def sharded_stage(
     Weights stay gathered over a step: gathering them for each microbatch would cost more than a step without a pipeline does, and
     a weight pass that was put off finds them. Raises SpecError for what a schedule cannot do.
     """
-    recipe = _possible(recipe, layout)
+    recipe = _possible(recipe, layout, dtype)
     first, how = first_weights(recipe, fresh), {"mesh": mesh, "mp_policy": policy(dtype, recipe.reduce_dtype)}
 
     def fill(part: nn.Module, name: str) -> None:
@@ -48,17 +48,19 @@ def sharded_stage(
     return prepare
 
 
-def _possible(recipe: LlamaRecipe, layout: PipelineLayout) -> LlamaRecipe:
-    """A compiled backward pass is one piece: nothing is compiled by itself where the schedule parts it."""
+def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> LlamaRecipe:
+    """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
+    piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can)."""
     if recipe.lora is not None:
         raise SpecError("lora_rank", recipe.lora_rank, "adapters are not trained over a pipeline yet; write 0, or no pipeline")
     if layout.schedule not in SPLITS_BACKWARD:
         return recipe
-    if recipe.compile is True:
+    asked = {"compile": recipe.compile is True, "fused_loss": recipe.fused_loss is True, "dtype": dtype in ("fp8", "fp8_rowwise")}
+    for field in (name for name, is_asked in asked.items() if is_asked):
         whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
-        fix = f"parts the backward pass, which torch.compile cannot; write one of {whole}, or compile: false"
+        fix = f"parts the backward pass, which cannot be done with the recipe's {field}; write one of {whole}, or change that"
         raise SpecError("schedule", layout.schedule, fix)
-    return replace(recipe, compile=False)
+    return replace(recipe, compile=False, fused_loss=False)
 
 
 def _quicken(stage: Stage, recipe: LlamaRecipe, dtype: Dtype, device: torch.device) -> None:
