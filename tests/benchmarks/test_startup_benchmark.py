@@ -19,6 +19,6 @@ def test_a_small_gang_meets_by_each_way() -> None:
     assert last["benchmark"] == "startup" and last["conditions"]["cores"] >= 1
     (claim,) = last["claims"]
     assert (claim["id"], claim["nodes"], claim["ranks"], claim["holds"]) == ("rendezvous_24_s", 3, 24, True)
-    assert 0 < claim["ours"] == claim["last_through_s"]["settled"] and claim["tcp_store_s"][0] > 0
+    assert 0 < claim["ours"] == claim["last_through_s"]["settled"] and claim["tcp_store_s"][0] > 0, claim
     assert list(claim["last_through_s"].values()) == sorted(claim["last_through_s"].values())
-    assert claim["peer"] == round(claim["tcp_store_s"][0] + claim["torchrun_c10d_s"][0], 3)
+    assert abs(claim["peer"] - claim["tcp_store_s"][0] - claim["torchrun_c10d_s"][0]) < 0.002
