@@ -17,6 +17,7 @@ OnPartition = Literal["keep", "stop"]
 BestMode = Literal["min", "max"]
 Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
 SpotUse = Literal["never", "allow", "prefer"]
+ContextKind = Literal["ring", "ulysses"]
 Zero = Literal[0, 1, 2, 3]
 
 Scalar = str | int | float | bool
@@ -187,7 +188,8 @@ class LayoutSpec:
     axes leave: each of its ranks, or groups of ranks, reads samples of its own.
 
     pp: stages of the pipeline, each with its part of the layers.
-    cp: ranks that share a sequence (context parallel).
+    cp: ranks that share a sequence (context parallel). context: how they do: `ring` sends keys and values round, `ulysses` has each
+        attend with some of the heads.
     tp: ranks that share each matrix, and between matrices the sequence (tensor, sequence and loss parallel).
     ep: ranks that share the experts of a layer, of those that share the state.
     zero: what data-parallel ranks share instead of each holding it: 0 nothing (DDP), 1 the optimiser's state, 2 gradients too, 3
@@ -203,6 +205,7 @@ class LayoutSpec:
     ep: int = 1
     zero: Zero = 3
     replicate: int = 1
+    context: ContextKind = "ring"
 
     @property
     def ranks_per_sample(self) -> int:

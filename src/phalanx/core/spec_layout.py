@@ -13,7 +13,6 @@ LAYOUT_VARIABLE: Final = "PHALANX_LAYOUT"
 
 NOT_BUILT: Final[Mapping[str, str]] = {
     "pp": "pipeline parallelism is not available yet",
-    "cp": "context parallelism is not available yet",
 }
 """Axes that no trainer of ours can do, and why. Whoever builds one takes it out here, and nowhere else."""
 

@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
-from phalanx.fabric.layouts import ModelFacts, RankFacts, facts_of, laid_out, problems
+from phalanx.fabric.context import KINDS
+from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, problems
 
 MODEL = ModelFacts(layers=4, heads=12, kv_heads=4, ffn_dim=352, sequence=64)
 EIGHT = RankFacts(world_size=8, per_domain=8)
 SIZES = st.integers(min_value=1, max_value=9)
-ASKED = st.builds(LayoutSpec, pp=SIZES, cp=SIZES, tp=SIZES, ep=SIZES, zero=st.sampled_from([0, 1, 2, 3]), replicate=SIZES)
+ASKED = st.builds(
+    LayoutSpec, pp=SIZES, cp=SIZES, tp=SIZES, ep=SIZES, zero=st.sampled_from([0, 1, 2, 3]), replicate=SIZES,
+    context=st.sampled_from(KINDS),
+)  # fmt: skip
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
     ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8])
@@ -29,6 +33,16 @@ RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
         (LayoutSpec(tp=3), "tp", "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 8"),
         (LayoutSpec(tp=8), "tp", "write one of 1, 2, 4: its ranks share the model's 12 heads evenly"),
         (LayoutSpec(cp=3), "cp", "write one of 1, 2, 4, 8: each rank has two parts of the sequence of 64, one from its head"),
+        (
+            LayoutSpec(cp=8, context="ulysses"),
+            "cp",
+            "write one of 1, 2, 4: with context: ulysses its ranks share 12 heads and 4 of",
+        ),
+        (
+            LayoutSpec(cp=4, tp=2, context="ulysses"),
+            "cp",
+            "write one of 1, 2: with context: ulysses its ranks share 6 heads and 2 of",
+        ),
         (LayoutSpec(pp=8), "pp", "write one of 1, 2, 4: each stage has one of the model's 4 layers at least"),
         (LayoutSpec(ep=2), "ep", "write 1: the model has no experts"),
         (LayoutSpec(replicate=3), "replicate", "write one of 1, 2, 4, 8: it divides the 8 data-parallel ranks"),
@@ -61,6 +75,11 @@ def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], 
 def test_experts_are_shared_by_their_own_axis_and_not_cut() -> None:
     ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, experts=8), EIGHT)
     assert field == "tp" and fix == "write 1: the matrices of experts are not cut; share experts by ep"
+
+
+def test_a_sequence_of_a_model_with_experts_is_not_shared() -> None:
+    ((field, _, fix),) = problems(LayoutSpec(cp=2), replace(MODEL, experts=8), EIGHT)
+    assert field == "cp" and fix == "write 1: sequences of a model with experts are not shared yet"
 
 
 def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:
@@ -97,9 +116,17 @@ def test_every_named_value_mends_its_field_and_without_problems_everything_divid
     if not found:
         layout = laid_out(asked, ranks.world_size)
         assert model.heads % layout.tp == model.kv_heads % layout.tp == model.ffn_dim % layout.tp == 0
-        assert model.sequence % (layout.cp * layout.tp) == 0 and (layout.cp == 1 or model.sequence % (2 * layout.cp) == 0)
+        assert model.sequence % (layout.cp * layout.tp) == 0
+        assert layout.cp == 1 or (not model.experts and _shares_rows(layout, model))
         assert layout.pp <= model.layers and ranks.per_domain % layout.tp == 0
         assert layout.dp_shard % layout.ep == 0 and (model.experts or layout.ep == 1) and (not model.experts or layout.tp == 1)
+
+
+def _shares_rows(layout: Layout, model: ModelFacts) -> bool:
+    if layout.context == "ring":
+        return model.sequence % (2 * layout.cp) == 0
+    heads, kv_heads = model.heads // layout.tp, model.kv_heads // layout.tp
+    return heads % layout.cp == 0 and (kv_heads % layout.cp == 0 or layout.cp % kv_heads == 0)
 
 
 @given(ASKED, RANKS)

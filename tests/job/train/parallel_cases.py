@@ -34,7 +34,7 @@ from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
-from phalanx.job.train.loss import sample_losses, token_loss
+from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
 from phalanx.job.train.precision import Dtype, policy
@@ -59,6 +59,11 @@ LAYOUTS = {
     "tp2 x dp2": LayoutSpec(tp=2),
     "tp2 x ddp2": LayoutSpec(tp=2, zero=0),
     "tp4": LayoutSpec(tp=4),
+    "cp2 x dp2": LayoutSpec(cp=2),
+    "cp2 x ddp2": LayoutSpec(cp=2, zero=0),
+    "cp4 by heads": LayoutSpec(cp=4, context="ulysses"),
+    "cp2 x tp2": LayoutSpec(cp=2, tp=2),
+    "cp2 by heads x tp2": LayoutSpec(cp=2, tp=2, context="ulysses"),
 }
 Answer = dict[str, Any]
 
@@ -170,7 +175,8 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     run = Run(rank, asked)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
     with torch.no_grad():
-        losses = sample_losses(run.model, mine)
+        part = sample_losses(run.model, mine)
+        losses = of_whole_rows(run.model, part)
     let_go(run.model)
     everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
     dist.all_gather(everyone, losses)
@@ -182,6 +188,7 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "gradients": error(run.gradients, plain.gradients),
         "weights": error(weights, plain.weights),
         "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
+        "whole_rows": torch.equal(part, losses),
         "held": sum(one.to_local().numel() for one in run.model.parameters() if isinstance(one, DTensor)),
         "odd": odd_after_recompute(run),
         "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text,
@@ -313,7 +320,7 @@ def main(out: Path) -> None:
             "other": other_shape(rank),
             "refused": refused(rank),
             "before": as_before(rank),
-            "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"))),
+            "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
             "collectives": gathered_once(rank),
         }

@@ -1,4 +1,4 @@
-"""The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share the state go on, then finish."""
+"""The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share every sequence finish."""
 
 import json
 from pathlib import Path
@@ -18,11 +18,11 @@ CHANGED: dict[str, Any] = {"accumulate": 2, "steps": 8, "recompute_every": 3, "d
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
-    """One process; and tensor parallel until after step 5, killed, then without a layout."""
+    """One process; and tensor parallel until after step 5, killed, then context parallel."""
     alone = attempt(tmp_path_factory.mktemp("alone"), data, 1, world_size=1, **CHANGED)
     job = tmp_path_factory.mktemp("laid")
     first = attempt(job, data, 1, "sigkill rank=1 step=5", saved=4, env=layout_variable(LayoutSpec(tp=2)), **CHANGED)
-    return [alone, first, attempt(job, data, 2, **CHANGED)]
+    return [alone, first, attempt(job, data, 2, env=layout_variable(LayoutSpec(cp=2)), **CHANGED)]
 
 
 def test_the_samples_and_losses_are_those_of_one_process_in_both_layouts(runs: list[Attempt]) -> None:
@@ -47,7 +47,7 @@ def test_the_samples_and_losses_are_those_of_one_process_in_both_layouts(runs: l
 def test_its_checkpoint_says_its_axes(runs: list[Attempt]) -> None:
     job = runs[1].folder.parent
     layouts = {step: manifest.read(folder)[0].origin.layout for step, folder in manifest.committed(job / "checkpoints")}
-    assert layouts == {4: {"dp_shard": 1, "tp": 2}, 8: {"dp_shard": 2}}
+    assert layouts == {4: {"dp_shard": 1, "tp": 2}, 8: {"dp_shard": 1, "cp": 2}}
 
 
 def test_a_tensor_parallel_gang_saves_the_model_that_one_process_would(tmp_path: Path, data: Path) -> None:

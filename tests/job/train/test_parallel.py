@@ -16,7 +16,7 @@ GRADIENTS_TOLERANCE = 5e-6
 WEIGHTS_TOLERANCE = 1e-4
 """AdamW divides by the root of a gradient's mean square: where that is nearly nothing, its last bits are all of it.
 Seen were 3e-5 of the largest weight."""
-CARRIED = ("tp2 x dp2 to fsdp4", "hsdp2x2 to tp4")
+CARRIED = ("tp2 x dp2 to fsdp4", "hsdp2x2 to tp4", "cp2 x tp2 to cp2 x ddp2")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,11 @@ def test_packed_documents_have_the_losses_of_one_process(answer: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+def test_a_rank_computes_whole_rows_where_no_other_shares_them(answer: dict[str, Any], name: str) -> None:
+    assert answer["layouts"][name]["whole_rows"] == (LAYOUTS[name].cp == 1)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_of_the_same_part_compute_the_same_bits(answer: dict[str, Any], name: str) -> None:
     """So that silent corruption is told from another layout's arithmetic."""
     assert answer["layouts"][name]["odd"] == 0
@@ -76,8 +81,8 @@ def test_each_kind_holds_what_it_says(answer: dict[str, Any]) -> None:
     block = 4 * SHAPE.dim**2 + 3 * SHAPE.dim * SHAPE.ffn_dim + 2 * SHAPE.dim
     all_of_it = 2 * SHAPE.vocab * SHAPE.dim + SHAPE.layers * block + SHAPE.dim
     shares = {name: answer["layouts"][name]["held"] / all_of_it for name in LAYOUTS}
-    assert shares["ddp4"] == 1 and shares["hsdp2x2"] == pytest.approx(1 / 2, rel=0.01)
-    for name in ("zero1", "zero2", "fsdp4", "tp2 x dp2"):
+    assert shares["ddp4"] == shares["cp2 x ddp2"] == 1 and shares["hsdp2x2"] == pytest.approx(1 / 2, rel=0.01)
+    for name in ("zero1", "zero2", "fsdp4", "tp2 x dp2", "cp2 x dp2", "cp4 by heads"):
         assert shares[name] == pytest.approx(1 / 4, rel=0.02), name
     assert shares["tp4"] == pytest.approx(1 / 4, rel=0.03)  # norms are not cut
     assert shares["tp2 x ddp2"] == pytest.approx(1 / 2, rel=0.02)

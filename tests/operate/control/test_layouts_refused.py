@@ -36,6 +36,8 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
     on_given = {"init": "/model", "lora_rank": 4}
     with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: adapters"):
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters=on_given))
+    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: 8-bit products \(dtype: fp8\)"):
+        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8"}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"init": "/model"}))
     refuse_unfitting(spec(LayoutSpec(replicate=2), hyperparameters=on_given))
 

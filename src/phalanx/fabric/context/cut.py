@@ -1,18 +1,18 @@
 """How the tokens of a row are cut over the ranks that share it, and which cuts there are."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phalanx.core.errors import SpecError
+from phalanx.core.spec import ContextKind
 
 Ints = NDArray[np.int64]
-ContextKind = Literal["ring", "ulysses"]
+KINDS: Final[tuple[ContextKind, ...]] = ("ring", "ulysses")
 """ring: keys and values go round the ranks, each of which attends with all heads of its own tokens (arXiv:2310.01889). ulysses: for
 the attention each rank gets all tokens of some heads (arXiv:2309.14509)."""
-KINDS: Final[tuple[ContextKind, ...]] = ("ring", "ulysses")
 
 Problem = tuple[str, object, str]
 """Field, value, what to change."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from phalanx.core.spec import LayoutSpec, Zero
+from phalanx.core.spec import ContextKind, LayoutSpec, Zero
 
 Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 AXES: Final[tuple[Axis, ...]] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -27,7 +27,7 @@ class Layout:
     pp: stages of the pipeline. dp_replicate: groups that hold the whole state each, between their ranks. dp_shard: ranks that share
     the state, as far as `zero` says. cp: parts of the sequence. tp: parts of each matrix. ep: ranks that share the experts of a
     layer; no axis of its own, but so many neighbours on dp_shard. zero: of the state, what data-parallel ranks share: 0
-    nothing, 1 the optimiser's, 2 and gradients, 3 and weights.
+    nothing, 1 the optimiser's, 2 and gradients, 3 and weights. context: how ranks of cp share a sequence.
     """
 
     pp: int = 1
@@ -37,6 +37,7 @@ class Layout:
     tp: int = 1
     ep: int = 1
     zero: Zero = 3
+    context: ContextKind = "ring"
 
     @property
     def sizes(self) -> Mapping[Axis, int]:
@@ -115,5 +116,5 @@ def laid_out(asked: LayoutSpec, world_size: int) -> Layout:
         raise ValueError(f"{asked} does not fit {world_size} ranks")
     return Layout(
         pp=asked.pp, dp_replicate=replicate, dp_shard=data_size // replicate, cp=asked.cp, tp=asked.tp,
-        ep=asked.ep, zero=asked.zero,
+        ep=asked.ep, zero=asked.zero, context=asked.context,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
+from phalanx.fabric.context import head_problems
 
 Problem = tuple[str, object, str]
 """(field, value, what to change)."""
@@ -52,11 +53,15 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     )  # fmt: skip
 
 
-def adapter_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
-    """Of low-rank adapters, whatever the model: beside a layer whose rows are cut they would have to be cut too."""
-    if recipe.lora is None or asked.tp == 1:
-        return []
-    return [("tp", asked.tp, "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks")]
+def matrix_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+    """Of matrices that are no plain ones, whatever the model: nobody cuts what stands beside them."""
+    found: list[Problem] = []
+    if asked.tp > 1 and recipe.lora is not None:
+        fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"
+        found.append(("tp", asked.tp, fix))
+    if asked.tp > 1 and recipe.dtype.startswith("fp8"):
+        found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
+    return found
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -114,10 +119,18 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
 def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:
     if model is None:
         return
+    if model.experts:
+        yield _Rule(lambda cp: cp == 1, "sequences of a model with experts are not shared yet")
     sequence = model.sequence
-    halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
-    yield _Rule(lambda cp: cp == 1 or sequence % (2 * cp) == 0, halves)
+    if asked.context == "ring":
+        halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
+        yield _Rule(lambda cp: cp == 1 or sequence % (2 * cp) == 0, halves)
+        return
+    heads, kv_heads = model.heads // asked.tp, model.kv_heads // asked.tp
+    each = "of each tensor-parallel rank " if asked.tp > 1 else ""
     yield _Rule(lambda cp: sequence % cp == 0, f"its ranks share the sequence of {sequence} evenly")
+    shared = f"with context: ulysses its ranks share {heads} heads and {kv_heads} of keys and values {each}evenly"
+    yield _Rule(lambda cp: not head_problems("ulysses", heads, kv_heads, cp), shared)
 
 
 def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> Iterator[_Rule]:

@@ -15,6 +15,8 @@ class Context:
 
     ranks = 1
     """That share a row."""
+    group: Any = None
+    """Of these ranks; None for one alone."""
 
     def cut(self, x: Tensor, dim: int = 1) -> Tensor:
         """Of something for each token of whole rows, along `dim`: this rank's tokens."""

@@ -60,6 +60,17 @@ def sample_losses(model: nn.Module, samples: Tensor) -> Tensor:
     return _losses(logits_bsv, context_of(model).cut(samples[:, 1:])).mean(dim=1)
 
 
+def of_whole_rows(model: nn.Module, losses: Tensor) -> Tensor:
+    """The losses of samples, as `sample_losses` gives them, where ranks that share rows have each its part of them. A collective of
+    these ranks."""
+    context = context_of(model)
+    if context.ranks == 1:
+        return losses
+    total = losses.clone()
+    dist.all_reduce(total, group=context.group)
+    return total / context.ranks
+
+
 def mean_over_ranks(total: Tensor, count: int) -> float:
     """Of `count` numbers a rank, whose sum is `total` in float64, each counting the same. Of float32 numbers it is the same,
     whatever rank has which: float64 holds their sum exactly, or nearly so."""

@@ -14,7 +14,7 @@ from phalanx.core.health import NAMED_MAX, BadSample, LossSpike
 from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
-from phalanx.job.train.loss import sample_losses
+from phalanx.job.train.loss import of_whole_rows, sample_losses
 from phalanx.job.train.parallel import let_go
 from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves
@@ -47,7 +47,9 @@ def worst_samples(training: Training, step: int) -> tuple[BadSample, ...]:
     rank; costs one forward pass."""
     model, device = training.model, training.rank.device
     model.eval()
-    mine = torch.cat([sample_losses(model, samples) for samples in training.train_batch(step)]).to(torch.float64)
+    mine = of_whole_rows(
+        model, torch.cat([sample_losses(model, samples) for samples in training.train_batch(step)]).to(torch.float64)
+    )
     model.train()
     let_go(model)
     everyone = [torch.empty_like(mine, device=device) for _ in range(training.rank.world_size)]

@@ -10,11 +10,12 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
 from phalanx.job.models.lora import adapt
 from phalanx.job.models.moe.mixture import reset_buffers
+from phalanx.job.train.context.shared import context_parallel
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import Fill, first_weights
 from phalanx.job.train.parallel.data import DataParallel
 from phalanx.job.train.parallel.experts import ExpertParallel, uncompiled
-from phalanx.job.train.parallel.mesh import of_rank
+from phalanx.job.train.parallel.mesh import context_mesh, of_rank
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.speed import look_ahead, quicken
@@ -43,6 +44,8 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         if name != "blocks":
             _fill(part, name, fill, rank.device)
     tensors.whole(model)
+    if (sharing := context_mesh(rank, mesh)) is not None:
+        context_parallel(model, sharing, of_rank(rank).context)
     if not shape.tied:
         # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
         # backward, since what comes between is short, or nothing.

@@ -8,12 +8,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, adapter_problems, facts_of, laid_out, problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, matrix_problems, problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
 SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
+CONTEXT = "cp"
+_ROWS = "dp_rows"
 
 
 def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
@@ -23,7 +25,7 @@ def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
         return rank
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
-    for field, value, fix in (*adapter_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
+    for field, value, fix in (*matrix_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
         raise SpecError(f"layout.{field}", value, fix)
     return replace(rank, layout=laid_out(asked, rank.world_size))
 
@@ -40,9 +42,27 @@ def layout_of(rank: Rank) -> Mapping[str, int]:
 
 
 def make_mesh(rank: Rank) -> DeviceMesh:
-    """A collective of all ranks."""
-    sizes = layout_of(rank)
+    """The layout's axes but `cp`: its ranks have the same weights and tokens of their own, as data-parallel ranks have. So they are
+    a part of the axis whose ranks share the state, or of that of replicas where none do. A collective of all ranks."""
+    layout = of_rank(rank)
+    axis = _axis_of_rows(layout)
+    sizes = {one: size * (layout.cp if one == axis else 1) for one, size in layout.sizes.items() if one != CONTEXT}
+    sizes = {one: size for one, size in sizes.items() if size > 1 or one == SHARD}
     return init_device_mesh(rank.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def context_mesh(rank: Rank, mesh: DeviceMesh) -> DeviceMesh | None:
+    """The ranks that share rows with this one; None where each has its own. A collective of all ranks."""
+    layout = of_rank(rank)
+    if layout.cp == 1:
+        return None
+    axis = _axis_of_rows(layout)
+    return mesh._unflatten(axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+
+
+def _axis_of_rows(layout: Layout) -> str:
+    """Of which the ranks that share rows are neighbours."""
+    return REPLICATE if layout.zero == 0 else SHARD
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

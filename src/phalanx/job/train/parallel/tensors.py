@@ -63,6 +63,7 @@ class TensorParallel:
             self._rows[f"{name}.{_QKV}.{kind}"] = rows
         queries, keys, values = (width // ranks for width in attention.widths)
         attention.widths = (queries, keys, values)
+        attention.heads, attention.kv_heads = attention.heads // ranks, attention.kv_heads // ranks
         self._cut(block, _of_block(block))
 
     def whole(self, model: Llama) -> None:
