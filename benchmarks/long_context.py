@@ -51,14 +51,13 @@ def ratio(kind: str) -> Callable[[Answer], Answer]:
     def claim(answer: Answer) -> Answer:
         seconds = {name: statistics.median(found) for name, found in answer["seconds"].items()}
         peer = min(found for name, found in seconds.items() if name.startswith("torch"))
-        on_cuda = answer["device"] == "cuda"
         products = 3.5 * 4 * answer["tokens"] ** 2 / 2 * answer["heads"] * WIDTH / answer["ranks"]
         return {
             "ours": round(seconds[kind], 5), "peer": round(peer, 5), "ratio": round(peer / seconds[kind], 3), "unit": "s",
             "forward_s": {name: round(statistics.median(found), 5) for name, found in answer["forward_s"].items()},
             "tflops": round(products / seconds[kind] / 1e12, 3),
-            "target": f"ratio >= {RATIO_LEAST}" if on_cuda else "none on a CPU",
-            "holds": not on_cuda or peer / seconds[kind] >= RATIO_LEAST,
+            "target": f"ratio >= {RATIO_LEAST}" if answer["device"] == "cuda" else "none on a CPU",
+            "holds": peer / seconds[kind] >= RATIO_LEAST,
         }  # fmt: skip
 
     return claim
@@ -232,10 +231,13 @@ def main() -> int:
         answer = gang(options, folder)
     around = {name: answer[name] for name in ("device_name", "torch", "kernel", "dtype", "ranks", "tokens", "heads", "kv_heads")}
     around |= {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
-    claims = [{"id": name, **CLAIMS[name](answer)} for name in ([options.only] if options.only else CLAIMS)]
-    for claim in claims:
-        print(f"{claim['id']:<22}{claim['ours']:>12} {claim['target']}: {'holds' if claim['holds'] else 'DOES NOT HOLD'}")
-    print(json.dumps({"benchmark": "long_context", "conditions": around, "claims": claims}))
+    found = [{"id": name, **CLAIMS[name](answer)} for name in ([options.only] if options.only else CLAIMS)]
+    claims = [claim for claim in found if "CPU" not in claim["target"]]
+    for claim in found:
+        judged = ("holds" if claim["holds"] else "DOES NOT HOLD") if claim in claims else "not claimed"
+        print(f"{claim['id']:<22}{claim['ours']:>12} {claim['target']}: {judged}")
+    played = [claim for claim in found if claim not in claims]
+    print(json.dumps({"benchmark": "long_context", "conditions": around, "claims": claims, "played": played}))
     return 0 if all(claim["holds"] for claim in claims) else 1
 
 

@@ -62,6 +62,8 @@ def test_a_size_is_what_a_job_starts_from_and_its_own_fields_go_over_it() -> Non
         ({"lora_rank": 4}, "lora_rank", "name their folder as init"),
         ({"init": "/model", "lora_rank": -1}, "lora_rank", "write 0 for no adapters"),
         ({"init": "/model", "lora_rank": 4, "lora_alpha": -1}, "lora_alpha", "above 0"),
+        ({"init": "/model", "lora_alpha": 8}, "lora_alpha", "write lora_rank too"),
+        ({"init": "/model", "lora_targets": "q_proj"}, "lora_targets", "write lora_rank too"),
         ({"init": "/model", "lora_targets": "q_proj,qkv"}, "lora_targets", "write some of q_proj, k_proj.*, or all-linear"),
         ({"init": "/model", "lora_rank": 4, "dtype": "fp8"}, "dtype", "write bf16"),
         ({"init": "/model", "layers": 2}, "layers", "leave it out"),

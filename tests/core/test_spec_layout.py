@@ -52,6 +52,13 @@ def test_a_script_lays_its_model_out_by_itself() -> None:
     assert "leave it out" in refused.value.fix
 
 
+def test_a_way_to_share_sequences_is_refused_where_none_is_shared() -> None:
+    with pytest.raises(SpecError, match="write cp too, or leave it out") as refused:
+        parse_spec({**RECIPE, "layout": {"context": "ulysses"}})
+    assert refused.value.field == "layout.context"
+    assert parse_spec({**RECIPE, "layout": {"context": "ulysses", "cp": 2}}).layout.cp == 2
+
+
 @pytest.mark.parametrize("axis", sorted(NOT_BUILT))
 def test_an_axis_that_is_not_built_is_refused_plainly(axis: str) -> None:
     with pytest.raises(SpecError) as refused:

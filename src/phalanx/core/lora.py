@@ -62,5 +62,9 @@ def lora_problems(rank: int, alpha: float, targets: str, init: str) -> Iterator[
         targets_of(targets)
     except ValueError as error:
         yield "lora_targets", targets, str(error)
+    if rank == 0 and alpha > 0:
+        yield "lora_alpha", alpha, "write lora_rank too, or leave it out: without one there are no adapters"
+    if rank == 0 and targets != ALL:
+        yield "lora_targets", targets, "write lora_rank too, or leave it out: without one there are no adapters"
     if rank > 0 and not init:
         yield "lora_rank", rank, "adapters are trained on given weights: name their folder as init"

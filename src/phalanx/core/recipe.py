@@ -23,6 +23,7 @@ FREE: Final = (
     "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks",
 )  # fmt: skip
 """Fields by which a run is faster or smaller, and by which none of its losses changes: a run may go on with others."""
+_BUDGET: Final = 0.5
 _BLOCKS_MAX: Final = 10_000
 """Where the number of layers is not known yet."""
 
@@ -146,7 +147,7 @@ class LlamaRecipe:
     fused_loss: Switch = "auto"
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     activation_blocks: int = 1
-    activation_budget: float = 0.5
+    activation_budget: float = _BUDGET
     deterministic: bool = True
     reshard_after_forward: bool = True
     prefetch_blocks: int = 0
@@ -236,9 +237,30 @@ class LlamaRecipe:
         if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
             yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
-            for name in ("dim", "ffn_dim"):
-                if getattr(self, name) % FP8_MULTIPLE:
-                    yield name, getattr(self, name), f"write a multiple of {FP8_MULTIPLE}, as 8-bit products need"
+            yield from self._uneven_widths()
+        if self.activation_checkpointing == "none" and self.activation_blocks > 1:
+            yield (
+                "activation_blocks",
+                self.activation_blocks,
+                "write activation_checkpointing: full or selective too, or leave it out",
+            )
+        if self.activation_checkpointing != "selective" and self.activation_budget != _BUDGET:
+            yield "activation_budget", self.activation_budget, "write activation_checkpointing: selective too, or leave it out"
+
+    def _uneven_widths(self) -> Iterator[tuple[str, object, str]]:
+        """Of layers that are computed in 8 bits."""
+        fix = f"8-bit products need multiples of {FP8_MULTIPLE}"
+        for name in ("dim", "ffn_dim"):
+            if getattr(self, name) % FP8_MULTIPLE:
+                yield name, getattr(self, name), f"write a multiple of {FP8_MULTIPLE}: {fix}"
+        head = self.head_dim or self.dim // max(1, self.heads)
+        kv_heads = self.kv_heads or self.heads
+        for heads, of in ((self.heads, "queries"), (self.heads + 2 * kv_heads, "queries, keys and values")):
+            if head * heads % FP8_MULTIPLE:
+                yield "head_dim", head, f"{heads} heads of {of} are {head * heads} wide, and {fix}; change head_dim or the heads"
+        shared = self.shared_experts * (self.expert_ffn_dim or self.ffn_dim)
+        if shared % FP8_MULTIPLE:
+            yield "shared_experts", self.shared_experts, f"together they are {shared} wide, and {fix}; change expert_ffn_dim"
 
 
 SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))

@@ -38,6 +38,8 @@ def words(layout: LayoutSpec) -> Iterable[Check]:
         size = getattr(layout, axis)
         yield f"layout.{axis}", size, size >= 1, "write a whole number above 0"
         yield f"layout.{axis}", size, size == 1 or axis not in NOT_BUILT, f"{NOT_BUILT.get(axis)}: leave it out"
+    alone = layout.cp == 1 and layout.context != PLAIN.context
+    yield "layout.context", layout.context, not alone, "write cp too, or leave it out: with cp 1 no sequence is shared"
 
 
 def layout_of(environ: Mapping[str, str]) -> LayoutSpec:

@@ -193,3 +193,8 @@ def test_pairs_of_dualpipe_are_of_different_microbatches_and_may_overlap() -> No
     assert ideal(layout, PassCost(1, 1, 1, overlapped=2)).makespan < ideal(layout, PassCost(1, 1, 1)).makespan
     assert Action(Kind.FORWARD, 0, 0) == flat(orders(layout)[0])[0]
     assert Timeline(((Span(pairs[0][0], 0, 2), Span(pairs[0][1], 0, 2)),)).busy(0) == 2
+
+
+def test_there_is_no_formula_where_weight_passes_are_longer_than_what_they_fill() -> None:
+    zb1p = PipelineLayout(schedule="zb1p", num_ranks=4, num_microbatches=8, stages_per_rank=1)
+    assert bubble_formula(zb1p, PassCost(1, 1, 3)) is None and bubble_formula(zb1p, PassCost(1, 1, 1)) == 3

@@ -134,6 +134,8 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
         sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
         with pytest.raises(SpecError, match="tied"):
             Stage(replace(SHAPE, tied=True), range(2))
+        with pytest.raises(SpecError, match="have no experts yet"):
+            Stage(replace(SHAPE, experts=4), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
 

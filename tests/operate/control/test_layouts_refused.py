@@ -38,6 +38,10 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters=on_given))
     with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: 8-bit products \(dtype: fp8\)"):
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8"}))
+    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: a fused_loss"):
+        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"fused_loss": True}))
+    with pytest.raises(SpecError, match=r"layout\.ep: 2: write 1: blocks that send tokens"):
+        refuse_unfitting(spec(LayoutSpec(ep=2), hyperparameters={"compile": True, "experts": 4}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"init": "/model"}))
     refuse_unfitting(spec(LayoutSpec(replicate=2), hyperparameters=on_given))
 

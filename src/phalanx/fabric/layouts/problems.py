@@ -53,14 +53,18 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     )  # fmt: skip
 
 
-def matrix_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
-    """Of matrices that are no plain ones, whatever the model: nobody cuts what stands beside them."""
+def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+    """What else a recipe asks for that a layout cannot have, whatever the model."""
     found: list[Problem] = []
     if asked.tp > 1 and recipe.lora is not None:
         fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"
         found.append(("tp", asked.tp, fix))
     if asked.tp > 1 and recipe.dtype.startswith("fp8"):
         found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
+    if asked.tp > 1 and recipe.fused_loss is True:
+        found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
+    if asked.ep > 1 and recipe.compile is True:
+        found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
     return found
 
 

@@ -22,6 +22,11 @@ def bubble_formula(layout: PipelineLayout, cost: PassCost) -> float | None:
     forward and both halves of the backward pass cost the same (arXiv:2401.10241, section 6). dualpipev: (p-1)(F&B+B-3W), where
     DeepSeek counts by stages, two for each of these ranks (github.com/deepseek-ai/DualPipe).
     """
+    found = _of_paper(layout, cost)
+    return found if found is not None and found >= 0 else None  # weight passes longer than what they fill are nobody's case
+
+
+def _of_paper(layout: PipelineLayout, cost: PassCost) -> float | None:
     hops = layout.num_ranks - 1
     if layout.schedule == "zb1p":
         return hops * (cost.forward + cost.backward - 2 * cost.weight)

@@ -4,7 +4,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_layout import PLAIN
 from phalanx.core.spec_parse import recipe_config
-from phalanx.fabric.layouts import RankFacts, facts_of, matrix_problems, problems
+from phalanx.fabric.layouts import RankFacts, facts_of, recipe_problems, problems
 
 
 def refuse_unfitting(spec: JobSpec) -> None:
@@ -14,8 +14,8 @@ def refuse_unfitting(spec: JobSpec) -> None:
     recipe = recipe_config(spec) if spec.recipe else None
     model = facts_of(recipe) if recipe is not None and not recipe.init else None
     ranks = RankFacts(world_size=spec.num_ranks, per_domain=ranks_per_domain(spec))
-    of_matrices = matrix_problems(spec.layout, recipe) if recipe is not None else []
-    for field, value, fix in (*of_matrices, *problems(spec.layout, model, ranks)):
+    of_recipe = recipe_problems(spec.layout, recipe) if recipe is not None else []
+    for field, value, fix in (*of_recipe, *problems(spec.layout, model, ranks)):
         raise SpecError(f"layout.{field}", value, fix)
 
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, matrix_problems, problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, recipe_problems, problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
@@ -25,7 +25,7 @@ def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
         return rank
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
-    for field, value, fix in (*matrix_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
+    for field, value, fix in (*recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
         raise SpecError(f"layout.{field}", value, fix)
     return replace(rank, layout=laid_out(asked, rank.world_size))
 

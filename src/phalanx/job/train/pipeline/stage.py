@@ -49,6 +49,10 @@ class Stage(Llama):
     def __init__(self, shape: LlamaShape, layers: range) -> None:
         if shape.tied:
             raise SpecError("tied", True, "the embedding would be on two ranks; write no pipeline for a model whose output it is")
+        if shape.experts:
+            raise SpecError(
+                "experts", shape.experts, "stages of a pipeline have no experts yet; write no pipeline for such a model"
+            )
         with torch.device("meta"):
             super().__init__(shape)
         every, self.blocks = self.blocks, nn.ModuleList()
