@@ -1,7 +1,7 @@
 """How a model and its samples are laid over the ranks of a gang: axes, what cannot work and why, and which rank is where."""
 
 from phalanx.fabric.layouts.layout import AXES, Axis, Layout, laid_out
-from phalanx.fabric.layouts.problems import ModelFacts, Problem, RankFacts, facts_of, recipe_problems, problems
+from phalanx.fabric.layouts.problems import ModelFacts, Problem, RankFacts, facts_of, problems, recipe_problems
 from phalanx.fabric.layouts.reach import Reach, reach
 
 __all__ = [

@@ -4,7 +4,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_layout import PLAIN
 from phalanx.core.spec_parse import recipe_config
-from phalanx.fabric.layouts import RankFacts, facts_of, recipe_problems, problems
+from phalanx.fabric.layouts import RankFacts, facts_of, problems, recipe_problems
 
 
 def refuse_unfitting(spec: JobSpec) -> None:

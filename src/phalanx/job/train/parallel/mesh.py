@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, recipe_problems, problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, problems, recipe_problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
