@@ -60,11 +60,11 @@ def test_each_tier_and_collective_has_its_cost_for_whoever_plans() -> None:
     assert all(one.error < 1e-6 for one in found)
 
 
-def gang(nodes: int, gpus: int, per_block: int = 0, per_domain: int = 0) -> list[Member]:
+def gang(nodes: int, gpus: int, per_block: int = 0, per_domain: int = 0, per_rack: int = 0) -> list[Member]:
     return [
         Member(
             rank=node * gpus + gpu, node=node, local_rank=gpu, block=f"b{node // per_block}" if per_block else "",
-            domain=f"d{node // per_domain}" if per_domain else "",
+            domain=f"d{node // per_domain}" if per_domain else "", rack=f"r{node // per_rack}" if per_rack else "",
         )
         for node in range(nodes) for gpu in range(gpus)
     ]  # fmt: skip
@@ -81,9 +81,26 @@ def test_tiers_of_one_node_of_several_and_of_blocks() -> None:
     assert domains["domain"] == ((0, 1, 2, 3), (4, 5, 6, 7)) and "block" not in domains
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
-def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(nodes: int, gpus: int, per_block: int, per_domain: int) -> None:
-    found = tiers(gang(nodes, gpus, per_block, per_domain))
+def test_a_rail_is_the_leaf_of_a_rack_and_racks_of_a_block_are_a_tier_of_their_own() -> None:
+    found = {one.name: one.groups for one in tiers(gang(8, 1, per_block=4, per_rack=2))}
+    assert found == {
+        "rail": ((0, 1), (2, 3), (4, 5), (6, 7)),
+        "rack": ((0, 2), (1, 3), (4, 6), (5, 7)),
+        "block": ((0, 4), (1, 5), (2, 6), (3, 7)),
+        "all": (tuple(range(8)),),
+    }
+    alone = {one.name: one.groups for one in tiers(gang(4, 1, per_rack=2))}
+    assert alone == {"rail": ((0, 1), (2, 3)), "rack": ((0, 2), (1, 3)), "all": ((0, 1, 2, 3),)}, "without blocks all are one"
+
+
+LEVELS = st.integers(0, 3)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), LEVELS, LEVELS, LEVELS)
+def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(
+    nodes: int, gpus: int, per_block: int, per_domain: int, per_rack: int
+) -> None:
+    found = tiers(gang(nodes, gpus, per_block, per_domain, per_rack))
     assert (not found) == (nodes * gpus < 2)
     for tier in found:
         ranks = [rank for group in tier.groups for rank in group]
@@ -95,6 +112,8 @@ def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(nodes: int, gpus: in
 def test_the_links_between_two_ranks() -> None:
     members = gang(6, 2, per_block=4, per_domain=2)
     assert [class_of(members[0], members[other]) for other in (1, 2, 4, 8)] == ["node", "domain", "rail", "block"]
+    racks = gang(6, 1, per_block=4, per_rack=2)
+    assert [class_of(racks[0], racks[other]) for other in (1, 2, 4)] == ["rail", "rack", "block"]
 
 
 @pytest.mark.parametrize(

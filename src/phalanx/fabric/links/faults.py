@@ -7,7 +7,7 @@ least by LEAST, so that even noise names nobody, and at most by MOST, since of f
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -74,9 +74,9 @@ def slow_values(values: Mapping[int, float]) -> tuple[Slow, ...]:
     return tuple(Slow((rank,), value, usual) for rank, value in sorted(values.items()) if value < floor)
 
 
-def whole(found: Iterable[int], group_of: Mapping[int, int]) -> dict[int, list[int]]:
+def whole(found: Iterable[int], group_of: Mapping[int, Hashable]) -> dict[Hashable, list[int]]:
     """Groups of two ranks or more, all of which were found; what they have in common is at fault."""
-    sizes, seen = dict[int, int](), dict[int, list[int]]()
+    sizes, seen = dict[Hashable, int](), dict[Hashable, list[int]]()
     for group in group_of.values():
         sizes[group] = sizes.get(group, 0) + 1
     for rank in found:

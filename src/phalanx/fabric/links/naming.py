@@ -2,11 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from phalanx.core.fabric_test import SlowView
 from phalanx.fabric.links.faults import Edge, Rates, Slow, slow, slow_values, whole
 from phalanx.fabric.links.rates import GpuLinks
 from phalanx.fabric.links.tiers import Member, class_of
+
+_WHERE: Final = {
+    "node": "inside its node", "domain": "in its NVLink domain", "rail": "between nodes", "rack": "between racks",
+    "block": "between blocks",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +50,14 @@ def named(members: Sequence[Member], rates: Rates, own: Own, links: GpuLinks | N
 
 
 def _of_pairs(kind: str, slows: Iterable[Slow], known: Mapping[int, Member], rates: Rates) -> list[SlowView]:
-    """Where all ranks of a node, or between nodes all of a rail, are slow, that is what is named."""
+    """Where all ranks of a node, or between nodes all of a rail in all racks or in one, are slow, that is what is named."""
     seen = {rank for pair in rates for rank in pair}
     alone = {one.ranks[0]: one for one in slows if len(one.ranks) == 1}
     found, told = list[SlowView](), set[int]()
     by_node = whole(alone, {rank: known[rank].node for rank in seen})
     by_rail = whole(alone, {rank: known[rank].local_rank for rank in seen}) if kind != "node" else {}
-    for groups, name, say in ((by_node, "node", _node), (by_rail, "rail", _rail)):
+    by_leaf = whole(alone, {rank: known[rank].leaf for rank in seen}) if kind == "rail" else {}
+    for groups, name, say in ((by_node, "node", _node), (by_rail, "rail", _rail), (by_leaf, "rail", _leaf)):
         for ranks in groups.values():
             if not told.issuperset(ranks):
                 told |= set(ranks)
@@ -84,7 +91,7 @@ def _against(kind: str, one: Slow) -> str:
 
 
 def _where(kind: str) -> str:
-    return {"node": "inside its node", "domain": "in its NVLink domain", "rail": "between nodes", "block": "between blocks"}[kind]
+    return _WHERE[kind]
 
 
 def _gb(rate: float) -> str:
@@ -101,3 +108,8 @@ def _node(one: Member) -> str:
 
 def _rail(one: Member) -> str:
     return str(one.local_rank)
+
+
+def _leaf(one: Member) -> str:
+    block, rack, number = one.leaf
+    return f"{'/'.join(filter(None, (block, rack)))}:{number}"

@@ -74,7 +74,7 @@ def member(rank: int, one: Facts, asked: FabricAsked) -> Member:
     labels = place_of(one.name, asked.places)
     return Member(
         rank=rank, node=one.node, local_rank=one.local_rank, name=one.name,
-        domain=labels.get("domain", ""), block=labels.get("block", ""),
+        domain=labels.get("domain", ""), rack=labels.get("rack", ""), block=labels.get("block", ""),
     )  # fmt: skip
 
 
