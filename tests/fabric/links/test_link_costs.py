@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.fabric_test import COLLECTIVES, PointView
 from phalanx.fabric.catalogue import CATALOGUE
+from phalanx.fabric.links.bounds import Bound, bounds, least
 from phalanx.fabric.links.bus import bus_bytes_per_s
 from phalanx.fabric.links.cost import cost_of, costs, fitted
-from phalanx.fabric.links.rates import LINKS, bound_bytes_per_s, port_bytes_per_s, with_links
+from phalanx.fabric.links.rates import LINKS, port_bytes_per_s, with_links
 from phalanx.fabric.links.tiers import Member, class_of, tiers
 
 SIZES = (8192, 131_072, 2**20, 2**23, 2**26, 2**29)
@@ -125,15 +126,35 @@ def test_the_rate_of_a_port_as_linux_writes_it(text: str, rate: float | None) ->
     assert port_bytes_per_s(text) == rate
 
 
+def most(members: list[Member], collective: str, gpu: float | None, nics: float | None) -> dict[str, Bound | None]:
+    return {tier.name: least(bounds(tier, members, collective, gpu, nics)) for tier in tiers(members)}
+
+
 def test_what_a_tier_can_have_at_most() -> None:
-    gpu, nics = 450e9, 400e9
-    found = {tier: bound_bytes_per_s(tier, "all_reduce", gpu, nics, 8) for tier in ("node", "domain", "rail", "block", "all")}
-    assert found == {"node": gpu, "domain": gpu, "rail": 50e9, "block": 50e9, "all": 400e9}
-    assert bound_bytes_per_s("all", "all_to_all", gpu, nics, 8) is None
-    assert (
-        bound_bytes_per_s("rail", "all_reduce", gpu, None, 8) is None
-        and bound_bytes_per_s("node", "all_reduce", None, nics, 8) is None
-    )
+    gpu, nics = Bound(450e9, of_gpus=True), Bound(400e9, of_gpus=False)
+    share = Bound(50e9, of_gpus=False)
+    blocks = gang(4, 8, per_block=2)
+    assert most(blocks, "all_reduce", 450e9, 400e9) == {"node": gpu, "rail": share, "block": share, "all": nics}
+    assert most(blocks, "all_reduce", 300e9, 400e9)["all"] == Bound(300e9, of_gpus=True), "the lesser of both"
+    assert most(blocks, "all_to_all", 450e9, 400e9) == {"node": gpu, "rail": share, "block": share, "all": None}
+    assert most(blocks, "all_reduce", 450e9, None) == {"node": gpu, "rail": None, "block": None, "all": None}
+    assert most(blocks, "all_reduce", None, 400e9) == {"node": None, "rail": share, "block": share, "all": nics}
+    assert most(gang(2, 1), "all_reduce", 300e9, 400e9) == {"rail": nics}, "a rank alone on its node has no use for its GPU's links"
+
+
+def test_what_groups_can_have_where_a_domain_spans_nodes() -> None:
+    gpu = Bound(900e9, of_gpus=True)
+    one_domain = gang(4, 4, per_domain=4)
+    assert most(one_domain, "all_reduce", 900e9, 200e9) == {"node": gpu, "domain": gpu, "rail": gpu}
+    assert most(one_domain, "all_to_all", 900e9, 200e9)["domain"] == gpu
+    two = most(gang(4, 4, per_domain=2), "all_reduce", 900e9, 200e9)
+    assert two == {"node": gpu, "domain": gpu, "rail": Bound(100e9, of_gpus=False), "all": Bound(400e9, of_gpus=False)}
+    assert most(gang(4, 4, per_domain=2), "all_to_all", 900e9, 200e9)["rail"] is None, "two of its ranks meet by NVLink"
+    mixed = [*gang(2, 4, per_domain=2), *(Member(rank=8 + n, node=2 + n // 4, local_rank=n % 4, rack="r") for n in range(8))]
+    (rail,) = [tier for tier in tiers(mixed) if tier.name == "rail"]
+    found = bounds(rail, mixed, "all_reduce", 900e9, 200e9)
+    assert found[0, 4] == gpu and found[8, 12] == Bound(50e9, of_gpus=False) == least(found)
+    assert least({(0, 1): gpu, (2, 3): None}) is None and least({}) is None
 
 
 def test_every_gpu_of_the_catalogue_has_its_links() -> None:

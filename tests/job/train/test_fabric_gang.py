@@ -9,8 +9,7 @@ from phalanx.core import wire
 from phalanx.core.errors import SetupError, SpecError
 from phalanx.core.fabric_test import COLLECTIVES, REPORT, FabricAsked, read_progress, read_report
 from phalanx.job.train.fabric_test import here
-from phalanx.job.train.fabric_test.facts import Facts, nics_bytes_per_s
-from phalanx.job.train.fabric_test.whole import member
+from phalanx.job.train.fabric_test.facts import nics_bytes_per_s
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
 
 ASKED = FabricAsked(sizes=(4096, 100_000), seconds=0.005, places=(("n*", {"block": "b"}), ("n1", {"block": "c"})))
@@ -54,13 +53,6 @@ def test_every_tier_collective_and_size_is_measured(folder: Path) -> None:
     }
     assert report.pairs == 4, "one inside each node, one of each number between them"
     assert any("all nodes are of one machine" in note for note in report.notes)
-
-
-def test_a_rank_lies_where_the_policys_labels_say() -> None:
-    one = Facts(node=0, local_rank=3, name="n7", host="h", device="cpu", nics=None, nvlinks=None)
-    labels = {"domain": "d", "rack": "r", "block": "b"}
-    found = member(5, one, FabricAsked(places=(("n*", labels),)))
-    assert (found.rank, found.name, {name: getattr(found, name) for name in labels}) == (5, "n7", labels)
 
 
 def test_rank_zero_says_how_far_it_is(folder: Path) -> None:

@@ -22,6 +22,11 @@ class Member:
     block: str = ""
 
     @property
+    def near(self) -> Hashable:
+        """What NVLink joins: a domain of several nodes, or a node."""
+        return self.domain or self.node
+
+    @property
     def leaf(self) -> tuple[str, str, int]:
         """The switch that its adapter is plugged into: a rack has one for each rail."""
         return self.block, self.rack, self.local_rank
@@ -51,7 +56,7 @@ def tiers(members: Sequence[Member]) -> tuple[Tier, ...]:
     in_block = _positions(members, lambda one: one.block)
     kinds: list[tuple[str, Callable[[Member], Hashable]]] = [
         ("node", lambda one: one.node),
-        ("domain", lambda one: one.domain or one.node),
+        ("domain", lambda one: one.near),
         ("rail", lambda one: one.leaf),
         ("rack", lambda one: (one.block, in_rack[one.node], one.local_rank)),
         ("block", lambda one: (in_block[one.node], one.local_rank)),
