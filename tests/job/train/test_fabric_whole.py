@@ -1,9 +1,10 @@
 """What a test of the fabric makes of what its ranks told, without any rank."""
 
 from phalanx.core.fabric_test import FabricAsked
+from phalanx.fabric.links.naming import judged
 from phalanx.fabric.links.tiers import tiers
 from phalanx.job.train.fabric_test.facts import Facts
-from phalanx.job.train.fabric_test.whole import Found, member, tier_view
+from phalanx.job.train.fabric_test.whole import Found, member, notes, tier_view
 
 A100 = "NVIDIA A100-SXM4-80GB"
 
@@ -36,3 +37,17 @@ def test_a_tiers_hardware_is_said_by_whatever_limits_it() -> None:
     }  # fmt: skip
     unknown = found_of(told(2, 2, "Some GPU", None))
     assert {(one.hardware_bytes_per_s, one.source) for one in (tier_view(tier, unknown) for tier in unknown.tiers)} == {(None, "")}
+
+
+def test_places_that_could_not_be_handed_over_are_told() -> None:
+    found = found_of(told(2, 2))
+    assert notes(found) == ()
+    found.unplaced = True
+    assert [one for one in notes(found) if "where nodes lie is not known" in one]
+
+
+def test_pairs_that_nobody_could_judge_are_told() -> None:
+    found = found_of([*told(1, 3), *told(2, 1)[1:]])
+    found.rates = {(0, 1): 1e9, (0, 2): 1e9, (1, 2): 1e9, (0, 3): 1e8}
+    assert any(one.startswith("3 of 4 pairs of ranks had others of their kind") for one in notes(found))
+    assert judged(found.rates, found.members) == 3

@@ -26,7 +26,7 @@ def bounds(
 
     Inside an NVLink domain, of one node or several, a GPU's own links carry it. A ring of all-reduce, all-gather or reduce-scatter
     over more leaves each domain once, so that all adapters of the group's nodes there carry it (nccl-tests, doc/PERFORMANCE.md), of
-    which the groups of the tier have equal shares by their ranks. An all-to-all mixes both kinds of links, and has no such bound, unless
+    which the groups of the tier have shares by their ranks. An all-to-all mixes both kinds of links, and has no such bound, unless
     each of its ranks is alone in its domain.
     """
     known = {one.rank: one for one in members}

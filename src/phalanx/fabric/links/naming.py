@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.fabric_test import SlowView
-from phalanx.fabric.links.faults import Edge, Rates, Slow, slow, slow_values, whole
+from phalanx.fabric.links.faults import Edge, Rates, Slow, comparable, slow, slow_values, whole
 from phalanx.fabric.links.rates import GpuLinks
 from phalanx.fabric.links.tiers import Member, class_of
 
@@ -32,6 +32,11 @@ def by_class(rates: Rates, members: Sequence[Member]) -> dict[str, dict[Edge, fl
     for (a, b), rate in rates.items():
         found.setdefault(class_of(known[a], known[b]), {})[a, b] = rate
     return found
+
+
+def judged(rates: Rates, members: Sequence[Member]) -> int:
+    """Pairs that have others of their kind to be compared with."""
+    return sum(len(some) for some in by_class(rates, members).values() if comparable(some))
 
 
 def named(members: Sequence[Member], rates: Rates, own: Own, links: GpuLinks | None) -> tuple[SlowView, ...]:

@@ -10,8 +10,8 @@ LABELS: Final = ("domain", "rack", "block")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rank and where it lies. node: number of its node in the gang; name: of the node. domain, rack, block: labels, '' where there
-    are none: then a node is an NVLink domain of its own, a block is one rack, and all nodes are one block."""
+    """A rank and where it lies. node: number of its node in the gang; name: of the node. domain, rack, block: labels, '' where
+    there are none: then a node is an NVLink domain of its own, a block is one rack, and all nodes are one block."""
 
     rank: int
     node: int

@@ -20,7 +20,7 @@ from phalanx.fabric.links.bounds import Bound, Group, bounds, least
 from phalanx.fabric.links.bus import bus_bytes_per_s
 from phalanx.fabric.links.cost import costs
 from phalanx.fabric.links.faults import Edge
-from phalanx.fabric.links.naming import Own, named
+from phalanx.fabric.links.naming import Own, judged, named
 from phalanx.fabric.links.rates import LINKS, GpuLinks, with_links
 from phalanx.fabric.links.tiers import Member, Tier, tiers
 from phalanx.job.checkpoint.together import told_by_all
@@ -44,6 +44,7 @@ class Found:
     told: list[Facts]
     members: list[Member]
     tiers: tuple[Tier, ...]
+    unplaced: bool = False
     own: Own = field(default_factory=Own)
     rates: dict[Edge, float] = field(default_factory=dict)
     points: list[PointView] = field(default_factory=list)
@@ -53,7 +54,7 @@ def tested(asked: FabricAsked, rank: Rank, job: str, said: Said, clock_s: Callab
     """The report, on rank 0. A collective of all ranks."""
     told = told_by_all(facts(rank))
     members = [member(number, one, asked) for number, one in enumerate(told)]
-    found = Found(told, members, tiers(members))
+    found = Found(told, members, tiers(members), asked.unplaced)
     sizes = asked.sizes or (SIZES_GPU if rank.device.type == "cuda" else SIZES_CPU)
     rounds = pairs.fixtures(members) if asked.pairs else []
     progress = _Progress(_ALONE + len(rounds) + len(found.tiers) * len(asked.collectives) * len(sizes), said, rank)
@@ -102,6 +103,7 @@ def report(found: Found, rank: Rank, job: str, made_ms: int) -> FabricReport:
         tiers=tuple(tier_view(tier, found) for tier in found.tiers),
         points=tuple(found.points), costs=costs(found.points),
         slow=named(found.members, found.rates, found.own, _maker(found)), pairs=len(found.rates), notes=notes(found),
+        judged=judged(found.rates, found.members),
     )  # fmt: skip
 
 
@@ -110,6 +112,12 @@ def notes(found: Found) -> tuple[str, ...]:
     said = []
     if len(found.members) < 3:
         said.append("two ranks have nobody to be compared with: which of them is slow, or whether their link is, cannot be told")
+    elif 0 < (compared := judged(found.rates, found.members)) < (every := len(found.rates)):
+        said.append(f"{compared} of {every} pairs of ranks had others of their kind to be compared with; the rest were not judged")
+    if found.unplaced:
+        said.append(
+            "where nodes lie is not known, since the policy's labels are more than ranks can be given: all are taken for one rack"
+        )
     if len({one.device for one in found.told}) > 1:
         said.append(f"devices differ: {', '.join(sorted({one.device for one in found.told}))}; the slower kind may be named slow")
     if len(found.told) > 1 and len({one.host for one in found.told}) == 1 and len({one.node for one in found.told}) > 1:
