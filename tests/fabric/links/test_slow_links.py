@@ -1,5 +1,6 @@
 """Who is named for slow pairs: the one at fault, whoever that is, and nobody for noise."""
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
@@ -152,6 +153,24 @@ def test_a_rail_that_is_slow_in_one_rack_is_named_with_it() -> None:
     leaf = {rank for rank, one in of.items() if (one.rack, one.local_rank) == ("r1", 2)}
     slowed = {pair: rate / 3 if leaf.issuperset(pair) else rate for pair, rate in rates.items()}
     assert names(named(members, slowed, Own(), None)) == [("rail", "b/r1:2")]
+
+
+def test_a_leaf_that_is_slow_to_other_racks_alone_is_named_and_none_of_its_gpus() -> None:
+    members = gang(9, 4, per_rack=3)
+    of = {one.rank: one for one in members}
+    leaf = {rank for rank, one in of.items() if (one.rack, one.local_rank) == ("r1", 2)}
+    slowed = {
+        pair: rate / 3 if leaf.intersection(pair) and not leaf.issuperset(pair) else rate
+        for pair, rate in between(members, Random(4)).items()
+    }
+    (found,) = named(members, slowed, Own(), None)
+    assert (found.kind, found.name) == ("rail", "b/r1:2") and "between racks" in found.evidence
+
+
+def test_nvlink_domains_have_no_rails() -> None:
+    members = [replace(one, domain="d") for one in gang(6, 4)]
+    slowed = {pair: rate / 3 if pair[0] % 4 == 1 else rate for pair, rate in between(members, Random(5)).items()}
+    assert {one.kind for one in named(members, slowed, Own(), None)} == {"gpu"}
 
 
 def test_pairs_inside_nodes_and_between_them_are_not_compared() -> None:

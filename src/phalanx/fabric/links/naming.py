@@ -60,8 +60,9 @@ def _of_pairs(kind: str, slows: Iterable[Slow], known: Mapping[int, Member], rat
     alone = {one.ranks[0]: one for one in slows if len(one.ranks) == 1}
     found, told = list[SlowView](), set[int]()
     by_node = whole(alone, {rank: known[rank].node for rank in seen})
-    by_rail = whole(alone, {rank: known[rank].local_rank for rank in seen}) if kind != "node" else {}
-    by_leaf = whole(alone, {rank: known[rank].leaf for rank in seen}) if kind == "rail" else {}
+    by_adapters = kind not in ("node", "domain")
+    by_rail = whole(alone, {rank: known[rank].local_rank for rank in seen}) if by_adapters else {}
+    by_leaf = whole(alone, {rank: known[rank].leaf for rank in seen}) if by_adapters else {}
     for groups, name, say in ((by_node, "node", _node), (by_rail, "rail", _rail), (by_leaf, "rail", _leaf)):
         for ranks in groups.values():
             if not told.issuperset(ranks):
@@ -117,4 +118,5 @@ def _rail(one: Member) -> str:
 
 def _leaf(one: Member) -> str:
     block, rack, number = one.leaf
-    return f"{'/'.join(filter(None, (block, rack)))}:{number}"
+    place = "/".join(filter(None, (block, rack)))
+    return f"{place}:{number}" if place else str(number)
