@@ -21,6 +21,8 @@ from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, UserError
 from phalanx.core.records import Metric, RankRecord, StepRecord
 from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.rng import rng_name
+from phalanx.job.checkpoint.whole import open_checkpoint
 from phalanx.job.sdk import Session
 from phalanx.job.train.library import Run, RunLoader
 from phalanx.job.train.library.generators import own_parts
@@ -294,6 +296,27 @@ def test_generators_take_one_size_whatever_they_are_at() -> None:
     random.gauss(0, 1)
     np.random.randn()
     assert [part for part, _ in own_parts(0)] == before
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy"])
+def test_a_damaged_generator_makes_all_ranks_go_back(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What one rank alone would raise after the others were content is met where damage is told to all."""
+    with phalanx.run() as run:
+        model = nn.Linear(1, 1)
+        run.restore(model)
+        run.save(1)
+        drawn = random.random(), np.random.rand()
+        run.save(2)
+    newest = manifest.committed(tmp_path / "phalanx-run" / "checkpoints")[0][1]
+    (located,) = open_checkpoint(newest).tensors[rng_name(0, kind)]
+    path = Path(str(newest)) / located.shard.file
+    data = bytearray(path.read_bytes())
+    data[located.entry.offset] ^= 1
+    path.write_bytes(data)
+    with phalanx.run() as run:
+        assert run.restore(nn.Linear(1, 1)) == 1
+        assert (random.random(), np.random.rand()) == drawn, "those of the one before"
+    assert f"{kind} does not match its checksum" in caplog.text
 
 
 def test_the_last_step_is_found_behind_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

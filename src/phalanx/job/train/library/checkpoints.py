@@ -18,9 +18,10 @@ from phalanx.job.checkpoint.manifest import Origin
 from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
 from phalanx.job.checkpoint.restore import ANY_DATA, Found, find, load_tensors
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.whole import Checkpoint
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
-from phalanx.job.train.library.generators import set_own
+from phalanx.job.train.library.generators import Generators, read_own, set_own
 from phalanx.job.train.library.kept import Kept, KeptState
 from phalanx.job.train.often import Rhythm
 from phalanx.job.train.saves import ALONE_IDLE_S, TROUBLE_EVERY_S, keeper_place
@@ -67,9 +68,14 @@ class Checkpoints:
             return 0
         self.kept.told(found)  # before gigabytes are read
         tensors = self.kept.tensors()
-        found = load_tensors(found, origin, tensors, self._rank.device, patience)
+        own: list[Generators] = []
+
+        def also(checkpoint: Checkpoint) -> None:
+            own[:] = [read_own(checkpoint, self._rank.rank, self._rank.world_size)]
+
+        found = load_tensors(found, origin, tensors, self._rank.device, patience, also=also)
         self.kept.restore(found, tensors)
-        set_own(found, self._rank.rank, self._rank.world_size)
+        set_own(own[0])
         self._tell_resumed(found)
         self.saved, self.num_changes = found.manifest.step, 0
         return found.manifest.step
