@@ -71,6 +71,9 @@ class OrderedTrainer(Trainer):
         loss: Tensor = super().training_step(model, inputs, *others)
         return loss
 
+    def log(self, logs: dict[str, float], *others: Any) -> None:
+        super().log({**logs, "tokens": float(self.seen[-1].numel())}, *others)
+
 
 def collate(rows: Sequence[Tensor]) -> dict[str, Tensor]:
     """Whole rows twice: the model shifts the labels itself."""

@@ -48,6 +48,7 @@ class TinyModel(LightningModule):
         if self.global_step == self.fails_at:
             raise Interrupted
         self.seen[self.global_step] = batch
+        self.log("tokens", float(batch.numel()))
         logits: Tensor = self.layers(batch[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 

@@ -27,7 +27,9 @@ def test_every_batch_and_weight_is_as_undisturbed(tmp_path: Path, name: str, bat
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"gone on after 12: all {batches} batches and the weights are as undisturbed" in done.stdout
-    said = [record for record in map(json.loads, records.read_text().splitlines()) if record["kind"] == "step"]
+    written = [json.loads(line) for line in records.read_text().splitlines()]
+    assert "logged.tokens" in {record["name"] for record in written if record["kind"] == "metric"}, "not the argument of `log`"
+    said = [record for record in written if record["kind"] == "step"]
     steps = [record["step"] for record in said]
     assert steps == [*range(1, 25), *range(1, 14), *range(13, 25)], "whole, broken off after 13, gone on with after 12"
     assert all(0 < record["loss"] < 2 * math.log(500) and record["total_steps"] == 24 for record in said)

@@ -1,5 +1,6 @@
 """The library alone, in one process: what it refuses, and that each part is of use by itself."""
 
+import json
 import os
 import random
 import signal
@@ -21,12 +22,16 @@ from phalanx.core import wire
 from phalanx.core.errors import CheckpointError, UserError
 from phalanx.core.records import Metric, RankRecord, StepRecord
 from phalanx.job.checkpoint import manifest
+from phalanx.job.checkpoint.rng import rng_name
+from phalanx.job.checkpoint.whole import open_checkpoint
 from phalanx.job.sdk import Session
 from phalanx.job.train.library import Run, RunLoader
+from phalanx.job.train.library.curves import curves_of
 from phalanx.job.train.library.generators import own_parts
 from phalanx.job.train.library.member import last_step
 from phalanx.job.train.library.packed import pack, unpack
-from phalanx.job.train.library.steps import Steps
+from phalanx.job.train.library.profile import Profile
+from phalanx.job.train.library.steps import Steps, _Number
 from tests.job.data.random_tokens import write_tokens
 
 
@@ -103,6 +108,7 @@ def test_a_script_stopped_by_an_error_goes_on_bit_for_bit(tmp_path: Path) -> Non
         (lambda run: run.restore(pair()[0], pair()[0]), "give a torch.optim.Optimizer"),
         (lambda run: run.restore(pair()[0], scheduler=3), "give an object with state_dict"),
         (lambda run: run.restore(pair()[0], other=Odd({1, 2})), "numbers, texts, lists, mappings and tensors alone"),
+        (lambda run: run.restore(pair()[0], **{"a": Odd({"b": torch.ones(1)}), "a.state": Bare()}), "two tensors"),
         (lambda run: (run.restore(*pair()), run.restore(*pair())), "name all that belongs together in one call"),
         (lambda run: (run.restore(*pair()), run.save(0)), "steps count up from 1"),
         (lambda run: (run.log(1, loss=1.0), run.log(1, loss=1.0)), "steps count up from 1, and 1 was said"),
@@ -134,6 +140,14 @@ class Odd:
 
     def load_state_dict(self, state: Any) -> None:
         self.state = state["state"]
+
+
+class Bare(nn.Module):
+    """Its state is a tensor under `b`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.ones(1))
 
 
 @pytest.mark.parametrize(
@@ -217,6 +231,57 @@ def test_a_step_is_as_long_as_from_one_log_to_the_next() -> None:
     assert (second.ended_ms - second.started_ms, second.tokens, second.total_steps) == (6000, 20, 3), "two steps in one record"
 
 
+class Event:
+    """Of a GPU that is so far with its work; CUDA's cannot be had here."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard, self._is_done, self.error = heard, False, ""
+
+    def query(self) -> bool:
+        self._heard.append(f"asked, {'in' if dist.is_initialized() else 'after'} the group")
+        if self.error:
+            raise RuntimeError(self.error)
+        return self._is_done
+
+    def synchronize(self) -> None:
+        self._heard.append("waited")
+        self._is_done = True
+
+
+def on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes numbers of `log` that lie on a GPU: each is given as its event."""
+    monkeypatch.setattr(_Number, "of", lambda _, event: _Number(1.0, event))
+
+
+def test_a_device_far_behind_is_waited_for_by_its_oldest_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_its_way(monkeypatch)
+    records: list[StepRecord] = []
+    session = Session()
+    object.__setattr__(session, "journal", Into(records))
+    steps, waited = Steps(session, 1, 0, lambda: 0.0, lambda: 0), []
+    for step in range(1, 19):
+        heard: list[str] = []
+        waited.append(heard)
+        steps.log(step, 0.0, 0, {"loss": Event(heard)})
+    assert [record.step for record in records] == [1, 2]
+    assert ["waited" in heard for heard in waited] == [True, True] + [False] * 16
+    steps.flush(wait=True)
+    assert len(records) == 18
+
+
+@pytest.mark.parametrize("error", ["", "CUDA error: device-side assert triggered"])
+def test_after_an_error_the_group_goes_first_and_no_device_is_waited_for(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_its_way(monkeypatch)
+    heard: list[str] = []
+    with pytest.raises(ValueError, match="as planned"), phalanx.run() as run:
+        event = Event(heard)
+        run.log(1, loss=event)
+        event.error = error
+        heard.clear()
+        raise ValueError("as planned")
+    assert heard == ["asked, after the group"]
+
+
 class Into:
     """A journal that keeps records."""
 
@@ -285,6 +350,9 @@ def test_states_come_back_as_they_were() -> None:
     circle.append(circle)
     with pytest.raises(UserError, match="holds itself"):
         pack(circle, "s", {})
+    for twice in ({1: torch.ones(1), "1": torch.ones(1)}, {"a.b": np.ones(1), "a": {"b": torch.ones(1)}}):
+        with pytest.raises(UserError, match="names two tensors"):
+            pack(twice, "s", {})
     with pytest.raises(CheckpointError, match="does not hold"):
         unpack({"$": "tensor", "of": "elsewhere"}, {})
 
@@ -294,6 +362,26 @@ def test_generators_take_one_size_whatever_they_are_at() -> None:
     random.gauss(0, 1)
     np.random.randn()
     assert [part for part, _ in own_parts(0)] == before
+
+
+def test_a_damaged_generator_makes_all_ranks_go_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What one rank alone would raise after the others were content is met where damage is told to all."""
+    with phalanx.run() as run:
+        model = nn.Linear(1, 1)
+        run.restore(model)
+        run.save(1)
+        drawn = random.random(), np.random.rand()
+        run.save(2)
+    newest = manifest.committed(tmp_path / "phalanx-run" / "checkpoints")[0][1]
+    (located,) = open_checkpoint(newest).tensors[rng_name(0, "numpy")]
+    path = Path(str(newest)) / located.shard.file
+    data = bytearray(path.read_bytes())
+    data[located.entry.offset] ^= 1
+    path.write_bytes(data)
+    with phalanx.run() as run:
+        assert run.restore(nn.Linear(1, 1)) == 1
+        assert (random.random(), np.random.rand()) == drawn, "those of the one before"
+    assert "numpy does not match its checksum" in caplog.text
 
 
 def test_the_last_step_is_found_behind_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +404,49 @@ def test_what_changes_its_size_between_saves_is_refused() -> None:
         run.save(1)
         odd.state = torch.zeros(3)
         run.save(2)
+
+
+def test_what_a_trainer_logs_ends_no_training() -> None:
+    given = {
+        "tokens": 3, "step": np.float32(2), "self": torch.ones(1), "loss": 0.5, "acc": True, "x" * 129: 1.0, "a\nb": 1.0,
+        "pair": torch.ones(2), "complex": torch.ones(1, dtype=torch.complex64), "said": "so", "none": None,
+    }  # fmt: skip
+    curves = curves_of(given)
+    assert list(curves) == ["logged.tokens", "logged.step", "logged.self", "loss", "acc"]
+    with phalanx.run() as run:
+        run.log(1, tokens=7, **curves)
+
+
+def test_a_trace_is_read_by_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("in the process that trains")
+
+    monkeypatch.setattr(json, "load", refused)
+    with phalanx.run() as run:
+        run.profile(first=1, count=1)
+        run.log(1, loss=torch.ones(3, 3).sum())
+        run.profile(first=2, count=1)
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        run._profile.close()
+        run.log(2)
+    folder = tmp_path / "phalanx-run" / "artifacts" / "profile"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"rank-0-steps-1-1.{kind}" for kind in ("summary.json", "summary.txt", "trace.json.gz")
+    ]
+    assert "the trace of steps rank-0-steps-2-2 could not be written" in caplog.text
+
+
+def test_after_an_error_a_trace_of_a_gpu_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = Profile(tmp_path, 0, torch.device("cpu"))
+    made.ask(1, 1, 1)
+    tracing = made._profiler
+    made._on_gpu = True  # ending it now would wait for the device, of which this torch knows none
+    made.close(failed=True)
+    assert tracing is not None
+    tracing.stop_trace()
+    assert "steps 1 to 1 is given up" in caplog.text and not list(tmp_path.iterdir())
 
 
 def test_rank_and_device_need_nothing_else() -> None:

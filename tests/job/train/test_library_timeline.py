@@ -1,10 +1,13 @@
 """The summary of a trace, over events made up for it: pure."""
 
+import gzip
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from phalanx.job.train.library.timeline import overlap, summarised, union, without
+from phalanx.job.train.library.timeline import overlap, summarised, union, without, write
 
 
 def event(name: str, cat: str, begin_ms: float, end_ms: float, tid: int = 1) -> dict[str, object]:
@@ -43,3 +46,12 @@ def test_an_operator_counts_without_those_that_it_calls() -> None:
     events = [event("outer", "cpu_op", 0, 10), event("inner", "cpu_op", 2, 8), event("inner", "cpu_op", 20, 21)]
     busiest = {one.name: (one.calls, one.total_ms) for one in summarised(events, 0, "w").busiest}
     assert busiest == {"outer": (1, 4.0), "inner": (2, 7.0)}
+
+
+def test_a_trace_is_there_also_where_it_cannot_be_summed_up(tmp_path: Path) -> None:
+    raw = tmp_path / ".t.json"
+    raw.write_text('{"traceEvents": [')
+    with pytest.raises(json.JSONDecodeError):
+        write(raw, 0, "data wait", str(tmp_path / "t"))
+    assert [path.name for path in tmp_path.iterdir()] == ["t.trace.json.gz"]
+    assert gzip.decompress((tmp_path / "t.trace.json.gz").read_bytes()) == b'{"traceEvents": ['

@@ -12,7 +12,8 @@ from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.pipeline import Delayed, Outcome
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.loop import tell
-from phalanx.job.train.saves import TROUBLE_EVERY_S, Saves
+from phalanx.job.train.saves import Saves
+from phalanx.job.train.told import TROUBLE_EVERY_S
 
 
 def record(step: int, total: int) -> StepRecord:

@@ -96,10 +96,14 @@ def load_tensors(
     device: torch.device,
     patience: Patience = AT_ONCE,
     tensors: Mapping[str, TensorSpec] | None = None,
+    also: Callable[[Checkpoint], None] | None = None,
 ) -> Found:
-    """As `load`, for whatever tensors a checkpoint holds: it fills these, sharded as they are."""
+    """As `load`, for whatever tensors a checkpoint holds: it fills these, sharded as they are.
+
+    also: what else this rank reads of a checkpoint, with the same patience: damage that one rank meets there is told to all. It is
+    called again for each checkpoint that is tried."""
     while True:
-        loaded = _loaded(found, state, device, patience, tensors)
+        loaded = _loaded(lambda at=found: _fill(at, state, device, tensors, also), found, patience)  # type: ignore[misc]  # bound
         if loaded is None:
             return found
         place, skipped = folder_at(found.path), (*found.skipped, loaded)
@@ -134,15 +138,9 @@ def patiently(act: Callable[[], T], patience: Patience, pause: Callable[[float],
     raise Bug("pauses end")
 
 
-def _loaded(
-    found: Found,
-    state: dict[str, torch.Tensor],
-    device: torch.device,
-    patience: Patience,
-    tensors: Mapping[str, TensorSpec] | None,
-) -> str | None:
+def _loaded(fill: Callable[[], None], found: Found, patience: Patience) -> str | None:
     """None when every rank has its part; else where the damage is that the first of the ranks met."""
-    mine = _told(lambda: patiently(lambda: _fill(found, state, device, tensors), patience))
+    mine = _told(lambda: patiently(fill, patience))
     told = [one for one in told_by_all(mine) if one is not None]
     for one in told:
         if not isinstance(one, Damaged):
@@ -159,7 +157,13 @@ def _told(act: Callable[[], None]) -> PhalanxError | None:
     return None
 
 
-def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device, tensors: Mapping[str, TensorSpec] | None) -> None:
+def _fill(
+    found: Found,
+    state: dict[str, torch.Tensor],
+    device: torch.device,
+    tensors: Mapping[str, TensorSpec] | None,
+    also: Callable[[Checkpoint], None] | None,
+) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = open_checkpoint(folder_at(found.path))
     if checkpoint.digest != found.digest:
@@ -168,6 +172,8 @@ def _fill(found: Found, state: dict[str, torch.Tensor], device: torch.device, te
     same = world_size == found.manifest.origin.world_size
     saved = read_whole(checkpoint, {kind: rng_name(rank, kind) for kind in _KINDS} if same else {})
     set_rng(saved, found.digest, rank, world_size, device)
+    if also is not None:
+        also(checkpoint)
 
 
 def _choose(root: Where, origin: Origin, before: int | None, skipped: tuple[str, ...]) -> Found | None:

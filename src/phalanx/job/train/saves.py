@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import math
 import os
 import stat
 import tempfile
@@ -15,16 +14,16 @@ from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
-from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
+from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure
 from phalanx.job.train.often import Rhythm
 from phalanx.job.train.resumed import digest_numbers, state_numbers
 from phalanx.job.train.setup import Training
 from phalanx.job.train.snapshots import Snapshots
+from phalanx.job.train.told import SavesTold
 
 _log: Final = logging.getLogger(__name__)
-TROUBLE_EVERY_S: Final = 600.0
 ALONE_IDLE_S: Final = 10.0
 """Outside Phalanx nobody takes a dead rank's place, and nobody sweeps up after it."""
 
@@ -39,8 +38,8 @@ class Saves:
         self._pipeline = pipeline
         self._newest_step = 0
         self._is_put_off = False
-        self._told_s: dict[bool, float] = {}
         self._rhythm = Rhythm(training.session.checkpoint_mtbf_s, training.clock_s) if training.session.checkpoint_mtbf_s else None
+        self._told = SavesTold(training.session, training.rank.rank, training.clock_s, self._rhythm)
 
     def before_agreement(self) -> None:
         """Called once a step, before ranks agree on its update."""
@@ -84,24 +83,11 @@ class Saves:
         """Says what has become of saves since the last time. Waits for nothing."""
         for outcome in self._pipeline.news():
             match outcome:
-                case Saved():
-                    self._tell_saved(outcome)
-                case Delayed(step=step, reason=reason):
-                    _log.warning("checkpoint of step %d not saved yet: %s; it is tried again, and training goes on", step, reason)
-                    self._tell_trouble(step, reason, lost=False)
-                case SaveFailed(step=step, reason=reason):
+                case Saved(step=step, digest=digest) if step > self._newest_step:  # not always in the order of steps
+                    self._newest_step, self.newest = step, digest  # on rank 0, which alone hears of it
+                case SaveFailed():
                     self.failed += 1
-                    self._tell_trouble(step, reason, lost=True)
-                    _log.warning("checkpoint of step %d not saved: %s; going on from the one before", step, reason)
-
-    def _tell_trouble(self, step: int, reason: str, lost: bool) -> None:
-        """As an event of the job: of each kind one in a while, by one rank of each node, and of what is lost for all by the first
-        rank that lives."""
-        session, now_s = self._training.session, self._training.clock_s()
-        speaks = self._training.rank.rank == 0 if lost else session.local_rank == 0
-        if speaks and now_s >= self._told_s.get(lost, -math.inf) + TROUBLE_EVERY_S:
-            self._told_s[lost] = now_s
-            session.trouble(step=step, reason=reason, lost=lost)
+            self._told.tell(outcome)
 
     def settle(self) -> None:
         """Waits for all that was begun, before weights are put back in the middle of a run. A collective of all ranks."""
@@ -115,16 +101,6 @@ class Saves:
         self.tell()
         if isinstance(last, SaveFailed):
             raise StoreUnavailable(f"the last checkpoint (step {last.step}) could not be written: {last.reason}")
-
-    def _tell_saved(self, saved: Saved) -> None:
-        """On rank 0, which alone hears of it; not always in the order of steps."""
-        if saved.step > self._newest_step:
-            self._newest_step, self.newest = saved.step, saved.digest
-        self._told_s.clear()  # the next trouble is news again
-        self._training.session.checkpoint(step=saved.step, path=saved.path, digest=saved.digest, size_bytes=saved.size_bytes)
-        if self._rhythm is not None:
-            self._rhythm.durable(saved.step)
-        _log.info("checkpoint of step %d saved", saved.step)
 
 
 @contextmanager

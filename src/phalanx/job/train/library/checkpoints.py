@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,16 +14,18 @@ from phalanx.core.spec import Scalar
 from phalanx.job.checkpoint.commit import Saved, SaveFailed
 from phalanx.job.checkpoint.keeper.place import IDLE_S
 from phalanx.job.checkpoint.manifest import Origin
-from phalanx.job.checkpoint.pipeline import Delayed, Pipeline
+from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.checkpoint.restore import ANY_DATA, Found, find, load_tensors
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.whole import Checkpoint
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
-from phalanx.job.train.library.generators import set_own
+from phalanx.job.train.library.generators import Generators, read_own, set_own
 from phalanx.job.train.library.kept import Kept, KeptState
 from phalanx.job.train.often import Rhythm
-from phalanx.job.train.saves import ALONE_IDLE_S, TROUBLE_EVERY_S, keeper_place
+from phalanx.job.train.saves import ALONE_IDLE_S, keeper_place
 from phalanx.job.train.setup import checkpoints_of, claim, keep_of, patience_of
+from phalanx.job.train.told import SavesTold
 
 _log: Final = logging.getLogger(__name__)
 _POLL_S: Final = 0.02
@@ -53,7 +54,7 @@ class Checkpoints:
         self._policy = SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session))
         self._rhythm = Rhythm(session.checkpoint_mtbf_s, clock_s) if session.checkpoint_mtbf_s else None
         self._pipeline: Pipeline | None = None
-        self._told_s: dict[bool, float] = {}
+        self._told = SavesTold(session, rank.rank, clock_s, self._rhythm)
         self._hooks = [one.register_step_pre_hook(lambda *_: self._before_change()) for one in kept.optimizers]
         self.num_changes = 0  # of the state, by an optimizer
         self._under_way: set[int] = set()  # steps of saves
@@ -67,9 +68,14 @@ class Checkpoints:
             return 0
         self.kept.told(found)  # before gigabytes are read
         tensors = self.kept.tensors()
-        found = load_tensors(found, origin, tensors, self._rank.device, patience)
+        own: list[Generators] = []
+
+        def also(checkpoint: Checkpoint) -> None:
+            own[:] = [read_own(checkpoint, self._rank.rank, self._rank.world_size)]
+
+        found = load_tensors(found, origin, tensors, self._rank.device, patience, also=also)
         self.kept.restore(found, tensors)
-        set_own(found, self._rank.rank, self._rank.world_size)
+        set_own(own[0])
         self._tell_resumed(found)
         self.saved, self.num_changes = found.manifest.step, 0
         return found.manifest.step
@@ -154,28 +160,9 @@ class Checkpoints:
 
     def _tell(self) -> None:
         for outcome in self._pipeline.news() if self._pipeline is not None else []:
-            match outcome:
-                case Saved(step=step):
-                    self._under_way.discard(step)
-                    self._told_s.clear()
-                    self._session.checkpoint(step=step, path=outcome.path, digest=outcome.digest, size_bytes=outcome.size_bytes)
-                    if self._rhythm is not None:
-                        self._rhythm.durable(step)
-                    _log.info("checkpoint of step %d saved", step)
-                case Delayed(step=step, reason=reason):
-                    _log.warning("checkpoint of step %d not saved yet: %s; it is tried again", step, reason)
-                    self._tell_trouble(step, reason, lost=False)
-                case SaveFailed(step=step, reason=reason):
-                    self._under_way.discard(step)
-                    _log.warning("checkpoint of step %d not saved: %s; going on from the one before", step, reason)
-                    self._tell_trouble(step, reason, lost=True)
-
-    def _tell_trouble(self, step: int, reason: str, lost: bool) -> None:
-        now_s = self._clock_s()
-        speaks = self._rank.rank == 0 if lost else self._session.local_rank == 0
-        if speaks and now_s >= self._told_s.get(lost, -math.inf) + TROUBLE_EVERY_S:
-            self._told_s[lost] = now_s
-            self._session.trouble(step=step, reason=reason, lost=lost)
+            if isinstance(outcome, Saved | SaveFailed):
+                self._under_way.discard(outcome.step)
+            self._told.tell(outcome)
 
 
 def config_hash(config: Mapping[str, Any] | Mapping[str, Scalar]) -> str:

@@ -2,22 +2,31 @@
 
 import random
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
-from phalanx.job.checkpoint.folder import folder_at
 from phalanx.job.checkpoint.reader import read_whole
-from phalanx.job.checkpoint.restore import Found
 from phalanx.job.checkpoint.rng import rng_name
 from phalanx.job.checkpoint.shard_file import Part
-from phalanx.job.checkpoint.whole import open_checkpoint
+from phalanx.job.checkpoint.whole import Checkpoint
 
 _WORDS: Final = 624
 _PYTHON: Final = struct.Struct(f"<{_WORDS + 1}I?d")
 _NUMPY: Final = struct.Struct(f"<{_WORDS}Ii?d")
 _TWISTER: Final = "MT19937"
+_KINDS: Final = ("python", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """Of one rank, as a checkpoint has them. states: by kind, none after a change of the gang's size; seed: then."""
+
+    states: Mapping[str, bytes]
+    seed: str
 
 
 def own_parts(rank: int) -> list[tuple[Part, torch.Tensor]]:
@@ -26,16 +35,20 @@ def own_parts(rank: int) -> list[tuple[Part, torch.Tensor]]:
     return [(_part(rng_name(rank, kind), len(state)), torch.frombuffer(state, dtype=torch.uint8)) for kind, state in states.items()]
 
 
-def set_own(found: Found, rank: int, world_size: int) -> None:
-    """From the checkpoint. In a gang of another size each rank starts from a seed of its own, as torch's generators do."""
-    checkpoint = open_checkpoint(folder_at(found.path))
-    same = world_size == found.manifest.origin.world_size
-    saved = read_whole(checkpoint, {kind: rng_name(rank, kind) for kind in ("python", "numpy")} if same else {})
-    if set(saved) == {"python", "numpy"}:
-        _set_python(bytes(saved["python"].numpy()))
-        _set_numpy(bytes(saved["numpy"].numpy()))
+def read_own(checkpoint: Checkpoint, rank: int, world_size: int) -> Generators:
+    """Raises Damaged, on this rank alone: call it where that is told to all."""
+    same = world_size == checkpoint.manifest.origin.world_size
+    saved = read_whole(checkpoint, {kind: rng_name(rank, kind) for kind in _KINDS} if same else {})
+    return Generators({kind: bytes(state.numpy()) for kind, state in saved.items()}, f"{checkpoint.digest} {rank} {world_size}")
+
+
+def set_own(own: Generators) -> None:
+    """In a gang of another size each rank starts from a seed of its own, as torch's generators do."""
+    if set(own.states) == set(_KINDS):
+        _set_python(own.states["python"])
+        _set_numpy(own.states["numpy"])
         return
-    random.seed(f"{found.digest} {rank} {world_size}")
+    random.seed(own.seed)
     np.random.seed(random.getrandbits(32))
 
 

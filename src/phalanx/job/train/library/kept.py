@@ -62,9 +62,10 @@ class Kept:
 
     def numbers(self) -> dict[str, Scalar]:
         """For a manifest. The cursor of the loader `data` has the name that every reader of checkpoints knows."""
+        seen: dict[str, torch.Tensor] = {}
         state = {
             "options": [_options(one) for one in self.optimizers],
-            "others": {name: pack(other.state_dict(), f"{_OTHERS}{name}", {}) for name, other in self.others.items()},
+            "others": {name: pack(other.state_dict(), f"{_OTHERS}{name}", seen) for name, other in self.others.items()},
         }
         cursors = {_cursor_name(name): json.dumps(loader.state_dict()) for name, loader in self.loaders.items()}
         return {STATE: json.dumps(state), **cursors}

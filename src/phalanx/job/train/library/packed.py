@@ -15,7 +15,7 @@ _DEPTH_MAX: Final = 64
 
 def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """JSON of a state; its tensors go into `tensors`, under names that begin with `name`. Raises UserError, with the place, for
-    what is neither a number, a text, a list, a mapping nor an array."""
+    what is neither a number, a text, a list, a mapping nor an array, and for two tensors of one name."""
     return _pack(value, name, tensors, 0)
 
 
@@ -65,6 +65,8 @@ def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor], depth: int) -
 
 
 def _noted(kind: str, tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Mapping[str, str]:
+    if name in tensors:  # by keys such as 1 and "1", or "a.b" and "a" with "b" in it
+        raise UserError(f"state of {name}", None, "names two tensors; give keys that differ when dots join them to one name")
     tensors[name] = tensor
     return {_KIND: kind, _OF: name}
 

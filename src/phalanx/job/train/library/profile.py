@@ -1,26 +1,31 @@
 """Traces of chosen steps of this rank, for Perfetto or Chrome, with a summary beside each: in the job's artifacts.
 
-The profiler runs only around those steps. What it has recorded is written and summed up by a thread beside the next steps.
+The profiler runs only around those steps. What it has recorded is written by a thread, and packed and summed up by another process
+beside the next steps: reading a trace would hold this one's interpreter for seconds.
 """
 
-import gzip
-import json
 import logging
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from phalanx.core.errors import UserError
+from phalanx.job.train.library import timeline
 from phalanx.job.train.library.reading import DATA_WAIT
-from phalanx.job.train.library.timeline import STEP, summarised
+from phalanx.job.train.library.timeline import STEP
 
 _log: Final = logging.getLogger(__name__)
 FOLDER: Final = "profile"
 STEPS_MAX: Final = 100
 """A trace of more is of no use: some hundred megabytes, which no page opens."""
+_END_S: Final = 10.0
+"""For so long after its own limit the process that sums up is waited for; and after an error for what is being written."""
 
 
 class Profile:
@@ -60,11 +65,16 @@ class Profile:
                 self._is_recording = True
             self._begin_mark(step)
 
-    def close(self) -> None:
-        """Of a trace that is not whole what there is, is kept; waits for what is being written."""
+    def close(self, failed: bool = False) -> None:
+        """Of a trace that is not whole what there is, is kept; waits for what is being written. failed: after an error, when a GPU
+        may never be done, and to end a trace is to wait for it: it is given up."""
+        if failed and self._on_gpu and self._profiler is not None:
+            self._profiler = self._mark = None
+            _log.warning("the trace of steps %d to %d is given up", self._first, self._last)
         self._end()
+        until_s = time.monotonic() + _END_S
         for thread in self._writing:
-            thread.join()
+            thread.join(max(0.0, until_s - time.monotonic()) if failed else None)
 
     def _begin_mark(self, step: int) -> None:
         self._end_mark()
@@ -94,17 +104,23 @@ class Profile:
 
     def _write(self, ended: profile, name: str) -> None:
         """Training goes on whatever becomes of it."""
+        raw = self._folder / f".{name}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            beside = self._folder / f".{name}.json.gz"
-            ended.export_chrome_trace(str(beside))
-            with gzip.open(beside) as file:
-                events: list[dict[str, Any]] = json.load(file)["traceEvents"]
-            summary = summarised(events, self._rank, DATA_WAIT)
-            (self._folder / f"{name}.summary.json").write_text(json.dumps(summary.plain(), indent=1))
-            (self._folder / f"{name}.summary.txt").write_text(summary.text())
-            beside.rename(self._folder / f"{name}.trace.json.gz")
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            ended.export_chrome_trace(str(raw))
+            self._sum_up(raw, name)
+        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             _log.warning("the trace of steps %s could not be written: %s", name, error)
+        finally:
+            raw.unlink(missing_ok=True)
+
+    def _sum_up(self, raw: Path, name: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-I", timeline.__file__, str(raw), str(self._rank), DATA_WAIT, str(self._folder / name)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeline.SECONDS_MAX + _END_S, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            _log.info("traced: %s\n%s", self._folder / f"{name}.trace.json.gz", done.stdout)
         else:
-            _log.info("traced: %s\n%s", self._folder / f"{name}.trace.json.gz", summary.text())
+            why = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
+            _log.warning("the trace of steps %s could not be summed up: %s", name, why)

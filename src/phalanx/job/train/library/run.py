@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +146,8 @@ class Run:
 
     def log(self, step: int, *, tokens: int = 0, **values: Value) -> None:
         """Says that `step`, counted from 1, is done: its numbers are for the job's page and curves.
-        Once a step, on every rank, after its update. It never waits: a tensor on a GPU is read once it has arrived.
+        Once a step, on every rank, after its update. A tensor on a GPU is read once it has arrived: this waits only for a device
+        that is sixteen steps behind, and then for the oldest of them.
 
         loss: as it shall be shown, so the mean over ranks or this rank's. grad_norm, lr, mfu: shown too. tokens: of a step's whole
         batch. Any other name is a curve of its own, as rank 0 says it. Raises UserError for what is no number.
@@ -204,15 +205,23 @@ class Run:
                 self._save(made, self._reached, {}, must=True)
             made.finish()
 
-    def close(self) -> None:
-        """Also after an error. Waits for no other rank."""
+    def close(self, failed: bool = False) -> None:
+        """After the group was left, so that no other rank waits for this one. failed: after an error, when the device may never be
+        done: only numbers that are here are written, and what goes wrong is logged and does not take the error's place."""
         self._notice.close()
-        if self._checkpoints is not None:
-            self._checkpoints.close(_LAST_SAVE_S)
-        self._profile.close()
-        self._steps.flush(wait=True)
+        for part in (self._close_checkpoints, lambda: self._profile.close(failed), lambda: self._steps.flush(wait=not failed)):
+            try:
+                part()
+            except Exception as error:
+                if not failed:
+                    raise
+                _log.warning("after the error: %s: %s", type(error).__name__, error)
         if self.session.lost_records:
             _log.warning("%d records were lost: the record file could not be written", self.session.lost_records)
+
+    def _close_checkpoints(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close(_LAST_SAVE_S)
 
     def _at(self, step: int) -> Checkpoints:
         made = self._checkpoints
@@ -275,10 +284,12 @@ def run(
     session = _placed(attach(), Path(folder), every, keep_last)
     place = member.place if member is not None else None
     link = member.gang.store() if member is not None else None
-    with joined(deterministic, place, link, member.timeout_ms if member is not None else 0) as rank:
+    timeout_ms = member.timeout_ms if member is not None else 0
+    with ExitStack() as after, joined(deterministic, place, link, timeout_ms) as rank:
         made = Run(session, rank, mesh, config or {}, steps, member)
         if mesh is not None:
             _ = made.mesh  # a size that does not fit is refused now
+        after.push(lambda kind, *_: made.close(failed=kind is not None))
         _open = made
         try:
             yield made
@@ -287,7 +298,6 @@ def run(
                 member.rests()
         finally:
             _open = None
-            made.close()
 
 
 def _placed(session: Session, folder: Path, every: int, keep_last: int) -> Session:

@@ -1,7 +1,7 @@
 """A script's steps: how long each took and for what, as records that the job's page, curves and ledger are made of.
 
-A step lasts from one `log` to the next. Nothing here waits: of a loss on a GPU the copy is begun, and its record written when that
-has arrived.
+A step lasts from one `log` to the next. Of a loss on a GPU the copy is begun, and its record written when that has arrived. Nothing
+here waits, unless the device is sixteen steps behind.
 """
 
 import math
@@ -72,7 +72,9 @@ class Steps:
         self._pending.append(_Said(step, numbers, tokens * count, took_s, min(self._waited_s, took_s), stalled_s, self._began_ms))
         self.newest, self._waited_s = step, 0.0
         self._began_s, self._began_ms = now_s, now_ms
-        self.flush(wait=len(self._pending) > _PENDING_MAX)
+        self.flush()
+        while len(self._pending) > _PENDING_MAX:
+            self._write(self._pending.popleft())  # waits for the oldest alone: the newest is behind all that the device has to do
 
     def flush(self, wait: bool = False) -> None:
         """Writes what has arrived; waits for all of it on request."""
@@ -138,7 +140,12 @@ def step_of(value: Any, least: int, fix: str) -> int:
     return int(value)
 
 
+def is_name(name: str) -> bool:
+    """Whether a metric may be called so."""
+    return 0 < len(name) <= _NAME_CHARS_MAX and name.isprintable()
+
+
 def _name(name: str) -> str:
-    if not name or len(name) > _NAME_CHARS_MAX or not name.isprintable():
+    if not is_name(name):
         raise UserError("name of a metric", name[:_NAME_CHARS_MAX], f"write 1 to {_NAME_CHARS_MAX} visible characters")
     return name

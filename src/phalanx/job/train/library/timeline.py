@@ -1,17 +1,29 @@
-"""What a trace says, in numbers: exposed communication, waits for data, what most of the time went into. Pure.
+"""What a trace says, in numbers: exposed communication, waits for data, what most of the time went into. Pure, but for its end: run
+as a file it packs a trace and sums it up, in a process that imports no torch, beside a training that goes on.
 
 Events are those of a Chrome trace (the trace event format's complete events, in microseconds). On a GPU communication is NCCL's
 kernels, and it is exposed while no other kernel runs. On a CPU it is gloo's operations, and it is exposed while no other operator
 runs.
 """
 
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 STEP: Final = "step "
 TOP: Final = 10
+SECONDS_MAX: Final = 600
+MEMORY_BYTES_MAX: Final = 8 << 30
+"""Of the process that sums up: a trace of some hundred megabytes takes a few gigabytes."""
 Span = tuple[float, float]
 _GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _PLAIN: Final = ("c10d::", "record_param_comms", "gloo:", "nccl:")
@@ -179,3 +191,33 @@ def _span(event: Mapping[str, Any]) -> Span:
 
 def _ms(spans: Sequence[Span]) -> float:
     return sum(end - begin for begin, end in spans) / 1e3
+
+
+def write(raw: Path, rank: int, data_wait: str, to: str) -> Summary:
+    """TO.trace.json.gz and TO.summary.* of the trace `raw`, which is removed. The trace comes first: it is there also where its
+    summary is too much."""
+    try:
+        packed = raw.with_suffix(".gz")
+        with raw.open("rb") as file, gzip.open(packed, "wb", compresslevel=6) as out:
+            shutil.copyfileobj(file, out, 1 << 20)
+        packed.rename(f"{to}.trace.json.gz")
+        with raw.open("rb") as file:
+            summary = summarised(json.load(file)["traceEvents"], rank, data_wait)
+    finally:
+        raw.unlink(missing_ok=True)
+    Path(f"{to}.summary.json").write_text(json.dumps(summary.plain(), indent=1))
+    Path(f"{to}.summary.txt").write_text(summary.text())
+    return summary
+
+
+def _limited() -> None:
+    """Training has the processors and the memory first, and who waits for this does not wait for ever."""
+    os.nice(19)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX if most < 0 else min(most, MEMORY_BYTES_MAX), most))
+    signal.alarm(SECONDS_MAX)
+
+
+if __name__ == "__main__":
+    _limited()
+    sys.stdout.write(write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]).text())

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback
 
+from phalanx.job.train.library.curves import curves_of
 from phalanx.job.train.library.run import Run
 
 
@@ -31,8 +31,8 @@ class RunCallback(Callback):
             return
         self._told = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        curves = {name: value for name, value in trainer.logged_metrics.items() if _is_number(value) and name != "loss"}
-        self._run.log(self._told, tokens=self._tokens, **{"loss": loss, **curves})
+        curves = curves_of({**trainer.logged_metrics, "loss": loss})
+        self._run.log(self._told, tokens=self._tokens, **curves)
         if self._run.should_stop() and not trainer.should_stop:
             if self._save_at_stop is not None:
                 trainer.save_checkpoint(self._save_at_stop)
@@ -40,7 +40,3 @@ class RunCallback(Callback):
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         self._run.alive()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from phalanx.job.train.library.curves import curves_of
 from phalanx.job.train.library.run import Run
 
 
@@ -47,7 +48,7 @@ class RunCallback(TrainerCallback):
             self._told = self._done
             said = {_NAMES.get(name, name): value for name, value in self._said.items()}
             self._said = {name: value for name, value in self._said.items() if name in _NAMES}
-            self._run.log(self._told, tokens=self._tokens, **said)
+            self._run.log(self._told, tokens=self._tokens, **curves_of(said))
 
 
 _NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
