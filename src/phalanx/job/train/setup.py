@@ -43,7 +43,7 @@ from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
-from phalanx.job.train.local_time import LocalTimer
+from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
@@ -154,7 +154,7 @@ def assemble(
     mesh = make_mesh(rank)
     model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
     optimizer = make_adamw(model, recipe)
-    local_time = LocalTimer(model.blocks, rank.device)
+    local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
     told = partial(tell_set_aside, session) if rank.rank == 0 else None
