@@ -47,16 +47,17 @@ def first_weights(recipe: LlamaRecipe, fresh: bool) -> Fill:
     return fill
 
 
-def agreed_digest(recipe: LlamaRecipe, saved: str = "") -> str:
+def agreed_digest(recipe: LlamaRecipe, node: str, saved: str = "") -> str:
     """Of the weights of `init`, the same on every rank; '' without one. A collective of all ranks, of which one a node reads them.
-    saved: what a checkpoint says, which needs them no more unless it is of adapters.
+    node: which one this rank is on, by `Session.node`; the machine's name where that is ''. saved: what a checkpoint says, which
+    needs them no more unless it is of adapters.
 
     Raises SpecError where nodes have other weights under one path, or adapters were trained on others; CheckpointError where they
     cannot be read.
     """
     if not recipe.init or (saved and recipe.lora is None):
         return saved
-    told = told_by_all(_digest_of_node(recipe))
+    told = told_by_all(_digest_of_node(recipe, node or platform.node()))
     for one in told:
         if isinstance(one, CheckpointError):
             raise one
@@ -72,9 +73,9 @@ def agreed_digest(recipe: LlamaRecipe, saved: str = "") -> str:
     return digest
 
 
-def _digest_of_node(recipe: LlamaRecipe) -> str | CheckpointError:
+def _digest_of_node(recipe: LlamaRecipe, node: str) -> str | CheckpointError:
     """'' on all ranks of a node but the first. A collective of all ranks."""
-    nodes = told_by_all(platform.node())
+    nodes = told_by_all(node)
     rank = dist.get_rank()
     if nodes.index(nodes[rank]) != rank:
         return ""

@@ -126,7 +126,7 @@ def set_up(
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
-    init_digest = agreed_digest(recipe, str(found.manifest.extra.get(INIT, "")) if found else "")
+    init_digest = agreed_digest(recipe, session.node, str(found.manifest.extra.get(INIT, "")) if found else "")
     made = (rank, dtype, batch, clock_s, unix_ms, watch)
     training = assemble(session, recipe, data, *made, fresh=found is None, init_digest=init_digest)
     if found is None:
