@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx import app
-from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.core.lora import Lora
+from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.models.lora import adapter_shapes
 from phalanx.job.models.model_config import ADAPTER

@@ -42,8 +42,8 @@ class SavedModel:
 
 
 def open_saved(folder: Path, digest: str = "") -> SavedModel:
-    """Raises CheckpointError when a file is missing or damaged, when the weights are not those of `digest`, or when adapters are not
-    those that config.json says."""
+    """Raises CheckpointError when a file is missing or damaged, when the weights are not those of `digest`, or when adapters
+    are not those that config.json says."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         shape: LlamaShape = wire.build(LlamaShape, config["shape"])

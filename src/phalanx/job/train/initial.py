@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -18,6 +19,7 @@ from phalanx.job.models.llama import initialise
 from phalanx.job.models.lora import initialise_adapters
 from phalanx.job.models.model_config import read_shape
 from phalanx.job.models.model_folder import ModelFolder
+from phalanx.job.models.moe.mixture import reset_buffers
 
 Fill = Callable[[nn.Module, str], None]
 """Gives every parameter of a part of the model, by its name in that, its first value."""
@@ -45,6 +47,13 @@ def first_weights(recipe: LlamaRecipe, fresh: bool) -> Fill:
         initialise_adapters(part, name, recipe.seed)
 
     return fill
+
+
+def fill_part(part: nn.Module, name: str, first: Fill, device: torch.device) -> None:
+    """Gives one that was built without memory its memory there, its first values, and what in it is no parameter."""
+    part.to_empty(device=device)
+    reset_buffers(part)
+    first(part, name)
 
 
 def agreed_digest(recipe: LlamaRecipe, node: str, saved: str = "") -> str:
