@@ -233,12 +233,11 @@ def place_experts(asked: "ExpertsAsked") -> "ExpertsView":
 
 
 def test_fabric(asked: "FabricAsked", num_ranks: int | None, out: Path, progress: "Callable[[int, int], None]") -> "FabricReport":
-    from phalanx.job.train.fabric_test.here import tested_here
+    from phalanx.job.train.fabric_test.here import ranks_here, tested_here
     from phalanx.operate.agent.devices import read_nvml
 
-    if num_ranks is None:
-        num_ranks = len(read_nvml() or ()) or max(2, min(4, os.cpu_count() or 1))
-    return tested_here(asked, num_ranks, out, progress)
+    uuids = [gpu.uuid for gpu in read_nvml() or ()]
+    return tested_here(asked, ranks_here(num_ranks, uuids, os.cpu_count() or 1, os.environ), out, progress)
 
 
 def plan_pipeline(asked: "PipelineAsked") -> "PipelineView":

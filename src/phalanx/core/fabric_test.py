@@ -1,9 +1,10 @@
 """The test of a fabric: what is asked, what its ranks say while it runs, and what was measured. Sizes in bytes, times in seconds,
 rates in bytes a second."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ SIZE_BYTES_MAX: Final = 8 * 2**30
 SIZES_MAX: Final = 32
 SECONDS_MAX: Final = 60.0
 RANKS_HERE_MAX: Final = 64
-PLACES_CHARS_MAX: Final = 100_000
-"""Of an environment variable Linux takes 128 KiB."""
+SENT_BYTES_MAX: Final = 131_000
+"""Linux takes 131,072 bytes of an environment variable (MAX_ARG_STRLEN of 32 pages), its name included; what starts a container may
+put an option's name before it."""
 
 REPORT: Final = "fabric-test.json"
 """The artifact of the job, and the file where one asks for it."""
@@ -28,13 +30,14 @@ REPORT: Final = "fabric-test.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricAsked:
     """sizes: of messages; () is what suits the device. seconds: that each collective of each size on each tier may take. places:
-    labels of nodes by the glob of their name, as a policy has them; later ones win."""
+    labels of nodes by the glob of their name, as a policy has them; later ones win. unplaced: they are left out, being too many."""
 
     collectives: tuple[str, ...] = COLLECTIVES
     sizes: tuple[int, ...] = ()
     seconds: float = 0.3
     pairs: bool = True
     places: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    unplaced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,8 @@ class SlowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricReport:
-    """All of a test. nodes: by their rank in the gang. pairs: of ranks that were measured. notes: what could not be told."""
+    """All of a test. nodes: by their rank in the gang. pairs: of ranks that were measured. judged: those of them that had others of
+    their kind to be compared with; None in a report of before it was counted. notes: what could not be told."""
 
     made_ms: int
     job: str
@@ -105,33 +109,50 @@ class FabricReport:
     slow: tuple[SlowView, ...]
     pairs: int = 0
     notes: tuple[str, ...] = field(default=())
+    judged: int | None = None
 
 
 def checked(asked: FabricAsked) -> FabricAsked:
-    """`asked` itself. Raises SpecError for what cannot be measured."""
+    """`asked` itself. Raises SpecError for what cannot be measured, which names the field."""
     for name in asked.collectives:
         if name not in COLLECTIVES:
-            raise SpecError("--collectives", name, f"write some of {','.join(COLLECTIVES)}")
+            raise SpecError("collectives", name, f"write some of {','.join(COLLECTIVES)}")
     if not asked.collectives:
-        raise SpecError("--collectives", "", f"write some of {','.join(COLLECTIVES)}")
+        raise SpecError("collectives", "", f"write some of {','.join(COLLECTIVES)}")
     if len(asked.sizes) > SIZES_MAX:
-        raise SpecError("--sizes", f"{len(asked.sizes)} sizes", f"give at most {SIZES_MAX}")
+        raise SpecError("sizes", f"{len(asked.sizes)} sizes", f"give at most {SIZES_MAX}")
     for size in asked.sizes:
         if not SIZE_BYTES_MIN <= size <= SIZE_BYTES_MAX:
-            raise SpecError("--sizes", f"{size} bytes", "write sizes from 4 bytes to 8GiB")
+            raise SpecError("sizes", f"{size} bytes", "write sizes from 4 bytes to 8GiB")
     if not 0 < asked.seconds <= SECONDS_MAX:
-        raise SpecError("--seconds", asked.seconds, f"write a number above 0, at most {SECONDS_MAX:g}")
+        raise SpecError("seconds", asked.seconds, f"write a number above 0, at most {SECONDS_MAX:g}")
     return asked
 
 
+def hyperparameters(asked: FabricAsked) -> dict[str, str]:
+    """As its ranks are given it."""
+    return {"asked": wire.dumps(FabricAsked, asked)}
+
+
+def placed(asked: FabricAsked, rules: Iterable[Mapping[str, Any]], labels: Iterable[str]) -> FabricAsked:
+    """With what a policy's `nodes` say of where nodes lie, or without where that is more than can be handed to ranks."""
+    found = replace(asked, places=places_of(rules, labels))
+    return found if sent_bytes(found) <= SENT_BYTES_MAX else replace(asked, unplaced=True)
+
+
+def sent_bytes(asked: FabricAsked) -> int:
+    """Of the environment variable that carries it, which is JSON in JSON."""
+    return len(f"PHALANX_HYPERPARAMETERS={json.dumps(hyperparameters(asked))}".encode())
+
+
 def places_of(rules: Iterable[Mapping[str, Any]], labels: Iterable[str]) -> tuple[tuple[str, Mapping[str, str]], ...]:
-    """Of a policy's `nodes` what says where nodes lie; () where that is too much to be handed to ranks."""
+    """Of a policy's `nodes` what says where nodes lie."""
     found = []
     for rule in rules:
         kept = {name: str(rule["labels"][name]) for name in labels if name in (rule.get("labels") or {})}
         if kept:
             found.append((str(rule["match"]), kept))
-    return tuple(found) if sum(len(match) + len(str(kept)) for match, kept in found) <= PLACES_CHARS_MAX else ()
+    return tuple(found)
 
 
 def place_of(node: str, places: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:

@@ -238,6 +238,9 @@ class LlamaRecipe:
             yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
             yield from self._uneven_widths()
+        if self.activation_checkpointing == "selective" and self.experts:
+            fix = "write full or none: what a budget keeps of experts is not known"
+            yield "activation_checkpointing", self.activation_checkpointing, fix
         if self.activation_checkpointing == "none" and self.activation_blocks > 1:
             yield (
                 "activation_blocks",

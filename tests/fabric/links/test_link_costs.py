@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.fabric_test import COLLECTIVES, PointView
 from phalanx.fabric.catalogue import CATALOGUE
+from phalanx.fabric.links.bounds import Bound, bounds, least
 from phalanx.fabric.links.bus import bus_bytes_per_s
 from phalanx.fabric.links.cost import cost_of, costs, fitted
-from phalanx.fabric.links.rates import LINKS, bound_bytes_per_s, port_bytes_per_s, with_links
+from phalanx.fabric.links.rates import LINKS, port_bytes_per_s, with_links
 from phalanx.fabric.links.tiers import Member, class_of, tiers
 
 SIZES = (8192, 131_072, 2**20, 2**23, 2**26, 2**29)
@@ -60,11 +61,11 @@ def test_each_tier_and_collective_has_its_cost_for_whoever_plans() -> None:
     assert all(one.error < 1e-6 for one in found)
 
 
-def gang(nodes: int, gpus: int, per_block: int = 0, per_domain: int = 0) -> list[Member]:
+def gang(nodes: int, gpus: int, per_block: int = 0, per_domain: int = 0, per_rack: int = 0) -> list[Member]:
     return [
         Member(
             rank=node * gpus + gpu, node=node, local_rank=gpu, block=f"b{node // per_block}" if per_block else "",
-            domain=f"d{node // per_domain}" if per_domain else "",
+            domain=f"d{node // per_domain}" if per_domain else "", rack=f"r{node // per_rack}" if per_rack else "",
         )
         for node in range(nodes) for gpu in range(gpus)
     ]  # fmt: skip
@@ -81,9 +82,26 @@ def test_tiers_of_one_node_of_several_and_of_blocks() -> None:
     assert domains["domain"] == ((0, 1, 2, 3), (4, 5, 6, 7)) and "block" not in domains
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
-def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(nodes: int, gpus: int, per_block: int, per_domain: int) -> None:
-    found = tiers(gang(nodes, gpus, per_block, per_domain))
+def test_a_rail_is_the_leaf_of_a_rack_and_racks_of_a_block_are_a_tier_of_their_own() -> None:
+    found = {one.name: one.groups for one in tiers(gang(8, 1, per_block=4, per_rack=2))}
+    assert found == {
+        "rail": ((0, 1), (2, 3), (4, 5), (6, 7)),
+        "rack": ((0, 2), (1, 3), (4, 6), (5, 7)),
+        "block": ((0, 4), (1, 5), (2, 6), (3, 7)),
+        "all": (tuple(range(8)),),
+    }
+    alone = {one.name: one.groups for one in tiers(gang(4, 1, per_rack=2))}
+    assert alone == {"rail": ((0, 1), (2, 3)), "rack": ((0, 2), (1, 3)), "all": ((0, 1, 2, 3),)}, "without blocks all are one"
+
+
+LEVELS = st.integers(0, 3)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), LEVELS, LEVELS, LEVELS)
+def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(
+    nodes: int, gpus: int, per_block: int, per_domain: int, per_rack: int
+) -> None:
+    found = tiers(gang(nodes, gpus, per_block, per_domain, per_rack))
     assert (not found) == (nodes * gpus < 2)
     for tier in found:
         ranks = [rank for group in tier.groups for rank in group]
@@ -95,6 +113,8 @@ def test_groups_of_a_tier_are_apart_and_no_tier_comes_twice(nodes: int, gpus: in
 def test_the_links_between_two_ranks() -> None:
     members = gang(6, 2, per_block=4, per_domain=2)
     assert [class_of(members[0], members[other]) for other in (1, 2, 4, 8)] == ["node", "domain", "rail", "block"]
+    racks = gang(6, 1, per_block=4, per_rack=2)
+    assert [class_of(racks[0], racks[other]) for other in (1, 2, 4)] == ["rail", "rack", "block"]
 
 
 @pytest.mark.parametrize(
@@ -106,15 +126,35 @@ def test_the_rate_of_a_port_as_linux_writes_it(text: str, rate: float | None) ->
     assert port_bytes_per_s(text) == rate
 
 
+def most(members: list[Member], collective: str, gpu: float | None, nics: float | None) -> dict[str, Bound | None]:
+    return {tier.name: least(bounds(tier, members, collective, gpu, nics)) for tier in tiers(members)}
+
+
 def test_what_a_tier_can_have_at_most() -> None:
-    gpu, nics = 450e9, 400e9
-    found = {tier: bound_bytes_per_s(tier, "all_reduce", gpu, nics, 8) for tier in ("node", "domain", "rail", "block", "all")}
-    assert found == {"node": gpu, "domain": gpu, "rail": 50e9, "block": 50e9, "all": 400e9}
-    assert bound_bytes_per_s("all", "all_to_all", gpu, nics, 8) is None
-    assert (
-        bound_bytes_per_s("rail", "all_reduce", gpu, None, 8) is None
-        and bound_bytes_per_s("node", "all_reduce", None, nics, 8) is None
-    )
+    gpu, nics = Bound(450e9, of_gpus=True), Bound(400e9, of_gpus=False)
+    share = Bound(50e9, of_gpus=False)
+    blocks = gang(4, 8, per_block=2)
+    assert most(blocks, "all_reduce", 450e9, 400e9) == {"node": gpu, "rail": share, "block": share, "all": nics}
+    assert most(blocks, "all_reduce", 300e9, 400e9)["all"] == Bound(300e9, of_gpus=True), "the lesser of both"
+    assert most(blocks, "all_to_all", 450e9, 400e9) == {"node": gpu, "rail": share, "block": share, "all": None}
+    assert most(blocks, "all_reduce", 450e9, None) == {"node": gpu, "rail": None, "block": None, "all": None}
+    assert most(blocks, "all_reduce", None, 400e9) == {"node": None, "rail": share, "block": share, "all": nics}
+    assert most(gang(2, 1), "all_reduce", 300e9, 400e9) == {"rail": nics}, "a rank alone on its node has no use for its GPU's links"
+
+
+def test_what_groups_can_have_where_a_domain_spans_nodes() -> None:
+    gpu = Bound(900e9, of_gpus=True)
+    one_domain = gang(4, 4, per_domain=4)
+    assert most(one_domain, "all_reduce", 900e9, 200e9) == {"node": gpu, "domain": gpu, "rail": gpu}
+    assert most(one_domain, "all_to_all", 900e9, 200e9)["domain"] == gpu
+    two = most(gang(4, 4, per_domain=2), "all_reduce", 900e9, 200e9)
+    assert two == {"node": gpu, "domain": gpu, "rail": Bound(100e9, of_gpus=False), "all": Bound(400e9, of_gpus=False)}
+    assert most(gang(4, 4, per_domain=2), "all_to_all", 900e9, 200e9)["rail"] is None, "two of its ranks meet by NVLink"
+    mixed = [*gang(2, 4, per_domain=2), *(Member(rank=8 + n, node=2 + n // 4, local_rank=n % 4, rack="r") for n in range(8))]
+    (rail,) = [tier for tier in tiers(mixed) if tier.name == "rail"]
+    found = bounds(rail, mixed, "all_reduce", 900e9, 200e9)
+    assert found[0, 4] == gpu and found[8, 12] == Bound(50e9, of_gpus=False) == least(found)
+    assert least({(0, 1): gpu, (2, 3): None}) is None and least({}) is None
 
 
 def test_every_gpu_of_the_catalogue_has_its_links() -> None:

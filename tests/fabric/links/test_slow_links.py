@@ -1,5 +1,6 @@
 """Who is named for slow pairs: the one at fault, whoever that is, and nobody for noise."""
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
@@ -90,10 +91,14 @@ def test_packed_rounds_have_each_pair_once_and_nobody_twice(pairs: list[Edge]) -
     assert all(len({rank for pair in one for rank in pair}) == 2 * len(one) for one in found)
 
 
-def gang(nodes: int, gpus: int) -> list[Member]:
+def gang(nodes: int, gpus: int, per_rack: int = 0) -> list[Member]:
     return [
-        Member(rank=node * gpus + gpu, node=node, local_rank=gpu, name=f"n{node}") for node in range(nodes) for gpu in range(gpus)
-    ]
+        Member(
+            rank=node * gpus + gpu, node=node, local_rank=gpu, name=f"n{node}", rack=f"r{node // per_rack}" if per_rack else "",
+            block="b" if per_rack else "",
+        )
+        for node in range(nodes) for gpu in range(gpus)
+    ]  # fmt: skip
 
 
 def between(members: list[Member], chance: Random) -> dict[Edge, float]:
@@ -132,6 +137,40 @@ def test_between_two_nodes_the_link_is_named_since_either_end_may_be_it() -> Non
     rates = between(members, Random(1))
     rates[3, 11] /= 4
     assert names(named(members, rates, Own(), None)) == [("link", "n0:3 - n1:3")]
+
+
+def test_pairs_across_racks_are_not_held_against_those_inside_one() -> None:
+    members = gang(8, 1, per_rack=4)
+    rates = {(a, b): 50e9 if a // 4 == b // 4 else 25e9 for a in range(8) for b in range(a + 1, 8)}
+    assert named(members, rates, Own(), None) == ()
+    assert names(named(members, rates | {(1, 6): 8e9}, Own(), None)) == [("link", "n1:0 - n6:0")]
+
+
+def test_a_rail_that_is_slow_in_one_rack_is_named_with_it() -> None:
+    members = gang(8, 4, per_rack=4)
+    rates = between(members, Random(3))
+    of = {one.rank: one for one in members}
+    leaf = {rank for rank, one in of.items() if (one.rack, one.local_rank) == ("r1", 2)}
+    slowed = {pair: rate / 3 if leaf.issuperset(pair) else rate for pair, rate in rates.items()}
+    assert names(named(members, slowed, Own(), None)) == [("rail", "b/r1:2")]
+
+
+def test_a_leaf_that_is_slow_to_other_racks_alone_is_named_and_none_of_its_gpus() -> None:
+    members = gang(9, 4, per_rack=3)
+    of = {one.rank: one for one in members}
+    leaf = {rank for rank, one in of.items() if (one.rack, one.local_rank) == ("r1", 2)}
+    slowed = {
+        pair: rate / 3 if leaf.intersection(pair) and not leaf.issuperset(pair) else rate
+        for pair, rate in between(members, Random(4)).items()
+    }
+    (found,) = named(members, slowed, Own(), None)
+    assert (found.kind, found.name) == ("rail", "b/r1:2") and "between racks" in found.evidence
+
+
+def test_nvlink_domains_have_no_rails() -> None:
+    members = [replace(one, domain="d") for one in gang(6, 4)]
+    slowed = {pair: rate / 3 if pair[0] % 4 == 1 else rate for pair, rate in between(members, Random(5)).items()}
+    assert {one.kind for one in named(members, slowed, Own(), None)} == {"gpu"}
 
 
 def test_pairs_inside_nodes_and_between_them_are_not_compared() -> None:

@@ -93,10 +93,18 @@ def fetch_of(rank: Rank, accumulate: int = RECIPE.accumulate) -> Callable[[int],
 class Run:
     """One model in one layout."""
 
-    def __init__(self, rank: Rank, asked: LayoutSpec, dtype: Dtype = "fp32", fresh: bool = True, shape: LlamaShape = SHAPE) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        asked: LayoutSpec,
+        dtype: Dtype = "fp32",
+        fresh: bool = True,
+        shape: LlamaShape = SHAPE,
+        recipe: LlamaRecipe = RECIPE,
+    ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
         self.mesh = make_mesh(self.rank)
-        self.model = sharded_llama(shape, RECIPE, self.rank, self.mesh, dtype, fresh)
+        self.model = sharded_llama(shape, recipe, self.rank, self.mesh, dtype, fresh)
         if not fresh:
             with torch.no_grad():
                 for parameter in self.model.parameters():
@@ -194,6 +202,21 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text,
         "digest_of_whole": state_digest(state, rank.device).text,
     }
+
+
+def without_logits(rank: Rank) -> Answer:
+    """Losses that are computed without holding all logits, of whole rows and of shared ones, and of packed rows."""
+    answer: Answer = {}
+    for name in ("fsdp4", "cp2 x dp2", "cp4 by heads"):
+        run = Run(rank, LAYOUTS[name], recipe=replace(RECIPE, fused_loss=True))
+        mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
+        whole = token_loss(run.model, mine)
+        run.optimizer.zero_grad()
+        total = whole.detach().clone()
+        dist.all_reduce(total)
+        answer[name] = {"packed": float(total) / rank.world_size, "numbers": run.steps(1, 2)}
+        assert run.model.head_plan.fused is True
+    return answer
 
 
 def other_shape(rank: Rank) -> Answer:
@@ -318,6 +341,7 @@ def main(out: Path) -> None:
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "other": other_shape(rank),
+            "without_logits": without_logits(rank),
             "refused": refused(rank),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),

@@ -65,10 +65,39 @@ def test_rank_zero_says_how_far_it_is(folder: Path) -> None:
 
 def test_here_needs_two_ranks_and_sizes_that_can_be(tmp_path: Path) -> None:
     for num_ranks in (1, 65):
-        with pytest.raises(SpecError, match="two ranks or more"):
+        with pytest.raises(SpecError, match=r"^num_ranks: .*two ranks or more"):
             here.tested_here(FabricAsked(), num_ranks, tmp_path / "out.json", lambda *_: None)
-    with pytest.raises(SpecError, match="write sizes from 4 bytes to 8GiB"):
+    with pytest.raises(SpecError, match=r"^sizes: .*write sizes from 4 bytes to 8GiB"):
         here.tested_here(FabricAsked(sizes=(3,)), 2, tmp_path / "out.json", lambda *_: None)
+
+
+UUIDS = tuple(f"GPU-{number}{number}" for number in range(8))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "gpus"),
+    [(None, 8), ("", 0), ("-1", 0), ("2", 1), ("0,3, 5", 3), ("0,9,1", 1), ("0,-1,1", 1), ("GPU-3,GPU-44", 2), ("GPU-", 0),
+     ("MIG-a", 1), ("1,1", 0), ("NoDevFiles", 0)],
+)  # fmt: skip
+def test_gpus_that_cuda_shows(chosen: str | None, gpus: int) -> None:
+    assert here.visible(chosen, UUIDS) == gpus
+
+
+def test_here_takes_the_gpus_that_cuda_shows_else_a_few_processes() -> None:
+    seen = {"CUDA_VISIBLE_DEVICES": "0,3"}
+    assert (here.ranks_here(None, UUIDS, 99, {}), here.ranks_here(None, UUIDS, 99, seen), here.ranks_here(2, UUIDS, 99, {})) == (
+        8,
+        2,
+        2,
+    )
+    assert [here.ranks_here(None, (), cpus, {}) for cpus in (1, 3, 99)] == [2, 3, 4] and here.ranks_here(9, (), 1, {}) == 9
+    assert here.ranks_here(None, UUIDS, 3, {"CUDA_VISIBLE_DEVICES": ""}) == 3, "torch shows none, so these are processes"
+    with pytest.raises(SpecError, match=r"^num_ranks: 3: there are 2 GPUs by CUDA_VISIBLE_DEVICES; write a number from 2 to 2"):
+        here.ranks_here(3, UUIDS, 99, seen)
+    with pytest.raises(SetupError, match=r"^this machine's number of GPUs: 1: a fabric is tested by two ranks"):
+        here.ranks_here(None, UUIDS[:1], 99, {})
+    with pytest.raises(SetupError, match=r"^CUDA_VISIBLE_DEVICES: '3': a fabric is tested by two ranks"):
+        here.ranks_here(2, UUIDS, 99, {"CUDA_VISIBLE_DEVICES": "3"})
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.lora import Lora
 from phalanx.core.moe import MoeShape, moe_of
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.fabric.layouts import Layout
 from phalanx.job.models.llama import FeedForward, Llama, LlamaShape, initialise
 from phalanx.job.models.lora import adapt
 from phalanx.job.models.moe.grouped import grouped, has_kernel, one_by_one
@@ -19,7 +20,7 @@ from phalanx.job.models.moe.mixture import Mixture, mixtures, reset_buffers
 from phalanx.job.models.moe.router import Router, sequence_loss
 from phalanx.job.train.balance import bias_change
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel.experts import uncompiled
+from phalanx.job.train.parallel.mesh import uncompiled
 from phalanx.job.train.sizes import active_parameters, causal_flops_per_token, flops_per_token, num_parameters
 
 DIM = 16
@@ -251,10 +252,9 @@ def test_a_recipe_s_mixture_and_its_model_s_are_one() -> None:
 def test_adapters_are_refused_for_experts_and_compiling_where_tokens_travel() -> None:
     with pytest.raises(SpecError, match="experts have no adapters yet"):
         adapt(Llama(SHAPE), Lora(rank=2, alpha=4, targets=("q_proj",)))
-    with pytest.raises(SpecError, match=r"hyperparameters\.compile.*auto or false"):
-        uncompiled(LlamaRecipe(experts=4, compile=True), ep=2)
-    assert uncompiled(LlamaRecipe(experts=4), ep=2).compile is False
-    assert uncompiled(LlamaRecipe(experts=4), ep=1).compile == "auto"
+    assert uncompiled(LlamaRecipe(experts=4), Layout(dp_shard=2, ep=2)).compile is False
+    assert uncompiled(LlamaRecipe(activation_checkpointing="full"), Layout(cp=2)).compile is False
+    assert uncompiled(LlamaRecipe(), Layout(cp=2)).compile == uncompiled(LlamaRecipe(experts=4), Layout()).compile == "auto"
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own tracer

@@ -50,6 +50,13 @@ def test_another_attention_is_cut_head_by_head(answer: dict[str, Any]) -> None:
     assert flat(found["numbers"]) == pytest.approx(flat(found["plain"]), rel=TOLERANCE) and found["gradients"] < GRADIENTS_TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["fsdp4", "cp2 x dp2", "cp4 by heads"])
+def test_losses_without_logits_are_those_of_one_process(answer: dict[str, Any], name: str) -> None:
+    found, plain = answer["without_logits"][name], answer["plain"]
+    assert found["packed"] == pytest.approx(sum(plain["packed"]) / SAMPLES, rel=TOLERANCE)
+    assert flat(found["numbers"]) == pytest.approx(flat(plain["numbers"][:2]), rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_packed_documents_have_the_losses_of_one_process(answer: dict[str, Any], name: str) -> None:
     assert len(answer["layouts"][name]["packed"]) == SAMPLES

@@ -251,6 +251,7 @@ REFUSED = [
     ({"prefetch_blocks": 9}, "prefetch_blocks"),
     ({"compile": "always"}, "compile"),
     ({"deterministic": False}, r"recompute_every.*write 0"),
+    ({"activation_checkpointing": "selective", "experts": 4}, "activation_checkpointing.*write full or none"),
     ({"activation_blocks": 2}, "activation_blocks.*write activation_checkpointing"),
     ({"activation_checkpointing": "full", "activation_budget": 0.1}, "activation_budget.*selective too"),
     ({"dtype": "fp8", "ffn_dim": 344}, r"ffn_dim.*multiple of 16"),

@@ -22,7 +22,7 @@ from phalanx.core.data_views import (
     SamplesView,
     SampleView,
 )
-from phalanx.core.errors import Conflict, DataError, SetupError
+from phalanx.core.errors import Conflict, DataError, SetupError, SpecError
 from phalanx.core.fabric_test import CostView, FabricAsked, FabricReport, PointView, SlowView, TierView
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
@@ -286,12 +286,15 @@ FABRIC = FabricReport(
         tier="node", collective="all_reduce", num_ranks=4, size_bytes=2**20, seconds=0.001, bus_bytes_per_s=1.5e9, part=0.5,
     ),),
     costs=(CostView(tier="node", collective="all_reduce", num_ranks=4, alpha_s=2e-5, beta_s=1e-9, error=0.1),),
-    slow=(SlowView(kind="gpu", name="node-a:2", part=0.25, evidence="its 3 pairs: at most 1 GB/s"),), pairs=6, notes=("a note",),
+    slow=(SlowView(kind="gpu", name="node-a:2", part=0.25, evidence="its 3 pairs: at most 1 GB/s"),), pairs=6, judged=6,
+    notes=("a note",),
 )  # fmt: skip
 
 
 def test_fabric(asked: FabricAsked, num_ranks: int | None, out: Path, progress: Callable[[int, int], None]) -> FabricReport:
-    """Slow with as many ranks as there are GPUs, not with another number."""
+    """Slow with as many ranks as there are GPUs, not with another number; by its own names for what it refuses."""
+    if num_ranks == 1:
+        raise SpecError("num_ranks", num_ranks, "a fabric is tested by two ranks or more")
     progress(1, 2)
     report = replace(FABRIC, num_ranks=num_ranks or 4, slow=() if num_ranks else FABRIC.slow)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,22 @@ def test_here_shows_all_of_it_and_says_by_its_exit_code_that_something_is_slow(t
     ("words", "says"),
     [
         (("--sizes", "1MiB,big"), "--sizes is 'big': write a size such as"),
+        (("--sizes", ","), "--sizes is ',': write sizes such as 8KiB,1MiB, or leave it out"),
+        (("--sizes", ""), "--sizes is '': write sizes such as"),
         (("--sizes", "2"), "write sizes from 4 bytes to 8GiB"),
         (("--sizes", "9GiB"), "write sizes from 4 bytes to 8GiB"),
         (("--sizes", ",".join(map(str, range(4, 40)))), "--sizes is '36 sizes': give at most 32"),
         (("--collectives", "all_reduce,gossip"), "--collectives is 'gossip': write some of all_reduce,all_gather"),
-        (("--collectives", ","), "write some of all_reduce,all_gather"),
+        (("--collectives", ""), "write some of all_reduce,all_gather"),
+        (("--collectives", ","), "--collectives is '': write some of all_reduce,all_gather"),
         (("--seconds", "0"), "--seconds is 0.0: write a number above 0, at most 60"),
         (("--seconds", "nan"), "--seconds is nan: write a number above 0, at most 60"),
         (("--here", "--nodes", "2"), "--nodes is 2: this machine is one node"),
         (("--here", "--gpus", "H100:2"), "--gpus is 'H100:2': write a number of this machine's GPUs"),
+        (("--here", "--gpus", "1"), "--gpus is 1: a fabric is tested by two ranks or more"),
+        (("--here", "--queue", "ops"), "--queue is 'ops': with --here there is no job"),
+        (("--here", "--queue", "default"), "--queue is 'default': with --here there is no job"),
+        (("--gpus", ""), "--gpus is '': write a number such as 8"),
         (("--gpus", "many"), "--gpus is 'many': write TYPE:COUNT"),
         (("--gpus", "0.5"), "--gpus is '0.5': write whole GPUs"),
         (("--gpus", "1"), "--gpus is '1': a fabric is tested by two ranks or more"),
@@ -123,7 +131,7 @@ def test_a_job_that_fails_shows_why_and_leaves_no_report(terminal: Terminal, mon
     ended = attempt_view(1, ended_ms=9_000, exits=(RankExit(0, 1, 8_000, first=True), RankExit(1, -15, 8_100)))
     recorded(terminal, finished_view("failed", id=JOB, detail="rank 0 exited 1", attempts=(ended,), progress=None))
     shown = terminal("fabric", "test")
-    assert shown.code == 1 and not shown.out
+    assert shown.code == 5 and not shown.out, "1 says that something is slow, and a script may drain it"
     assert "rank 0 exited 1" in shown.err and progress_line(3, 40, "pairs") in shown.err
     assert not (terminal.home / "fabric").exists()
 
@@ -141,6 +149,42 @@ def test_show_says_what_is_missing(terminal: Terminal, tmp_path: Path) -> None:
         assert shown.code == code and says in shown.err, shown.err
 
 
+def test_show_leaves_out_what_cannot_be_read_and_says_so(terminal: Terminal) -> None:
+    folder = terminal.home / "fabric"
+    folder.mkdir()
+    (folder / "new-2.json").write_text('{"made_ms": 9')
+    (folder / "odd-3.json").mkdir()
+    assert "has no result yet" in terminal("fabric", "show").err
+    (folder / "old-1.json").write_text(BODY)
+    shown = terminal("fabric", "show", "-o", "json")
+    assert shown.code == 0 and json.loads(shown.out) == wire.plain(FabricReport, FABRIC)
+    assert f"Left out {folder}/new-2.json: is no result" in shown.err and "odd-3.json: Is a directory" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"pairs": 0, "judged": 0},
+            "Links were not judged: no pairs of ranks were measured. By itself no GPU is slower than the others.",
+        ),
+        ({"pairs": 0, "judged": 0, "slow": FABRIC.slow}, "Links were not judged: no pairs of ranks were measured."),
+        (
+            {"pairs": 1, "judged": 0, "num_ranks": 2},
+            "Links were not judged: no kind of them joins three ranks, and two cannot be compared.",
+        ),
+        ({"pairs": 1, "judged": None, "num_ranks": 2}, "Links were not judged: no kind"),
+        ({"judged": 4}, "Nothing is slower than others of its kind, by 4 pairs of ranks."),
+        ({"judged": None}, "Nothing is slower than others of its kind, by 6 pairs of ranks."),
+    ],
+)
+def test_links_that_nobody_compared_are_not_called_sound(terminal: Terminal, changes: dict[str, Any], says: str) -> None:
+    file = terminal.home / "report.json"
+    file.write_text(wire.dumps(FabricReport, replace(FABRIC, **({"slow": ()} | changes))))
+    shown = terminal("fabric", "show", str(file)).out
+    assert says in shown and ("Nothing is slower" in shown) == ("Nothing is slower" in says)
+
+
 def nodes(*kinds: str, **changes: Any) -> tuple[NodeView, ...]:
     """One of each kind, of 8 GPUs."""
     made = [tuple(Device(index, kind, kind) for index in range(8)) for kind in kinds]
@@ -152,5 +196,7 @@ def test_what_is_not_said_is_all_that_is_up_of_one_kind() -> None:
     assert room(fleet, "", None) == ("H100:8", 2) and room(fleet, "A100-80:4", None) == ("A100-80:4", 1)
     assert room(fleet, "4", None) == ("4", 3) and room(fleet, "", 1) == ("H100:8", 1) and room(fleet, "1", 2) == ("1", 2)
     assert room(fleet, "B200:8", None) == ("B200:8", 1), "the platform says why there are none"
-    with pytest.raises(SpecError, match="no node is up"):
+    with pytest.raises(SpecError, match=r"^--nodes: no node is up"):
         room(nodes("H100", state="away"), "", None)
+    with pytest.raises(SpecError, match=r"^--gpus: 1 x H100:1 is one rank; a fabric is tested by two ranks or more"):
+        room((node_view(devices=(Device(0, "H100", "H100"),)),), "", None)

@@ -63,6 +63,12 @@ def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
         found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
     if asked.tp > 1 and recipe.fused_loss is True:
         found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
+    if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
+        fix = "write 1, or activation_checkpointing: full: what goes round would be kept, far above activation_budget"
+        found.append(("cp", asked.cp, fix))
+    if asked.cp > 1 and recipe.activation_checkpointing != "none" and recipe.compile is True:
+        fix = "write 1: blocks that are computed again with other ranks are no one graph; write compile: auto"
+        found.append(("cp", asked.cp, fix))
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
     return found

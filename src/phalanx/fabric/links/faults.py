@@ -7,11 +7,13 @@ least by LEAST, so that even noise names nobody, and at most by MOST, since of f
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+FEWEST: Final = 3
+"""Ranks that can be compared: of two nobody knows which is slow."""
 LEAST: Final = 0.2
 MOST: Final = 0.4
 SPREADS: Final = 4 * 1.4826
@@ -45,7 +47,7 @@ def slow(rates: Rates) -> tuple[Slow, ...]:
     for pair, rate in rates.items():
         for rank in pair:
             of_rank.setdefault(rank, []).append(rate)
-    if len(of_rank) < 3:
+    if not comparable(rates):
         return ()
     reach = {rank: _upper(found) for rank, found in of_rank.items()}
     usual = median(reach.values())
@@ -55,6 +57,10 @@ def slow(rates: Rates) -> tuple[Slow, ...]:
     found = [Slow((rank,), reach[rank], usual, len(of_rank[rank])) for rank in ranks]
     expected = {rank: reach[rank] if rank in judged else usual for rank in reach}
     return (*found, *_slow_links(rates, expected, set(ranks)))
+
+
+def comparable(rates: Rates) -> bool:
+    return len({rank for pair in rates for rank in pair}) >= FEWEST
 
 
 def suspects(rates: Rates) -> list[Edge]:
@@ -67,16 +73,16 @@ def suspects(rates: Rates) -> list[Edge]:
 
 def slow_values(values: Mapping[int, float]) -> tuple[Slow, ...]:
     """Ranks whose own value, such as arithmetic, is far below the median of all; of fewer than three nobody."""
-    if len(values) < 3:
+    if len(values) < FEWEST:
         return ()
     usual = median(values.values())
     floor = usual * (1 - _limit([value / usual for value in values.values()]))
     return tuple(Slow((rank,), value, usual) for rank, value in sorted(values.items()) if value < floor)
 
 
-def whole(found: Iterable[int], group_of: Mapping[int, int]) -> dict[int, list[int]]:
+def whole(found: Iterable[int], group_of: Mapping[int, Hashable]) -> dict[Hashable, list[int]]:
     """Groups of two ranks or more, all of which were found; what they have in common is at fault."""
-    sizes, seen = dict[int, int](), dict[int, list[int]]()
+    sizes, seen = dict[Hashable, int](), dict[Hashable, list[int]]()
     for group in group_of.values():
         sizes[group] = sizes.get(group, 0) + 1
     for rank in found:

@@ -2,11 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from phalanx.core.fabric_test import SlowView
-from phalanx.fabric.links.faults import Edge, Rates, Slow, slow, slow_values, whole
+from phalanx.fabric.links.faults import Edge, Rates, Slow, comparable, slow, slow_values, whole
 from phalanx.fabric.links.rates import GpuLinks
 from phalanx.fabric.links.tiers import Member, class_of
+
+_WHERE: Final = {
+    "node": "inside its node", "domain": "in its NVLink domain", "rail": "between nodes", "rack": "between racks",
+    "block": "between blocks",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,11 @@ def by_class(rates: Rates, members: Sequence[Member]) -> dict[str, dict[Edge, fl
     return found
 
 
+def judged(rates: Rates, members: Sequence[Member]) -> int:
+    """Pairs that have others of their kind to be compared with."""
+    return sum(len(some) for some in by_class(rates, members).values() if comparable(some))
+
+
 def named(members: Sequence[Member], rates: Rates, own: Own, links: GpuLinks | None) -> tuple[SlowView, ...]:
     """links: of this type of GPU, as its maker has them."""
     known = {one.rank: one for one in members}
@@ -44,13 +55,15 @@ def named(members: Sequence[Member], rates: Rates, own: Own, links: GpuLinks | N
 
 
 def _of_pairs(kind: str, slows: Iterable[Slow], known: Mapping[int, Member], rates: Rates) -> list[SlowView]:
-    """Where all ranks of a node, or between nodes all of a rail, are slow, that is what is named."""
+    """Where all ranks of a node, or between nodes all of a rail in all racks or in one, are slow, that is what is named."""
     seen = {rank for pair in rates for rank in pair}
     alone = {one.ranks[0]: one for one in slows if len(one.ranks) == 1}
     found, told = list[SlowView](), set[int]()
     by_node = whole(alone, {rank: known[rank].node for rank in seen})
-    by_rail = whole(alone, {rank: known[rank].local_rank for rank in seen}) if kind != "node" else {}
-    for groups, name, say in ((by_node, "node", _node), (by_rail, "rail", _rail)):
+    by_adapters = kind not in ("node", "domain")
+    by_rail = whole(alone, {rank: known[rank].local_rank for rank in seen}) if by_adapters else {}
+    by_leaf = whole(alone, {rank: known[rank].leaf for rank in seen}) if by_adapters else {}
+    for groups, name, say in ((by_node, "node", _node), (by_rail, "rail", _rail), (by_leaf, "rail", _leaf)):
         for ranks in groups.values():
             if not told.issuperset(ranks):
                 told |= set(ranks)
@@ -84,7 +97,7 @@ def _against(kind: str, one: Slow) -> str:
 
 
 def _where(kind: str) -> str:
-    return {"node": "inside its node", "domain": "in its NVLink domain", "rail": "between nodes", "block": "between blocks"}[kind]
+    return _WHERE[kind]
 
 
 def _gb(rate: float) -> str:
@@ -101,3 +114,9 @@ def _node(one: Member) -> str:
 
 def _rail(one: Member) -> str:
     return str(one.local_rank)
+
+
+def _leaf(one: Member) -> str:
+    block, rack, number = one.leaf
+    place = "/".join(filter(None, (block, rack)))
+    return f"{place}:{number}" if place else str(number)

@@ -57,20 +57,3 @@ def port_bytes_per_s(text: str) -> float | None:
     matched = _RATE.match(text)
     unit = _BITS.get(matched[2].lower()) if matched else None
     return float(matched[1]) * unit / 8 if matched and unit else None
-
-
-def bound_bytes_per_s(tier: str, collective: str, gpu: float | None, nics: float | None, ranks_per_node: int) -> float | None:
-    """The most bus bandwidth that a tier can have. gpu: of a GPU's links; nics: of all adapters of a node together.
-
-    Rings of all-reduce, all-gather and reduce-scatter over whole nodes leave each node once in every ring, so that all adapters
-    of a node carry them (nccl-tests, doc/PERFORMANCE.md); an all-to-all over them mixes both kinds of links and has no such bound.
-    """
-    if tier in ("node", "domain"):
-        return gpu
-    if nics is None:
-        return None
-    if tier in ("rail", "block"):
-        return nics / ranks_per_node
-    if collective == "all_to_all":
-        return None
-    return min(nics, gpu) if gpu is not None and ranks_per_node > 1 else nics

@@ -10,15 +10,26 @@ LABELS: Final = ("domain", "rack", "block")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A rank and where it lies. node: number of its node in the gang; name: of the node. domain, block: labels, '' where there are
-    none: then a node is an NVLink domain of its own, and all nodes are one block."""
+    """A rank and where it lies. node: number of its node in the gang; name: of the node. domain, rack, block: labels, '' where
+    there are none: then a node is an NVLink domain of its own, a block is one rack, and all nodes are one block."""
 
     rank: int
     node: int
     local_rank: int
     name: str = ""
     domain: str = ""
+    rack: str = ""
     block: str = ""
+
+    @property
+    def near(self) -> Hashable:
+        """What NVLink joins: a domain of several nodes, or a node."""
+        return self.domain or self.node
+
+    @property
+    def leaf(self) -> tuple[str, str, int]:
+        """The switch that its adapter is plugged into: a rack has one for each rail."""
+        return self.block, self.rack, self.local_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +46,20 @@ class Tier:
 
 
 def tiers(members: Sequence[Member]) -> tuple[Tier, ...]:
-    """`node`: all ranks of a node. `domain`: all of an NVLink domain of several nodes. `rail`: one rank of each node of a block,
-    those of equal number, which lie on one leaf switch. `block`: one rank of each block, those of equal number and node. `all`: the
-    gang.
+    """`node`: all ranks of a node. `domain`: all of an NVLink domain of several nodes. `rail`: one rank of each node of a rack,
+    those of equal number, which lie on one leaf switch. `rack`: one rank of each rack of a block, those of equal number and place;
+    between them is the block's spine. `block`: one rank of each block, those of equal number and place. `all`: the gang.
 
     A tier whose groups are those of a nearer one is left out. Groups of a tier have disjoint ranks.
     """
-    position = _positions(members)
+    in_rack = _positions(members, lambda one: (one.block, one.rack))
+    in_block = _positions(members, lambda one: one.block)
     kinds: list[tuple[str, Callable[[Member], Hashable]]] = [
         ("node", lambda one: one.node),
-        ("domain", lambda one: one.domain or one.node),
-        ("rail", lambda one: (one.block, one.local_rank)),
-        ("block", lambda one: (position[one.node], one.local_rank)),
+        ("domain", lambda one: one.near),
+        ("rail", lambda one: one.leaf),
+        ("rack", lambda one: (one.block, in_rack[one.node], one.local_rank)),
+        ("block", lambda one: (in_block[one.node], one.local_rank)),
         ("all", lambda one: 0),
     ]
     found: list[Tier] = []
@@ -60,14 +73,13 @@ def tiers(members: Sequence[Member]) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def _positions(members: Sequence[Member]) -> dict[int, int]:
-    """Of each node its place in its block."""
-    blocks = dict[str, list[int]]()
+def _positions(members: Sequence[Member], of: Callable[[Member], Hashable]) -> dict[int, int]:
+    """Of each node its place in what it lies in."""
+    places = dict[Hashable, dict[int, int]]()
     for one in sorted(members, key=lambda one: one.node):
-        nodes = blocks.setdefault(one.block, [])
-        if one.node not in nodes:
-            nodes.append(one.node)
-    return {node: place for nodes in blocks.values() for place, node in enumerate(nodes)}
+        nodes = places.setdefault(of(one), {})
+        nodes.setdefault(one.node, len(nodes))
+    return {node: place for nodes in places.values() for node, place in nodes.items()}
 
 
 def class_of(a: Member, b: Member) -> str:
@@ -76,4 +88,6 @@ def class_of(a: Member, b: Member) -> str:
         return "node"
     if a.domain and a.domain == b.domain:
         return "domain"
-    return "rail" if a.block == b.block else "block"
+    if a.block != b.block:
+        return "block"
+    return "rail" if a.rack == b.rack else "rack"

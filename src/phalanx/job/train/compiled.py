@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from phalanx.core.errors import SetupError
 from phalanx.core.recipe import Switch
+from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.train.activations import Run, plain
 
 _log: Final = logging.getLogger(__name__)
@@ -37,6 +38,14 @@ def compiles(asked: Switch, device: torch.device) -> bool:
     if lacks:
         _log.warning("blocks are not compiled: %s is not installed here", lacks)
     return not lacks
+
+
+def compiled_by_all(asked: Switch, device: torch.device) -> Switch:
+    """What `auto` becomes on all ranks alike: compiled code rounds otherwise, and a rank that lacks a compiler would be taken for
+    one that computes wrongly. A collective of all ranks."""
+    if asked != "auto" or device.type != "cuda":
+        return asked
+    return all(told_by_all(compiles(asked, device)))
 
 
 def run_by(blocks: Iterable[nn.Module], runs: Iterable[Run], compile_them: bool, backend: str = BACKEND) -> None:

@@ -16,6 +16,13 @@ def llama_recipe(hyperparameters: Mapping[str, Scalar]) -> LlamaRecipe:
         recipe: LlamaRecipe = wire.build(LlamaRecipe, written_out(hyperparameters))
     except ValueError as error:
         raise SpecError("hyperparameters", dict(hyperparameters), str(error)) from error
+    _check(recipe)
+    if recipe.init:
+        recipe = with_shape_of_init(recipe)
+        _check(recipe)  # what hangs on the shape could not be seen before
+    return recipe
+
+
+def _check(recipe: LlamaRecipe) -> None:
     for name, value, fix in recipe.problems():
         raise SpecError(f"hyperparameters.{name}", value, fix)
-    return with_shape_of_init(recipe)

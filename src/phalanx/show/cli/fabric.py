@@ -1,12 +1,13 @@
 """fabric test, fabric show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from phalanx.core.errors import Exit, NotFound, ServerUnreachable, SpecError
+from phalanx.core.errors import DataError, Exit, NotFound, ServerUnreachable, SpecError
 from phalanx.show.cli.completing import job_ids
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, Output, OutputOption, leave, tools_of
 
@@ -22,11 +23,20 @@ HERE: Final = "here"
 POLL_S: Final = 1.0
 ARTIFACT_S: Final = 30.0
 """What a rank left reaches the control plane within seconds."""
+QUEUE: Final = "default"
+OPTIONS: Final = {"collectives": "--collectives", "sizes": "--sizes", "seconds": "--seconds", "num_ranks": "--gpus"}
+"""By the fields that they give."""
+UNFINISHED: Final = Exit.TIMEOUT
+TEST_EXIT_CODES: Final = (
+    "Exit codes: 0 fine, and nothing is slow; 1 something is slower than others of its kind; 2 bad input or a conflict; "
+    "3 the server cannot be reached; 4 no such thing; 5 the test did not finish: its job failed, was cancelled or is paused; "
+    "70 a bug in Phalanx; 130 detached by Ctrl-C."
+)
 
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
-    app.command("test", epilog=EXIT_CODES)(test)
+    app.command("test", epilog=TEST_EXIT_CODES)(test)
     app.command("show", epilog=EXIT_CODES)(show)
 
 
@@ -36,31 +46,38 @@ def test(
         int | None, typer.Option("--nodes", help="So many nodes.", min=1, show_default="all that are up and have the GPUs")
     ] = None,
     gpus: Annotated[
-        str, typer.Option(help="Of each node, as in a job: 8, H100:8.", show_default="all of the kind that there is most of")
-    ] = "",
+        str | None, typer.Option(help="Of each node, as in a job: 8, H100:8.", show_default="all of the kind that there is most of")
+    ] = None,
     here: Annotated[bool, typer.Option("--here", help="On this machine alone, without a platform.")] = False,
     sizes: Annotated[
-        str, typer.Option(help="Of messages: 8KiB,1MiB,64MiB.", show_default="8KiB to 512MiB, without GPUs 4KiB to 8MiB")
-    ] = "",
+        str | None, typer.Option(help="Of messages: 8KiB,1MiB,64MiB.", show_default="8KiB to 512MiB, without GPUs 4KiB to 8MiB")
+    ] = None,
     collectives: Annotated[
-        str, typer.Option(help="Which to measure.", show_default="all_reduce,all_gather,reduce_scatter,all_to_all")
-    ] = "",
+        str | None, typer.Option(help="Which to measure.", show_default="all_reduce,all_gather,reduce_scatter,all_to_all")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="For each collective, size and tier.")] = 0.3,
     pairs: Annotated[bool, typer.Option("--pairs/--no-pairs", help="Measure pairs of ranks, by which slow ones are named.")] = True,
-    queue: Annotated[str, typer.Option(help="The job's queue.")] = "default",
+    queue: Annotated[str | None, typer.Option(help="The job's queue.", show_default=QUEUE)] = None,
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure what the links between GPUs carry, and name those that are slow.
 
     A gang with a rank on each GPU times all-reduce, all-gather, reduce-scatter and all-to-all inside nodes, between them and over
-    all, and pairs of ranks. Exit code 1 says that something is slower than others of its kind. It waits in its queue as any job
-    does; Ctrl-C detaches.
+    all, and pairs of ranks. Exit code 1 says that something is slower than others of its kind, 5 that the test did not finish. It
+    waits in its queue as any job does; Ctrl-C detaches.
     """
     from phalanx.show.cli.fabric_page import emit_report
 
     asked = _asked(sizes, collectives, seconds, pairs)
-    report = _tested_here(context, asked, nodes, gpus, home) if here else _tested_by_job(asked, nodes, gpus, queue, home)
+    if here and queue is not None:
+        raise SpecError("--queue", queue, "with --here there is no job that could wait in it; leave one of the two out")
+    if gpus is not None and not gpus.strip():
+        raise SpecError("--gpus", gpus, "write a number such as 8, or leave it out")
+    if here:
+        report = _tested_here(context, asked, nodes, gpus or "", home)
+    else:
+        report = _tested_by_job(asked, nodes, gpus or "", QUEUE if queue is None else queue, home)
     emit_report(output, report)
     if report.slow:
         leave(Exit.FAILED)
@@ -79,12 +96,24 @@ def show(
     emit_report(output, _read(place, home))
 
 
-def _asked(sizes: str, collectives: str, seconds: float, pairs: bool) -> "FabricAsked":
+def _asked(sizes: str | None, collectives: str | None, seconds: float, pairs: bool) -> "FabricAsked":
     from phalanx.core.fabric_test import COLLECTIVES, FabricAsked, checked
 
-    chosen = tuple(dict.fromkeys(_words(collectives))) if collectives else COLLECTIVES
-    given = tuple(sorted({_size(word) for word in _words(sizes)}))
-    return checked(FabricAsked(collectives=chosen, sizes=given, seconds=seconds, pairs=pairs))
+    chosen = COLLECTIVES if collectives is None else tuple(dict.fromkeys(_words(collectives)))
+    given = () if sizes is None else tuple(sorted({_size(word) for word in _words(sizes)}))
+    if sizes is not None and not given:
+        raise SpecError("--sizes", sizes, "write sizes such as 8KiB,1MiB, or leave it out")
+    with _as_options():
+        return checked(FabricAsked(collectives=chosen, sizes=given, seconds=seconds, pairs=pairs))
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """Others name fields; here people gave options."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(OPTIONS.get(error.field, error.field), error.value, error.fix) from error
 
 
 def _words(text: str) -> list[str]:
@@ -111,7 +140,7 @@ def _tested_here(context: typer.Context, asked: "FabricAsked", nodes: int | None
         raise SpecError("--nodes", nodes, "this machine is one node; leave it out, or leave out --here")
     if gpus and not (gpus.isascii() and gpus.isdecimal()):
         raise SpecError("--gpus", gpus, "write a number of this machine's GPUs, such as 8")
-    with counted("measurements") as told:
+    with _as_options(), counted("measurements") as told:
         return tools_of(context).test_fabric(asked, int(gpus) if gpus else None, home_folder(home) / FOLDER / f"{HERE}.json", told)
 
 
@@ -140,19 +169,16 @@ def _tested_by_job(asked: "FabricAsked", nodes: int | None, gpus: str, queue: st
 
 
 def _spec(client: "Client", asked: "FabricAsked", num_nodes: int | None, gpus: str, queue: str) -> "JobSpec":
-    from dataclasses import replace
-
-    from phalanx.core import wire
-    from phalanx.core.fabric_test import FabricAsked, places_of
+    from phalanx.core.fabric_test import hyperparameters, placed
     from phalanx.core.policy import TIERS
     from phalanx.core.spec import JobSpec, Resources
     from phalanx.show.cli.fabric_room import room
 
     found, count = room(client.nodes(), gpus, num_nodes)
-    placed = replace(asked, places=places_of(client.policy().policy.get("nodes", ()), TIERS))
+    sent = hyperparameters(placed(asked, client.policy().policy.get("nodes", ()), TIERS))
     return JobSpec(
         name="fabric-test", kind="batch", entrypoint=("python", "-P", "-m", "phalanx.job.train.fabric_test"), num_nodes=count,
-        resources=Resources(gpus=found), queue=queue, max_restarts=0, hyperparameters={"asked": wire.dumps(FabricAsked, placed)},
+        resources=Resources(gpus=found), queue=queue, max_restarts=0, hyperparameters=sent,
     )  # fmt: skip
 
 
@@ -187,10 +213,10 @@ def _leave_unless_succeeded(client: "Client", last: "JobView") -> None:
     from phalanx.show.cli.ranklog import GrowingLog, last_words
     from phalanx.show.cli.text import note
 
-    if (code := outcome_exit(last)) != Exit.OK:
+    if outcome_exit(last) != Exit.OK:
         for text in (*last_words(client, last, GrowingLog(client, last)), outcome_text(last)):
             note(text)
-        leave(code)
+        leave(UNFINISHED)
 
 
 def _fetch(client: "Client", job: str, out: Path, patience_s: float) -> None:
@@ -237,9 +263,16 @@ def _read(place: str, home: Path | None) -> "FabricReport":
 
 
 def _newest(folder: Path) -> "FabricReport":
-    from phalanx.core.fabric_test import read_report
+    """What cannot be read is left out, with a word: it may be the newest."""
+    from phalanx.core.fabric_test import FabricReport, read_report
+    from phalanx.show.cli.text import note
 
-    reports: Sequence[FabricReport] = [read_report(file.read_bytes(), str(file)) for file in folder.glob("*.json")]
+    reports = list[FabricReport]()
+    for file in sorted(folder.glob("*.json")):
+        try:
+            reports.append(read_report(file.read_bytes(), str(file)))
+        except (OSError, DataError) as error:
+            note(f"Left out {file}: {error.fix if isinstance(error, DataError) else error.strerror}")
     if not reports:
         raise NotFound("FILE", str(folder), "has no result yet; run `phalanx fabric test`")
     return max(reports, key=lambda report: report.made_ms)

@@ -32,11 +32,25 @@ def fabric_page(report: FabricReport) -> Iterator[RenderableType]:
         yield from section(
             "Slower than others of its kind", Grid(("KIND", "NAME", "REACHES", "EVIDENCE"), rows, right=("REACHES",))
         )
-    else:
-        yield line()
-        yield line(f"Nothing is slower than others of its kind, by {count_of(report.pairs, 'pair')} of ranks.")
+    yield from _links(report)
     for note in report.notes:
         yield line(f"Note: {note}.", style="dim")
+
+
+def _links(report: FabricReport) -> Iterator[RenderableType]:
+    """Never that nothing is slow where nothing was compared."""
+    judged = report.judged
+    if judged is None:
+        judged = report.pairs if report.num_ranks > 2 else 0
+    if judged and report.slow:
+        return
+    yield line()
+    if judged:
+        yield line(f"Nothing is slower than others of its kind, by {count_of(judged, 'pair')} of ranks.")
+        return
+    why = "no pairs of ranks were measured" if not report.pairs else "no kind of them joins three ranks, and two cannot be compared"
+    alone = "" if report.slow or report.num_ranks < 3 else " By itself no GPU is slower than the others."
+    yield line(f"Links were not judged: {why}.{alone}")
 
 
 def _tiers(report: FabricReport) -> RenderableType:

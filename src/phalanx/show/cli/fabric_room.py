@@ -13,7 +13,7 @@ def room(nodes: Sequence[NodeView], gpus: str, num_nodes: int | None) -> tuple[s
     """(GPUs of each node as in a spec, nodes). What is not said is as much as is up. Raises SpecError."""
     able = [node for node in nodes if node.state == "up" and not node.drained and node.devices]
     if not able:
-        raise SpecError("--nodes", num_nodes or 0, "no node is up; see `phalanx node ls`")
+        raise SpecError("--nodes", num_nodes, "no node is up; see `phalanx node ls`")
     asked = gpus or _most(able)
     try:
         request = parse_devices(asked)
@@ -23,7 +23,7 @@ def room(nodes: Sequence[NodeView], gpus: str, num_nodes: int | None) -> tuple[s
         raise SpecError("--gpus", gpus, "write whole GPUs: a share of one has no links of its own")
     count = num_nodes or max(1, sum(_has(node, request) for node in able))
     if count * request.count < 2:
-        raise SpecError("--gpus", asked, _TWO)
+        raise SpecError("--gpus", gpus or None, _TWO if gpus else f"{count} x {asked} is one rank; {_TWO}")
     return asked, count
 
 

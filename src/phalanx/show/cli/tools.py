@@ -60,8 +60,8 @@ class Tools:
     what_if(snapshot, policy): decides the snapshot of a file under the policy of another one too.
     choose(spec, clusters, answers, now_ms): which of several clusters a job goes to.
     place_experts(asked): where experts lie by their loads.
-    test_fabric(asked, num_ranks, out, progress): tests the links of this machine with so many ranks, None for one on each of its
-        GPUs; the report is in the file `out` too. progress(measurements done, all).
+    test_fabric(asked, num_ranks, out, progress): tests the links of this machine with so many ranks, None for one on each GPU
+        that CUDA_VISIBLE_DEVICES leaves; the report is in the file `out` too. progress(measurements done, all).
     plan_pipeline(asked): what the schedules of a pipeline leave idle.
     """
 

@@ -41,7 +41,7 @@ def main() -> int:
 def asked_of(session: Session) -> FabricAsked:
     """Raises SpecError."""
     if session.world_size < 2:
-        raise SpecError("--gpus", session.world_size, "a fabric is tested by two ranks or more; ask for as many devices")
+        raise SpecError("world_size", session.world_size, "a fabric is tested by two ranks or more; ask for as many devices")
     text = str(session.hyperparameters.get("asked", "{}"))
     try:
         asked: FabricAsked = wire.loads(FabricAsked, text)

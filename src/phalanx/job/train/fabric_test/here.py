@@ -12,27 +12,76 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from phalanx.core import wire
 from phalanx.core.errors import SetupError, SpecError
-from phalanx.core.fabric_test import RANKS_HERE_MAX, REPORT, FabricAsked, FabricReport, checked, read_progress, read_report
+from phalanx.core.fabric_test import (
+    RANKS_HERE_MAX,
+    REPORT,
+    FabricAsked,
+    FabricReport,
+    checked,
+    hyperparameters,
+    read_progress,
+    read_report,
+)
 from phalanx.storage.atomic import make_folders, write_atomic
 
 POLL_S: Final = 0.1
 LEAVE_S: Final = 10.0
 """From SIGTERM to SIGKILL."""
 SAID_CHARS_MAX: Final = 500
+CPU_RANKS_MIN: Final = 2
+CPU_RANKS_MAX: Final = 4
+"""Processes that show that the test runs; more would share cores."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_TWO: Final = "a fabric is tested by two ranks or more"
 
 Told = Callable[[int, int], None]
 """Called as (done, total)."""
 Ranks = Sequence["subprocess.Popen[bytes]"]
 
 
+def ranks_here(num_ranks: int | None, uuids: Sequence[str], num_cpus: int, environ: Mapping[str, str]) -> int:
+    """So many as are asked for, else one for each GPU that CUDA would show; without GPUs two to four processes, by the cores.
+
+    uuids: of the GPUs by the driver. Raises SpecError for more ranks than GPUs, and SetupError where there is one GPU.
+    """
+    chosen = environ.get(VISIBLE)
+    gpus = visible(chosen, uuids)
+    if gpus == 1:
+        field, value = ("this machine's number of GPUs", 1) if chosen is None else (VISIBLE, chosen)
+        raise SetupError(field, value, f"{_TWO}, each on its GPU, and this is one GPU; test it with other nodes, without --here")
+    if num_ranks is None:
+        return gpus or max(CPU_RANKS_MIN, min(CPU_RANKS_MAX, num_cpus))
+    if 0 < gpus < num_ranks:
+        by = "" if chosen is None else f" by {VISIBLE}"
+        raise SpecError("num_ranks", num_ranks, f"there are {gpus} GPUs{by}; write a number from 2 to {gpus}, or leave it out")
+    return num_ranks
+
+
+def visible(chosen: str | None, uuids: Sequence[str]) -> int:
+    """GPUs that CUDA shows for a value of CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first that none has, and
+    none where one comes twice (CUDA C++ Programming Guide, "CUDA Environment Variables")."""
+    if chosen is None:
+        return len(uuids)
+    found = list[str]()
+    for word in map(str.strip, chosen.split(",")):
+        if word.isascii() and word.isdecimal():
+            meant = [*uuids[int(word) : int(word) + 1]]
+        elif word.startswith("MIG-"):  # the driver does not list slices among its GPUs
+            meant = [word]
+        else:
+            meant = [uuid for uuid in uuids if word and uuid.startswith(word)]
+        if len(meant) != 1:
+            break
+        found += meant
+    return len(found) if len(set(found)) == len(found) else 0
+
+
 def tested_here(asked: FabricAsked, num_ranks: int, out: Path, told: Told) -> FabricReport:
     """The report, which is in the file `out` too. Raises SpecError, and SetupError for what a rank ended with."""
     checked(asked)
     if not 2 <= num_ranks <= RANKS_HERE_MAX:
-        fix = f"a fabric is tested by two ranks or more; write a number from 2 to {RANKS_HERE_MAX}"
-        raise SpecError("--gpus", num_ranks, fix)
+        raise SpecError("num_ranks", num_ranks, f"{_TWO}; write a number from 2 to {RANKS_HERE_MAX}")
     with tempfile.TemporaryDirectory(prefix="phalanx-fabric-") as name:
         folder = Path(name)
         with _started(environments(asked, num_ranks, folder, _free_port(), os.environ), folder) as ranks:
@@ -49,7 +98,7 @@ def environments(asked: FabricAsked, num_ranks: int, folder: Path, port: int, ou
     kept |= {
         "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PHALANX_ARTIFACTS": str(folder), "PYTHONUNBUFFERED": "1",
-        "PHALANX_HYPERPARAMETERS": json.dumps({"asked": wire.dumps(FabricAsked, asked)}),
+        "PHALANX_HYPERPARAMETERS": json.dumps(hyperparameters(asked)),
     }  # fmt: skip
     return [{**kept, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 

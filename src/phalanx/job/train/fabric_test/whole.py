@@ -1,6 +1,6 @@
 """The whole test: each GPU alone, pairs, then collectives on each tier; and the report of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,11 +16,12 @@ from phalanx.core.fabric_test import (
     place_of,
 )
 from phalanx.fabric.catalogue import lookup
+from phalanx.fabric.links.bounds import Bound, Group, bounds, least
 from phalanx.fabric.links.bus import bus_bytes_per_s
 from phalanx.fabric.links.cost import costs
 from phalanx.fabric.links.faults import Edge
-from phalanx.fabric.links.naming import Own, named
-from phalanx.fabric.links.rates import LINKS, GpuLinks, bound_bytes_per_s, with_links
+from phalanx.fabric.links.naming import Own, judged, named
+from phalanx.fabric.links.rates import LINKS, GpuLinks, with_links
 from phalanx.fabric.links.tiers import Member, Tier, tiers
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.train.device import Rank, backend_of
@@ -43,6 +44,7 @@ class Found:
     told: list[Facts]
     members: list[Member]
     tiers: tuple[Tier, ...]
+    unplaced: bool = False
     own: Own = field(default_factory=Own)
     rates: dict[Edge, float] = field(default_factory=dict)
     points: list[PointView] = field(default_factory=list)
@@ -52,7 +54,7 @@ def tested(asked: FabricAsked, rank: Rank, job: str, said: Said, clock_s: Callab
     """The report, on rank 0. A collective of all ranks."""
     told = told_by_all(facts(rank))
     members = [member(number, one, asked) for number, one in enumerate(told)]
-    found = Found(told, members, tiers(members))
+    found = Found(told, members, tiers(members), asked.unplaced)
     sizes = asked.sizes or (SIZES_GPU if rank.device.type == "cuda" else SIZES_CPU)
     rounds = pairs.fixtures(members) if asked.pairs else []
     progress = _Progress(_ALONE + len(rounds) + len(found.tiers) * len(asked.collectives) * len(sizes), said, rank)
@@ -74,7 +76,7 @@ def member(rank: int, one: Facts, asked: FabricAsked) -> Member:
     labels = place_of(one.name, asked.places)
     return Member(
         rank=rank, node=one.node, local_rank=one.local_rank, name=one.name,
-        domain=labels.get("domain", ""), block=labels.get("block", ""),
+        domain=labels.get("domain", ""), rack=labels.get("rack", ""), block=labels.get("block", ""),
     )  # fmt: skip
 
 
@@ -85,11 +87,11 @@ def point(tier: Tier, measured: collectives.Measured, found: Found) -> PointView
     group = max(of_group, key=lambda one: of_group[one])
     seconds = of_group[group]
     bus = bus_bytes_per_s(collective, len(group), size_bytes, seconds)
-    bound = _bound(tier, collective, found)
+    bound = _bounds(tier, collective, found)[group]
     first = found.members[group[0]]
     return PointView(
         tier=tier.name, collective=collective, num_ranks=len(group), size_bytes=size_bytes, seconds=seconds, bus_bytes_per_s=bus,
-        part=bus / bound if bound else None, slowest=f"of {first.name}:{first.local_rank}" if len(of_group) > 1 else "",
+        part=bus / bound.bytes_per_s if bound else None, slowest=f"of {first.name}:{first.local_rank}" if len(of_group) > 1 else "",
     )  # fmt: skip
 
 
@@ -98,9 +100,10 @@ def report(found: Found, rank: Rank, job: str, made_ms: int) -> FabricReport:
     return FabricReport(
         made_ms=made_ms, job=job, backend=backend_of(rank.device), device=rank.device_name, torch=torch.__version__,
         nodes=tuple(nodes[node] for node in sorted(nodes)), num_ranks=rank.world_size,
-        tiers=tuple(_tier_view(tier, found) for tier in found.tiers),
+        tiers=tuple(tier_view(tier, found) for tier in found.tiers),
         points=tuple(found.points), costs=costs(found.points),
         slow=named(found.members, found.rates, found.own, _maker(found)), pairs=len(found.rates), notes=notes(found),
+        judged=judged(found.rates, found.members),
     )  # fmt: skip
 
 
@@ -109,6 +112,12 @@ def notes(found: Found) -> tuple[str, ...]:
     said = []
     if len(found.members) < 3:
         said.append("two ranks have nobody to be compared with: which of them is slow, or whether their link is, cannot be told")
+    elif 0 < (compared := judged(found.rates, found.members)) < (every := len(found.rates)):
+        said.append(f"{compared} of {every} pairs of ranks had others of their kind to be compared with; the rest were not judged")
+    if found.unplaced:
+        said.append(
+            "where nodes lie is not known, since the policy's labels are more than ranks can be given: all are taken for one rack"
+        )
     if len({one.device for one in found.told}) > 1:
         said.append(f"devices differ: {', '.join(sorted({one.device for one in found.told}))}; the slower kind may be named slow")
     if len(found.told) > 1 and len({one.host for one in found.told}) == 1 and len({one.node for one in found.told}) > 1:
@@ -143,23 +152,20 @@ def _links(found: Found) -> GpuLinks | None:
     return with_links(known, max(counted, default=None)) if known is not None else None
 
 
-def _bound(tier: Tier, collective: str, found: Found) -> float | None:
+def _bounds(tier: Tier, collective: str, found: Found) -> Mapping[Group, Bound | None]:
     links, hosts = _links(found), {one.host for one in found.told}
     given = [one.nics for one in found.told if one.nics is not None]
     nics = min(given) if len(given) == len(found.told) and len(hosts) > 1 else None
-    return bound_bytes_per_s(tier.name, collective, links.bytes_per_s if links else None, nics, _ranks_per_node(found))
+    return bounds(tier, found.members, collective, links.bytes_per_s if links else None, nics)
 
 
-def _tier_view(tier: Tier, found: Found) -> TierView:
-    bound, links = _bound(tier, "all_reduce", found), _links(found)
-    source = (links.source if links and tier.name in ("node", "domain") else "its network adapters") if bound else ""
+def tier_view(tier: Tier, found: Found) -> TierView:
+    bound, links = least(_bounds(tier, "all_reduce", found)), _links(found)
+    source = (links.source if links and bound.of_gpus else "its network adapters") if bound else ""
     return TierView(
-        name=tier.name, num_groups=len(tier.groups), num_ranks=tier.num_ranks, hardware_bytes_per_s=bound, source=source
-    )
-
-
-def _ranks_per_node(found: Found) -> int:
-    return max(sum(one.node == node for one in found.told) for node in {one.node for one in found.told})
+        name=tier.name, num_groups=len(tier.groups), num_ranks=tier.num_ranks,
+        hardware_bytes_per_s=bound.bytes_per_s if bound else None, source=source,
+    )  # fmt: skip
 
 
 class _Progress:

@@ -1,5 +1,6 @@
 """A model with its first weights, laid over the mesh block by block."""
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -9,12 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
 from phalanx.job.models.lora import adapt
+from phalanx.job.train.compiled import compiled_by_all, compiles
 from phalanx.job.train.context.shared import context_parallel
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import fill_part, first_weights
+from phalanx.job.train.loss import HeadPlan
 from phalanx.job.train.parallel.data import DataParallel
-from phalanx.job.train.parallel.experts import ExpertParallel, uncompiled
-from phalanx.job.train.parallel.mesh import context_mesh, of_rank
+from phalanx.job.train.parallel.experts import ExpertParallel
+from phalanx.job.train.parallel.mesh import context_mesh, of_rank, uncompiled
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.speed import look_ahead, quicken
@@ -30,10 +33,13 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
         model = Llama(shape)
         if recipe.lora is not None:
             adapt(model, recipe.lora)
-    quicken(model, uncompiled(recipe, of_rank(rank).ep), dtype, rank.device)
+    layout, compiled = of_rank(rank), compiled_by_all(recipe.compile, rank.device)
+    blocks = uncompiled(replace(recipe, compile=compiled), layout) if recipe.compile == "auto" else recipe
+    quicken(model, blocks, dtype, rank.device)
+    model.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiles(compiled, rank.device))
     fill = first_weights(recipe, fresh)
-    data, tensors = DataParallel(mesh, dtype, of_rank(rank).zero, recipe), TensorParallel(mesh)
-    experts = ExpertParallel(mesh, of_rank(rank).ep, dtype, recipe)
+    data, tensors = DataParallel(mesh, dtype, layout.zero, recipe), TensorParallel(mesh)
+    experts = ExpertParallel(mesh, layout.ep, dtype, recipe)
     for index, block in enumerate(model.blocks):
         fill_part(block, f"blocks.{index}", fill, rank.device)
         tensors.block(cast(Block, block), f"blocks.{index}")
@@ -44,7 +50,7 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
             fill_part(part, name, fill, rank.device)
     tensors.whole(model)
     if (sharing := context_mesh(rank, mesh)) is not None:
-        context_parallel(model, sharing, of_rank(rank).context)
+        context_parallel(model, sharing, layout.context)
     if not shape.tied:
         # Each its own: the output's gradients are there first of all, the embedding's last. Their weights stay from forward to
         # backward, since what comes between is short, or nothing.

@@ -5,7 +5,6 @@ is cut as FSDP does. Everything that is no expert is cut over all of them, and e
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from torch import nn
@@ -46,16 +45,6 @@ class ExpertParallel:
                 shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()),
             )  # fmt: skip
             _mean_over_all(mixture.experts, rest.size() * self._mesh[AXIS].size(), self._mesh[REST].size())
-
-
-def uncompiled(recipe: LlamaRecipe, ep: int) -> LlamaRecipe:
-    """A block that hands tokens on is no one graph: how many come is known only when it runs. Raises SpecError where compiling is
-    asked for by name."""
-    if ep == 1:
-        return recipe
-    if recipe.compile is True:
-        raise SpecError("hyperparameters.compile", True, f"write auto or false with layout.ep {ep}: its blocks are no one graph")
-    return replace(recipe, compile=False)
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:

@@ -69,3 +69,10 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Its part over which gradients are averaged."""
     names = tuple(name for name in (REPLICATE, SHARD) if name in (mesh.mesh_dim_names or ()))
     return mesh[names] if len(names) < mesh.ndim else mesh
+
+
+def uncompiled(recipe: LlamaRecipe, layout: Layout) -> LlamaRecipe:
+    """Without compiled blocks where these are no one graph: a block that hands tokens on, since how many come is known only when it
+    runs; and one that is computed again although it waits for others in between, which torch then does not compile at all."""
+    computed_again = layout.cp > 1 and recipe.activation_checkpointing != "none"
+    return replace(recipe, compile=False) if layout.ep > 1 or computed_again else recipe
