@@ -25,7 +25,8 @@ class StepRecord:
 
     step: 1 for the first update. loss: mean over the global batch, the same on every rank; `loss_hex` is `float.hex` of it.
     tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
-    local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured.
+    local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured, as
+    where ranks share rows, matrices or experts and so wait for each other inside a block.
     *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
     data_wait_cause: what most of `data_wait_ms` was for, such as `read`; '' where nothing was waited for. See docs/data.md.
     """

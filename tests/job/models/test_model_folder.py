@@ -97,6 +97,21 @@ def test_a_mixture_of_experts_of_our_own_comes_back_with_its_biases_and_places(t
         ModelFolder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "slots",
+    [torch.tensor([2, 0, 3, 3]), torch.tensor([2, 0, 4, 1]), torch.tensor([2, 0, -1, 1]), torch.tensor([2.0, 0, 3, 1]),
+     torch.tensor([2, 0, 3, 1], dtype=torch.int32)],
+    ids=["twice", "beyond", "negative", "float", "int32"],
+)  # fmt: skip
+def test_places_of_experts_that_are_none_are_refused_by_name(tmp_path: Path, slots: Tensor) -> None:
+    shape = LlamaShape(vocab=31, dim=16, layers=2, heads=4, ffn_dim=24, experts=4, expert_ffn_dim=8, dense_layers=1)
+    name = "blocks.1.feed.slots"
+    save_file({**Llama(shape).state_dict(), name: slots}, tmp_path / WEIGHTS)
+    (tmp_path / "config.json").write_text(json.dumps({"format": 1, "recipe": "llama", "shape": asdict(shape)}))
+    with pytest.raises(CheckpointError, match=rf"{name} in .* each number from 0 to 3 once, as int64"):
+        ModelFolder(tmp_path)
+
+
 def test_bf16_weights_are_read_as_the_float32_that_they_are(model: Llama, tmp_path: Path) -> None:
     halves = Llama(SHAPE)
     halves.load_state_dict({name: weight.bfloat16().float() for name, weight in model.state_dict().items()})

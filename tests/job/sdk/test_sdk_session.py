@@ -71,6 +71,8 @@ def test_the_environment_becomes_properties(tmp_path: Path) -> None:
     assert (session.job, session.attempt, session.rank, session.world_size) == ("demo-1", "demo-1.2", 1, 2)
     assert (session.job_dir, session.data, session.code) == ("/jobs/demo-1", "/data", "ab")
     assert (session.artifacts_dir, attach({}).artifacts_dir) == ("/kept", ".")
+    ours, torchs = {"PHALANX_NODE": "a"}, {"GROUP_RANK": "1"}
+    assert [attach(env).node for env in ({**ours, **torchs}, torchs, {})] == ["a", "1", ""]
     assert (session.hyperparameters, session.checkpoint_every, session.checkpoint_keep_last) == ({"lr": 0.5}, 7, 3)
     assert (session.checkpoint_keep_best, session.checkpoint_best_metric) == (1, "bleu")
     assert (session.checkpoint_best_mode, session.checkpoint_keep_every) == ("max", 70)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx import app
+from phalanx.core.lora import Lora
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.models.lora import adapter_shapes
+from phalanx.job.models.model_config import ADAPTER
 from phalanx.job.models.model_folder import ModelFolder
 from phalanx.job.serve.export import main
 from phalanx.storage.hashes import sha256_file
+from tests.job.serve.conftest import SHAPE
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +67,32 @@ def test_weights_of_another_model_are_not_exported(
     assert app.export_model(folder, "", folder, "hf", "float32") == 2
     assert capsys.readouterr().err == f"Error: --to is '{folder}': is there already; name a folder that is not, or an empty one\n"
     assert not (tmp_path / "out").exists()
+
+
+DOWN = "blocks.0.attention.out.adapters.o_proj.down.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda tensors: tensors.update({DOWN: torch.zeros(3, 16)}), f"of {DOWN} it asks for [2, 16] and there is [3, 16]"),
+        (lambda tensors: tensors.pop(DOWN), f"of {DOWN} it asks for [2, 16] and there is none"),
+        (lambda tensors: tensors.update({"more": torch.zeros(1)}), "of more it asks for none and there is [1]"),
+        (lambda tensors: None, ""),
+    ],
+)
+def test_adapters_are_written_for_peft_only_where_they_fit_their_config(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[dict[str, torch.Tensor]], object], said: str
+) -> None:
+    lora = Lora(rank=2, alpha=4.0, targets=("o_proj",))
+    tensors = {name: torch.zeros(shape) for name, shape in adapter_shapes(LlamaShape(**SHAPE), lora).items()}
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    adapter = {"rank": 2, "alpha": 4.0, "targets": ["o_proj"], "base": "base", "base_digest": ""}
+    (folder / "config.json").write_text(json.dumps({**config, ADAPTER: adapter, "weights_digest": weights_digest(tensors)}))
+    assert app.export_model(folder, "", tmp_path / "out", "peft", "float32") == (2 if said else 0)
+    assert said in capsys.readouterr().err and (tmp_path / "out").exists() == (not said)
 
 
 def test_a_tied_model_of_grouped_queries_comes_out_as_qwen(folder: Path, tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from phalanx.core.errors import CheckpointError, UserError
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.data import tokens
 from phalanx.job.data.tokens import END_OF_DOCUMENT
+from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.serve.sample import load_model, sample
+from tests.job.serve.conftest import SHAPE
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +70,17 @@ def test_missing_and_damaged_files_are_named(folder: Path) -> None:
     weights.write_bytes(whole)
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace('"e":', '"\u0101":', 1))
     with pytest.raises(CheckpointError, match=r"^tokenizer: .*its SHA-256 is"):
+        load_model(folder)
+
+
+def test_a_mixture_whose_places_of_experts_are_none_is_refused(folder: Path) -> None:
+    shape = {**SHAPE, "experts": 4, "expert_ffn_dim": 8}
+    tensors = Llama(LlamaShape(**shape)).state_dict()
+    tensors["blocks.0.feed.slots"] = torch.tensor([2, 0, 3, 3])
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"shape": shape, "weights_digest": weights_digest(tensors)}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="do not name each expert once"):
         load_model(folder)
 
 

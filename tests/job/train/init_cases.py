@@ -30,7 +30,7 @@ from phalanx.job.train.batches import first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.finish import finish
-from phalanx.job.train.initial import check_init
+from phalanx.job.train.initial import agreed_digest, check_init
 from phalanx.job.train.loop import run
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
@@ -141,6 +141,16 @@ def on_other_weights(out: Path, data: Sources, given: Mapping[str, Any], base: P
     return ""
 
 
+def told_of_nodes(recipe: LlamaRecipe, other: Path, rank: Rank, node: str) -> str:
+    """Under what is one path to each, rank 1 has the weights of `other`."""
+    mine = replace(recipe, init=str(other)) if rank.rank else recipe
+    try:
+        agreed_digest(mine, attach({"PHALANX_NODE": node}).node)
+    except PhalanxError as error:
+        return error.sentence()
+    return ""
+
+
 def main(out: Path, folder: Path, base: Path) -> None:
     data = open_sources(DataSource(path=str(folder)))
     full, lora = {**GIVEN, "init": str(base)}, {**GIVEN, **LORA, "init": str(base)}
@@ -160,6 +170,8 @@ def main(out: Path, folder: Path, base: Path) -> None:
             answer["plain"] = {"full": plain(data, full), "whole": plain(data, lora)}
         torch.distributed.barrier()
         answer["other"] = on_other_weights(out, data, lora, base, rank)
+        recipe = llama_recipe(full)
+        answer["nodes"] = [told_of_nodes(recipe, out / "kept", rank, node) for node in (f"n{rank.rank}", "n0")]
     if rank.rank == 0:
         for one in answer["legs"]:
             del one["began"]

@@ -92,6 +92,11 @@ def test_adapters_go_on_with_the_weights_that_they_were_trained_on_alone(answer:
     assert f"the adapters were trained on {digest[:12]}" in answer["other"]
 
 
+def test_nodes_with_other_weights_under_one_path_are_told_though_they_share_a_host_name(answer: dict[str, Any]) -> None:
+    two, one = answer["nodes"]
+    assert "nodes have other weights there" in two and one == ""  # of one node a single rank reads
+
+
 def test_checkpoints_and_the_saved_model_hold_adapters_alone(answer: dict[str, Any], out: Path) -> None:
     saved = load_file(Path(answer["whole"]["model"]["path"]) / "model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == num_lora_parameters(SHAPE, OF_LORA)

@@ -44,6 +44,12 @@ def test_the_samples_and_losses_are_those_of_one_process_in_both_layouts(runs: l
     assert not [leg for leg in runs if leg.of_kind("corruption")], "parts of a matrix are no replicas of each other"
 
 
+def test_ranks_that_share_matrices_or_rows_report_no_time_of_their_own(runs: list[Attempt]) -> None:
+    """Inside a block they wait for each other: by such times a healthy node would be drained as a straggler's."""
+    alone, *laid = ({record["local_us"] > 0 for record in leg.of_kind("step")} for leg in runs)
+    assert alone == {True} and laid == [{False}, {False}]
+
+
 def test_its_checkpoint_says_its_axes(runs: list[Attempt]) -> None:
     job = runs[1].folder.parent
     layouts = {step: manifest.read(folder)[0].origin.layout for step, folder in manifest.committed(job / "checkpoints")}

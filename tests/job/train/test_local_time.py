@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from phalanx.fabric.layouts import Layout
 from phalanx.job.sdk.fault import Fault
-from phalanx.job.train.local_time import LocalTimer
+from phalanx.job.train.device import Rank
+from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.planted import slowed
 
 CPU = torch.device("cpu")
@@ -61,6 +63,21 @@ def test_what_waits_around_a_block_is_none_of_its_time() -> None:
     block(torch.zeros(1))
     timer.stop()
     assert timer.last_us == 300
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured"),
+    [(None, True), (Layout(dp_replicate=2, dp_shard=2), True), (Layout(tp=2), False), (Layout(cp=2), False),
+     (Layout(dp_shard=2, ep=2), False)],
+)  # fmt: skip
+def test_ranks_that_wait_for_others_inside_a_block_measure_nothing(layout: Layout | None, measured: bool) -> None:
+    block = nn.Linear(8, 8)
+    timer = local_timer([block], Rank(rank=0, world_size=4, device=CPU, device_name="cpu", layout=layout))
+    timer.start()
+    for _ in range(50):  # some microseconds in all
+        block(torch.zeros(8, 8))
+    timer.stop()
+    assert (timer.last_us > 0) == measured
 
 
 @pytest.mark.parametrize(("step", "slept"), [(4, []), (5, [0.03]), (6, [0.03])])

@@ -25,8 +25,10 @@ from phalanx.job.train.device import Rank, alone, prepare_device, this_rank
 from phalanx.job.train.float8 import to_float8
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama
+from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.recipe import llama_recipe
+from phalanx.job.train.speed import quicken
 from phalanx.job.train.step import train_step
 
 RECIPE = LlamaRecipe(
@@ -94,6 +96,13 @@ def test_what_is_computed_again_gets_the_same_bits(
         assert trained(rank, **options) == as_ever
     assert found.matrices - plainly.matrices == matrices
     assert found.attentions - plainly.attentions == attentions
+
+
+def test_a_stage_of_a_pipeline_computes_again_what_the_whole_model_would() -> None:
+    recipe = replace(RECIPE, activation_checkpointing="full", activation_blocks=2)
+    stage = Stage(recipe.shape(VOCAB), range(1, 3))
+    quicken(stage, recipe, "fp32", CPU)
+    assert [number for number, block in stage.blocks.named_children() if "forward" in vars(block)] == ["2"]
 
 
 def test_weights_that_stay_gathered_or_are_asked_for_early_are_the_same(rank: Rank, as_ever: Numbers) -> None:

@@ -60,6 +60,11 @@ class Layout:
         """Ranks that get the same samples."""
         return self.pp * self.cp * self.tp
 
+    @property
+    def waits_in_blocks(self) -> bool:
+        """Whether ranks wait for each other inside a block: for their parts of a row, of a matrix, or of the experts."""
+        return max(self.cp, self.tp, self.ep) > 1
+
     def coordinates(self, rank: int) -> Mapping[Axis, int]:
         """Where `rank` is on each axis. Raises IndexError outside the world."""
         if not 0 <= rank < self.world_size:

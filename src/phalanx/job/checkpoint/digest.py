@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.odd import Odd, odd_ones
 
 _PIECE: Final = 65_536
@@ -31,8 +32,7 @@ def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     One flipped bit always changes it; so do any others, but for one in 2^32 or so. The order of summing does not, nor into which
     parts a tensor is cut: the sum over them is that of the whole.
     """
-    local = tensor.detach()
-    local = local.to_local() if isinstance(local, DTensor) else local
+    local = local_of(tensor.detach())
     bits = local.contiguous().view(_INTEGER[local.element_size()])
     return _sum_on_cpu(bits) if bits.device.type == "cpu" else bits.sum(dtype=torch.int64)
 

@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import CheckpointError, NotFound
 from phalanx.job.checkpoint.commit import RNG
 from phalanx.job.checkpoint.load_plan import Boxes, BoxPlanner, boxes_of
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.owners import DTYPES, specs_of
 from phalanx.job.checkpoint.rng import rng_name
 from phalanx.job.checkpoint.sealed import Sealed
@@ -63,7 +63,7 @@ def load(
                 raise NotFound("snapshot", step, "it was overwritten while it was read")
             del pieces
     for name, boxes in filled.items():
-        if sum(boxes.values()) != _local(state[name]).numel():
+        if sum(boxes.values()) != local_of(state[name]).numel():
             raise CheckpointError(place, name, "has a hole: not all of it lies in memory")
     return generators
 
@@ -127,7 +127,3 @@ def _read_only_is_meant() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
         yield
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

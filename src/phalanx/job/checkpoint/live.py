@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.owners import held_parts, local_parts, specs_of
 from phalanx.job.checkpoint.shard_file import Part
 from phalanx.job.checkpoint.state import Optimizers, listed, training_state
@@ -84,8 +84,8 @@ def is_in_place(state: Mapping[str, torch.Tensor], model: nn.Module, optimizer: 
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
+    return local_of(tensor).untyped_storage().data_ptr()
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
+    return local_of(tensor).data_ptr()

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import Bug
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.rows import Rows, rows_in, stretches
 from phalanx.job.checkpoint.shard_file import PART_BYTES_MAX, Part
 from phalanx.job.checkpoint.whole import TensorSpec
@@ -41,7 +42,7 @@ def local_parts(
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     everyone = _ranks(mesh.mesh) if mesh is not None else tuple(range(dist.get_world_size() if dist.is_initialized() else 1))
-    local = {name: (one.to_local() if isinstance(one, DTensor) else one).detach() for name, one in state.items()}
+    local = {name: local_of(one).detach() for name, one in state.items()}
     replicas, boxes = _memory(lambda tensor: _replicas(tensor, mesh)), _memory(_box)
     rows = rows_in(state)
     given: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -64,7 +65,7 @@ def held_parts(state: Mapping[str, torch.Tensor], part_bytes_max: int = PART_BYT
     boxes, rows = _memory(_box), rows_in(state)
     found: list[tuple[Part, torch.Tensor]] = []
     for name, tensor in sorted(state.items()):
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        local = local_of(tensor).detach()
         start = boxes(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
         found += _parts(name, tensor, local, start, part_bytes_max, rows.get(name))
     return found

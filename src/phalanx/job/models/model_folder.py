@@ -1,7 +1,7 @@
 """A folder with a model: Hugging Face's config.json and safetensors, or one that a run of ours saved. Read tensor by tensor.
 
-Strict: a tensor too many or too few, or of another shape or type, is refused before any is read. Nothing is unpickled, and files
-are named by the folder's index alone as plain names in it.
+Strict: a tensor too many or too few, or of another shape or type, is refused before any weight is read, as are places of experts
+that are none. Nothing is unpickled, and files are named by the folder's index alone as plain names in it.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,14 @@ from phalanx.job.models.hf_names import IGNORED, pieces
 from phalanx.job.models.llama import Llama
 from phalanx.job.models.lora import is_of_adapter
 from phalanx.job.models.model_config import read_config, read_json
+from phalanx.job.models.moe.mixture import are_places
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 DTYPES: Final = ("F32", "BF16", "F16")
 """Each of their values is a float32 too, in which weights are trained."""
-WHOLE: Final = (".slots",)
-"""Tensors of whole numbers."""
+PLACES: Final = (".slots",)
+"""Tensors that are no weights, but say where experts lie."""
 _NAMED_MAX: Final = 3
 
 
@@ -32,7 +33,8 @@ class ModelFolder:
     """Opened and checked; from here on its tensors can be read. own: as a run of ours saves them, with our names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError for what is missing, too many, of another shape or type, or no safetensors."""
+        """Raises CheckpointError for what is missing, too many, of another shape or type, or no safetensors, and for places of
+        experts of which one is missing or twice."""
         self.folder = folder
         self.shape, self.own = read_config(folder)
         self.files = _files(folder)
@@ -87,9 +89,18 @@ class ModelFolder:
             if tuple(piece.get_shape()) != shape:
                 fix = f"its config.json asks for {list(shape)}; the two are of different models"
                 raise CheckpointError(f"shape of {tensor} in {self.folder}", list(piece.get_shape()), fix)
-            if piece.get_dtype() not in DTYPES and not tensor.endswith(WHOLE):
+            if tensor.endswith(PLACES):
+                self._check_places(tensor)
+            elif piece.get_dtype() not in DTYPES:
                 fix = f"weights are read as one of {', '.join(DTYPES)}; take a model that is not quantised"
                 raise CheckpointError(f"type of {tensor} in {self.folder}", piece.get_dtype(), fix)
+
+    def _check_places(self, tensor: str) -> None:
+        """Of one whose shape is known to be right."""
+        slots = self._file(tensor).get_tensor(tensor)
+        if not are_places(slots):
+            fix = f"says where each expert lies: each number from 0 to {len(slots) - 1} once, as int64; take the model from a copy"
+            raise CheckpointError(f"{tensor} in {self.folder}", slots.tolist(), fix)
 
     def _refuse(self, names: list[str], what: str) -> None:
         if names:

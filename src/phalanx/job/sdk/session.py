@@ -46,7 +46,8 @@ class Session:
     or URL in an object store, for its checkpoints; '' is the folder `checkpoints` in `job_dir`. data: the prepared
     folder of the job's data source, or ''. data_source: all that the job's `data` says, or None. code: SHA-256 of the packed
     workdir, or ''. artifacts_dir: files that are put there are kept by the platform, see docs/artifacts.md; the current folder
-    outside Phalanx. keepers_dir: of this attempt on this node,
+    outside Phalanx. node: by which ranks of one machine know each other: its name in the platform, else its number in torchrun's
+    group, else ''; machines may share a host name. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each
     snapshot of a gang that recovers inside. layout: how the job's recipe is to be laid over its ranks. checkpoint_patience_s: how
     long a save is tried again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for
@@ -71,6 +72,7 @@ class Session:
     code: str = ""
     artifacts_dir: str = "."
     local_rank: int = 0
+    node: str = ""
     keepers_dir: str = ""
     replicas: int = 0
     layout: LayoutSpec = PLAIN
@@ -235,6 +237,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         code=env.get("PHALANX_CODE", ""),
         artifacts_dir=env.get("PHALANX_ARTIFACTS", "") or ".",
         local_rank=_whole(env, "LOCAL_RANK", 0),
+        node=env.get("PHALANX_NODE", "") or env.get("GROUP_RANK", ""),
         keepers_dir=env.get("PHALANX_KEEPERS", ""),
         checkpoints=env.get("PHALANX_CHECKPOINTS", ""),
         replicas=_whole(env, "PHALANX_REPLICAS", 0),

@@ -11,6 +11,7 @@ import torch
 from phalanx.core.errors import CheckpointError, PhalanxError, UserError
 from phalanx.job.data import tokens
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.moe.mixture import are_places, mixtures
 from phalanx.job.serve.saved import merged, open_saved
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def _filled(folder: Path, shape: LlamaShape, tensors: Mapping[str, torch.Tensor]
         raise CheckpointError(
             "model", str(folder), f"weights do not fit config.json: {str(error).splitlines()[-1].strip()}"
         ) from error
+    if not all(are_places(mixture.slots) for mixture in mixtures(model)):
+        raise CheckpointError("model", str(folder), "its .slots do not name each expert once; take the model from a copy")
     return model.eval()
 
 

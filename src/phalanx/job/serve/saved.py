@@ -42,7 +42,8 @@ class SavedModel:
 
 
 def open_saved(folder: Path, digest: str = "") -> SavedModel:
-    """Raises CheckpointError when a file is missing or damaged, or when the weights are not those of `digest`."""
+    """Raises CheckpointError when a file is missing or damaged, when the weights are not those of `digest`, or when adapters
+    are not those that config.json says."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         shape: LlamaShape = wire.build(LlamaShape, config["shape"])
@@ -63,6 +64,8 @@ def open_saved(folder: Path, digest: str = "") -> SavedModel:
     if found_tokenizer != own_tokenizer:
         fix = f"its SHA-256 is {found_tokenizer} and not {own_tokenizer}: the file is damaged; take the model from a copy"
         raise CheckpointError("tokenizer", str(folder / "tokenizer.json"), fix)
+    if adapter is not None:
+        _check_fit(folder, adapter_shapes(shape, adapter.lora), tensors)
     return SavedModel(folder=folder, shape=shape, sequence=sequence, tensors=tensors, adapter=adapter)
 
 
@@ -74,14 +77,21 @@ def merged(saved: SavedModel) -> Llama:
     if base.shape != saved.shape or base.digest() != adapter.base_digest:
         fix = f"holds other weights than the adapters in {saved.folder} were trained on; put those back there"
         raise CheckpointError("base", adapter.base, fix)
-    shapes = adapter_shapes(saved.shape, adapter.lora)
-    if {name: tuple(tensor.shape) for name, tensor in saved.tensors.items()} != shapes:
-        raise CheckpointError("model", str(saved.folder), "adapters do not fit config.json")
     model = Llama(saved.shape)
     for name, part in model.named_children():
         base.fill(part, name)
     merge(model, saved.tensors, adapter.lora)
     return model.eval()
+
+
+def _check_fit(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Whoever merges adapters or hands them on finds each, in its shape, and no other."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    odd = next((name for name in sorted(shapes.keys() | found.keys()) if shapes.get(name) != found.get(name)), "")
+    if odd:
+        asked, has = (list(of[odd]) if odd in of else "none" for of in (shapes, found))
+        fix = f"adapters do not fit config.json: of {odd} it asks for {asked} and there is {has}; take the model from a copy"
+        raise CheckpointError("model", str(folder), fix)
 
 
 def _adapters(said: Mapping[str, Any]) -> Adapters:

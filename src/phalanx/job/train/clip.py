@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from phalanx.job.checkpoint.local import local_of
+
 EPSILON: Final = 1e-6
 """As torch's."""
 
@@ -20,7 +22,7 @@ def clip(model: nn.Module, largest: float) -> float:
     """Scales all gradients down where their norm is above `largest`; the norm before. A collective of all ranks, each of which has
     its part of every gradient; parts that several have count once."""
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    grads = [_local(grad) for grad in found]
+    grads = [local_of(grad) for grad in found]
     norm = _global_norm(grads, [_holders(grad) for grad in found])
     scale = torch.clamp(largest / (norm + EPSILON), max=1.0)
     torch._foreach_mul_(grads, scale)
@@ -42,8 +44,3 @@ def _holders(grad: Tensor) -> int:
         return 1
     sizes = grad.device_mesh.shape
     return math.prod(size for size, placement in zip(sizes, grad.placements, strict=True) if placement.is_replicate())
-
-
-def _local(grad: Tensor) -> Tensor:
-    """This rank's piece, in place."""
-    return grad.to_local() if isinstance(grad, DTensor) else grad

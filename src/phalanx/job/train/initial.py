@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -18,6 +19,7 @@ from phalanx.job.models.llama import initialise
 from phalanx.job.models.lora import initialise_adapters
 from phalanx.job.models.model_config import read_shape
 from phalanx.job.models.model_folder import ModelFolder
+from phalanx.job.models.moe.mixture import reset_buffers
 
 Fill = Callable[[nn.Module, str], None]
 """Gives every parameter of a part of the model, by its name in that, its first value."""
@@ -47,16 +49,24 @@ def first_weights(recipe: LlamaRecipe, fresh: bool) -> Fill:
     return fill
 
 
-def agreed_digest(recipe: LlamaRecipe, saved: str = "") -> str:
+def fill_part(part: nn.Module, name: str, first: Fill, device: torch.device) -> None:
+    """Gives one that was built without memory its memory there, its first values, and what in it is no parameter."""
+    part.to_empty(device=device)
+    reset_buffers(part)
+    first(part, name)
+
+
+def agreed_digest(recipe: LlamaRecipe, node: str, saved: str = "") -> str:
     """Of the weights of `init`, the same on every rank; '' without one. A collective of all ranks, of which one a node reads them.
-    saved: what a checkpoint says, which needs them no more unless it is of adapters.
+    node: which one this rank is on, by `Session.node`; the machine's name where that is ''. saved: what a checkpoint says, which
+    needs them no more unless it is of adapters.
 
     Raises SpecError where nodes have other weights under one path, or adapters were trained on others; CheckpointError where they
     cannot be read.
     """
     if not recipe.init or (saved and recipe.lora is None):
         return saved
-    told = told_by_all(_digest_of_node(recipe))
+    told = told_by_all(_digest_of_node(recipe, node or platform.node()))
     for one in told:
         if isinstance(one, CheckpointError):
             raise one
@@ -72,9 +82,9 @@ def agreed_digest(recipe: LlamaRecipe, saved: str = "") -> str:
     return digest
 
 
-def _digest_of_node(recipe: LlamaRecipe) -> str | CheckpointError:
+def _digest_of_node(recipe: LlamaRecipe, node: str) -> str | CheckpointError:
     """'' on all ranks of a node but the first. A collective of all ranks."""
-    nodes = told_by_all(platform.node())
+    nodes = told_by_all(node)
     rank = dist.get_rank()
     if nodes.index(nodes[rank]) != rank:
         return ""

@@ -2,6 +2,9 @@
 
 FSDP gathers a block's weights in a hook before the block and lets go of them in one after it; the clock runs between these two.
 No barrier, nothing to wait for: on a GPU the times are read from events after the step, when the device is idle anyway.
+
+Ranks that share rows (`cp`), matrices (`tp`) or experts (`ep`) wait for each other inside a block, so that one slow rank makes all
+of its group slow: there nothing is measured, and the time is 0.
 """
 
 import time
@@ -10,6 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from phalanx.job.train.device import Rank
+
+
+def local_timer(blocks: Iterable[nn.Module], rank: Rank) -> "LocalTimer":
+    """Of this rank's blocks; of none, and so always at 0, where others would be waited for inside them."""
+    waits = rank.layout is not None and rank.layout.waits_in_blocks
+    return LocalTimer(() if waits else blocks, rank.device)
 
 
 class LocalTimer:

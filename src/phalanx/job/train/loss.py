@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.recipe import Switch
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.models.context import context_of
 from phalanx.job.train.fused_loss import fused_loss, token_losses
 
@@ -96,7 +97,7 @@ def _cross_entropy(logits_bsv: Tensor, targets_bs: Tensor, reduction: str) -> Te
     """Logits may be cut along the vocabulary: losses are not."""
     logits = logits_bsv.float().flatten(0, 1)
     found = F.cross_entropy(logits, targets_bs.flatten(), reduction=reduction, ignore_index=_UNCOUNTED)
-    return found.to_local() if isinstance(found, DTensor) else found
+    return local_of(found)
 
 
 def _counted(segments: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.errors import DataError
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.models.moe.exchange import all_to_all
 from phalanx.job.models.moe.mixture import Mixture, mixtures
-from phalanx.job.train.parallel.experts import local_of
 
 
 @torch.no_grad()

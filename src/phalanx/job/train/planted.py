@@ -6,9 +6,9 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.chaos import OF_TRAINER
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.sdk.fault import Fault
 from phalanx.job.sdk.session import Session
 
@@ -139,11 +139,7 @@ class _Noted:
 
 def _largest(block: nn.Module) -> Tensor:
     """This rank's shard of its largest parameter."""
-    return _local(max(block.parameters(), key=lambda one: _local(one).numel()))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return local_of(max(block.parameters(), key=lambda one: local_of(one).numel())).detach()
 
 
 def _flip(tensor: Tensor, at: int) -> None:

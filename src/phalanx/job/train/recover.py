@@ -181,7 +181,7 @@ class Recipe:
         batch = batch_of_run(int(note["global_batch"]), self._recipe, rank.data_size, rank.model_size)
         dtype = cast(Dtype, note["dtype"])
         made = (rank, dtype, batch, time.monotonic, _unix_ms, self._watch)
-        init = agreed_digest(self._recipe, str(note.get(INIT, "")))
+        init = agreed_digest(self._recipe, session.node, str(note.get(INIT, "")))
         training = assemble(session, self._recipe, self._data, *made, fresh=False, init_digest=init)
         if not state.restore(training.model, training.optimizer):
             return None

@@ -43,7 +43,7 @@ from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.feed import Feed
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
-from phalanx.job.train.local_time import LocalTimer
+from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
@@ -126,7 +126,7 @@ def set_up(
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
     dtype = dtype_of_run(found, recipe, rank, clock_s)
     batch = batch_of(found, recipe, rank)
-    init_digest = agreed_digest(recipe, str(found.manifest.extra.get(INIT, "")) if found else "")
+    init_digest = agreed_digest(recipe, session.node, str(found.manifest.extra.get(INIT, "")) if found else "")
     made = (rank, dtype, batch, clock_s, unix_ms, watch)
     training = assemble(session, recipe, data, *made, fresh=found is None, init_digest=init_digest)
     if found is None:
@@ -154,7 +154,7 @@ def assemble(
     mesh = make_mesh(rank)
     model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
     optimizer = make_adamw(model, recipe)
-    local_time = LocalTimer(model.blocks, rank.device)
+    local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
     told = partial(tell_set_aside, session) if rank.rank == 0 else None

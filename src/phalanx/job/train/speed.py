@@ -16,12 +16,13 @@ from phalanx.job.train.precision import Dtype
 
 
 def quicken(model: Llama, recipe: LlamaRecipe, dtype: Dtype, device: torch.device) -> None:
-    """Before blocks are filled and sharded. Raises SetupError where the machine cannot do what the recipe asks for."""
+    """A whole model, or a stage that has some of its blocks under their own numbers; before these are filled and sharded. Raises
+    SetupError where the machine cannot do what the recipe asks for."""
     if dtype in ("fp8", "fp8_rowwise"):
         for block in model.blocks:
             to_float8(block, dtype, device)
-    compiled = compiles(recipe.compile, device)
-    run_by(model.blocks, runs(model.shape, recipe), compiled)
+    compiled, every = compiles(recipe.compile, device), runs(model.shape, recipe)
+    run_by(model.blocks, [every[int(number)] for number, _ in model.blocks.named_children()], compiled)
     model.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiled)
 
 

@@ -1,6 +1,7 @@
 """Ranks that are slower than their peers: watched from the records that come in, told once, and quarantined where the policy says.
 
-`Watch` belongs to the event loop's side, where records are taken in; the functions are pure.
+`Watch` belongs to the event loop's side, where records are taken in; the functions are pure. A gang whose records hold no local
+time has no stragglers: its ranks wait for each other wherever they could be timed, and a healthy one's node would be drained.
 """
 
 from collections.abc import Iterable

@@ -72,6 +72,11 @@ def mixtures(model: nn.Module) -> Iterator[Mixture]:
     return (part for part in model.modules() if isinstance(part, Mixture))
 
 
+def are_places(slots: Tensor) -> bool:
+    """Whether these are `Mixture.slots`: each place once. Others would be read outside of the weights, or from another expert."""
+    return slots.dtype == torch.int64 and torch.equal(slots.sort().values, torch.arange(len(slots), device=slots.device))
+
+
 def reset_buffers(model: nn.Module) -> None:
     """Fills what is no parameter, in a model whose memory was just taken."""
     for part in model.modules():

@@ -10,11 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
 from phalanx.job.models.lora import adapt
-from phalanx.job.models.moe.mixture import reset_buffers
 from phalanx.job.train.compiled import compiled_by_all, compiles
 from phalanx.job.train.context.shared import context_parallel
 from phalanx.job.train.device import Rank
-from phalanx.job.train.initial import Fill, first_weights
+from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.loss import HeadPlan
 from phalanx.job.train.parallel.data import DataParallel
 from phalanx.job.train.parallel.experts import ExpertParallel
@@ -42,13 +41,13 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     data, tensors = DataParallel(mesh, dtype, layout.zero, recipe), TensorParallel(mesh)
     experts = ExpertParallel(mesh, layout.ep, dtype, recipe)
     for index, block in enumerate(model.blocks):
-        _fill(block, f"blocks.{index}", fill, rank.device)
+        fill_part(block, f"blocks.{index}", fill, rank.device)
         tensors.block(cast(Block, block), f"blocks.{index}")
         experts.block(block, data.reshards)
         data.part(block)
     for name, part in model.named_children():
         if name != "blocks":
-            _fill(part, name, fill, rank.device)
+            fill_part(part, name, fill, rank.device)
     tensors.whole(model)
     if (sharing := context_mesh(rank, mesh)) is not None:
         context_parallel(model, sharing, layout.context)
@@ -61,9 +60,3 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     data.whole(model)
     look_ahead(model.blocks, recipe.prefetch_blocks)
     return model
-
-
-def _fill(part: nn.Module, name: str, fill: Fill, device: torch.device) -> None:
-    part.to_empty(device=device)
-    reset_buffers(part)
-    fill(part, name)

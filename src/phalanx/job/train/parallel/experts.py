@@ -7,11 +7,10 @@ is cut as FSDP does. Everything that is no expert is cut over all of them, and e
 from collections.abc import Callable
 from typing import Final
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
@@ -94,8 +93,3 @@ def _mean_over_all(experts: nn.Module, ranks: int, shards: int) -> None:
     experts.set_gradient_divide_factor(float(ranks))
     if shards > 1:  # gloo has no sum that divides by itself; of one rank torch would divide twice
         experts.set_force_sum_reduction_for_comms(True)
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's piece, in place."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -50,7 +50,8 @@ class TensorParallel:
     @torch.no_grad()
     def block(self, block: Block, name: str) -> None:
         """One that has its weights, the same on every rank. Its rows of queries, keys and values lie one below the other, and each
-        rank needs all three of its heads. Raises SpecError for one whose matrices are no plain ones, such as with adapters."""
+        rank needs all three of its heads. Raises SpecError for one whose matrices are no plain ones, such as with adapters, and for
+        one of which something is not cut: data parallelism wraps it next, and `whole` could not tell."""
         if self._mesh is None:
             return
         for matrix in _MATRICES:
@@ -65,6 +66,7 @@ class TensorParallel:
         attention.widths = (queries, keys, values)
         attention.heads, attention.kv_heads = attention.heads // ranks, attention.kv_heads // ranks
         self._cut(block, _of_block(block))
+        self._check_cut(block, f"{name}.")
 
     def whole(self, model: Llama) -> None:
         """What is no block, after the blocks. Raises SpecError for a model of which something is not cut: what its ranks compute of
@@ -75,11 +77,15 @@ class TensorParallel:
         if isinstance(model.output, nn.Identity):  # the embedding is multiplied with, which has its part of the vocabulary
             whole = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False)
             self._cut(model, {"norm": whole})
-        for name, parameter in model.named_parameters():
-            if not isinstance(parameter, DTensor):
-                raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {name} of this model yet")
+        self._check_cut(model)
         set_rows(model, self._rows)
         _cut_losses()
+
+    def _check_cut(self, module: nn.Module, prefix: str = "") -> None:
+        assert self._mesh is not None
+        for name, parameter in module.named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {prefix}{name} of this model yet")
 
     def _cut(self, module: nn.Module, plan: dict[str, ParallelStyle]) -> None:
         parallelize_module(module, self._mesh, plan, src_data_rank=None)  # every rank has the whole, and takes its part of it

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
 from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.job.train.loss import sample_losses
+from phalanx.job.train.parallel import let_go
 from phalanx.job.train.pipeline.stage import Stage
 
 
@@ -26,14 +26,7 @@ def relayed(
             given = torch.empty_like(hidden, device=samples.device)
             dist.recv(given, group=group, group_src=layout.rank_of(before))
         given = stage(given, samples, sample_losses)
-        _rest(stage)
+        let_go(stage)  # they would stay gathered for a backward pass
         if after < layout.num_stages and after not in stages:
             dist.send(given.contiguous(), group=group, group_dst=layout.rank_of(after))
     return given if layout.num_stages - 1 in stages else None
-
-
-def _rest(stage: nn.Module) -> None:
-    """Its weights are cut again: they would stay gathered for a backward pass."""
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -4,20 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout
-from phalanx.job.train.activations import runs
-from phalanx.job.train.compiled import compiles, run_by
-from phalanx.job.train.float8 import to_float8
-from phalanx.job.train.initial import first_weights
-from phalanx.job.train.loss import HeadPlan
+from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
+from phalanx.job.train.speed import quicken
 
 
 def sharded_stage(
@@ -31,18 +27,14 @@ def sharded_stage(
     recipe = _possible(recipe, layout, dtype)
     first, how = first_weights(recipe, fresh), {"mesh": mesh, "mp_policy": policy(dtype, recipe.reduce_dtype)}
 
-    def fill(part: nn.Module, name: str) -> None:
-        part.to_empty(device=device)
-        first(part, name)
-
     def prepare(stage: Stage) -> None:
-        _quicken(stage, recipe, dtype, device)
+        quicken(stage, recipe, dtype, device)
         for name, block in stage.blocks.named_children():
-            fill(block, f"blocks.{name}")
+            fill_part(block, f"blocks.{name}", first, device)
             fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
         for name, part in stage.named_children():
             if name != "blocks":
-                fill(part, name)
+                fill_part(part, name, first, device)
         fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
 
     return prepare
@@ -61,14 +53,3 @@ def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> Llam
         fix = f"parts the backward pass, which cannot be done with the recipe's {field}; write one of {whole}, or change that"
         raise SpecError("schedule", layout.schedule, fix)
     return replace(recipe, compile=False, fused_loss=False)
-
-
-def _quicken(stage: Stage, recipe: LlamaRecipe, dtype: Dtype, device: torch.device) -> None:
-    """As `speed.quicken` does with a whole model."""
-    if dtype in ("fp8", "fp8_rowwise"):
-        for block in stage.blocks:
-            to_float8(block, dtype, device)
-    compiled, every = compiles(recipe.compile, device), list(runs(stage.shape, recipe))
-    own = [every[int(index)] for index, _ in stage.blocks.named_children()]
-    run_by(stage.blocks, own, compiled)
-    stage.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiled)

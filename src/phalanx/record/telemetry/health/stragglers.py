@@ -1,7 +1,8 @@
 """Which rank is slower than its peers, from the time of each rank's own local work. Pure but for the window it is asked to keep.
 
 Step times say nothing: in a gang every rank waits for the slowest. `StepRecord.local_us` is what a rank computes between two
-collectives, so a slow card, a hot one or a busy host shows in it, and nobody waits for anything to measure it.
+collectives, so a slow card, a hot one or a busy host shows in it, and nobody waits for anything to measure it. It is 0 where ranks
+wait for each other inside a block, as with a layout's `tp`, `cp` or `ep`: such a gang is not judged.
 """
 
 from collections import deque
