@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec_layout import PLAIN
 from phalanx.job.sdk.gang import Place
 from phalanx.job.train import recover
 from phalanx.job.train.device import Rank
@@ -17,6 +19,7 @@ from phalanx.job.train.device import Rank
 @dataclass
 class _Heard:
     said: list[tuple[str, Any]] = field(default_factory=list)
+    layout: LayoutSpec = PLAIN
 
     def recovered(self, **what: object) -> None:
         self.said.append(("recovered", what["absent"]))
