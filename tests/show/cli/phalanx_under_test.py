@@ -291,7 +291,7 @@ FABRIC = FabricReport(
 )  # fmt: skip
 
 
-def tested_fabric(asked: FabricAsked, num_ranks: int | None, out: Path, progress: Callable[[int, int], None]) -> FabricReport:
+def fabric_tested(asked: FabricAsked, num_ranks: int | None, out: Path, progress: Callable[[int, int], None]) -> FabricReport:
     """Slow with as many ranks as there are GPUs, not with another number; by its own names for what it refuses."""
     if num_ranks == 1:
         raise SpecError("num_ranks", num_ranks, "a fabric is tested by two ranks or more")
@@ -307,7 +307,7 @@ TOOLS = Tools(
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
     mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-    export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=tested_fabric,
+    export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=fabric_tested,
 )  # fmt: skip
 
 if __name__ == "__main__":
