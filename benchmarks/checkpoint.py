@@ -12,9 +12,7 @@ import importlib
 import json
 import os
 import platform
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from parts.gang import ANSWER, answer_of_ranks  # type: ignore[import-not-found]  # beside this file
 
 if TYPE_CHECKING:
     from phalanx.job.checkpoint.folder import Folder
@@ -145,22 +145,11 @@ CLAIMS: dict[str, Callable[[argparse.Namespace], Answer]] = {
 
 def gang(role: str, options: argparse.Namespace, url: str = "") -> Answer:
     """What rank 0 says after all ranks have played `role`. url: of the object store for it."""
-    with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-", dir=options.folder) as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-        probe.close()
+    with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-", dir=options.folder) as folder:
         runs, layers = (RUNS_QUICK, LAYERS_QUICK) if options.quick else (RUNS, LAYERS)
         words = [sys.executable, __file__, "--rank", role, "--folder", folder, "--runs", str(runs), "--layers", str(layers)]
         words += ["--url", url]
-        ranks = []
-        for rank in range(RANKS):
-            torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            ranks.append(subprocess.Popen(words, env={**os.environ, **own}))
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise SystemExit(f"ranks of {role} ended with {codes}")
-        answer: Answer = json.loads((Path(folder) / "answer.json").read_text())
+        answer: Answer = answer_of_ranks(words, RANKS, Path(folder), f"ranks of {role}", CUDA_VISIBLE_DEVICES="")
     return answer
 
 
@@ -174,7 +163,7 @@ def rank_main(options: argparse.Namespace) -> None:
     with joined() as rank:
         answer = ROLES[options.rank](folder, options)
         if rank.rank == 0:
-            (folder / "answer.json").write_text(json.dumps(answer))
+            (folder / ANSWER).write_text(json.dumps(answer))
         dist.barrier()
     os._exit(0)  # as the trainer does
 

@@ -19,9 +19,7 @@ import json
 import os
 import platform
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +27,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from parts.gang import ANSWER, answer_of_ranks  # type: ignore[import-not-found]  # beside this file
 
 RANKS = 2
 DIM, FFN_DIM, HEADS, LAYERS, VOCAB = 4096, 11008, 32, 34, 32_000
@@ -87,19 +87,8 @@ def _peer_ms(answer: Answer) -> float:
 
 def gang(options: argparse.Namespace, folder: str) -> Answer:
     """What rank 0 says after both have trained."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     words = [sys.executable, __file__, *sys.argv[1:], "--as-rank", folder]
-    ranks = []
-    for rank in range(options.ranks):
-        torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
-        own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        ranks.append(subprocess.Popen(words, env={**os.environ, **own}))
-    codes = [rank.wait() for rank in ranks]
-    if any(codes):
-        raise SystemExit(f"ranks ended with {codes}")
-    answer: Answer = json.loads((Path(folder) / "answer.json").read_text())
+    answer: Answer = answer_of_ranks(words, options.ranks, Path(folder))
     return answer
 
 
@@ -112,7 +101,7 @@ def rank_main(options: argparse.Namespace) -> None:
     with joined() as rank:
         answer = measured(folder, options)
         if rank.rank == 0:
-            (folder / "answer.json").write_text(json.dumps(answer))
+            (folder / ANSWER).write_text(json.dumps(answer))
         dist.barrier()
     os._exit(0)  # as the trainer does
 

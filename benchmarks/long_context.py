@@ -16,15 +16,15 @@ import argparse
 import json
 import os
 import platform
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from parts.gang import ANSWER, answer_of_ranks  # type: ignore[import-not-found]  # beside this file
 
 WIDTH: Final = 64
 CUDA_TOKENS, CPU_TOKENS, QUICK_TOKENS = 65_536, 4_096, 512
@@ -76,19 +76,8 @@ CLAIMS: Final[dict[str, Callable[[Answer], Answer]]] = {
 
 def gang(options: argparse.Namespace, folder: str) -> Answer:
     """What rank 0 says."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     words = [sys.executable, __file__, *sys.argv[1:], "--as-rank", folder]
-    ranks = []
-    for rank in range(options.ranks):
-        torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
-        own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        ranks.append(subprocess.Popen(words, env={**os.environ, **own}))
-    codes = [rank.wait() for rank in ranks]
-    if any(codes):
-        raise SystemExit(f"ranks ended with {codes}")
-    answer: Answer = json.loads((Path(folder) / "answer.json").read_text())
+    answer: Answer = answer_of_ranks(words, options.ranks, Path(folder))
     return answer
 
 
@@ -102,7 +91,7 @@ def rank_main(options: argparse.Namespace) -> None:
         torch.use_deterministic_algorithms(False)  # else the fastest kernel of a card is not taken, by us nor by anyone
         answer = Trial(options, rank.device, rank.device_name).measured()
         if rank.rank == 0:
-            (Path(options.as_rank) / "answer.json").write_text(json.dumps(answer))
+            (Path(options.as_rank) / ANSWER).write_text(json.dumps(answer))
         dist.barrier()
     os._exit(0)
 

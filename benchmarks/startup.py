@@ -206,33 +206,29 @@ def ours(size: Size, profile: bool) -> list[tuple[float, ...]]:
 # The peers
 
 
+def serve_store(port: int, there: Callable[[], None], over: threading.Event) -> None:
+    """torch's own, until the crowd has met."""
+    server = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False, timeout=WAIT)
+    there()
+    over.wait()
+    del server
+
+
 def tcp_store(size: Size) -> float:
     """Ranks that know their numbers meet over torch's store, which a process of its own serves."""
     port = free_port()
-
-    def serve(there: Callable[[], None], over: threading.Event) -> None:
-        server = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False, timeout=WAIT)
-        there()
-        over.wait()
-        del server
 
     def rank_of(rank: int) -> Callable[[], tuple[float, ...]]:
         store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False, timeout=WAIT)
         OPEN.append(store)
         return lambda: (*meet(PrefixStore("0", store), rank, size.ranks), time.monotonic())
 
-    return last(Crowd(serve, size.of_workers, rank_of).met().values())
+    return last(Crowd(partial(serve_store, port), size.of_workers, rank_of).met().values())
 
 
 def torchrun(size: Size) -> float:
     """Agents of all nodes meet by torchrun's own rendezvous; each is a thread, as in no torchrun."""
     port = free_port()
-
-    def serve(there: Callable[[], None], over: threading.Event) -> None:
-        server = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False, timeout=WAIT)
-        there()
-        over.wait()
-        del server
 
     def agent(rank: int) -> Callable[[], tuple[float, ...]]:
         if rank % PER_NODE:
@@ -251,7 +247,7 @@ def torchrun(size: Size) -> float:
 
         return met
 
-    return last(Crowd(serve, size.of_workers, agent).met().values())
+    return last(Crowd(partial(serve_store, port), size.of_workers, agent).met().values())
 
 
 def last(instants: Iterable[tuple[float, ...]]) -> float:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -31,6 +30,7 @@ from phalanx.job.train.snapshots import Snapshots
 from tests.job.checkpoint.checkpoint_cases import Run, _local
 from tests.job.checkpoint.keeper_places import end_keepers, ends, eventually, place_at
 from tests.job.checkpoint.snapshot_parts import PARTS
+from tests.job.train.gang_cases import play
 
 STEPS_MAX: Final = 200
 RANKS: Final = 4
@@ -357,19 +357,8 @@ def warnings_of(name: str) -> Iterator[list[str]]:
 
 
 def main(folder: Path, chosen: Sequence[str]) -> None:
-    """Each case that ended well on all ranks has a file. One that fails on any ends them all: the others would wait for it."""
-    cases = {name: value for name, value in globals().items() if name.startswith("case_") and (not chosen or name in chosen)}
     with gang() as rank:
-        for name, case in cases.items():
-            sys.stderr.write(f"{name}\n")
-            try:
-                case(folder / name, rank)
-                dist.barrier()
-            except Exception:  # noqa: BLE001 (whatever it is)
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            (folder / f"{name}.ended").touch()
+        play(globals(), folder, lambda case, own: case(own, rank), chosen)
     os._exit(0)
 
 

@@ -6,7 +6,6 @@ gradients 1e-5 of the largest of each tensor, since sums of float32 are added up
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -40,6 +38,7 @@ from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
 from phalanx.job.train.place_experts import place_experts
 from phalanx.job.train.step import train_step
+from tests.job.train.gang_cases import play
 
 RECIPE: Final = LlamaRecipe(
     dim=16, layers=2, heads=2, ffn_dim=24, sequence=12, batch_per_rank=2, accumulate=2, steps=5, warmup_steps=2, clip=1e9, lr=1e-2,
@@ -292,22 +291,11 @@ def check_refused(act: Callable[[], object], named: str) -> None:
         raise AssertionError(f"not refused: {named}")
 
 
-def main(root: Path) -> None:
-    """Each case that ended well on all ranks has a file. One that fails on any ends them all: the others would wait for it."""
-    cases = {name: value for name, value in globals().items() if name.startswith("case_")}
+def main(folder: Path, chosen: Sequence[str]) -> None:
     with gang() as rank:
-        for name, case in cases.items():
-            sys.stderr.write(f"{name}\n")
-            try:
-                case(root / name, rank)
-                dist.barrier()
-            except Exception:  # noqa: BLE001 (whatever it is)
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            (root / f"{name}.ended").touch()
+        play(globals(), folder, lambda case, own: case(own, rank), chosen)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,23 +1,18 @@
 """Replicas of a gang of four nodes in double faults. The cases live in exchange_cases.py and run in one launch."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
-
-_SOURCE = Path(__file__).with_name("exchange_cases.py")
-_CASES = re.findall(r"^def (case_\w+)", _SOURCE.read_text(), re.MULTILINE)
+from tests.job.checkpoint.gang_launch import logs
+from tests.job.train.gang_cases import cases_of, played
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gang")
-    end_gang(start_gang(["-m", "tests.job.train.exchange_cases", str(folder)], folder, 4, {}))
-    return folder
+    return played("tests.job.train.exchange_cases", tmp_path_factory.mktemp("gang"), 4)
 
 
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", cases_of(Path(__file__).with_name("exchange_cases.py")))
 def test_gang(ended: Path, case: str) -> None:
     assert (ended / f"{case}.ended").exists(), logs(ended)

@@ -7,7 +7,7 @@ from typing import Final
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
-from phalanx.fabric.context import head_problems
+from phalanx.fabric.context import ContextCut, head_problems
 
 Problem = tuple[str, object, str]
 """(field, value, what to change)."""
@@ -134,11 +134,11 @@ def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:
     sequence = model.sequence
     if asked.context == "ring":
         halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
-        yield _Rule(lambda cp: cp == 1 or sequence % (2 * cp) == 0, halves)
+        yield _Rule(lambda cp: not ContextCut("ring", sequence, cp).problems(), halves)
         return
     heads, kv_heads = model.heads // asked.tp, model.kv_heads // asked.tp
     each = "of each tensor-parallel rank " if asked.tp > 1 else ""
-    yield _Rule(lambda cp: sequence % cp == 0, f"its ranks share the sequence of {sequence} evenly")
+    yield _Rule(lambda cp: not ContextCut("ulysses", sequence, cp).problems(), f"its ranks share the sequence of {sequence} evenly")
     shared = f"with context: ulysses its ranks share {heads} heads and {kv_heads} of keys and values {each}evenly"
     yield _Rule(lambda cp: not head_problems("ulysses", heads, kv_heads, cp), shared)
 

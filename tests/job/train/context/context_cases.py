@@ -5,7 +5,6 @@ Every rank computes the whole row alone too, in float64 by the definition or by 
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -34,6 +33,7 @@ from phalanx.job.train.context.shared import context_of_kind, context_parallel
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
+from tests.job.train.gang_cases import play
 
 TOKENS: Final = 16
 ROWS: Final = 3
@@ -263,20 +263,9 @@ def refused(said: str, act: Callable[[], Any]) -> None:
 
 
 def main(folder: Path, chosen: Sequence[str]) -> None:
-    """Each case that ended well on all ranks has a file. One that fails on any ends them all: the others would wait for it."""
-    cases = {name: value for name, value in globals().items() if name.startswith("case_") and (not chosen or name in chosen)}
     with gang() as rank:
         grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
-        for name, case in cases.items():
-            sys.stderr.write(f"{name}\n")
-            try:
-                case(grid, rank)
-                dist.barrier()
-            except Exception:  # noqa: BLE001 (whatever it is)
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            (folder / f"{name}.ended").touch()
+        play(globals(), folder, lambda case, _: case(grid, rank), chosen)
     os._exit(0)
 
 
