@@ -166,7 +166,7 @@ def test_a_corrupt_shard_is_named_and_trains_nothing(platform: Platform, data: P
     spec = {"name": "corrupt", "kind": "train", "recipe": "llama", "data": {"path": str(data)}, "hyperparameters": {"steps": 5}}
     job = platform.submit(spec)
     with platform.client() as client:
-        view = client.wait(job, timeout_s=100)
+        view = client.wait(job, timeout_s=240)
     assert view.outcome == "failed"
     assert "bad input" in view.detail
     assert len(view.attempts) == 1, "what is damaged is damaged the next time too"
@@ -294,7 +294,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_skipped_by_name_and_the_one_before_i
     }
     job = platform.submit(spec)
     with platform.client() as client:
-        view = client.wait(job, timeout_s=100)
+        view = client.wait(job, timeout_s=240)
     # The last one was begun before its rank was killed, and written to the end by its keeper, of which nobody has heard yet.
     folder = str(Path(view.checkpoints[0].path).parent)
     newest, before = json.loads(platform.run("checkpoint", "ls", folder, "-o", "json").stdout)[:2]

@@ -75,7 +75,7 @@ def test_a_store_that_goes_away_stops_no_step_and_a_killed_gang_resumes_from_it(
     assert resumed in [one.step for one in after.checkpoints]  # also what its maker could not say any more
     home.run("cancel", job)
     with home.client() as client:
-        client.wait(job, timeout_s=120)
+        client.wait(job, timeout_s=240)
     assert not list((home.home / "jobs" / job).glob("checkpoints/*"))  # nothing is beside it
     found = [one for one in stored(home, "verify", job) if one["committed"]]
     assert len(found) >= 2 and found[0]["step"] >= resumed and all(one["verified"] for one in found)
@@ -96,5 +96,5 @@ def test_a_bucket_that_is_not_there_is_named_and_a_place_that_is_none_is_refused
     spec["max_restarts"] = 0
     job = home.submit(spec)
     with home.client() as client:
-        view = client.wait(job, timeout_s=120)
+        view = client.wait(job, timeout_s=240)
     assert view.outcome == "failed" and "there is no bucket 'no-such-bucket'" in home.logs(job), home.logs(job)

@@ -191,7 +191,7 @@ def test_killed_while_a_job_is_cancelled(victim: Victim, workdir: Path, point: s
     victim.up_again()
     victim.run("cancel", job, check=False)  # where the first was lost with its server the user asks again
     with victim.client() as client:
-        view = client.wait(job, timeout_s=60)
+        view = client.wait(job, timeout_s=240)
     assert view.outcome == "cancelled"
     pids = [rank.pid for attempt in view.attempts for rank in attempt.ranks if rank.pid]
     assert len(pids) == 2

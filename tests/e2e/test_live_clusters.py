@@ -64,7 +64,7 @@ def test_the_cheaper_one_gets_the_job_and_runs_it(pair: Pair) -> None:
     job = json.loads(done.stdout)["id"]
     assert "It goes to cloud: with PHALANX_CLUSTER=cloud" in done.stderr
     with connect(None, {**pair.lab.environ, "PHALANX_CLUSTER": "cloud"}) as client:
-        assert client.wait(job, timeout_s=60).outcome == "succeeded"
+        assert client.wait(job, timeout_s=240).outcome == "succeeded"
     with pair.lab.client() as client:
         assert client.jobs() == ()
 

@@ -112,7 +112,7 @@ def test_an_unknown_secret_is_refused_at_submit_and_one_removed_meanwhile_ends_t
     platform.run("secret", "rm", "GONE")
     platform.run("cancel", holding)
     with platform.client() as client:
-        view = client.wait(job, timeout_s=60)
+        view = client.wait(job, timeout_s=240)
     assert view.outcome == "failed"
     assert "secret GONE is not stored any more" in view.detail and "phalanx retry" in view.detail
     assert len(view.attempts) == 1

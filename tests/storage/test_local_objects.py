@@ -138,7 +138,7 @@ def test_a_writer_killed_anywhere_leaves_whole_objects_only(local: ObjectStore, 
     for round_number in range(5):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "objects")])
         try:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 60
             while not (tmp_path / "objects" / "a").exists() and time.monotonic() < end:
                 time.sleep(0.001)
             time.sleep(0.003 * round_number)  # somewhere else in its loop each time

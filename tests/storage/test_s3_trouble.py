@@ -196,7 +196,7 @@ def test_a_server_that_never_answers_is_given_up_in_time(meddler: Meddler, seawe
     for ask in (lambda: store.get("a"), lambda: store.put("a", b"x"), lambda: store.put_if_absent("b", b"x")):
         with pytest.raises(StoreUnavailable, match="try again"):
             ask()
-    assert time.monotonic() - started_s < 3 * 4
+    assert time.monotonic() - started_s < 60, "without limits it would wait for ever"
 
 
 @pytest.fixture

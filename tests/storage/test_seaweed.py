@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def until(look: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not look():
         assert time.monotonic() < end
         time.sleep(0.01)

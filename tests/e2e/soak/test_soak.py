@@ -124,7 +124,7 @@ def flipped_bits_are_found(platform: Platform, prepared: Path) -> None:
         assert f"rank {flip.rank} is corrupt" in named[0].sentence, f"seed {SEED}: {flip}: {named[0].sentence}"
         with platform.client() as client:
             client.cancel(run.job)
-            client.wait(run.job, timeout_s=120)
+            client.wait(run.job, timeout_s=240)
 
 
 def finished(platform: Platform, job: str) -> JobView:

@@ -38,7 +38,7 @@ def ends(pid: int) -> None:
     eventually(lambda: start_ticks(pid) is None)
 
 
-def eventually(holds: Callable[[], object], limit_s: float = 20) -> None:
+def eventually(holds: Callable[[], object], limit_s: float = 60) -> None:
     until = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until

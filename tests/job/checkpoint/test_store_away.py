@@ -68,7 +68,7 @@ def test_a_store_that_goes_away_for_a_while_costs_nothing_but_time(gang: Gang, s
     started_s = time.monotonic()
     gang.snapshot(3)  # training goes on meanwhile
     gang.persist(3, patience_s=120)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 60, "half of the patience"
     told = gang.until(GivenUp)
     assert isinstance(told, GivenUp) and told.key.step == 2 and "step 3 is saved instead" in told.reason and not told.fenced
     s3_of_ours.start()

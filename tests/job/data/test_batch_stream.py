@@ -37,7 +37,7 @@ def order_of(data: TokenData) -> Callable[[int], Indices]:
 
 
 def wait_until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not met():
         assert time.monotonic() < deadline, what
         time.sleep(0.001)

@@ -163,7 +163,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(silent: dict[str, str], 
     """Also where the job itself says which store it is."""
     began = time.monotonic()
     (said,) = foreseen(of(replace(RECIPE, env=silent), folder, "s3://bucket/far"), {}, patience_s=0.3)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert said.startswith("data.sources.far.path s3://bucket/far could not be looked at from here, so its ranks do: ")
 
 

@@ -122,7 +122,9 @@ def test_an_undisturbed_run_says_what_it_did(undisturbed: Attempt) -> None:
         phases = sum(record[f"{name}_ms"] for name in ("data_wait", "compute", "comm", "optimizer", "checkpoint"))
         assert 0 <= phases <= record["ended_ms"] - record["started_ms"]
         assert record["tokens"] == 2 * 2 * 16 and record["mfu"] == 0.0
-        assert record["checkpoint_ms"] == 0 or record["step"] % EVERY in (0, 1)  # at its beginning, and before the next update
+    saved = [record["checkpoint_ms"] for record in undisturbed.of_kind("step") if record["step"] % EVERY == 0]
+    others = [record["checkpoint_ms"] for record in undisturbed.of_kind("step") if record["step"] % EVERY]
+    assert sum(saved) > 0 and min(others) == 0, "a rank that has to wait for a processor may spend a millisecond there at any step"
     starts = [(record["started_ms"], record["ended_ms"]) for record in undisturbed.of_kind("step")]
     assert all(ended <= started for (_, ended), (started, _) in pairwise(starts))
 

@@ -42,7 +42,7 @@ from phalanx.operate.agent.processes import start_ticks
 from tests.operate.goldens import protocol_1
 
 T = TypeVar("T")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKEN = "node-token"  # of this test's far side only
 
 

@@ -19,7 +19,7 @@ from phalanx.operate.agent.environments import Environment, Wanted, find_uv, has
 from phalanx.operate.agent.processes import start_ticks
 from tests.operate.agent.lock_cases import LOCAL, Bench
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

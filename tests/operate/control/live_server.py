@@ -39,7 +39,7 @@ from phalanx.core.messages import (
 )
 
 T = TypeVar("T")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NODE = NodeId("node-a")
 
 

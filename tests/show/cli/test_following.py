@@ -40,7 +40,7 @@ from tests.recorded import (
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = (sys.executable, "-m", "tests.show.cli.phalanx_under_test")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 FIRST = job_view(state="starting", restarts=0, progress=None, attempts=(attempt_view(1, running_ms=None),), checkpoints=())
 SECOND = job_view(state="running", restarts=0, attempts=(attempt_view(1),), checkpoints=())
 
