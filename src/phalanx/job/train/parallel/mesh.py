@@ -8,13 +8,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, problems, recipe_problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, named, problems, recipe_problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
 SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
 CONTEXT = "cp"
+PIPELINE = "pp"
 _ROWS = "dp_rows"
 
 
@@ -26,7 +27,7 @@ def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
     for field, value, fix in (*recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
-        raise SpecError(f"layout.{field}", value, fix)
+        raise SpecError(named(field), value, fix)
     return replace(rank, layout=laid_out(asked, rank.world_size))
 
 
@@ -58,6 +59,12 @@ def context_mesh(rank: Rank, mesh: DeviceMesh) -> DeviceMesh | None:
         return None
     axis = _axis_of_rows(layout)
     return mesh._unflatten(axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+
+
+def stage_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks with the same stages as this one; all without a pipeline."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE)
+    return mesh[names] if len(names) < mesh.ndim else mesh
 
 
 def _axis_of_rows(layout: Layout) -> str:
