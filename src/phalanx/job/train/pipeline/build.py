@@ -49,7 +49,8 @@ def _stages(layout: Layout, num_microbatches: int, shape: LlamaShape) -> Pipelin
     stages = pipeline_of(layout, num_microbatches)
     for field, _, fix in stages.problems(shape.layers):
         if field == "num_microbatches":
-            why = f"this gang makes {num_microbatches} microbatches of a step's samples"
+            made = f"{num_microbatches} microbatch{'es' if num_microbatches > 1 else ''}"
+            why = f"this gang makes {made} of a step's samples"
             raise SpecError("layout.schedule", layout.schedule, f"{why}; {fix}, or change the number of ranks")
     stages.check(shape.layers)
     return stages
