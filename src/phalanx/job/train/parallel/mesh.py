@@ -15,6 +15,7 @@ from phalanx.job.train.device import Rank
 SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
 CONTEXT = "cp"
+TENSORS = "tp"
 _ROWS = "dp_rows"
 
 
