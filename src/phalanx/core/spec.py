@@ -193,7 +193,7 @@ class LayoutSpec:
     cp: ranks that share a sequence (context parallel). context: how they do: `ring` sends keys and values round, `ulysses` has each
         attend with some of the heads.
     tp: ranks that share each matrix, and between matrices the sequence (tensor, sequence and loss parallel).
-    ep: ranks that share the experts of a layer, of those that share the state.
+    ep: ranks that share the experts of a layer, of those that share the state; ranks of cp and tp are among these.
     zero: what data-parallel ranks share instead of each holding it: 0 nothing (DDP), 1 the optimiser's state, 2 gradients too, 3
         weights too (FSDP).
     replicate: groups of data-parallel ranks, each of which holds all that `zero` shares between its ranks (HSDP).

@@ -19,7 +19,8 @@ NAMED_MAX: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
-    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model.
+    inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
+    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward.
     tied: whether its output is its embedding."""
 
     layers: int
@@ -29,6 +30,7 @@ class ModelFacts:
     sequence: int
     experts: int = 0
     tied: bool = False
+    shared_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,11 @@ class _Rule:
 def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     """Of the model that a recipe trains, whose shape has to be known: with `init` the folder says it."""
     shape = recipe.shape(vocab=1)
+    moe = shape.moe
     return ModelFacts(
-        layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
-        experts=shape.experts, tied=shape.tied,
+        layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
+        ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
+        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
     )  # fmt: skip
 
 
@@ -124,11 +128,10 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
     if model is None:
         return
-    if model.experts:
-        yield _Rule(lambda tp: tp == 1, "the matrices of experts are not cut; share experts by ep")
     yield _divides(model.heads, "its ranks share the model's {} heads evenly")
     yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
+    yield _divides(model.shared_dim, "its ranks share the width of {} of the shared experts evenly")
     if model.sequence % asked.cp == 0:
         yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
 
@@ -146,8 +149,6 @@ def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
 def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:
     if model is None:
         return
-    if model.experts:
-        yield _Rule(lambda cp: cp == 1, "sequences of a model with experts are not shared yet")
     sequence = model.sequence
     if asked.context == "ring":
         halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
@@ -167,7 +168,7 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
         yield _divides(model.experts, "its ranks share the {} experts of a layer evenly")
     data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
     if not rest and data_size and data_size % asked.replicate == 0:
-        there = data_size // (data_size if asked.zero == 0 else asked.replicate)
+        there = asked.tp * (1 if asked.zero == 0 else data_size // asked.replicate * asked.cp)
         yield _divides(there, "it is made of the {} ranks that share the state")
 
 

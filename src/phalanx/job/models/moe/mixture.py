@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.grouped import grouped
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
+from phalanx.job.models.parts import part_of
 
 
 class Experts(nn.Module):
@@ -31,8 +31,8 @@ class Experts(nn.Module):
         return self.exchange(x_nd, count_e, self._fed)
 
     def _fed(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
-        gate_nf, up_nf = grouped(x_nd, _here(self.gate_up), count_e).chunk(2, dim=-1)
-        return grouped(F.silu(gate_nf) * up_nf, _here(self.down), count_e)
+        gate_nf, up_nf = grouped(x_nd, part_of(self.gate_up), count_e).chunk(2, dim=-1)
+        return grouped(F.silu(gate_nf) * up_nf, part_of(self.down), count_e)
 
 
 class Mixture(nn.Module):
@@ -82,8 +82,3 @@ def reset_buffers(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Mixture | Router):
             part.reset_buffers()
-
-
-def _here(weight: Tensor) -> Tensor:
-    """This rank's experts."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight

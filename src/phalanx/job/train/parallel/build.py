@@ -42,8 +42,8 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     experts = ExpertParallel(mesh, layout.ep, dtype, recipe)
     for index, block in enumerate(model.blocks):
         fill_part(block, f"blocks.{index}", fill, rank.device)
-        tensors.block(cast(Block, block), f"blocks.{index}")
         experts.block(block, data.reshards)
+        tensors.block(cast(Block, block), f"blocks.{index}")
         data.part(block)
     for name, part in model.named_children():
         if name != "blocks":

@@ -16,6 +16,7 @@ SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
 CONTEXT = "cp"
 PIPELINE = "pp"
+TENSORS = "tp"
 _ROWS = "dp_rows"
 
 
