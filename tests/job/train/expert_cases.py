@@ -33,6 +33,7 @@ from phalanx.job.train.balance import balance, begin_step, loads_of, routers
 from phalanx.job.train.device import Rank, gang, this_rank
 from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
+from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
@@ -114,12 +115,14 @@ def alone(setting: Setting) -> Ran:
     return ran
 
 
-def sharded(ep: int, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> tuple[Llama, torch.optim.Optimizer]:
+def sharded(
+    ep: int, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3, place: OffloadPlace | None = None
+) -> tuple[Llama, torch.optim.Optimizer]:
     """As the trainer lays it out."""
     here = rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate, ep=ep, zero=zero))
     model = sharded_llama(RECIPE.shape(VOCAB), RECIPE, here, mesh_of(replicate), "fp32")
     setting(model)
-    return model, make_adamw(model, RECIPE)
+    return model, make_adamw(model, RECIPE, place)
 
 
 def rank_of(layout: Layout) -> Rank:
@@ -261,6 +264,14 @@ def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, ran
         assert ran.biases.equal(undisturbed.biases)
         for mixture in mixtures(model):
             assert mixture.slots.sort().values.equal(torch.arange(RECIPE.experts))
+
+
+def case_moments_in_a_file_go_with_experts_that_move_and_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
+    (model, optimizer), ran = sharded(2, place=OffloadPlace(kind="nvme", folder=root.parent, node="n")), Ran()
+    train(model, optimizer, rank, (1, 2, 3), ran)
+    assert place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)
+    train(model, optimizer, rank, (4, 5), ran)
+    assert ran.losses == once(2, rank).losses and ran.biases.equal(once(2, rank).biases)
 
 
 def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:

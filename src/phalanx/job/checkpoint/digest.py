@@ -13,6 +13,8 @@ from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.odd import Odd, odd_ones
 
 _PIECE: Final = 65_536
+_CARRIED: Final = 4 * 2**20
+"""Elements of what lies on the host and is summed by a GPU, at once."""
 _INTEGER: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -26,14 +28,17 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the tensor's device.
+def bit_sum(tensor: torch.Tensor, by: torch.device | None = None) -> torch.Tensor:
+    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the device `by` or, without one, the tensor's.
 
     One flipped bit always changes it; so do any others, but for one in 2^32 or so. The order of summing does not, nor into which
     parts a tensor is cut: the sum over them is that of the whole.
     """
     local = local_of(tensor.detach())
     bits = local.contiguous().view(_INTEGER[local.element_size()])
+    if by is not None and by.type != bits.device.type:
+        pieces = torch.split(bits.view(-1), _CARRIED)  # what lies on the host may be more than the device has room for
+        return sum((piece.to(by).sum(dtype=torch.int64) for piece in pieces), torch.zeros((), dtype=torch.int64, device=by))
     return _sum_on_cpu(bits) if bits.device.type == "cpu" else bits.sum(dtype=torch.int64)
 
 
@@ -55,7 +60,7 @@ class StateDigest:
 def state_digest(state: Mapping[str, torch.Tensor], device: torch.device) -> StateDigest:
     """A collective of all ranks; the same on every one. Names are the same on all ranks."""
     names = sorted(state)
-    table = gathered(torch.stack([bit_sum(state[name]).to(device) for name in names]))  # some are on the host, such as step counts
+    table = gathered(torch.stack([bit_sum(state[name], device) for name in names]))  # some are on the host, such as step counts
     odd, total = {}, hashlib.sha256()
     for column, name in enumerate(names):
         groups = replicas(state[name], len(table))

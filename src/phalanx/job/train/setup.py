@@ -45,6 +45,7 @@ from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
+from phalanx.job.train.offload import offload_place
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
 from phalanx.job.train.planted import planted
@@ -153,7 +154,7 @@ def assemble(
     settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
     model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
-    optimizer = make_adamw(model, recipe)
+    optimizer = make_adamw(model, recipe, offload_place(session, recipe))
     local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
