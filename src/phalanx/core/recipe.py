@@ -20,7 +20,8 @@ FP8_MULTIPLE: Final = 16
 """Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
 Switch = Literal["auto", True, False]
 FREE: Final = (
-    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks",
+    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks", "offload",
+    "offload_dir",
 )  # fmt: skip
 """Fields by which a run is faster or smaller, and by which none of its losses changes: a run may go on with others."""
 _BUDGET: Final = 0.5
@@ -87,6 +88,8 @@ class LlamaRecipe:
     reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
     prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
     reduce_dtype: in which gradients are summed over the ranks.
+    offload: where AdamW's moments lie: beside the weights, in the host's memory (`cpu`), or in a file on a disk (`nvme`).
+    offload_dir: the folder of that file on each node; empty for the attempt's own.
     experts: feed-forwards of each block, of which each token takes a few; 0 for a dense model, which the rest is not for.
     experts_per_token: of how many the answers are added up.
     expert_ffn_dim: inner width of an expert; 0 for `ffn_dim`.
@@ -152,6 +155,8 @@ class LlamaRecipe:
     reshard_after_forward: bool = True
     prefetch_blocks: int = 0
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    offload: Literal["none", "cpu", "nvme"] = "none"
+    offload_dir: str = ""
     experts: int = 0
     experts_per_token: int = 2
     expert_ffn_dim: int = 0
@@ -204,6 +209,7 @@ class LlamaRecipe:
         ]
         found += self._shape_problems()
         found += self._speed_problems()
+        found += self._offload_problems()
         return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
@@ -249,6 +255,12 @@ class LlamaRecipe:
             )
         if self.activation_checkpointing != "selective" and self.activation_budget != _BUDGET:
             yield "activation_budget", self.activation_budget, "write activation_checkpointing: selective too, or leave it out"
+
+    def _offload_problems(self) -> Iterator[tuple[str, object, str]]:
+        if self.offload_dir and self.offload != "nvme":
+            yield "offload_dir", self.offload_dir, "write offload: nvme too, or leave it out"
+        if self.offload_dir and not self.offload_dir.startswith("/"):
+            yield "offload_dir", self.offload_dir, "write an absolute path: it is a folder of each node"
 
     def _uneven_widths(self) -> Iterator[tuple[str, object, str]]:
         """Of layers that are computed in 8 bits."""

@@ -46,6 +46,7 @@ from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
+from phalanx.job.train.offload import offload_place
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, placed
 from phalanx.job.train.parallel.mesh import stage_mesh
@@ -158,7 +159,7 @@ def assemble(
     settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
     model = laid_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, batch.accumulate, fresh)
-    optimizer = make_adamw(model, recipe)
+    optimizer = make_adamw(model, recipe, offload_place(session, recipe))
     local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
