@@ -16,7 +16,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.mixture import mixtures
-from phalanx.job.train.parallel.mesh import REPLICATE, SHARD
+from phalanx.job.train.parallel.mesh import REPLICATE, SHARD, parted
 from phalanx.job.train.precision import Dtype, policy
 
 AXIS: Final = "ep"
@@ -52,7 +52,7 @@ def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
     ranks = mesh[SHARD].size()
     if ranks % ep:
         raise SpecError("layout.ep", ep, f"{ranks} ranks share the state; write a number that divides them")
-    return mesh._unflatten(SHARD, (ranks // ep, ep), (REST, AXIS))
+    return parted(mesh, SHARD, (ranks // ep, ep), (REST, AXIS))
 
 
 def cut_experts(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -57,7 +57,13 @@ def context_mesh(rank: Rank, mesh: DeviceMesh) -> DeviceMesh | None:
     if layout.cp == 1:
         return None
     axis = _axis_of_rows(layout)
-    return mesh._unflatten(axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+    return parted(mesh, axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+
+
+def parted(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """The same ranks, with several axes instead of one. A collective of all ranks."""
+    # By its number: of an axis by its name torch 2.11 says that there is none, of all those that there are.
+    return mesh._unflatten((mesh.mesh_dim_names or ()).index(axis), sizes, names)
 
 
 def _axis_of_rows(layout: Layout) -> str:
