@@ -44,7 +44,7 @@ DENSE_7B = Size(
     name="7.24B", dim=4096, layers=32, heads=32, kv_heads=8, ffn_dim=14_336, ffn_times=1.3, ffn_round=1024, vocab=32_000,
     sequence=8192,
 )  # fmt: skip
-MOE = replace(DENSE_1B, name="6.74B of which 1.11B compute a token", ffn_dim=4096, ffn_times=None, experts=16, per_token=2)
+MOE = replace(DENSE_1B, name="6.74B of which 1.10B compute a token", ffn_dim=4096, ffn_times=None, experts=16, per_token=2)
 STAGES = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 """Of a rank, by the schedules that leave a backward pass whole: others are not for compiled blocks."""
 LONG_1B = replace(DENSE_1B, sequence=65_536)

@@ -8,7 +8,7 @@ nothing. Passes without gradients run as they are: there are few, of other shape
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Final
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from phalanx.core.errors import SetupError
 from phalanx.core.recipe import Switch
 from phalanx.job.checkpoint.together import told_by_all
+from phalanx.job.models.llama import Block
+from phalanx.job.models.moe.mixture import Gated, gated, mixtures
 from phalanx.job.train.activations import Run, plain
 
 _log: Final = logging.getLogger(__name__)
@@ -56,6 +58,23 @@ def run_by(blocks: Iterable[nn.Module], runs: Iterable[Run], compile_them: bool,
             block.forward = partial(_forward, training, block)
 
 
+def parts_run_compiled(blocks: Iterable[Any], backend: Any = BACKEND) -> None:
+    """Of blocks that are no one graph, since they hand tokens on to experts elsewhere: all up to the experts' router, and what is
+    between an expert's products, of which nobody knows beforehand how many rows it gets. To be called before blocks are sharded."""
+    for block in blocks:
+        block.attended = partial(_attended, _compiled_method(Block.attended, backend), block)
+        for mixture in mixtures(block):
+            mixture.experts.gated = partial(_gated, _compiled_rows(backend))
+
+
+def _attended(training: Callable[..., Any], block: Block, *given: Any) -> Any:
+    return training(block, *given) if torch.is_grad_enabled() else Block.attended(block, *given)
+
+
+def _gated(training: Gated, gate_up_nf: Tensor) -> Tensor:
+    return training(gate_up_nf) if torch.is_grad_enabled() else gated(gate_up_nf)
+
+
 def _forward(training: Run, block: nn.Module, *given: Any) -> Tensor:
     return training(block, *given) if torch.is_grad_enabled() else plain(block, *given)
 
@@ -73,4 +92,16 @@ def _compiled(run: Run, backend: str) -> Run:
     """By torch's own defaults: parts that wait for other ranks (shared rows, experts elsewhere) run as they are, between compiled
     ones, and numbers of tokens that change from step to step become variables."""
     made: Run = torch.compile(run, backend=backend)
+    return made
+
+
+@cache
+def _compiled_method(method: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(method, backend=backend)
+    return made
+
+
+@cache
+def _compiled_rows(backend: Any) -> Gated:
+    made: Gated = torch.compile(gated, backend=backend, dynamic=True)
     return made

@@ -13,14 +13,23 @@ from phalanx.job.models.moe.grouped import grouped
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
 
+Gated = Callable[[Tensor], Tensor]
+
+
+def gated(gate_up_nf: Tensor) -> Tensor:
+    """Of both products, the gate's first: (n, 2f) to (n, f)."""
+    gate_nf, up_nf = gate_up_nf.chunk(2, dim=-1)
+    return F.silu(gate_nf) * up_nf
+
 
 class Experts(nn.Module):
     """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
-    lie on several ranks, how rows get to theirs; None where all lie here."""
+    lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster."""
 
     def __init__(self, dim: int, shape: MoeShape) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
+        self.gated: Gated = gated
         self.gate_up = nn.Parameter(torch.empty(shape.experts, dim, 2 * shape.ffn_dim))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn_dim, dim))
 
@@ -31,8 +40,7 @@ class Experts(nn.Module):
         return self.exchange(x_nd, count_e, self._fed)
 
     def _fed(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
-        gate_nf, up_nf = grouped(x_nd, _here(self.gate_up), count_e).chunk(2, dim=-1)
-        return grouped(F.silu(gate_nf) * up_nf, _here(self.down), count_e)
+        return grouped(self.gated(grouped(x_nd, _here(self.gate_up), count_e)), _here(self.down), count_e)
 
 
 class Mixture(nn.Module):
