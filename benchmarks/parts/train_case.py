@@ -133,14 +133,15 @@ class Asked:
     quiet_s: float = 120.0
     tried: dict[int, bool] = field(default_factory=dict)
 
-    def next(self, now_s: float) -> int | None:
-        """The entry that comes next; None when there is none, or no time for it."""
+    def next(self, now_s: float, slower: float = 1.0) -> int | None:
+        """The entry that comes next; None when there is none, or no time for it. slower: how many times longer than expected those
+        before it took."""
         answered = {self.entries[index].claim for index, good in self.tried.items() if good}
         waiting = [index for index in range(len(self.entries)) if index not in self.tried]
         firsts = [index for index in waiting if self.entries[index].claim not in answered]
         for indexes, until_s in ((firsts, self.hard_s), ([one for one in waiting if one not in firsts], self.soft_s)):
             for index in indexes:
-                if now_s + self.entries[index].expected_s <= until_s:
+                if now_s + slower * self.entries[index].expected_s <= until_s:
                     return index
         return None
 

@@ -20,8 +20,8 @@ _SHARE_OF_PRODUCTS: Final = 0.45
 """Of a block's activations: what torchtitan's `op` keeps of them, every second product and attention."""
 _COMPILE_S: Final = {"ours": 35.0, "peer": 45.0}
 """Of one kind of block, where nothing is found again; guessed from the 20 to 60 s of a first step."""
-_INITIAL_PER_S: Final = 0.6e9
-"""Parameters that a rank draws in a second, by eight threads of 150 million at best; the peer's are drawn on the card."""
+_BUILT_S: Final = 3.0
+"""A model is built, and its weights are drawn on the card."""
 _MFU_GUESSED: Final = 0.42
 _PEAK_GUESSED: Final = 989.4e12
 START_S: Final = 30.0
@@ -66,11 +66,10 @@ def memory_gib(case: Case, ranks: int, side: str) -> float:
 
 def expected_s(case: Case, ranks: int, side: str, is_new: bool = True) -> float:
     """is_new: no case of the same gang had the same compiled code before."""
-    parameters = num_parameters(case.size.shape) if side == "ours" else 0
     compiled = _COMPILE_S[side] * (1.3 if _checkpointing(case.options) else 1.0) if is_new else 8.0
     tokens = case.batch * case.size.sequence / case.ranks_per_sample
     step_s = tokens * flops_per_token(case.size, "causal") / (_MFU_GUESSED * _PEAK_GUESSED)
-    return float(2.0 + compiled + parameters / _INITIAL_PER_S + case.total * step_s)
+    return float(_BUILT_S + compiled + case.total * step_s)
 
 
 def graph_of(case: Case) -> tuple[Any, ...]:

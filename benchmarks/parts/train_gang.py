@@ -140,14 +140,16 @@ def say(folder: Path, index: int, answer: Answer) -> None:
 def in_turn(folder: Path, agreed: Callable[[int], int], measured: Callable[[Case], Answer]) -> None:
     """Every entry that there is time for, each said as soon as it is measured. agreed: of a number that ranks may see differently,
     rank 0's."""
-    asked, is_first = asked_in(folder), os.environ["RANK"] == "0"
-    while (index := agreed(-1 if (one := asked.next(time.time())) is None else one)) >= 0:
+    asked, is_first, slower = asked_in(folder), os.environ["RANK"] == "0", 1.0
+    while (index := agreed(-1 if (one := asked.next(time.time(), slower)) is None else one)) >= 0:
         if is_first:
             say(folder, index, {BEGUN: True})
         began_s = time.monotonic()
         answer = measured(asked.entries[index].case)
+        took_s = time.monotonic() - began_s
+        slower = max(slower, took_s / asked.entries[index].expected_s)
         if is_first:
-            say(folder, index, {**answer, "took_s": round(time.monotonic() - began_s, 1)})
+            say(folder, index, {**answer, "took_s": round(took_s, 1)})
         asked = asked.after(index, bool(agreed(int("failed" not in answer))))
 
 

@@ -10,6 +10,7 @@ from parts.train_case import STAGES, Case  # type: ignore[import-not-found]  # b
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.pipeline.layout import PipelineLayout
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import Rank, synchronise
 from phalanx.job.train.local_time import local_timer
@@ -35,7 +36,8 @@ def stepper(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Fetch) -> OneSte
 
 
 def _plain(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Fetch, dtype: Dtype) -> OneStep:
-    model = sharded_llama(recipe.shape(case.size.vocab), recipe, rank, make_mesh(rank), dtype)
+    model = sharded_llama(recipe.shape(case.size.vocab), recipe, rank, make_mesh(rank), dtype, fresh=False)
+    draw(model, recipe, rank)
     optimizer, timer = make_adamw(model, recipe), local_timer(model.blocks, rank)
 
     def one_step(step: int) -> StepFacts:
@@ -53,8 +55,9 @@ def _piped(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Fetch, dtype: Dty
         schedule=case.schedule, num_ranks=mesh["pp"].size(), num_microbatches=case.microbatches,
         stages_per_rank=STAGES[case.schedule],
     )  # fmt: skip
-    prepare = sharded_stage(recipe, layout, data_mesh(mesh), device, dtype)
+    prepare = sharded_stage(recipe, layout, data_mesh(mesh), device, dtype, fresh=False)
     pipeline = pipeline_parallel(shape, layout, mesh["pp"], device, dtype, prepare, llama_costs(shape, recipe.sequence))
+    draw(pipeline.part, recipe, rank)
     optimizer = make_adamw(pipeline.part, recipe)
 
     def one_step(step: int) -> StepFacts:
@@ -79,6 +82,18 @@ def _piped(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Fetch, dtype: Dty
         )  # fmt: skip
 
     return one_step
+
+
+@torch.no_grad()
+def draw(model: torch.nn.Module, recipe: LlamaRecipe, rank: Rank) -> None:
+    """First weights, on the device and of each rank's part alone: the trainer's own draw, which is the same however a model is cut,
+    takes a processor 12 s of a 7B model, and 30 of one with experts."""
+    generator = torch.Generator(rank.device).manual_seed(recipe.seed + rank.rank)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)  # norms, the same on every rank
+        else:
+            local_of(parameter).normal_(0.0, recipe.init_std, generator=generator)
 
 
 def _mark(marks: list[float], device: torch.device) -> None:

@@ -68,6 +68,7 @@ def test_further_cases_end_sooner_than_first_ones_and_what_takes_too_long_is_pas
     assert order(what, 100) == [0, 2, 3]
     assert order(what, 112) == [3]
     assert order(what, 119) == []
+    assert what.next(100, slower=1.5) == 0 and what.next(100, slower=2.5) == 3
 
 
 def test_what_is_asked_goes_through_a_file() -> None:
