@@ -20,7 +20,7 @@ from phalanx.core.errors import SetupError
 from phalanx.core.recipe import Switch
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Block
-from phalanx.job.models.moe.mixture import Gated, gated, mixtures
+from phalanx.job.models.moe.mixture import gated, mixtures, summed
 from phalanx.job.train.activations import Run, plain
 
 _log: Final = logging.getLogger(__name__)
@@ -59,20 +59,18 @@ def run_by(blocks: Iterable[nn.Module], runs: Iterable[Run], compile_them: bool,
 
 
 def parts_run_compiled(blocks: Iterable[Any], backend: Any = BACKEND) -> None:
-    """Of blocks that are no one graph, since they hand tokens on to experts elsewhere: all up to the experts' router, and what is
-    between an expert's products, of which nobody knows beforehand how many rows it gets. To be called before blocks are sharded."""
+    """Of blocks that are no one graph, since they hand tokens on to experts elsewhere: all up to the experts' router; what is
+    between an expert's products, of which nobody knows beforehand how many rows it gets; and the sum of what a token's experts
+    say. To be called before blocks are sharded."""
     for block in blocks:
-        block.attended = partial(_attended, _compiled_method(Block.attended, backend), block)
+        block.attended = partial(_training, Block.attended, _compiled_part(Block.attended, backend), block)
         for mixture in mixtures(block):
-            mixture.experts.gated = partial(_gated, _compiled_rows(backend))
+            mixture.experts.gated = partial(_training, gated, _compiled_part(gated, backend, dynamic=True))
+            mixture.summed = partial(_training, summed, _compiled_part(summed, backend))
 
 
-def _attended(training: Callable[..., Any], block: Block, *given: Any) -> Any:
-    return training(block, *given) if torch.is_grad_enabled() else Block.attended(block, *given)
-
-
-def _gated(training: Gated, gate_up_nf: Tensor) -> Tensor:
-    return training(gate_up_nf) if torch.is_grad_enabled() else gated(gate_up_nf)
+def _training(part: Callable[..., Any], compiled: Callable[..., Any], *given: Any) -> Any:
+    return compiled(*given) if torch.is_grad_enabled() else part(*given)
 
 
 def _forward(training: Run, block: nn.Module, *given: Any) -> Tensor:
@@ -96,12 +94,6 @@ def _compiled(run: Run, backend: str) -> Run:
 
 
 @cache
-def _compiled_method(method: Callable[..., Any], backend: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(method, backend=backend)
-    return made
-
-
-@cache
-def _compiled_rows(backend: Any) -> Gated:
-    made: Gated = torch.compile(gated, backend=backend, dynamic=True)
+def _compiled_part(part: Callable[..., Any], backend: Any, dynamic: bool | None = None) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(part, backend=backend, dynamic=dynamic)
     return made

@@ -22,6 +22,14 @@ def gated(gate_up_nf: Tensor) -> Tensor:
     return F.silu(gate_nf) * up_nf
 
 
+Summed = Callable[[Tensor, Tensor], Tensor]
+
+
+def summed(y_tkd: Tensor, weight_tk: Tensor) -> Tensor:
+    """What the experts of each token say, by their weights: (t, d) in y's dtype, added up in that of the weights."""
+    return (y_tkd * weight_tk.unsqueeze(-1)).sum(dim=1).to(y_tkd.dtype)
+
+
 class Experts(nn.Module):
     """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
     lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster."""
@@ -45,7 +53,7 @@ class Experts(nn.Module):
 
 class Mixture(nn.Module):
     """slots: int64 (e), the place of each expert among the stacked weights: they lie in their order until they are placed by their
-    loads. A part of the model's state, as the weights are."""
+    loads. A part of the model's state, as the weights are. summed: `summed`, or the same made faster."""
 
     slots: Tensor
 
@@ -53,6 +61,7 @@ class Mixture(nn.Module):
         """feed: makes a plain feed-forward of that inner width."""
         super().__init__()
         self.shape = shape
+        self.summed: Summed = summed
         self.router = Router(dim, shape)
         self.experts = Experts(dim, shape)
         self.shared = feed(shape.shared * shape.ffn_dim) if shape.shared else None
@@ -68,8 +77,7 @@ class Mixture(nn.Module):
         order = ordered(self.slots[index_tk].flatten(), self.shape.experts)
         self.router.count(order.count_e[self.slots])
         y_nd = self.experts(to_experts(x_td, order, self.shape.per_token), order.count_e)
-        y_tkd = to_tokens(y_nd, order, self.shape.per_token)
-        y_bsd: Tensor = (y_tkd * weight_tk.unsqueeze(-1)).sum(dim=1).to(x_bsd.dtype).view_as(x_bsd)
+        y_bsd = self.summed(to_tokens(y_nd, order, self.shape.per_token), weight_tk).to(x_bsd.dtype).view_as(x_bsd)
         if self.shared is not None:
             y_bsd = y_bsd + self.shared(x_bsd)
         return y_bsd
