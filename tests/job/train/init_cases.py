@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from phalanx.core.errors import PhalanxError
@@ -88,7 +88,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
     }
 
 
-def whole(model: Llama) -> dict[str, Tensor]:
+def whole(model: nn.Module) -> dict[str, Tensor]:
     """All weights, on rank 0. A collective of all ranks."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {name: weight.clone() for name, weight in cast(dict[str, Tensor], get_model_state_dict(model, options=options)).items()}

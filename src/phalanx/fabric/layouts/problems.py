@@ -8,6 +8,7 @@ from typing import Final
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.context import ContextCut, head_problems
+from phalanx.fabric.layouts.stages import stage_problems, stages_per_rank
 
 Problem = tuple[str, object, str]
 """(field, value, what to change)."""
@@ -18,7 +19,8 @@ NAMED_MAX: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
-    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model."""
+    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model.
+    tied: whether its output is its embedding."""
 
     layers: int
     heads: int
@@ -26,6 +28,7 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     shape = recipe.shape(vocab=1)
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
-        experts=shape.experts,
+        experts=shape.experts, tied=shape.tied,
     )  # fmt: skip
 
 
@@ -71,7 +74,12 @@ def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
         found.append(("cp", asked.cp, fix))
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
-    return found
+    return [*found, *stage_problems(asked, recipe)]
+
+
+def named(field: str) -> str:
+    """A problem's field as in a job file: of the layout where it does not say of what else."""
+    return field if "." in field else f"layout.{field}"
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -100,8 +108,7 @@ def _rules(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts, axis: 
         case "cp":
             yield from _of_context(asked, model)
         case "pp" if model is not None:
-            layers = model.layers
-            yield _Rule(lambda pp: pp <= layers, f"each stage has one of the model's {layers} layers at least")
+            yield from _of_stages(asked, model)
         case "ep":
             yield from _of_experts(asked, model, ranks)
         case "replicate":
@@ -124,6 +131,16 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
     if model.sequence % asked.cp == 0:
         yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
+
+
+def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
+    if model.tied:
+        yield _Rule(lambda pp: pp == 1, "the model's output is its embedding (tied), which would be on two ranks")
+    if model.experts:
+        yield _Rule(lambda pp: pp == 1, "stages of a pipeline have no experts yet; share experts by ep")
+    layers, stages = model.layers, stages_per_rank(asked)
+    each = "each stage" if stages == 1 else f"each of the {stages} stages of a rank"
+    yield _Rule(lambda pp: pp == 1 or pp * stages <= layers, f"{each} has one of the model's {layers} layers at least")
 
 
 def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:

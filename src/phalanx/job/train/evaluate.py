@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.job.train.batches import HeldOut
-from phalanx.job.train.loss import token_loss
 from phalanx.job.train.parallel import let_go
+from phalanx.job.train.passes import mean_loss
 
 
 @torch.no_grad()
@@ -30,6 +30,6 @@ def held_out_loss(model: nn.Module, held_out: HeldOut, moved: Callable[[int], No
 
 def _sum(model: nn.Module, samples: Tensor, counted: int) -> Tensor:
     """Sum of the samples' losses, and their number. One run of the model, even when none of them counts."""
-    loss = token_loss(model, samples).to(torch.float64)
+    loss = mean_loss(model, samples).to(torch.float64)
     number = torch.tensor(float(counted), dtype=torch.float64, device=loss.device)
     return torch.stack((loss * number, number))

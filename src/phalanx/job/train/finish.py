@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from phalanx.core import wire
@@ -25,6 +25,8 @@ from phalanx.job.models.llama import LlamaShape
 from phalanx.job.models.model_config import ADAPTER, CONTEXT, carried, context_of
 from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import gathered_weights
 from phalanx.job.train.set_aside import set_aside_lineage
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
@@ -38,11 +40,16 @@ TOKENIZER: Final = "tokenizer.json"
 def finish(training: Training, trained: Trained) -> Path:
     """Saves the model, or the adapters that were trained, and says so. A collective of all ranks. Raises StoreUnavailable when
     either cannot be written."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    gathered = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
-    rows = rows_of(training.model)
-    whole = {name: as_saved(one, rows[name]) if name in rows else one for name, one in gathered.items()}
+    model = training.model
+    whole = gathered_weights(model) if isinstance(model, RankPart) else _gathered(model)
     return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
+    """In host memory, on rank 0 alone."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    gathered, rows = cast(dict[str, Tensor], get_model_state_dict(model, options=options)), rows_of(model)
+    return {name: as_saved(one, rows[name]) if name in rows else one for name, one in gathered.items()}
 
 
 def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tensor]) -> Path:

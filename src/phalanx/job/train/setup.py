@@ -19,6 +19,7 @@ from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, Patience, find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.sound import BadData
@@ -46,7 +47,11 @@ from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
+from phalanx.job.train.parallel import layout_of, make_mesh, placed
+from phalanx.job.train.parallel.mesh import stage_mesh
+from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import whole_tensors
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.resumed import INIT, of_any_data, resumed
@@ -59,13 +64,13 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
-    `train_batch` reads from. init_digest: of the weights of the recipe's `init`."""
+    `train_batch` reads from. model: this rank's part of it. init_digest: of the weights of the recipe's `init`."""
 
     session: Session
     recipe: LlamaRecipe
     rank: Rank
     data: Sources
-    model: Llama
+    model: Llama | RankPart
     optimizer: torch.optim.Optimizer
     feed: Feed
     train_batch: Callable[[int], Tensor]
@@ -152,7 +157,7 @@ def assemble(
     else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
     settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
-    model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
+    model = laid_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, batch.accumulate, fresh)
     optimizer = make_adamw(model, recipe)
     local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
@@ -168,7 +173,7 @@ def assemble(
         model=model,
         optimizer=optimizer,
         feed=feed,
-        train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
+        train_batch=planted(session, next(iter(model.blocks)), train_batches(feed, recipe, batch)),
         batch=batch,
         held_out=HeldOut(data, recipe, rank, batch),
         policy=SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session)),
@@ -178,7 +183,8 @@ def assemble(
             device=rank.device,
             attempt=session.attempt,
             generation=rank.generation,
-            mesh=mesh,
+            mesh=stage_mesh(mesh),
+            tensors=whole_tensors(model.shape, training_state(model, optimizer)) if isinstance(model, RankPart) else None,
         ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,

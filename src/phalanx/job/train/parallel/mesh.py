@@ -8,13 +8,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, problems, recipe_problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, named, problems, recipe_problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
 SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
 CONTEXT = "cp"
+PIPELINE = "pp"
 _ROWS = "dp_rows"
 
 
@@ -26,7 +27,7 @@ def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
     for field, value, fix in (*recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
-        raise SpecError(f"layout.{field}", value, fix)
+        raise SpecError(named(field), value, fix)
     return replace(rank, layout=laid_out(asked, rank.world_size))
 
 
@@ -64,6 +65,12 @@ def parted(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str
     """The same ranks, with several axes instead of one. A collective of all ranks."""
     # By its number: of an axis by its name torch 2.11 says that there is none, of all those that there are.
     return mesh._unflatten((mesh.mesh_dim_names or ()).index(axis), sizes, names)
+
+
+def stage_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks with the same stages as this one; all without a pipeline."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE)
+    return mesh[names] if len(names) < mesh.ndim else mesh
 
 
 def _axis_of_rows(layout: Layout) -> str:
