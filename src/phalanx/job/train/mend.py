@@ -14,7 +14,8 @@ from phalanx.core.health import NAMED_MAX, BadSample, LossSpike
 from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
-from phalanx.job.train.loss import of_whole_rows, sample_losses
+from phalanx.job.train.loss import of_whole_rows
+from phalanx.job.train.objective import sample_losses
 from phalanx.job.train.parallel import let_go
 from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves

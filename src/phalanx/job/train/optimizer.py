@@ -6,13 +6,13 @@ from typing import Final
 import torch
 from torch import nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 
 _MATRIX: Final = 2
 """Dimensions; of experts' matrices, which are stacked, one more."""
 
 
-def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
+def make_adamw(model: nn.Module, recipe: AnyRecipe) -> torch.optim.AdamW:
     """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros.
     Frozen weights have none.
 
@@ -40,7 +40,7 @@ def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     }
 
 
-def lr_at(step: int, recipe: LlamaRecipe) -> float:
+def lr_at(step: int, recipe: AnyRecipe) -> float:
     """Of update `step`, counted from 1: linear up to `lr` at `warmup_steps`, then a cosine down to `lr * min_lr_ratio`."""
     if step <= recipe.warmup_steps:
         return recipe.lr * step / recipe.warmup_steps

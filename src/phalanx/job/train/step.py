@@ -8,11 +8,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.balance import balance, begin_step
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import synchronise
-from phalanx.job.train.loss import mean_over_ranks, token_loss
+from phalanx.job.train.loss import mean_over_ranks
+from phalanx.job.train.objective import batch_loss
 from phalanx.job.train.optimizer import lr_at, set_lr
 from phalanx.job.train.parallel import sync_gradients
 
@@ -44,7 +45,7 @@ def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     fetch: Callable[[int], Tensor],
-    recipe: LlamaRecipe,
+    recipe: AnyRecipe,
     step: int,
     clock_s: Callable[[], float],
     moved: Callable[[int, int], None] = lambda step, mark: None,
@@ -96,7 +97,7 @@ def _gradients(model: nn.Module, microbatches: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=microbatches.device)
     for index, samples in enumerate(microbatches):
         sync_gradients(model, index == len(microbatches) - 1)
-        loss = token_loss(model, samples)
+        loss = batch_loss(model, samples)
         (loss / len(microbatches)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
