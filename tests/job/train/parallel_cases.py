@@ -40,7 +40,7 @@ from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
 from phalanx.job.train.parallel.mesh import stage_mesh
-from phalanx.job.train.passes import losses_of, mean_loss
+from phalanx.job.train.passes import losses_of, mean_scores
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
@@ -227,7 +227,7 @@ def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     """As `laid`, of a pipeline."""
     run = Run(rank, asked, shape=DEEP)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
-    losses, mean = losses_of(run.model, mine), mean_loss(run.model, mine).to(torch.float64)
+    losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
     dist.all_reduce(mean)
     everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
     dist.all_gather(everyone, losses)

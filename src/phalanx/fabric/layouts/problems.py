@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import LayoutSpec
+from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
 from phalanx.fabric.layouts.stages import stage_problems, stages_per_rank
 
@@ -49,8 +50,11 @@ class _Rule:
     why: str
 
 
-def facts_of(recipe: LlamaRecipe) -> ModelFacts:
+def facts_of(recipe: AnyRecipe) -> ModelFacts:
     """Of the model that a recipe trains, whose shape has to be known: with `init` the folder says it."""
+    if isinstance(recipe, VitRecipe):
+        seen = recipe.shape(classes=1)
+        return ModelFacts(layers=seen.layers, heads=seen.heads, kv_heads=seen.heads, ffn_dim=seen.ffn_dim, sequence=seen.tokens)
     shape = recipe.shape(vocab=1)
     moe = shape.moe
     return ModelFacts(
@@ -60,8 +64,11 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
     )  # fmt: skip
 
 
-def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
     """What else a recipe asks for that a layout cannot have, whatever the model."""
+    if isinstance(recipe, VitRecipe):
+        fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
+        return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
     if asked.tp > 1 and recipe.lora is not None:
         fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
 from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, named, problems, recipe_problems
 from phalanx.job.sdk.session import Session
@@ -20,7 +20,7 @@ TENSORS = "tp"
 _ROWS = "dp_rows"
 
 
-def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
+def placed(rank: Rank, session: Session, recipe: AnyRecipe) -> Rank:
     """The rank with its layout. Raises SpecError, on every rank, for one that this gang cannot have, whoever started it."""
     asked = session.layout
     if asked == PLAIN:
