@@ -34,6 +34,9 @@ CHECKPOINT_STORE: Final = "checkpoint-store"
 LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
 
+PROFILE: Final = "profile"
+"""Its ranks trace the steps that the job asks for."""
+
 
 def needed(spec: JobSpec) -> frozenset[str]:
     """The features without which a node would run the job otherwise than it asks."""
@@ -49,5 +52,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
         LAYOUT: spec.layout != LayoutSpec(),
+        PROFILE: spec.profile is not None,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -13,6 +13,7 @@ ALWAYS: Final = (
     features.DATA_SPEC,
     features.LAYOUT,
     features.LEASE,
+    features.PROFILE,
     features.RECOVERY,
     features.RECOVERY_NODES,
     features.SECRETS,
