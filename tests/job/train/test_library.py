@@ -428,7 +428,7 @@ def test_a_trace_is_read_by_another_process(
         run.profile(first=1, count=1)
         run.log(1, loss=torch.ones(3, 3).sum())
         for writing in run._profile._writing:
-            writing.join(60)
+            writing.join(300)
         run.profile(first=2, count=1)
         monkeypatch.setattr(sys, "executable", "/no/such/python")
         run._profile.close()

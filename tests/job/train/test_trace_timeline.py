@@ -53,7 +53,7 @@ def test_an_operator_counts_without_those_that_it_calls() -> None:
 
 
 def test_a_trace_is_there_also_where_it_cannot_be_summed_up(tmp_path: Path) -> None:
-    raw = tmp_path / ".t.json"
+    raw = tmp_path / "raw.json"
     raw.write_text('{"traceEvents": [')
     with pytest.raises(json.JSONDecodeError):
         write(raw, 0, str(tmp_path / "t"), {})

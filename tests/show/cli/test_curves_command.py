@@ -26,7 +26,10 @@ def point(step: int, loss: float, steps: int = 1) -> CurvePoint:
 VIEW = CurvesView(
     job=JOB, rank=0, total_steps=400, points=tuple(point(n, 9 - 8 * n / 200) for n in range(1, 201)),
     begins={AttemptId(f"{JOB}.1"): 1, AttemptId(f"{JOB}.2"): 121},
-    metrics={"<b>val\x1b[2J": (MetricPoint(step=0, value=9.0), MetricPoint(step=200, value=4.0))},
+    metrics={
+        "val_loss_first": (MetricPoint(step=0, value=8.5),),
+        "<b>val\x1b[2J": (MetricPoint(step=0, value=9.0), MetricPoint(step=200, value=4.0)),
+    },
 )  # fmt: skip
 
 
@@ -40,6 +43,7 @@ def test_each_curve_is_drawn_and_the_phases_are_told(terminal: Terminal) -> None
     titles = [line.split(",")[0] for line in lines if ", from step " in line]
     assert titles[:3] == ["loss", "gradient norm", "tokens/s"] and len(titles) == 4, "an MFU that nobody knows has no curve"
     assert "\x1b" not in shown.out, "names come from anywhere"
+    assert "val_loss_first 8.5 at step 0" in lines, "one point is no curve"
     assert re.search(r"forward and backward +60\.0 +60\.0% +60\.0 +60\.0%", shown.out)
 
 
@@ -63,6 +67,7 @@ def test_a_page_has_every_plot_and_no_word_from_outside_is_read_as_html(terminal
     html = page.read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", html)
     assert titles[:5] == ["Loss", "Gradient norm", "Throughput", "Learning rate", "Where a step goes"] and len(titles) == 6
+    assert "<b>8.5</b><span>val_loss_first, step 0</span>" in html
     assert "<b>val" not in html and "\x1b" not in html and "<script" not in html and "http" not in html
     assert f"{JOB}.2 goes on at step 121" in html and f"{JOB}.1 goes on" not in html
     assert html.count('class="layer') == 6 and "nan" not in html

@@ -73,8 +73,15 @@ def curves_page(view: "CurvesView", page: Path | None = None) -> "Iterator[Rende
         values = [(float(one.step), getattr(one, name)) for one in view.points]
         if any(value for _, value in values):
             yield from _chart(title, values)
-    for name, several in list(view.metrics.items())[:METRICS_SHOWN]:
+    drawn = [(name, several) for name, several in view.metrics.items() if len(several) > 1]
+    for name, several in drawn[:METRICS_SHOWN]:
         yield from _chart(name, [(float(one.step), one.value) for one in several])
+    once = [
+        f"{name} {several[0].value:.4g} at step {several[0].step:,}" for name, several in view.metrics.items() if len(several) == 1
+    ]
+    if once:
+        yield line("")
+        yield line("; ".join(once[:METRICS_SHOWN]))
     yield from _phases(view)
     if page is not None:
         yield line(f"Wrote {page}.")

@@ -37,6 +37,11 @@ def _tiles(view: CurvesView) -> str:
         (f"{newest.tokens_per_s:,.0f}", "tokens/s"),
         (f"{newest.mfu:.1%}" if newest.mfu > 0 else "-", "MFU"),
     ]
+    tiles += [
+        (f"{several[0].value:.4g}", f"{clean(name)}, step {several[0].step:,}")
+        for name, several in view.metrics.items()
+        if len(several) == 1
+    ][:OTHERS_MAX]
     return tiles_of(tiles)
 
 
@@ -59,7 +64,7 @@ def _sections(view: CurvesView) -> Iterator[str]:
     most = up_to((sum(getattr(point, name) for name in PHASES) for point in view.points), least=1e-3)
     said = "Milliseconds of a step, by what they went to, as the rank's records say."
     yield section("Where a step goes", stack_plot(x, Axis("ms a step", 0, most), layers, marks), said)
-    for name, several in list(view.metrics.items())[:OTHERS_MAX]:
+    for name, several in [one for one in view.metrics.items() if len(one[1]) > 1][:OTHERS_MAX]:
         title = clean(name)
         yield section(title, line_plot(_reaching(x, several), _values(title, several), {title: _metric(several)}, marks=marks))
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -34,7 +35,7 @@ class Profile:
     """Of one rank. `at(step)` is called when a step begins. facts: what a trace cannot say, for its summary."""
 
     def __init__(self, artifacts: Path, rank: int, device: torch.device, facts: Mapping[str, Any] | None = None) -> None:
-        self._folder, self._rank = artifacts / FOLDER, rank
+        self._folder, self._rank = artifacts.absolute() / FOLDER, rank
         self._on_gpu = device.type == "cuda"
         self._facts = dict(facts or {})
         self._mfu: dict[str, float] = {}
@@ -151,17 +152,15 @@ class Profile:
         thread.start()
 
     def _write(self, ended: profile, name: str, facts: str) -> None:
-        """Training goes on whatever becomes of it."""
-        raw = self._folder / f".{name}.json"
+        """Training goes on whatever becomes of it. What is not whole yet lies beside the artifacts, which are sent as they are."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            ended.export_chrome_trace(str(raw))
-            self._sum_up(raw, name, facts)
+            with TemporaryDirectory(prefix=".trace-", dir=self._folder.parents[1], ignore_cleanup_errors=True) as beside:
+                raw = Path(beside) / f"{name}.json"
+                ended.export_chrome_trace(str(raw))
+                self._sum_up(raw, name, facts)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
             _log.warning("the trace of steps %s could not be written: %s", name, error)
-        finally:
-            with suppress(OSError):
-                raw.unlink(missing_ok=True)
 
     def _sum_up(self, raw: Path, name: str, facts: str) -> None:
         done = subprocess.run(

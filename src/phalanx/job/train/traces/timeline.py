@@ -266,8 +266,8 @@ def _ms(spans: Sequence[Span]) -> float:
 
 
 def write(raw: Path, rank: int, to: str, facts: Mapping[str, Any]) -> Summary:
-    """TO.trace.json.gz and TO.summary.* of the trace `raw`, which is removed. The trace comes first: it is there also where its
-    summary is too much."""
+    """TO.trace.json.gz and TO.summary.* of the trace `raw`, which is removed; each is whole or absent. The trace comes first: it is
+    there also where its summary is too much."""
     try:
         packed = raw.with_suffix(".gz")
         with raw.open("rb") as file, gzip.open(packed, "wb", compresslevel=6) as out:
@@ -277,8 +277,10 @@ def write(raw: Path, rank: int, to: str, facts: Mapping[str, Any]) -> Summary:
             summary = summarised(json.load(file)["traceEvents"], rank, facts)
     finally:
         raw.unlink(missing_ok=True)
-    Path(f"{to}.summary.json").write_text(json.dumps(summary.plain(), indent=1))
-    Path(f"{to}.summary.txt").write_text(summary.text())
+    for kind, text in (("json", json.dumps(summary.plain(), indent=1)), ("txt", summary.text())):
+        whole = raw.with_suffix(f".{kind}")
+        whole.write_text(text)
+        whole.rename(f"{to}.summary.{kind}")
     return summary
 
 
