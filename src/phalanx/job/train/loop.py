@@ -17,6 +17,8 @@ from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Start, Training
 from phalanx.job.train.sizes import step_flops_per_token
 from phalanx.job.train.step import StepFacts, train_step
+from phalanx.job.train.traces.timeline import CHECKPOINT
+from phalanx.job.train.traces.traced import Traced, traced
 
 _log: Final = logging.getLogger(__name__)
 LINES_A_RUN: Final = 20
@@ -61,16 +63,17 @@ def _steps(training: Training, start: Start, saves: Saves) -> float:
         training.feed.start(start.step + 1)
         if first is None:
             first = measure(training, "val_loss_first", start.step)
-        with recording(training, start), collected_at_steps() as collect:
+        with recording(training, start), collected_at_steps() as collect, traced(training, start.step) as trace:
             for step in range(start.step + 1, training.recipe.steps + 1):
-                _one_step(training, saves, step, first, start.checkpoint)
+                trace.at(step)
+                _one_step(training, saves, trace, step, first, start.checkpoint)
                 collect(step)
     finally:
         training.feed.close()
     return first
 
 
-def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
+def _one_step(training: Training, saves: Saves, trace: Traced, step: int, val_loss_first: float, checkpoint: str) -> None:
     """checkpoint: digest of the manifest from which the run went on."""
     started_ms, started_s = training.unix_ms(), training.clock_s()
     training.audit.compute(training, step, training.shared_batch)
@@ -82,7 +85,7 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
 
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
-        training.watch.moved, accepts, saves.before_agreement,
+        trace.moved, accepts, saves.before_agreement,
     )  # fmt: skip
     training.local_time.stop()
     if facts.updated:
@@ -96,13 +99,16 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
             _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, 0.0)
         )  # shows where
         raise error
+    trace.phase(CHECKPOINT)
     if facts.updated or step == training.recipe.steps:
         saves.after(step, facts.loss, val_loss_first)
     training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
+    trace.phase("")
     training.audit.rest(training, step)
     ended_s = training.clock_s()
     record = _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
+    trace.measured(step, record.mfu)
     if facts.updated:
         training.expert_loads.stepped(step)
     training.watch.recorded(training, step)
