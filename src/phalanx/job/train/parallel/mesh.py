@@ -58,7 +58,8 @@ def context_mesh(rank: Rank, mesh: DeviceMesh) -> DeviceMesh | None:
     if layout.cp == 1:
         return None
     axis = _axis_of_rows(layout)
-    return mesh._unflatten(axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+    number = (mesh.mesh_dim_names or ()).index(axis)  # torch 2.11 refuses each name that is there
+    return mesh._unflatten(number, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
 
 
 def stage_mesh(mesh: DeviceMesh) -> DeviceMesh:
