@@ -16,10 +16,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import ScheduleName
 from phalanx.fabric.layouts import Layout
 from phalanx.fabric.pipeline.actions import Action, Kind, Order, orders
 from phalanx.fabric.pipeline.balance import LayerCosts
-from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout
+from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout, fewest_stages
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape
@@ -27,6 +28,7 @@ from phalanx.job.train.device import Rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh
+from phalanx.job.train.pipeline import build
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.pipeline import TORCH_NAMES, Pipeline, pipeline_parallel
 from phalanx.job.train.pipeline.prepare import sharded_stage
@@ -153,6 +155,19 @@ def test_a_gang_that_makes_too_few_microbatches_of_a_step_is_told_so_by_its_rank
             SpecError, match=r"layout.schedule: '1f1b': this gang makes 1 microbatch of a step's samples; write 2 or more"
         ):
             laid_llama(SHAPE, LlamaRecipe(accumulate=2), rank, make_mesh(rank), "fp32", 1)
+
+
+@pytest.mark.parametrize(("schedule", "compiled"), [("1f1b", True), ("interleaved", True), ("zb1p", False), ("zbv", False)])
+def test_compiling_by_itself_gives_way_to_a_schedule_that_parts_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, schedule: ScheduleName, compiled: bool
+) -> None:
+    """Where all ranks could compile, as on CUDA: to be asked for and refused is another thing."""
+    monkeypatch.setattr(build, "compiled_by_all", lambda asked, device: True)
+    asked = build.compiled_or_not(LlamaRecipe(), Layout(pp=2, schedule=schedule), torch.device("cpu"))
+    assert asked.compile is compiled
+    stages = PipelineLayout(schedule=schedule, num_ranks=2, num_microbatches=4, stages_per_rank=fewest_stages(schedule))
+    with ranks_of(2):
+        sharded_stage(asked, stages, init_device_mesh("cpu", (2,)), torch.device("cpu"), "fp32")
 
 
 def test_stages_have_the_model_s_parts_under_its_names_and_its_forward() -> None:

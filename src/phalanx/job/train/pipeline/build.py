@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.layouts import Layout, pipeline_of
-from phalanx.fabric.pipeline.layout import PipelineLayout
+from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.train.compiled import compiled_by_all
 from phalanx.job.train.context.shared import context_parallel
@@ -29,9 +30,8 @@ def laid_llama(
     layout = of_rank(rank)
     if layout.pp == 1:
         return sharded_llama(shape, recipe, rank, mesh, dtype, fresh)
-    if recipe.compile == "auto":
-        recipe = uncompiled(replace(recipe, compile=compiled_by_all("auto", rank.device)), layout)
     stages, sharing = _stages(layout, num_microbatches, shape), context_mesh(rank, mesh)
+    recipe = compiled_or_not(recipe, layout, rank.device)
     cut = sharded_stage(recipe, stages, data_mesh(mesh), rank.device, dtype, fresh, TensorParallel(mesh))
 
     def prepare(stage: Stage) -> None:
@@ -41,6 +41,14 @@ def laid_llama(
 
     costs, parts = llama_costs(shape, recipe.sequence), layout.cp * layout.tp
     return pipeline_parallel(shape, stages, mesh[PIPELINE], rank.device, dtype, prepare, costs, parts).part
+
+
+def compiled_or_not(recipe: LlamaRecipe, layout: Layout, device: torch.device) -> LlamaRecipe:
+    """What `compile: auto` becomes, on all ranks alike: nothing where the schedule parts the backward pass. A collective of all."""
+    if recipe.compile != "auto":
+        return recipe
+    compiled = layout.schedule not in SPLITS_BACKWARD and compiled_by_all("auto", device)
+    return uncompiled(replace(recipe, compile=compiled), layout)
 
 
 def _stages(layout: Layout, num_microbatches: int, shape: LlamaShape) -> PipelineLayout:
