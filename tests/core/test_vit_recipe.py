@@ -95,6 +95,15 @@ def test_what_changes_no_loss_may_change_in_a_run_that_goes_on() -> None:
         assert config_text(changed(field, value)) != usual
 
 
+def test_the_best_checkpoint_may_be_the_most_accurate() -> None:
+    best = {"keep_best": 1, "best_metric": "val_accuracy", "best_mode": "max"}
+    assert parse_spec({**job(), "checkpoint": best}).checkpoint.best_metric == "val_accuracy"
+    with pytest.raises(SpecError, match="is not measured with eval_batches: 0"):
+        parse_spec({**job(None, eval_batches=0), "checkpoint": best})
+    with pytest.raises(SpecError, match="a recipe measures val_loss and loss: name one"):
+        parse_spec({**JOB, "recipe": "llama", "checkpoint": best})
+
+
 def test_every_hyperparameter_is_documented_with_its_default() -> None:
     page = (ROOT / "docs/vit.md").read_text().splitlines()
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in page if line.startswith("| `")]

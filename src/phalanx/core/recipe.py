@@ -286,11 +286,16 @@ def config_text(recipe: AnyRecipe) -> str:
     return wire.dumps(dict[str, Any], kept)
 
 
-RECIPE_METRICS = ("val_loss", "loss")
+RECIPE_METRICS: Final = ("val_loss", "loss")
 """What every recipe can measure at a save: the held-out loss, and the loss of the step."""
 
 RECIPES: Final[Mapping[str, type[AnyRecipe]]] = {"llama": LlamaRecipe, "vit": VitRecipe}
 """Recipe name, as written in a job spec, to its configuration."""
+
+
+def metrics_of(name: str) -> tuple[str, ...]:
+    """What the recipe of that name can measure at a save."""
+    return (*RECIPE_METRICS, "val_accuracy") if name == "vit" else RECIPE_METRICS
 
 
 def name_of(recipe: AnyRecipe) -> str:

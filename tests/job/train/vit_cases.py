@@ -58,17 +58,16 @@ class Stopped(Exception):
     """As a rank that dies: nothing after it happens."""
 
 
-def leg(
-    out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: int = 0, recipe: VitRecipe = RECIPE
-) -> dict[str, Any]:
+def leg(out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: int = 0) -> dict[str, Any]:
     """A run through the trainer's own rooms. stop: the step in which it ends, once its batch is there."""
     job = out / name
     records = job / f"records-{rank.rank}-{attempt}"
     job.mkdir(exist_ok=True)
     given = {"PHALANX_JOB": name, "PHALANX_ATTEMPT": f"{name}-1.{attempt}", "PHALANX_JOB_DIR": str(job)}
-    given |= {"PHALANX_CHECKPOINT_EVERY": str(EVERY), "PHALANX_RECORDS": str(records)}
+    given |= {"PHALANX_CHECKPOINT_EVERY": str(EVERY), "PHALANX_RECORDS": str(records), "PHALANX_CHECKPOINT_KEEP_BEST": "1"}
+    given |= {"PHALANX_CHECKPOINT_BEST_METRIC": "val_accuracy", "PHALANX_CHECKPOINT_BEST_MODE": "max"}
     session = attach({**os.environ, **given})
-    training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
+    training, start = set_up(session, RECIPE, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
     with suppress(Stopped), saving(training) as saves:
 
         def fetch_or_stop(step: int) -> Tensor:
@@ -100,7 +99,7 @@ def losses(data: ImageData, recipe: VitRecipe, rank: Rank, asked: LayoutSpec) ->
     assert recipe.dtype != "auto"
     model = sharded_vit(recipe.shape(data.classes), recipe, rank, make_mesh(rank), recipe.dtype)
     optimizer, (feed, fetch) = make_adamw(model, recipe), batches(data, recipe, rank)
-    found = [train_step(model, optimizer, fetch, recipe, step, lambda: 0.0).loss.hex() for step in range(1, STEPS + 1)]
+    found = [train_step(model, optimizer, fetch, recipe, step, lambda: 0.0).loss.hex() for step in range(1, recipe.steps + 1)]
     feed.close()
     return found
 
@@ -136,11 +135,11 @@ def refused(rank: Rank) -> dict[str, str]:
     return found
 
 
-def example(out: Path, rank: Rank) -> dict[str, Any]:
-    """The job of `examples/images`, of fewer steps and images."""
+def example(out: Path, rank: Rank) -> list[str]:
+    """The losses of the job of `examples/images`, of fewer steps and images."""
     assert isinstance(EXAMPLE, VitRecipe)
-    recipe = replace(EXAMPLE, steps=12, warmup_steps=2, held_out=64, eval_batches=2)
-    return leg(out, "example", 1, opened_images(DataSource(path=str(out / "example-data")), recipe, threads=2), rank, recipe=recipe)
+    recipe = replace(EXAMPLE, steps=12, warmup_steps=2, held_out=64, dtype="fp32")
+    return losses(opened_images(DataSource(path=str(out / "example-data")), recipe, threads=2), recipe, rank, LayoutSpec())
 
 
 def main(out: Path) -> None:

@@ -5,6 +5,7 @@ Samples are rows (b, words) of `job.data.images.rows`, which are taken apart and
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 import torch
@@ -46,11 +47,16 @@ class ImageClasses:
         """Normalised images (b, 3, y, x) in float32, and the numbers of their classes (b,)."""
         bytes_each = samples[:, FIRST:].contiguous().view(torch.uint8)[:, : pixels_of(self.side)]
         pixels = bytes_each.reshape(-1, 3, self.side, self.side).float()
-        mean, deviation = (
-            torch.tensor(one, device=pixels.device).view(3, 1, 1) * _BRIGHTEST for one in _MEANS_AND_DEVIATIONS[self.normalise]
-        )
+        mean, deviation = _scale(self.normalise, pixels.device)
         return (pixels - mean) / deviation, samples[:, LABEL]
 
     def _losses(self, model: nn.Module, samples: Tensor, smoothing: float) -> Tensor:
         images, labels = self.parts(samples)
         return F.cross_entropy(model(images).float(), labels, reduction="none", label_smoothing=smoothing)
+
+
+@cache
+def _scale(normalise: Normalise, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of pixels up to 255. Made once, so that the device waits for no copy in each step."""
+    mean, deviation = (torch.tensor(one, device=device).view(3, 1, 1) * _BRIGHTEST for one in _MEANS_AND_DEVIATIONS[normalise])
+    return mean, deviation
