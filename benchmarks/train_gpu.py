@@ -149,7 +149,7 @@ class Bench:
         if self.is_tiny:
             plays = {**case.options, "compile": False}
             case = replace(
-                case, size=tiny(case.size), batch=case.microbatches if case.schedule else 1, options=plays, warm=1, steps=1,
+                case, size=tiny(case.size), batch=case.microbatches, options=plays, warm=1, steps=1,
                 repeats=2, losses=min(case.losses, 6),
             )  # fmt: skip
         return replace(case, profiled=self.options.profile, **({"repeats": 2} if self.options.quick else {}))

@@ -45,8 +45,6 @@ DENSE_7B = Size(
     sequence=8192,
 )  # fmt: skip
 MOE = replace(DENSE_1B, name="6.74B of which 1.10B compute a token", ffn_dim=4096, ffn_times=None, experts=16, per_token=2)
-STAGES = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
-"""Of a rank, by the schedules that leave a backward pass whole: others are not for compiled blocks."""
 LONG_1B = replace(DENSE_1B, sequence=65_536)
 
 
@@ -60,16 +58,14 @@ def tiny(size: Size) -> Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """batch: samples of a step, of each part of the data. layout: fields of a job's layout. schedule: of a pipeline, which cuts a
-    step's samples into as many microbatches. options: fields of our recipe, or of torchtitan's configuration by dotted names.
-    Timed are `repeats` times `steps` steps, after `warm` ones; losses: of so many steps at least are wanted. profiled: what the
-    device did in two more steps is told."""
+    """batch: samples of a step, of each part of the data, in so many microbatches. layout: fields of a job's layout. options:
+    fields of our recipe, or of torchtitan's configuration by dotted names. Timed are `repeats` times `steps` steps, after `warm`
+    ones; losses: of so many steps at least are wanted. profiled: what the device did in two more steps is told."""
 
     size: Size
     batch: int
     options: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
-    schedule: str = ""
     microbatches: int = 1
     warm: int = 4
     steps: int = 4
@@ -90,9 +86,9 @@ class Case:
         return laid_out(LayoutSpec(**self.layout), ranks)
 
     def words(self) -> str:
-        pipeline = [f"{self.schedule} of {self.microbatches}"] if self.schedule else []
+        parts = [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
         named = (f"{name} {value}" for name, value in {**self.layout, **self.options}.items())
-        return ", ".join([f"batch {self.batch}", *pipeline, *named])
+        return ", ".join([f"batch {self.batch}", *parts, *named])
 
 
 def recipe_of(case: Case) -> LlamaRecipe:
@@ -100,7 +96,8 @@ def recipe_of(case: Case) -> LlamaRecipe:
     size = case.size
     own = {
         "dim": size.dim, "layers": size.layers, "heads": size.heads, "kv_heads": size.kv_heads, "ffn_dim": size.ffn_dim,
-        "sequence": size.sequence, "batch_per_rank": case.batch, "steps": 10_000, "lr": 3e-4, "warmup_steps": 20, "init_std": 0.02,
+        "sequence": size.sequence, "batch_per_rank": case.batch // case.microbatches,
+        "accumulate": case.microbatches, "steps": 10_000, "lr": 3e-4, "warmup_steps": 20, "init_std": 0.02,
         "dtype": "bf16",
     }  # fmt: skip
     if size.experts:

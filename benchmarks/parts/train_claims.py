@@ -68,7 +68,9 @@ _SHORT: Final = {"warm": 3, "steps": 2}
 _TP: Final = {"layout": {"tp": 2}}
 _EP: Final = {"layout": {"ep": 2}}
 _CP: Final = {"layout": {"cp": 2}}
-_PP: Final = {"layout": {"pp": 2}, "microbatches": 16}
+_1F1B: Final = {"layout": {"pp": 2, "schedule": "1f1b"}, "microbatches": 16}
+_INTERLEAVED: Final = {"layout": {"pp": 2, "schedule": "interleaved"}, "microbatches": 16}
+"""Other schedules part the backward pass, which is not for compiled blocks."""
 _TRIED_7B: Final[tuple[tuple[int, Options], ...]] = (
     (2, FOURTH),
     (1, {}),
@@ -124,10 +126,8 @@ CLAIMS: Final[dict[str, Claim]] = {
         ratio_min=1.0,
     ),
     "pp2": Claim(
-        ours=(*_ours(DENSE_1B, (16, {}), schedule="1f1b", **_PP, **_SHORT),
-              *_ours(DENSE_1B, (16, {}), schedule="interleaved", **_PP, **_SHORT)),
-        peer=(*_peer(DENSE_1B, (16, {}), schedule="1f1b", **_PP, **_SHORT),
-              *_peer(DENSE_1B, (16, {}), schedule="interleaved", **_PP, **_SHORT)),
+        ours=(*_ours(DENSE_1B, (16, {}), **_1F1B, **_SHORT), *_ours(DENSE_1B, (16, {}), **_INTERLEAVED, **_SHORT)),
+        peer=(*_peer(DENSE_1B, (16, {}), **_1F1B, **_SHORT), *_peer(DENSE_1B, (16, {}), **_INTERLEAVED, **_SHORT)),
         ratio_min=1.0,
     ),
     "fp8_7b_loss": Claim(

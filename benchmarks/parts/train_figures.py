@@ -76,7 +76,7 @@ def graph_of(case: Case) -> tuple[Any, ...]:
     """Of which cases with the same compiled code are alike: all but how FSDP gathers and reduces."""
     beside = ("reshard_after_forward", "prefetch_blocks", "reduce_dtype", "parallelism.fsdp_reshard_after_forward")
     rest = {name: value for name, value in case.options.items() if name not in beside}
-    return case.size, case.batch // case.microbatches, str(sorted(case.layout.items())), case.schedule, str(sorted(rest.items()))
+    return case.size, case.batch // case.microbatches, str(sorted(case.layout.items())), str(sorted(rest.items()))
 
 
 def _keeps(case: Case) -> bool:

@@ -141,9 +141,12 @@ def in_turn(folder: Path, agreed: Callable[[int], int], measured: Callable[[Case
     """Every entry that there is time for, each said as soon as it is measured. agreed: of a number that ranks may see differently,
     rank 0's."""
     asked, is_first, slower = asked_in(folder), os.environ["RANK"] == "0", 1.0
-    while (index := agreed(-1 if (one := asked.next(time.time(), slower)) is None else one)) >= 0:
-        if is_first:
-            say(folder, index, {BEGUN: True})
+    while True:
+        chosen = asked.next(time.time(), slower)
+        if is_first and chosen is not None:
+            say(folder, chosen, {BEGUN: True})  # before any other rank can begin with it
+        if (index := agreed(-1 if chosen is None else chosen)) < 0:
+            return
         began_s = time.monotonic()
         answer = measured(asked.entries[index].case)
         took_s = time.monotonic() - began_s

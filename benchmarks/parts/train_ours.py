@@ -15,17 +15,23 @@ import torch.distributed as dist
 from parts.train_case import Answer, Case, recipe_of  # type: ignore[import-not-found]  # beside this folder
 from parts.train_figures import graph_of  # type: ignore[import-not-found]
 from parts.train_gang import in_turn, words_of  # type: ignore[import-not-found]
-from parts.train_step import stepper  # type: ignore[import-not-found]
 from parts.train_text import Text  # type: ignore[import-not-found]
 
 from phalanx.core.llama_shape import num_parameters
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import RankFacts, facts_of, problems, recipe_problems
+from phalanx.job.checkpoint.local import local_of
 from phalanx.job.train.arithmetic import settle_arithmetic
 from phalanx.job.train.collector import collected_at_steps
 from phalanx.job.train.device import Rank, synchronise
 from phalanx.job.train.device import gang as joined
+from phalanx.job.train.local_time import local_timer
+from phalanx.job.train.optimizer import make_adamw
+from phalanx.job.train.parallel import make_mesh
+from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.precision import choose_dtype
+from phalanx.job.train.step import StepFacts, train_step
 
 PRODUCT_SIZE = 8192
 PRODUCT_SIZE_TINY = 256
@@ -118,6 +124,34 @@ def measured(case: Case, rank: Rank, folder: Path) -> Answer:
         "parameters": num_parameters(size.shape),
         "losses": losses, "attention": attention(recipe, device), "profile": told, **memory(device),
     }  # fmt: skip
+
+
+def stepper(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Callable[[int], torch.Tensor]) -> Callable[[int], StepFacts]:
+    """With a new model and its optimiser. A collective of all ranks."""
+    dtype = choose_dtype(recipe.dtype, rank.device, time.perf_counter)
+    model = laid_llama(recipe.shape(case.size.vocab), recipe, rank, make_mesh(rank), dtype, case.microbatches, fresh=False)
+    draw(model, recipe, rank)
+    optimizer, timer = make_adamw(model, recipe), local_timer(model.blocks, rank)
+
+    def one_step(step: int) -> StepFacts:
+        timer.start()
+        facts = train_step(model, optimizer, fetch, recipe, step, time.perf_counter)
+        timer.stop()
+        return facts
+
+    return one_step
+
+
+@torch.no_grad()
+def draw(model: torch.nn.Module, recipe: LlamaRecipe, rank: Rank) -> None:
+    """First weights, on the device and of each rank's part alone: the trainer's own draw, which is the same however a model is cut,
+    takes a processor 12 s of a 7B model, and 30 of one with experts."""
+    generator = torch.Generator(rank.device).manual_seed(recipe.seed + rank.rank)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)  # norms, the same on every rank
+        else:
+            local_of(parameter).normal_(0.0, recipe.init_std, generator=generator)
 
 
 def memory(device: torch.device) -> dict[str, Any]:

@@ -211,8 +211,8 @@ def _layout(case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"parallelism.{name}_parallel_degree": case.layout[axis] for axis, name in names.items() if axis in case.layout
     }
-    if case.schedule:
-        found["parallelism.pipeline_parallel_schedule"] = SCHEDULES[case.schedule]
+    if "pp" in case.layout:
+        found["parallelism.pipeline_parallel_schedule"] = SCHEDULES[case.layout["schedule"]]
         found["parallelism.pipeline_parallel_microbatch_size"] = case.batch // case.microbatches
     sharing = case.laid_out(int(os.environ["WORLD_SIZE"]))
     if sharing.dp_shard * sharing.cp == 1 and (sharing.tp > 1 or sharing.pp > 1):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEEDS = {"long_64k": "cp 2", "moe_ep2": "ep 2", "tp2": "tp 2", "pp2": "1f1b of 16, pp 2"}
+SPEEDS = {"long_64k": "cp 2", "moe_ep2": "ep 2", "tp2": "tp 2", "pp2": "16 microbatches, pp 2, schedule 1f1b"}
 SLOTS = [*SPEEDS, "fp8_7b_loss bf16", "fp8_7b_loss fp8"]
 
 
