@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import SpecError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -32,6 +32,7 @@ from phalanx.job.checkpoint.rows import as_saved, rows_in
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.models.lora import adapt, initialise_adapters
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
@@ -65,6 +66,8 @@ LAYOUTS = {
     "cp2 x tp2": LayoutSpec(cp=2, tp=2),
     "cp2 by heads x tp2": LayoutSpec(cp=2, tp=2, context="ulysses"),
 }
+ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
+ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
 Answer = dict[str, Any]
 
 
@@ -108,7 +111,7 @@ class Run:
         if not fresh:
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter.zero_()
+                    parameter.mul_(0 if parameter.requires_grad else 1)  # who loads has frozen ones again
         self.optimizer = make_adamw(self.model, RECIPE)
         self.gradients: dict[str, Tensor] = {}
 
@@ -117,7 +120,8 @@ class Run:
 
         def accepts(step: int, loss: float, norm: float) -> bool:
             if step == first:
-                self.gradients = self.whole({name: cast(Tensor, one.grad) for name, one in self.model.named_parameters()}, "model.")
+                found = {name: one.grad for name, one in self.model.named_parameters() if one.grad is not None}
+                self.gradients = self.whole(found, "model.")
             return math.isfinite(loss)
 
         facts = [
@@ -152,10 +156,14 @@ class Run:
 class Plain:
     """The same without gang, mesh or sharding: one process, every sample of a step at once."""
 
-    def __init__(self, shape: LlamaShape = SHAPE) -> None:
+    def __init__(self, shape: LlamaShape = SHAPE, lora: Lora | None = None, kept: int = 1) -> None:
+        """kept: the step whose gradients are."""
         self.model = Llama(shape)
+        if lora is not None:
+            adapt(self.model, lora)
         for name, part in self.model.named_children():
             initialise(part, name, RECIPE.seed, RECIPE.init_std)
+            initialise_adapters(part, name, RECIPE.seed)
         optimizer = make_adamw(self.model, RECIPE)
         self.numbers: list[tuple[float, float]] = []
         with torch.no_grad():
@@ -165,8 +173,8 @@ class Plain:
             loss = token_loss(self.model, ids(step))
             loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), RECIPE.clip)
-            if step == 1:
-                self.gradients = {name: cast(Tensor, one.grad).clone() for name, one in self.model.named_parameters()}
+            if step == kept:
+                self.gradients = {name: one.grad.clone() for name, one in self.model.named_parameters() if one.grad is not None}
             optimizer.step()
             optimizer.zero_grad()
             self.numbers.append((float(loss.item()), float(norm.item())))
@@ -226,14 +234,26 @@ def other_shape(rank: Rank) -> Answer:
     return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
 
 
-def refused(rank: Rank) -> str:
-    """Whoever starts ranks by hand is told of what nobody can cut."""
-    place = replace(rank, layout=laid_out(LAYOUTS["tp4"], rank.world_size))
-    try:
-        sharded_llama(SHAPE, replace(RECIPE, lora_rank=2), place, make_mesh(place), "fp32")
-    except SpecError as error:
-        return error.sentence()
-    return ""
+def adapted(rank: Rank, folder: Path) -> Answer:
+    """Adapters beside given weights: gradients of the last step, of which neither of an adapter's matrices is 0. Three steps in one
+    layout, and on in another from its checkpoint."""
+    lora = ADAPTED.lora
+    assert lora is not None
+    plain, last = Plain(OTHER_SHAPE, lora, kept=RECIPE.steps), RECIPE.steps
+    answer: Answer = {"plain": plain.numbers}
+    for name in ADAPTED_LAYOUTS:
+        run = Run(rank, LAYOUTS[name], shape=OTHER_SHAPE, recipe=ADAPTED)
+        numbers = run.steps(1, last - 1) + run.steps(last, last)
+        trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
+        assert trained == [name for name, one in plain.model.named_parameters() if one.requires_grad] == list(run.gradients)
+        answer[name] = {"numbers": numbers, "gradients": error(run.gradients, plain.gradients)}
+    first = Run(rank, LAYOUTS["cp2 x tp2"], shape=OTHER_SHAPE, recipe=ADAPTED)
+    numbers = first.steps(1, 3)
+    first.save(folder / "adapted", 3)
+    second = Run(rank, LAYOUTS["fsdp4"], shape=OTHER_SHAPE, recipe=ADAPTED, fresh=False)
+    second.load(folder / "adapted")
+    equal = _equal(first.state(), second.state())
+    return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
 
 
 def odd_after_recompute(run: Run) -> int:
@@ -342,7 +362,7 @@ def main(out: Path) -> None:
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
-            "refused": refused(rank),
+            "adapted": adapted(rank, out.parent),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),

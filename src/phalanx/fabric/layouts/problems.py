@@ -60,9 +60,6 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
 def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
     """What else a recipe asks for that a layout cannot have, whatever the model."""
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.lora is not None:
-        fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"
-        found.append(("tp", asked.tp, fix))
     if asked.tp > 1 and recipe.dtype.startswith("fp8"):
         found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
     if asked.tp > 1 and recipe.fused_loss is True:
