@@ -67,6 +67,8 @@ LAYOUTS = {
     "cp2 by heads x tp2": LayoutSpec(cp=2, tp=2, context="ulysses"),
 }
 ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
+WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
+KINDS_OF_8_BITS: tuple[Dtype, ...] = ("fp8", "fp8_rowwise")
 ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
 Answer = dict[str, Any]
 
@@ -256,6 +258,18 @@ def adapted(rank: Rank, folder: Path) -> Answer:
     return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
 
 
+def in_8_bits(rank: Rank) -> Answer:
+    """Losses of three steps of `dtype`, and the first gradients beside those without tensor parallelism."""
+    answer: Answer = {}
+    for dtype in KINDS_OF_8_BITS:
+        runs = [Run(rank, LAYOUTS[name], dtype, shape=WIDE_SHAPE) for name in ("fsdp4", "tp2 x dp2")]
+        losses = [[loss for loss, _ in run.steps(1, 3)] for run in runs]
+        whole, cut = (run.gradients for run in runs)
+        off = {name: float((cut[name] - one).norm() / one.norm()) for name, one in whole.items()}
+        answer[dtype] = {"losses": losses, "off": max(off.values())}
+    return answer
+
+
 def odd_after_recompute(run: Run) -> int:
     """Ranks of the same part of the model that got other bits of the same samples; nothing is left of it."""
     table = gathered(recomputed(run.model, run.optimizer, ids(1)[:2])[1])
@@ -366,6 +380,7 @@ def main(out: Path) -> None:
             "before": as_before(rank),
             "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
+            "in_8_bits": in_8_bits(rank),
             "collectives": gathered_once(rank),
         }
     if rank.rank == 0:

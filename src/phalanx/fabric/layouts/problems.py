@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import FP8_MULTIPLE, LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.context import ContextCut, head_problems
 
@@ -60,8 +60,8 @@ def facts_of(recipe: LlamaRecipe) -> ModelFacts:
 def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
     """What else a recipe asks for that a layout cannot have, whatever the model."""
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.dtype.startswith("fp8"):
-        found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
+    if asked.tp > 1 and recipe.dtype.startswith("fp8") and not recipe.init:  # whose shape is known when ranks start
+        found += _uneven_parts(asked.tp, recipe)
     if asked.tp > 1 and recipe.fused_loss is True:
         found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
@@ -73,6 +73,21 @@ def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
     return found
+
+
+def _uneven_parts(tp: int, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Of matrices with 8-bit products, over tensor-parallel ranks."""
+    shape, model = recipe.shape(vocab=1), facts_of(recipe)
+    widths = {
+        "heads": shape.q_dim, "heads of queries, keys and values": shape.q_dim + 2 * shape.kv_dim, "feed-forward": model.ffn_dim,
+        "shared experts": model.shared_dim,
+    }  # fmt: skip
+    for name, width in widths.items():
+        if width % tp == 0 and width // tp % FP8_MULTIPLE:
+            fits = [one for one in _divisors(tp) if width // one % FP8_MULTIPLE == 0]
+            need = f"8-bit products (dtype: {recipe.dtype}) need multiples of {FP8_MULTIPLE}"
+            yield "tp", tp, f"{_one_of(fits)}: {need}, and a rank would have {width // tp} of the width of the {name}"
+            return
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:

@@ -3,7 +3,8 @@
 The cuts are those of Megatron-LM (arXiv:1909.08053, arXiv:2205.05198), made by PyTorch's `parallelize_module`: a block's first
 matrices give each rank its heads, or its part of the feed-forward, and the last ones sum over ranks while they deal out the
 sequence.
-The vocabulary is cut too, in the embedding and in the output, and the loss is taken where its logits lie.
+The vocabulary is cut too, in the embedding and in the output, and the loss is taken where its logits lie. Products may be of 8-bit
+floats: what is sent is not, and scales of whole tensors are of all ranks' parts.
 
 A mixture of experts routes each rank's part of the sequence; its experts are no matter of this axis (`experts`), its shared ones
 are cut as any feed-forward.
@@ -30,16 +31,20 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from phalanx.core.errors import SpecError
+from phalanx.core.recipe import FP8_MULTIPLE
 from phalanx.job.checkpoint.rows import Rows, fused, lay_anew, set_rows
 from phalanx.job.models.llama import Block, Llama
 from phalanx.job.models.lora import AdaptedLinear
 from phalanx.job.models.moe.mixture import Mixture
 from phalanx.job.models.moe.router import Router
+from phalanx.job.train.float8 import has_8_bit_products
 from phalanx.job.train.parallel.adapters import AdaptedColumns, AdaptedRows
 from phalanx.job.train.parallel.mesh import TENSORS
 
 _QKV: Final = "attention.qkv"
 _OUT: Final = "attention.out"
+_BY_ROWS: Final = (_OUT, ".down")
+"""Ends of the names of matrices whose inputs are cut."""
 _always: Final = contextlib.ExitStack()
 _is_begun = [False]
 
@@ -64,10 +69,12 @@ class TensorParallel:
         if self._mesh is None:
             return
         feed = _feed_of(block)
-        for matrix in (_QKV, _OUT, *(f"{feed}.{one}" for one in ("gate", "up", "down") if feed)):
-            if type(_part(block, matrix)) not in (nn.Linear, AdaptedLinear):
-                raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {name}.{matrix} of this model yet")
         attention, ranks = block.attention, self._mesh.size()
+        for matrix in (_QKV, _OUT, *(f"{feed}.{one}" for one in ("gate", "up", "down") if feed)):
+            part = _part(block, matrix)
+            if type(part) not in (nn.Linear, AdaptedLinear) and not (part is not None and has_8_bit_products(part)):
+                raise SpecError("layout.tp", ranks, f"write 1: nobody can cut {name}.{matrix} of this model yet")
+            _check_width(part, f"{name}.{matrix}", ranks)
         rows = fused(attention.widths, ranks)
         for kind, parameter in attention.qkv.named_parameters(recurse=False):
             parameter.copy_(lay_anew(parameter, rows))
@@ -143,6 +150,16 @@ def _of_block(block: Block) -> dict[str, ParallelStyle]:
         for norm in ("q_norm", "k_norm"):
             plan[f"attention.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
     return plan
+
+
+def _check_width(part: nn.Module | None, name: str, ranks: int) -> None:
+    """Of what a rank has of a matrix with 8-bit products."""
+    if not isinstance(part, nn.Linear) or not has_8_bit_products(part):
+        return
+    width = (part.in_features if name.endswith(_BY_ROWS) else part.out_features) // ranks
+    if width % FP8_MULTIPLE:
+        fix = f"8-bit products need multiples of {FP8_MULTIPLE}, and a rank would have {width} of {name}; write less, or bf16"
+        raise SpecError("layout.tp", ranks, fix)
 
 
 def _columns(block: Block, name: str, given: Placement) -> ParallelStyle:
