@@ -124,10 +124,11 @@ def test_T02_adapters_of_one_layout_go_on_in_another_with_equal_values(answer: d
 
 @pytest.mark.parametrize("dtype", KINDS_OF_8_BITS)
 def test_8_bit_products_are_cut_over_ranks(answer: dict[str, Any], dtype: str) -> None:
-    """A number that is rounded to the next one of 8 bits is off by up to 6 %: ranks that round other sums get other gradients."""
+    """A number that is rounded to the next one of 8 bits is off by up to 6 %, of gradients by 12 %: ranks that round other sums get
+    other gradients, which are no further from those of float32."""
     found = answer["in_8_bits"][dtype]
-    whole, cut = found["losses"]
-    assert cut == pytest.approx(whole, rel=0.005) and 0 < found["off"] < 0.2
+    (whole, cut), (off, off_if_cut) = found["losses"], found["off"]
+    assert cut == pytest.approx(whole, rel=0.005) and 0 < off_if_cut < 2 * off < 0.5
 
 
 def test_halves_are_near(answer: dict[str, Any]) -> None:
