@@ -36,6 +36,9 @@ LAYOUT: Final = "layout"
 PIPELINE: Final = "pipeline"
 """Also over a pipeline."""
 
+PROFILE: Final = "profile"
+"""Its ranks trace the steps that the job asks for."""
+
 
 def needed(spec: JobSpec) -> frozenset[str]:
     """The features without which a node would run the job otherwise than it asks."""
@@ -52,5 +55,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
         LAYOUT: spec.layout != LayoutSpec(),
         PIPELINE: spec.layout.pp > 1,
+        PROFILE: spec.profile is not None,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -24,15 +24,9 @@ ASKED = st.builds(
 )  # fmt: skip
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
-    ModelFacts,
-    layers=NUMBERS,
-    heads=NUMBERS,
-    kv_heads=NUMBERS,
-    ffn_dim=NUMBERS,
-    sequence=NUMBERS,
-    experts=st.sampled_from([0, 8]),
-    tied=st.booleans(),
-)
+    ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8]),
+    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(),
+)  # fmt: skip
 RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
 
 
@@ -78,6 +72,7 @@ def test_a_layout_that_cannot_work_is_told_what_can(asked: LayoutSpec, field: st
         ({"kv_heads": 2}, "share the model's 2 heads of keys and values evenly"),
         ({"ffn_dim": 350}, "share the feed-forward's width of 350 evenly"),
         ({"sequence": 62}, "share a sequence of 62 tokens evenly"),
+        ({"experts": 8, "ffn_dim": 0, "shared_dim": 90}, "share the width of 90 of the shared experts evenly"),
     ],
 )
 def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], why: str) -> None:
@@ -86,27 +81,36 @@ def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], 
     assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
 
 
-def test_experts_are_shared_by_their_own_axis_and_not_cut() -> None:
-    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, experts=8), EIGHT)
-    assert field == "tp" and fix == "write 1: the matrices of experts are not cut; share experts by ep"
+@pytest.mark.parametrize(
+    ("asked", "shares"),
+    [
+        (LayoutSpec(), 8),
+        (LayoutSpec(replicate=2), 4),
+        (LayoutSpec(replicate=2, tp=2), 4),
+        (LayoutSpec(cp=2, tp=2), 8),
+        (LayoutSpec(cp=2, context="ulysses"), 8),
+        (LayoutSpec(zero=0, tp=4), 4),
+        (LayoutSpec(zero=0, cp=2), 1),
+    ],
+)
+def test_experts_are_shared_by_ranks_that_share_the_state_those_of_rows_and_matrices_among_them(
+    asked: LayoutSpec, shares: int
+) -> None:
+    experts = replace(MODEL, experts=16)
+    assert problems(replace(asked, ep=shares), experts, EIGHT) == []
+    ((field, _, fix),) = problems(replace(asked, ep=16), experts, RankFacts(world_size=8, per_domain=8))
+    fits = ", ".join(str(size) for size in (1, 2, 4, 8) if size <= shares)
+    assert (
+        field == "ep"
+        and fix == f"write {'one of ' if shares > 1 else ''}{fits}: it is made of the {shares} ranks that share the state"
+    )
 
 
-def test_a_sequence_of_a_model_with_experts_is_not_shared() -> None:
-    ((field, _, fix),) = problems(LayoutSpec(cp=2), replace(MODEL, experts=8), EIGHT)
-    assert field == "cp" and fix == "write 1: sequences of a model with experts are not shared yet"
-
-
-def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:
+def test_tensor_parallelism_stays_within_a_domain() -> None:
     two_nodes = RankFacts(world_size=16, per_domain=4)
     assert problems(LayoutSpec(tp=4), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes) == []
     ((_, _, fix),) = problems(LayoutSpec(tp=8), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes)
     assert fix == "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 4"
-    experts = replace(MODEL, experts=8)
-    ((field, _, fix),) = problems(LayoutSpec(tp=2), experts, EIGHT)
-    assert (field, fix) == ("tp", "write 1: the matrices of experts are not cut; share experts by ep")
-    assert problems(LayoutSpec(ep=8), experts, EIGHT) == []
-    ((_, _, fix),) = problems(LayoutSpec(ep=8, replicate=2), experts, EIGHT)
-    assert fix == "write one of 1, 2, 4: it is made of the 4 ranks that share the state"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,10 @@ def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
 def test_a_recipe_says_what_its_model_is() -> None:
     recipe = LlamaRecipe(layers=3, heads=8, dim=64, ffn_dim=128, sequence=32)
     assert facts_of(recipe) == ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32)
+    mixed = replace(recipe, experts=4, experts_per_token=2, expert_ffn_dim=24, shared_experts=2, dense_layers=1)
+    experts = ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32, experts=4, shared_dim=48)
+    assert facts_of(mixed) == experts
+    assert facts_of(replace(mixed, dense_layers=0)) == replace(experts, ffn_dim=0)
 
 
 @given(ASKED, MODELS, RANKS)
@@ -174,9 +182,10 @@ def test_every_named_value_mends_its_field_and_without_problems_everything_divid
         layout = laid_out(asked, ranks.world_size)
         assert model.heads % layout.tp == model.kv_heads % layout.tp == model.ffn_dim % layout.tp == 0
         assert model.sequence % (layout.cp * layout.tp) == 0
-        assert layout.cp == 1 or (not model.experts and _shares_rows(layout, model))
-        assert layout.pp <= model.layers and ranks.per_domain % layout.tp == 0
-        assert layout.dp_shard % layout.ep == 0 and (model.experts or layout.ep == 1) and (not model.experts or layout.tp == 1)
+        assert layout.cp == 1 or _shares_rows(layout, model)
+        assert layout.pp <= model.layers and ranks.per_domain % layout.tp == model.shared_dim % layout.tp == 0
+        state = layout.tp * (layout.dp_shard * layout.cp if layout.zero else 1)
+        assert state % layout.ep == 0 and (model.experts or layout.ep == 1)
 
 
 def _shares_rows(layout: Layout, model: ModelFacts) -> bool:

@@ -65,7 +65,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
     training, start = set_up(
         attach({**os.environ, **given_env}), recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000
     )
-    before = {} if start.step else whole(training.model)
+    before = {} if start.step else whole(cast(Llama, training.model))
     with suppress(Stopped), saving(training) as saves:
 
         def fetch_or_stop(step: int) -> Tensor:
@@ -77,7 +77,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
 
         ending = replace(training, train_batch=fetch_or_stop)
         finish(ending, run(ending, start, saves))
-    after = whole(training.model)
+    after = whole(cast(Llama, training.model))
     said = [json.loads(line) for line in records.read_text().splitlines()]
     return {
         "losses": {one["step"]: one["loss_hex"] for one in said if one["kind"] == "step"},

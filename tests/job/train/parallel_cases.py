@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import SpecError
+from phalanx.core.errors import SetupError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -31,14 +31,16 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.checkpoint.rows import as_saved, rows_in
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
+from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
+from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
 from phalanx.job.train.parallel.mesh import stage_mesh
-from phalanx.job.train.passes import losses_of, mean_loss
+from phalanx.job.train.passes import losses_of, mean_scores
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
@@ -89,6 +91,7 @@ CARRIED = (
     ("pp2 x dp2", "fsdp4"),
     ("tp4", "pp2 folded x tp2"),
 )
+OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 Answer = dict[str, Any]
 
 
@@ -125,6 +128,7 @@ class Run:
         fresh: bool = True,
         shape: LlamaShape = SHAPE,
         recipe: LlamaRecipe = RECIPE,
+        place: OffloadPlace | None = None,
     ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
         self.mesh = make_mesh(self.rank)
@@ -133,7 +137,7 @@ class Run:
             with torch.no_grad():
                 for parameter in self.model.parameters():
                     parameter.zero_()
-        self.optimizer = make_adamw(self.model, RECIPE)
+        self.optimizer = make_adamw(self.model, RECIPE, place)
         self.gradients: dict[str, Tensor] = {}
 
     def steps(self, first: int, last: int) -> list[tuple[float, float]]:
@@ -223,7 +227,7 @@ def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     """As `laid`, of a pipeline."""
     run = Run(rank, asked, shape=DEEP)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
-    losses, mean = losses_of(run.model, mine), mean_loss(run.model, mine).to(torch.float64)
+    losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
     dist.all_reduce(mean)
     everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
     dist.all_gather(everyone, losses)
@@ -360,6 +364,21 @@ def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answ
     return answer
 
 
+def offloaded(rank: Rank, folder: Path) -> Answer:
+    """Moments in a file, in some layouts: the numbers, and the digest of the state; and what each rank says where one has no place
+    for its own."""
+    place, answer = OffloadPlace(kind="nvme", folder=folder, node="n"), {}
+    for name in OFFLOADED:
+        run = Run(rank, LAYOUTS[name], place=place)
+        numbers = run.steps(1, RECIPE.steps)
+        answer[name] = {"numbers": numbers, "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text}
+    try:
+        Run(rank, LAYOUTS["fsdp4"], place=replace(place, folder=folder / "missing") if rank.rank == 2 else place)
+    except SetupError as error:
+        return {**answer, "refused": told_by_all(error.sentence())}
+    return {**answer, "refused": told_by_all("")}
+
+
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -413,6 +432,7 @@ def main(out: Path) -> None:
             "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
             "collectives": gathered_once(rank),
+            "offloaded": offloaded(rank, out.parent),
         }
     if rank.rank == 0:
         out.write_text(json.dumps(answer))

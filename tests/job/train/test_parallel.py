@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
-from tests.job.train.parallel_cases import CARRIED, LAYOUTS, PIPELINES, SAMPLES, SHAPE
+from tests.job.train.parallel_cases import CARRIED, LAYOUTS, OFFLOADED, PIPELINES, SAMPLES, SHAPE
 
 TOLERANCE = 2e-6
 """Of losses and norms of gradients over five steps in float32: sums are taken in another order, which was seen to change 1.2e-7."""
@@ -139,6 +139,17 @@ def test_T02_a_checkpoint_of_one_layout_goes_on_in_another_and_back_with_equal_v
 
 def test_a_matrix_that_is_no_plain_one_is_refused_before_it_is_cut(answer: dict[str, Any]) -> None:
     assert answer["refused"] == "layout.tp is 4: write 1: nobody can cut blocks.0.attention.qkv of this model yet"
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_moments_in_a_file_change_no_bit(answer: dict[str, Any], name: str) -> None:
+    found, wanted = answer["offloaded"][name], answer["layouts"][name]
+    assert found == {"numbers": wanted["numbers"], "digest": wanted["digest"]}
+
+
+def test_a_folder_that_one_rank_lacks_is_refused_by_all(answer: dict[str, Any]) -> None:
+    said = answer["offloaded"]["refused"]
+    assert len(set(said)) == 1 and said[0].startswith("hyperparameters.offload_dir is '") and "missing'" in said[0]
 
 
 def test_halves_are_near(answer: dict[str, Any]) -> None:

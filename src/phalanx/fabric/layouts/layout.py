@@ -26,9 +26,9 @@ class Layout:
 
     pp: ranks of the pipeline. dp_replicate: groups that hold the whole state each, between their ranks. dp_shard: ranks that share
     the state, as far as `zero` says. cp: parts of the sequence. tp: parts of each matrix. ep: ranks that share the experts of a
-    layer; no axis of its own, but so many neighbours on dp_shard. zero: of the state, what data-parallel ranks share: 0
-    nothing, 1 the optimiser's, 2 and gradients, 3 and weights. context: how ranks of cp share a sequence. schedule,
-    stages_per_rank: of the pipeline.
+    layer; no axis of its own, but so many neighbours of those that share the state: of tp first, then cp, then dp_shard. zero:
+    of the state, what data-parallel ranks share: 0 nothing, 1 the optimiser's, 2 and gradients, 3 and weights. context: how ranks
+    of cp share a sequence. schedule, stages_per_rank: of the pipeline.
     """
 
     pp: int = 1

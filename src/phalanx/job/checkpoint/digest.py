@@ -15,6 +15,8 @@ from phalanx.job.checkpoint.odd import Odd, odd_ones
 from phalanx.job.checkpoint.together import told_by_all
 
 _PIECE: Final = 65_536
+_CARRIED: Final = 4 * 2**20
+"""Elements of what lies on the host and is summed by a GPU, at once."""
 _INTEGER: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,14 +30,17 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the tensor's device.
+def bit_sum(tensor: torch.Tensor, by: torch.device | None = None) -> torch.Tensor:
+    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the device `by` or, without one, the tensor's.
 
     One flipped bit always changes it; so do any others, but for one in 2^32 or so. The order of summing does not, nor into which
     parts a tensor is cut: the sum over them is that of the whole.
     """
     local = local_of(tensor.detach())
     bits = local.contiguous().view(_INTEGER[local.element_size()])
+    if by is not None and by.type != bits.device.type:
+        pieces = torch.split(bits.view(-1), _CARRIED)  # what lies on the host may be more than the device has room for
+        return sum((piece.to(by).sum(dtype=torch.int64) for piece in pieces), torch.zeros((), dtype=torch.int64, device=by))
     return _sum_on_cpu(bits) if bits.device.type == "cpu" else bits.sum(dtype=torch.int64)
 
 
@@ -60,7 +65,7 @@ def state_digest(
     """A collective of all ranks; the same on every one. mesh: of the ranks that have the same tensors, all where None. names: of
     every rank's tensors, where these are not the same."""
     every, nothing = sorted(state if names is None else names), torch.zeros((), dtype=torch.int64, device=device)
-    sums = [bit_sum(state[name]).to(device) if name in state else nothing for name in every]  # step counts are on the host
+    sums = [bit_sum(state[name], device) if name in state else nothing for name in every]  # step counts are on the host
     table = gathered(torch.stack(sums))
     alike: Sequence[int] = range(len(table)) if mesh is None else sorted(mesh.mesh.flatten().tolist())
     odd: dict[str, Odd] = {}

@@ -110,7 +110,7 @@ def _sums(training: "Training") -> torch.Tensor:
         for tensor in (parameter, *(value for _, value in sorted(state.get(parameter, {}).items())))
         if isinstance(tensor, torch.Tensor)
     ]
-    return torch.stack([bit_sum(part).to(training.rank.device) for part in parts])
+    return torch.stack([bit_sum(part, training.rank.device) for part in parts])
 
 
 def _column(table: Sequence[Sequence[int]], column: int) -> Mapping[int, int]:

@@ -1,9 +1,12 @@
 """Gradients and losses of samples, by a model that each rank runs whole, and by one whose layers lie on the ranks of a pipeline."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
+from phalanx.job.train.loss import of_whole_rows
+from phalanx.job.train.objective import batch_loss, objective_of, sample_losses
 from phalanx.job.train.parallel import sync_gradients
 from phalanx.job.train.pipeline.stage import RankPart
 
@@ -16,16 +19,18 @@ def gradients(model: nn.Module, microbatches: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=microbatches.device)
     for index, samples in enumerate(microbatches):
         sync_gradients(model, index == len(microbatches) - 1)
-        loss = token_loss(model, samples)
+        loss = batch_loss(model, samples)
         (loss / len(microbatches)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, samples: Tensor) -> Tensor:
-    """As `token_loss`, without gradients."""
-    return model.passes.sample_losses(samples).mean() if isinstance(model, RankPart) else token_loss(model, samples)
+def mean_scores(model: nn.Module, samples: Tensor) -> Mapping[str, Tensor]:
+    """See `Objective.scores`. A pipeline has token losses alone."""
+    if isinstance(model, RankPart):
+        return {"loss": model.passes.sample_losses(samples).mean()}
+    return objective_of(model).scores(model, samples)
 
 
 @torch.no_grad()

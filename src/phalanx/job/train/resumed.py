@@ -12,8 +12,8 @@ from phalanx.job.checkpoint.restore import ANY_DATA, Found, Patience, load
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.data.cursor import EXTRA, Cursor
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.sources import Sources
 from phalanx.job.train.audit import tell
+from phalanx.job.train.feed import RunData
 
 if TYPE_CHECKING:
     from phalanx.job.train.setup import Training
@@ -57,7 +57,7 @@ def digest_numbers(training: "Training", step: int) -> dict[str, str]:
     return {STATE: digest.text}
 
 
-def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: Sources) -> str:
+def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: RunData) -> str:
     """The data cursor of what was saved after `step`. Checkpoints of older versions have none: they are of one data set and the
     full shuffle, and the hashes of that and of their configuration, with the number of samples, said the same.
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.balance import balance, begin_step
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import synchronise
@@ -44,7 +44,7 @@ def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     fetch: Callable[[int], Tensor],
-    recipe: LlamaRecipe,
+    recipe: AnyRecipe,
     step: int,
     clock_s: Callable[[], float],
     moved: Callable[[int, int], None] = lambda step, mark: None,

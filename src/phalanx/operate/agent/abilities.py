@@ -14,6 +14,7 @@ ALWAYS: Final = (
     features.LAYOUT,
     features.PIPELINE,
     features.LEASE,
+    features.PROFILE,
     features.RECOVERY,
     features.RECOVERY_NODES,
     features.SECRETS,
