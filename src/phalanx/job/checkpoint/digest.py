@@ -86,9 +86,9 @@ def state_digest(
 def _of_all(odd: dict[str, Odd], wholes: dict[str, int], is_first: bool) -> tuple[dict[str, Odd], dict[str, int]]:
     """is_first: of the ranks that have the same tensors."""
     told = told_by_all((odd, wholes) if is_first else ({}, {}))
-    return {name: one for of_rank, _ in told for name, one in of_rank.items()}, {
-        name: one for _, of_rank in told for name, one in of_rank.items()
-    }
+    every_odd = {name: one for of_rank, _ in told for name, one in of_rank.items()}
+    every_whole = {name: one for _, of_rank in told for name, one in of_rank.items()}
+    return every_odd, every_whole
 
 
 def gathered(mine: torch.Tensor) -> list[list[int]]:
