@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from phalanx.core import wire
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable, UserError
@@ -221,7 +221,7 @@ def _start(place: Place, idle_s: float) -> None:
     words = [str(place.folder), str(place.slot), place.attempt, str(idle_s)]
     try:
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (place.folder / place.log_name).open("ab") as log:
+        with contextlib.suppress(_FolderGone), _log_of(place) as log:
             subprocess.run(
                 [sys.executable, "-P", "-m", "phalanx.job.checkpoint.keeper", *words],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -229,6 +229,17 @@ def _start(place: Place, idle_s: float) -> None:
             )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise SetupError("snapshot keeper", str(place.folder), f"cannot be started: {error}") from error
+
+
+class _FolderGone(Exception):
+    """A keeper that has just ended took it along: the next try makes it again."""
+
+
+def _log_of(place: Place) -> BinaryIO:
+    try:
+        return (place.folder / place.log_name).open("ab")
+    except FileNotFoundError as error:
+        raise _FolderGone from error
 
 
 def _last_words(place: Place) -> str:
