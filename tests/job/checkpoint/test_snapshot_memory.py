@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,24 @@ def test_a_keeper_whose_folder_went_with_the_one_before_is_not_the_one(place: Pl
     """And is no error: whoever wants one starts it again."""
     assert not is_the_only_one(str(place.folder), 0)
     assert not place.folder.exists()
+
+
+def test_a_folder_that_the_keeper_before_took_along_is_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and the start of the next keeper, or of that one's log."""
+    made = Path.mkdir
+    taken: list[Path] = []
+
+    def mkdir(folder: Path, *args: Any, **more: Any) -> None:
+        made(folder, *args, **more)
+        if folder == place.folder and not taken:
+            taken.append(folder)
+            folder.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    memory = Memory.attach(place, PARTS, buffers=2)
+    assert taken == [place.folder] and memory.sealed() == ()
+    memory.close()
+    assert not is_the_only_one(str(place.folder / "gone"), 0)
 
 
 def test_close_ends_the_keeper_and_leaves_nothing(place: Place) -> None:
@@ -311,6 +331,29 @@ def test_memory_is_taken_at_once_and_given_back_when_not_all_of_it_is_there(tmp_
     with pytest.raises(SetupError, match=f"{2 * layout.size_bytes} bytes of host memory, and 7 are free"):
         segments.make_segments(tmp_path, layout, 2, free=lambda: 7)
     assert _open_files() == before
+
+
+def test_snapshots_may_lie_on_a_disk_and_take_no_memory(place: Place, tmp_path: Path) -> None:
+    """In files without a name that also a keeper after this one holds; the host's memory is not asked."""
+    (scratch := tmp_path / "scratch").mkdir()
+    on_disk = replace(place, scratch=str(scratch))
+    memory = Memory.attach(on_disk, PARTS, buffers=2)
+    snapshot(memory, 1)
+    held = Path(f"/proc/{memory.keeper_pid}/fd")
+    assert sum(one.startswith(str(scratch)) for one in {str(opened.readlink()) for opened in held.iterdir()}) == 2
+    assert list(scratch.iterdir()) == []
+    memory.leave()
+    after = Memory.attach(on_disk)
+    assert after.sealed() == (1,)
+    _check(after, 1)
+    after.close()
+    layout = layout_of(PARTS)
+    for one in segments.make_segments(tmp_path, layout, 2, free=lambda: 0, scratch=str(scratch)):
+        assert os.fstat(one).st_dev == scratch.stat().st_dev and os.fstat(one).st_blocks * 512 >= layout.size_bytes
+        os.close(one)
+    huge = Part(name="huge", dtype="U8", shape=(1 << 45,), start=(0,), size=(1 << 45,))
+    with pytest.raises(SetupError, match=rf"need \d+ bytes in {scratch}, and \d+ are free; make room there"):
+        segments.make_segments(tmp_path, layout_of([huge]), 2, scratch=str(scratch))
 
 
 def test_every_tear_of_a_seal_is_no_seal(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from phalanx.job.checkpoint.digest import state_digest
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.manifest import Origin
+from phalanx.job.checkpoint.nameless import nameless
 from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import set_training_state, training_state
@@ -33,7 +34,7 @@ from phalanx.job.train import optimizer as optimizers
 from phalanx.job.train.device import Rank, alone, prepare_device, this_rank
 from phalanx.job.train.offload import OffloadPlace, StreamedAdamW, offload_place, streamed_adamw
 from phalanx.job.train.offload.pieces import ALIGN, plan
-from phalanx.job.train.offload.place import check_room, nameless
+from phalanx.job.train.offload.place import check_room
 from phalanx.job.train.offload.stores import TURNS, OnDisk
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama

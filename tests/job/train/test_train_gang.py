@@ -107,14 +107,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Attempt
 
 @pytest.fixture(scope="module")
 def legs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
-    """Rank 0 killed after step 7, then rank 1 after step 15, then to the end."""
+    """Rank 0 killed after step 7, then rank 1 after step 15, then to the end; between the two deaths moments lie on a disk."""
     job = tmp_path_factory.mktemp("legs")
     faults = (("sigkill rank=0 step=7", 4), ("sigkill rank=1 step=15", 12), ("", 16))
+    (scratch := job / "scratch").mkdir()
+    places: tuple[dict[str, Any], ...] = ({}, {"offload": "nvme", "offload_dir": str(scratch)}, {})
     traced = {"PHALANX_PROFILE": '{"first": 12, "count": 3}', "PHALANX_ARTIFACTS": str(job / "artifacts")}
-    return [
-        attempt(job, data, number, fault, saved=saved, env=traced if number == 3 else None)
-        for number, (fault, saved) in enumerate(faults, start=1)
+    legs = [
+        attempt(job, data, number, fault, saved=saved, env=traced if number == 3 else None, **place)
+        for number, ((fault, saved), place) in enumerate(zip(faults, places, strict=True), start=1)
     ]
+    assert list(scratch.iterdir()) == [], "nothing is left of a rank that was killed"
+    return legs
 
 
 def test_an_undisturbed_run_says_what_it_did(undisturbed: Attempt) -> None:

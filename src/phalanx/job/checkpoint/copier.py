@@ -223,7 +223,7 @@ class Copier:
 
     def _lock(self, memory: Memory, index: int) -> None:
         """In the copying thread."""
-        if index not in self._locked:
+        if index not in self._locked and not self.place.scratch:
             self._locked.add(index)
             whole = memory.whole_segments()[index]
             if self._device.type != "cpu":

@@ -10,7 +10,7 @@ from phalanx.core.errors import PhalanxError, SetupError
 from phalanx.job.checkpoint.copier import Copier
 from phalanx.job.checkpoint.host_memory import free_bytes
 from phalanx.job.checkpoint.keeper.messages import BUFFERS_MIN
-from phalanx.job.checkpoint.keeper.segments import SPARE_BYTES, TOO_LITTLE
+from phalanx.job.checkpoint.keeper.segments import SPARE_BYTES, TOO_LITTLE, room
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.replicas import node_of
 from phalanx.job.checkpoint.segment import layout_of
@@ -78,9 +78,9 @@ def _likely(copier: Copier, parts: Sequence[Part], most: int) -> int:
     in vain, and give them back, lasts a minute."""
     memory, node = copier.memory, node_of(copier.place)
     is_there = memory is not None and list(memory.layout.parts) == list(parts)
-    told = told_by_all((node, 0 if is_there else layout_of(parts).size_bytes, free_bytes(), most))
+    told = told_by_all((node, 0 if is_there else layout_of(parts).size_bytes, room(copier.place.scratch, free_bytes), most))
     needed: Counter[str] = Counter()
     for where, size_bytes, _, _ in told:
         needed[where] += size_bytes
-    room = [(free - SPARE_BYTES) // needed[where] for where, _, free, _ in told if needed[where]]
-    return max(BUFFERS_MIN, min([*(wanted for _, _, _, wanted in told), *room]))
+    fit = [(free - SPARE_BYTES) // needed[where] for where, _, free, _ in told if needed[where]]
+    return max(BUFFERS_MIN, min([*(wanted for _, _, _, wanted in told), *fit]))

@@ -107,10 +107,11 @@ class Memory:
         else:
             _close(descriptors)
             try:
-                holding, descriptors = link.ask(Make(parts=tuple(parts), buffers=buffers))
+                holding, descriptors = link.ask(Make(parts=tuple(parts), buffers=buffers, scratch=place.scratch))
             except Exception:
                 link.close()
                 raise
+        populate = populate and not place.scratch  # a file's pages would all be in memory
         return cls(place, link, holding, _mapped(holding, descriptors, populate), idle_s)
 
     @classmethod

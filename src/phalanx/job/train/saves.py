@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from phalanx.job.checkpoint.live import LiveState
 from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.measure import measure_all
+from phalanx.job.train.offload import scratch_of
 from phalanx.job.train.often import Rhythm
 from phalanx.job.train.resumed import digest_numbers, state_numbers
 from phalanx.job.train.setup import Training
@@ -115,8 +117,9 @@ def saving(training: Training, snapshots: Snapshots | None = None) -> Iterator[S
         live = snapshots.live(training.model, training.optimizer)
     else:
         live = LiveState(training.model, training.optimizer, training.identity.mesh)
+    place = replace(keeper_place(training.session), scratch=scratch_of(training.session, training.recipe))
     pipeline = Pipeline(
-        keeper_place(training.session), training.policy, training.identity, live,
+        place, training.policy, training.identity, live,
         patience_s=training.session.checkpoint_patience_s,
         idle_s=IDLE_S if training.session.keepers_dir else ALONE_IDLE_S, clock_s=training.clock_s,
         every_step=snapshots, waiting=training.watch.waiting, slot=training.rank.slot,

@@ -27,10 +27,12 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
     """Have `buffers` segments for these parts. Those that are there are kept when they are for the same parts; else what is sealed
-    in them is shown to those who only read, until `Drop` or until the memory is needed."""
+    in them is shown to those who only read, until `Drop` or until the memory is needed. scratch: a folder on whose disk they shall
+    lie; '' for in memory."""
 
     parts: tuple[Part, ...]
     buffers: int
+    scratch: str = ""
     kind: Literal["make"] = "make"
 
 

@@ -11,11 +11,13 @@ IDLE_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a keeper lives. slot: of the node, counted from 0. attempt: '' outside Phalanx."""
+    """Where a keeper lives. slot: of the node, counted from 0. attempt: '' outside Phalanx. scratch: a folder of the node, on whose
+    disk its snapshots lie; '' for in memory."""
 
     folder: Path
     slot: int
     attempt: str = ""
+    scratch: str = ""
 
     @property
     def key(self) -> str:

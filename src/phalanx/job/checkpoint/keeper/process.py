@@ -144,8 +144,8 @@ class Keeper:
     def _serve(self, caller: Caller, asked: Request) -> None:
         """The rank of this place."""
         match asked:
-            case Make(parts=parts, buffers=buffers):
-                self._make(caller, layout_of(parts), buffers)
+            case Make(parts=parts, buffers=buffers, scratch=scratch):
+                self._make(caller, layout_of(parts), buffers, scratch)
             case Adopt(parts=parts, buffers=buffers):
                 self._memory.take(caller.received.take(buffers), layout_of(parts))
                 self._show(caller)
@@ -175,7 +175,7 @@ class Keeper:
         while self._unheard:
             caller.tell(self._unheard.popleft())
 
-    def _make(self, caller: Caller, layout: Layout, buffers: int) -> None:
+    def _make(self, caller: Caller, layout: Layout, buffers: int, scratch: str) -> None:
         if not BUFFERS_MIN <= buffers <= BUFFERS_MAX:
             raise ValueError(f"{buffers} buffers")
         if self._memory.has(layout, buffers):
@@ -183,26 +183,27 @@ class Keeper:
             return
         self._memory.put_by(layout)
         self._making += 1
-        self._maker.submit(self._take, caller, layout, buffers)
+        self._maker.submit(self._take, caller, layout, buffers, scratch)
 
-    def _take(self, caller: Caller, layout: Layout, buffers: int) -> None:
+    def _take(self, caller: Caller, layout: Layout, buffers: int, scratch: str) -> None:
         """In a thread: it lasts as long as it takes to clear tens of gigabytes, in the turn of this node's keepers, and others ask
         meanwhile what is put by. Given up once the caller is gone."""
         made: list[int] | UserError = []
         with contextlib.suppress(Unwanted):
             try:
-                made = make_segments(self.place.folder, layout, buffers, is_wanted=lambda: caller in self._callers.there)
+                wanted = functools.partial(self._callers.there.__contains__, caller)
+                made = make_segments(self.place.folder, layout, buffers, is_wanted=wanted, scratch=scratch)
             except UserError as error:
                 made = error
-        self._inbox.append(functools.partial(self._took, caller, layout, buffers, made))
+        self._inbox.append(functools.partial(self._took, caller, layout, buffers, scratch, made))
         self._call()
 
-    def _took(self, caller: Caller, layout: Layout, buffers: int, made: list[int] | UserError) -> None:
+    def _took(self, caller: Caller, layout: Layout, buffers: int, scratch: str, made: list[int] | UserError) -> None:
         self._making -= 1
         if isinstance(made, UserError):
             if self._memory.former and buffers == BUFFERS_MIN and caller in self._callers.there:
                 self._memory.drop_former()  # it makes way where there is not enough for both
-                self._make(caller, layout, buffers)
+                self._make(caller, layout, buffers, scratch)
             else:
                 caller.tell(Refused(field=made.field, value=str(made.value), fix=made.fix))
         elif caller in self._callers.there:

@@ -1,4 +1,4 @@
-"""Makes the segments: memory without a name, all of it taken at once, and only where that much is free."""
+"""Makes the segments: memory without a name, or a file without one, all of it taken at once, and only where that much is free."""
 
 import contextlib
 import fcntl
@@ -11,6 +11,7 @@ from typing import Final
 
 from phalanx.core.errors import SetupError
 from phalanx.job.checkpoint.host_memory import free_bytes
+from phalanx.job.checkpoint.nameless import free_on_disk, nameless
 from phalanx.job.checkpoint.segment import Layout
 
 TOO_LITTLE: Final = "checkpoint memory"
@@ -31,20 +32,21 @@ def make_segments(
     buffers: int,
     free: Callable[[], int] = free_bytes,
     is_wanted: Callable[[], bool] = lambda: True,
+    scratch: str = "",
 ) -> list[int]:
     """Descriptors of `buffers` segments. folder: shared by the keepers of a node, which take memory one after the other. is_wanted:
-    asked again and again, by several threads.
+    asked again and again, by several threads. scratch: a folder on whose disk they shall lie; '' for in memory.
 
     Raises SetupError naming the bytes needed and free, Unwanted.
     """
     needed = layout.size_bytes * buffers
     made: list[int] = []
     with _alone(folder, is_wanted):
-        there = free()
+        there = room(scratch, free)
         if needed + SPARE_BYTES > there:
-            raise _too_little(needed, buffers, there)
+            raise _too_little(needed, buffers, there, scratch)
         try:
-            made.extend(_descriptor(f"phalanx-snapshot-{index}") for index in range(buffers))
+            made.extend(_descriptor(f"phalanx-snapshot-{index}", scratch) for index in range(buffers))
             with ThreadPoolExecutor(buffers) as pool:  # the kernel clears pages on one core a segment
                 list(pool.map(lambda descriptor: _take(descriptor, layout.size_bytes, is_wanted), made))
         except (OSError, Unwanted) as error:
@@ -52,11 +54,22 @@ def make_segments(
                 os.close(descriptor)
             if isinstance(error, Unwanted):
                 raise
-            raise _too_little(needed, buffers, there, f" ({error.strerror})") from error
+            raise _too_little(needed, buffers, there, scratch, f" ({error.strerror})") from error
     return made
 
 
-def _descriptor(name: str) -> int:
+def room(scratch: str, free: Callable[[], int]) -> int:
+    """Free bytes where segments shall lie; none on a disk that is not there."""
+    if not scratch:
+        return free()
+    with contextlib.suppress(OSError):
+        return free_on_disk(Path(scratch))
+    return 0
+
+
+def _descriptor(name: str, scratch: str) -> int:
+    if scratch:
+        return nameless(Path(scratch))
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
@@ -66,7 +79,8 @@ def _take(descriptor: int, size_bytes: int, is_wanted: Callable[[], bool]) -> No
         if not is_wanted():
             raise Unwanted
         os.posix_fallocate(descriptor, start, min(_AT_ONCE_BYTES, size_bytes - start))
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    with contextlib.suppress(OSError):  # a file of a disk has no seals
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 @contextlib.contextmanager
@@ -90,9 +104,10 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def _too_little(needed: int, buffers: int, there: int, why: str = "") -> SetupError:
+def _too_little(needed: int, buffers: int, there: int, scratch: str, why: str = "") -> SetupError:
+    where, what = (f"in {scratch}", "make room there") if scratch else ("of host memory", "give the job more memory")
     fix = (
-        f"{buffers} snapshots of this rank's state need {needed} bytes of host memory, and {there} are free{why}; "
-        f"give the job more memory, or more ranks so that each has less of the state"
+        f"{buffers} snapshots of this rank's state need {needed} bytes {where}, and {there} are free{why}; "
+        f"{what}, or more ranks so that each has less of the state"
     )
     return SetupError(TOO_LITTLE, f"{needed} bytes", fix)

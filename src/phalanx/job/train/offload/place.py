@@ -1,6 +1,5 @@
 """Where a rank's moments go, and whether there is room for those of all ranks. Every rank hears of an error that one has."""
 
-import errno
 import os
 import platform
 import tempfile
@@ -14,14 +13,13 @@ from phalanx.core.errors import SetupError
 from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.job.checkpoint.host_memory import free_bytes
 from phalanx.job.checkpoint.keeper.segments import SPARE_BYTES
+from phalanx.job.checkpoint.nameless import free_on_disk, nameless
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.sdk.session import Session
 
 T = TypeVar("T")
 _KIND: Final = "hyperparameters.offload"
 DIR: Final = "hyperparameters.offload_dir"
-_NAMED_ONLY: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-"""What a file system says that makes no file without a name; the last one also where the folder is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +38,12 @@ def offload_place(session: Session, recipe: AnyRecipe) -> OffloadPlace | None:
     own = Path(session.keepers_dir).parent if session.keepers_dir else Path(tempfile.gettempdir())
     folder = Path(recipe.offload_dir) if recipe.offload_dir else own
     return OffloadPlace(kind=recipe.offload, folder=folder, node=session.node or platform.node())
+
+
+def scratch_of(session: Session, recipe: AnyRecipe) -> str:
+    """Where snapshots for saves lie too: memory that has no room for moments has none for two copies of them. '' for in memory."""
+    place = offload_place(session, recipe)
+    return str(place.folder) if place is not None and place.kind == "nvme" else ""
 
 
 def check_room(place: OffloadPlace, needed: int, host_free: Callable[[], int] = free_bytes) -> None:
@@ -72,25 +76,18 @@ def _room(place: OffloadPlace, host_free: Callable[[], int]) -> tuple[str, int]:
     """What ranks share, by a name among all, and how many bytes of it are free."""
     if place.kind == "cpu":
         return place.node, max(host_free() - SPARE_BYTES, 0)
-    descriptor = nameless(place.folder)
-    disk, device = os.fstatvfs(descriptor), os.fstat(descriptor).st_dev
+    descriptor = new_file(place.folder)
+    device = os.fstat(descriptor).st_dev
     os.close(descriptor)
-    return f"{place.node}:{device}", disk.f_bavail * disk.f_frsize
+    return f"{place.node}:{device}", free_on_disk(place.folder)
 
 
-def nameless(folder: Path) -> int:
-    """A new file in it, open to read and write. Raises SetupError."""
+def new_file(folder: Path) -> int:
+    """Without a name, open to read and write. Raises SetupError."""
     try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in _NAMED_ONLY:
-            raise _no_folder(folder, error) from error
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=".phalanx-offload-", dir=folder)
+        return nameless(folder)
     except OSError as error:
         raise _no_folder(folder, error) from error
-    Path(name).unlink()
-    return descriptor
 
 
 def _no_folder(folder: Path, error: OSError) -> SetupError:

@@ -21,7 +21,7 @@ from phalanx.job.checkpoint.beside import PageLocks
 from phalanx.job.checkpoint.owners import host_bytes
 from phalanx.job.checkpoint.pages import map_now
 from phalanx.job.train.offload.pieces import Piece
-from phalanx.job.train.offload.place import DIR, nameless
+from phalanx.job.train.offload.place import DIR, new_file
 
 TURNS: Final = 4
 AHEAD: Final = TURNS - 2
@@ -101,7 +101,7 @@ class OnDisk:
         """Takes all the room at once. Raises SetupError where there is no such folder, or too little room."""
         self._folder, self._itemsize = folder, dtype.itemsize
         self._half = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.descriptor = nameless(folder)
+        self.descriptor = new_file(folder)
         try:
             self.arrays = self._mapped(count, dtype)
         except BaseException:
