@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import SetupError, SpecError
+from phalanx.core.errors import SetupError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -33,12 +34,13 @@ from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.models.lora import adapt, initialise_adapters
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
 from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
-from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
+from phalanx.job.train.parallel import layout_of, let_go, make_mesh
 from phalanx.job.train.parallel.mesh import stage_mesh
 from phalanx.job.train.passes import losses_of, mean_scores
 from phalanx.job.train.pipeline.build import laid_llama
@@ -92,6 +94,10 @@ CARRIED = (
     ("tp4", "pp2 folded x tp2"),
 )
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
+ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
+WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
+KINDS_OF_8_BITS: tuple[Dtype, ...] = ("fp8", "fp8_rowwise")
+ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
 Answer = dict[str, Any]
 
 
@@ -136,7 +142,7 @@ class Run:
         if not fresh:
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter.zero_()
+                    parameter.mul_(0 if parameter.requires_grad else 1)  # who loads has frozen ones again
         self.optimizer = make_adamw(self.model, RECIPE, place)
         self.gradients: dict[str, Tensor] = {}
 
@@ -145,7 +151,8 @@ class Run:
 
         def accepts(step: int, loss: float, norm: float) -> bool:
             if step == first:
-                self.gradients = self.whole({name: cast(Tensor, one.grad) for name, one in self.model.named_parameters()}, "model.")
+                found = {name: one.grad for name, one in self.model.named_parameters() if one.grad is not None}
+                self.gradients = self.whole(found, "model.")
             return math.isfinite(loss)
 
         facts = [
@@ -196,10 +203,14 @@ def _of_all_stages(mine: dict[str, Tensor]) -> dict[str, Tensor]:
 class Plain:
     """The same without gang, mesh or sharding: one process, every sample of a step at once."""
 
-    def __init__(self, shape: LlamaShape = SHAPE) -> None:
+    def __init__(self, shape: LlamaShape = SHAPE, lora: Lora | None = None, kept: int = 1) -> None:
+        """kept: the step whose gradients are."""
         self.model = Llama(shape)
+        if lora is not None:
+            adapt(self.model, lora)
         for name, part in self.model.named_children():
             initialise(part, name, RECIPE.seed, RECIPE.init_std)
+            initialise_adapters(part, name, RECIPE.seed)
         optimizer = make_adamw(self.model, RECIPE)
         self.numbers: list[tuple[float, float]] = []
         with torch.no_grad():
@@ -209,8 +220,8 @@ class Plain:
             loss = token_loss(self.model, ids(step))
             loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), RECIPE.clip)
-            if step == 1:
-                self.gradients = {name: cast(Tensor, one.grad).clone() for name, one in self.model.named_parameters()}
+            if step == kept:
+                self.gradients = {name: one.grad.clone() for name, one in self.model.named_parameters() if one.grad is not None}
             optimizer.step()
             optimizer.zero_grad()
             self.numbers.append((float(loss.item()), float(norm.item())))
@@ -293,14 +304,39 @@ def other_shape(rank: Rank) -> Answer:
     return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
 
 
-def refused(rank: Rank) -> str:
-    """Whoever starts ranks by hand is told of what nobody can cut."""
-    place = replace(rank, layout=laid_out(LAYOUTS["tp4"], rank.world_size))
-    try:
-        sharded_llama(SHAPE, replace(RECIPE, lora_rank=2), place, make_mesh(place), "fp32")
-    except SpecError as error:
-        return error.sentence()
-    return ""
+def adapted(rank: Rank, folder: Path) -> Answer:
+    """Adapters beside given weights: gradients of the last step, of which neither of an adapter's matrices is 0. Three steps in one
+    layout, and on in another from its checkpoint."""
+    lora = ADAPTED.lora
+    assert lora is not None
+    plain, last = Plain(OTHER_SHAPE, lora, kept=RECIPE.steps), RECIPE.steps
+    answer: Answer = {"plain": plain.numbers}
+    for name in ADAPTED_LAYOUTS:
+        run = Run(rank, LAYOUTS[name], shape=OTHER_SHAPE, recipe=ADAPTED)
+        numbers = run.steps(1, last - 1) + run.steps(last, last)
+        trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
+        assert trained == [name for name, one in plain.model.named_parameters() if one.requires_grad] == list(run.gradients)
+        answer[name] = {"numbers": numbers, "gradients": error(run.gradients, plain.gradients)}
+    first = Run(rank, LAYOUTS["cp2 x tp2"], shape=OTHER_SHAPE, recipe=ADAPTED)
+    numbers = first.steps(1, 3)
+    first.save(folder / "adapted", 3)
+    second = Run(rank, LAYOUTS["fsdp4"], shape=OTHER_SHAPE, recipe=ADAPTED, fresh=False)
+    second.load(folder / "adapted")
+    equal = _equal(first.state(), second.state())
+    return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
+
+
+def in_8_bits(rank: Rank) -> Answer:
+    """Losses of two steps without tensor parallelism and with it, and how far their first gradients are off those of float32."""
+    answer: Answer = {}
+    exact = Run(rank, LAYOUTS["fsdp4"], shape=WIDE_SHAPE)
+    exact.steps(1, 1)
+    for dtype in KINDS_OF_8_BITS:
+        runs = [Run(rank, LAYOUTS[name], dtype, shape=WIDE_SHAPE) for name in ("fsdp4", "tp2 x dp2")]
+        losses = [[loss for loss, _ in run.steps(1, 2)] for run in runs]
+        off = [max(float((run.gradients[name] - one).norm() / one.norm()) for name, one in exact.gradients.items()) for run in runs]
+        answer[dtype] = {"losses": losses, "off": off}
+    return answer
 
 
 def odd_after_recompute(run: Run) -> int:
@@ -427,10 +463,11 @@ def main(out: Path) -> None:
             "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
-            "refused": refused(rank),
+            "adapted": adapted(rank, out.parent),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
+            "in_8_bits": in_8_bits(rank),
             "collectives": gathered_once(rank),
             "offloaded": offloaded(rank, out.parent),
         }

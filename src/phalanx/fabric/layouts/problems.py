@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import AnyRecipe
+from phalanx.core.recipe import FP8_MULTIPLE, AnyRecipe, LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
@@ -70,11 +70,8 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
         return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.lora is not None:
-        fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"
-        found.append(("tp", asked.tp, fix))
-    if asked.tp > 1 and recipe.dtype.startswith("fp8"):
-        found.append(("tp", asked.tp, f"write 1: 8-bit products (dtype: {recipe.dtype}) are not cut over ranks; write dtype: bf16"))
+    if asked.tp > 1 and recipe.dtype.startswith("fp8") and not recipe.init:  # whose shape is known when ranks start
+        found += _uneven_parts(asked.tp, recipe)
     if asked.tp > 1 and recipe.fused_loss is True:
         found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
@@ -91,6 +88,21 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
 def named(field: str) -> str:
     """A problem's field as in a job file: of the layout where it does not say of what else."""
     return field if "." in field else f"layout.{field}"
+
+
+def _uneven_parts(tp: int, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Of matrices with 8-bit products, over tensor-parallel ranks."""
+    shape, model = recipe.shape(vocab=1), facts_of(recipe)
+    widths = {
+        "heads": shape.q_dim, "heads of queries, keys and values": shape.q_dim + 2 * shape.kv_dim, "feed-forward": model.ffn_dim,
+        "shared experts": model.shared_dim,
+    }  # fmt: skip
+    for name, width in widths.items():
+        if width % tp == 0 and width // tp % FP8_MULTIPLE:
+            fits = [one for one in _divisors(tp) if width // one % FP8_MULTIPLE == 0]
+            need = f"8-bit products (dtype: {recipe.dtype}) need multiples of {FP8_MULTIPLE}"
+            yield "tp", tp, f"{_one_of(fits)}: {need}, and a rank would have {width // tp} of the width of the {name}"
+            return
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
