@@ -47,7 +47,7 @@ from typing import Any
 from parts.train_case import Answer, Asked, Case, Entry, tiny  # type: ignore[import-not-found]  # beside this file
 from parts.train_claims import CLAIMS, LOSS_STEPS, Claim  # type: ignore[import-not-found]
 from parts.train_figures import FITS, START_S, expected_s, graph_of, memory_gib, mfu, tokens_per_s  # type: ignore[import-not-found]
-from parts.train_gang import run_gang  # type: ignore[import-not-found]
+from parts.train_gang import end_with_parent, run_gang  # type: ignore[import-not-found]
 from parts.train_text import TEXT_BYTES_MAX, text_in  # type: ignore[import-not-found]
 
 from phalanx.fabric.catalogue import lookup
@@ -409,6 +409,7 @@ def main() -> int:
     """Run the claims that were asked for."""
     options = parsed()
     if options.as_rank:
+        end_with_parent()
         from parts import train_ours, train_titan  # type: ignore[import-not-found]  # beside this file; each brings torch
 
         (train_ours if options.side == "ours" else train_titan).rank_main(Path(options.as_rank))

@@ -1,6 +1,7 @@
 """Gangs of the training benchmark: ranks of its own file, watched case by case, so that one which hangs or fails costs its case
 and not the others. No torch."""
 
+import ctypes
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ _HUNG_TIMES: Final = 3.0
 _EMPTY_GANGS_MAX: Final = 2
 """That end before any answer: then it is not the case."""
 _LOOKS_S: Final = 0.1
+_PR_SET_PDEATHSIG: Final = 1
+"""Of linux/prctl.h."""
 
 Heard = Callable[[int, Answer], None]
 
@@ -125,6 +128,12 @@ def end_of(log: Path, lines: int = 12) -> str:
 
 
 # In a rank
+
+
+def end_with_parent() -> None:
+    """A call that is cut leaves no rank behind that holds its GPU: ranks have sessions of their own, so that they can be ended with
+    all that they started."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def asked_in(folder: Path) -> Asked:

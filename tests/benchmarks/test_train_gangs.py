@@ -1,6 +1,8 @@
 """Cases of the training benchmark follow each other in one gang: which comes next, and what a rank that dies or hangs costs."""
 
 import importlib
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -102,6 +104,34 @@ def test_a_rank_that_dies_costs_its_case_alone(tmp_path: Path, monkeypatch: pyte
     assert (answers[0]["batch"], answers[3]["batch"]) == (1, 4)
     assert answers[2]["failed"] == "too large"
     assert "ended with" in answers[1]["failed"] and answers[1]["failed"].endswith("the last words")
+
+
+def test_a_rank_ends_with_the_call_that_started_it(tmp_path: Path) -> None:
+    """Which a lent machine kills when its time is over."""
+    rank = "import time\nfrom parts.train_gang import end_with_parent\nend_with_parent()\nprint(flush=True)\ntime.sleep(900)"
+    call = (
+        "import subprocess, sys, time\n"
+        "rank = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)\n"
+        "rank.stdout.readline()\nprint(rank.pid, flush=True)\ntime.sleep(900)"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent / 'src'}"}
+    with subprocess.Popen([sys.executable, "-c", call, rank], env=env, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        number = int(started.stdout.readline())
+        assert Path(f"/proc/{number}").exists()
+        started.kill()
+    until_s = time.monotonic() + 120
+    while alive(number) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not alive(number)
+
+
+def alive(number: int) -> bool:
+    """Not as a process that nobody has asked about yet."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_gang_is_given_up_when_it_is_silent_for_long_or_its_time_is_over(tmp_path: Path) -> None:

@@ -31,4 +31,4 @@ def test_an_axis_is_named_to_torch_by_its_number(mesh: DeviceMesh, monkeypatch: 
 
     monkeypatch.setattr(DeviceMesh, "_unflatten", of_2_11)
     assert parted(mesh, "tp", (1, 1), ("rows", "cp")).mesh_dim_names == ("dp_shard", "rows", "cp")
-    assert expert_mesh(mesh, 1).mesh_dim_names == ("dp_rest", "ep", "tp")
+    assert expert_mesh(mesh, 1).mesh_dim_names == ("dp_rest", "ep")
