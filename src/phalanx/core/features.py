@@ -33,7 +33,6 @@ CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
 LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
-
 PROFILE: Final = "profile"
 """Its ranks trace the steps that the job asks for."""
 
