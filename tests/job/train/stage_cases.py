@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import ScheduleName
-from phalanx.fabric.pipeline.actions import Action, Kind
+from phalanx.fabric.pipeline.actions import Action, Kind, flat, orders
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.fabric.pipeline.measured import bubbles
@@ -42,6 +43,7 @@ from phalanx.job.train.pipeline.pipeline import Pipeline, pipeline_parallel
 from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.timed import Recorder
 from phalanx.job.train.pipeline.whole import whole_tensors
+from phalanx.job.train.traces.timeline import OF_PIPELINE
 
 RECIPE = LlamaRecipe(dim=16, layers=5, heads=2, ffn_dim=22, lr=1e-2)
 SPARING = replace(RECIPE, fused_loss=True, activation_checkpointing="full")
@@ -187,6 +189,15 @@ def timed(pipeline: Pipeline, mesh: DeviceMesh, rank: Rank) -> dict[str, Any]:
     return {**asdict(bubbles(pipeline.layout, timeline)), "makespan": timeline.makespan, "took_s": took_s}
 
 
+def marked(pipeline: Pipeline, mesh: DeviceMesh) -> dict[str, list[str]]:
+    """Passes of a step as a trace has them, and as the schedule does."""
+    with profile(activities=[ProfilerActivity.CPU]) as tracing:
+        pipeline.gradients(samples(0, pipeline.layout.num_microbatches, False)[0])
+    seen = sorted((event.time_range.start, event.name) for event in tracing.events() if event.name.startswith(OF_PIPELINE))
+    wanted = [f"{OF_PIPELINE}{action}" for action in flat(orders(pipeline.layout)[mesh["pp"].get_local_rank()])]
+    return {"seen": [name for _, name in seen], "wanted": wanted}
+
+
 def in_bf16(mesh: DeviceMesh, rank: Rank) -> list[list[float]]:
     """Losses and gradient norms of a pipeline, and of the same data-parallel ranks without one; both compute in bf16."""
     layout = layout_of("interleaved")
@@ -266,6 +277,8 @@ def case(name: str, mesh: DeviceMesh, rank: Rank, packed: bool, plain: dict[tupl
     if not packed:
         answer["bubbles"] = reckoned(name, pipeline, mesh, rank)
         answer["timed"] = timed(pipeline, mesh, rank)
+    if name == "zb1p":
+        answer["marked"] = marked(pipeline, mesh)
     return answer
 
 

@@ -72,3 +72,8 @@ def test_a_step_is_timed_pass_by_pass(answers: list[dict[str, Any]], name: str) 
     for found in (one[name]["timed"] for one in answers):
         assert 0 < found["cost"]["forward"] < found["makespan"] and 0 <= found["measured"] < found["makespan"]
     assert answers[0][name]["timed"]["makespan"] <= answers[0][name]["timed"]["took_s"]
+
+
+def test_a_trace_has_each_pass_by_its_name_in_the_schedule_s_order(answers: list[dict[str, Any]]) -> None:
+    for found in (one["zb1p"]["marked"] for one in answers):
+        assert found["seen"] == found["wanted"] and {name[-2] for name in found["seen"]} >= {"F", "I", "W"}
