@@ -33,6 +33,8 @@ CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
 LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
+PIPELINE: Final = "pipeline"
+"""Also over a pipeline."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -49,5 +51,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
         LAYOUT: spec.layout != LayoutSpec(),
+        PIPELINE: spec.layout.pp > 1,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

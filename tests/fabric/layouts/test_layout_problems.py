@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.context import KINDS
-from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, problems
+from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, named, problems, recipe_problems
+from phalanx.fabric.pipeline.layout import SCHEDULES
 
 MODEL = ModelFacts(layers=4, heads=12, kv_heads=4, ffn_dim=352, sequence=64)
+WHOLE = "write one of gpipe, 1f1b, bfs, interleaved, or"
 EIGHT = RankFacts(world_size=8, per_domain=8)
 SIZES = st.integers(min_value=1, max_value=9)
 ASKED = st.builds(
     LayoutSpec, pp=SIZES, cp=SIZES, tp=SIZES, ep=SIZES, zero=st.sampled_from([0, 1, 2, 3]), replicate=SIZES,
-    context=st.sampled_from(KINDS),
+    context=st.sampled_from(KINDS), schedule=st.sampled_from(SCHEDULES), stages_per_rank=st.integers(min_value=0, max_value=3),
 )  # fmt: skip
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
     ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8]),
-    shared_dim=st.sampled_from([0, 24]),
+    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(),
 )  # fmt: skip
 RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
 
@@ -45,6 +47,11 @@ RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
             "write one of 1, 2: with context: ulysses its ranks share 6 heads and 2 of",
         ),
         (LayoutSpec(pp=8), "pp", "write one of 1, 2, 4: each stage has one of the model's 4 layers at least"),
+        (
+            LayoutSpec(pp=4, schedule="zbv"),
+            "pp",
+            "write one of 1, 2: each of the 2 stages of a rank has one of the model's 4 layers at least",
+        ),
         (LayoutSpec(ep=2), "ep", "write 1: the model has no experts"),
         (LayoutSpec(replicate=3), "replicate", "write one of 1, 2, 4, 8: it divides the 8 data-parallel ranks"),
         (LayoutSpec(zero=0, replicate=2), "replicate", "write 1: with zero: 0 every data-parallel rank holds all"),
@@ -104,6 +111,49 @@ def test_tensor_parallelism_stays_within_a_domain() -> None:
     assert problems(LayoutSpec(tp=4), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes) == []
     ((_, _, fix),) = problems(LayoutSpec(tp=8), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes)
     assert fix == "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 4"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"tied": True}, "(tied), which would be on two ranks"), ({"experts": 8}, "no experts yet; share experts by ep")],
+)
+def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: str) -> None:
+    assert problems(LayoutSpec(pp=2), MODEL, EIGHT) == []
+    ((field, value, fix),) = problems(LayoutSpec(pp=2), replace(MODEL, **changed), EIGHT)
+    assert (field, value) == ("pp", 2) and fix.startswith("write 1: ") and fix.endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("asked", "recipe", "field", "fix"),
+    [
+        ({}, {"lora_rank": 4, "init": "m"}, "pp", "write 1: adapters (lora_rank) are not trained over a pipeline; zero"),
+        ({"pp": 4}, {}, "accumulate", "write 4 or more with schedule 1f1b over 4 ranks, or layout.schedule: gpipe"),
+        (
+            {"schedule": "interleaved", "pp": 3},
+            {"accumulate": 7},
+            "accumulate",
+            "write 6, 8 or another multiple of 3 with schedule interleaved, or layout.schedule: gpipe",
+        ),
+        ({"schedule": "zbv", "stages_per_rank": 3}, {}, "stages_per_rank", "write 2 with schedule zbv"),
+        (
+            {"schedule": "zbv"},
+            {"compile": True},
+            "schedule",
+            f"{WHOLE} compile: auto: it parts the backward pass, which cannot be done with compile: true",
+        ),
+        ({"schedule": "zb1p"}, {"fused_loss": True}, "schedule", f"{WHOLE} fused_loss: auto"),
+        ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
+        ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
+    ],
+)
+def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
+    asked: dict[str, Any], recipe: dict[str, Any], field: str, fix: str
+) -> None:
+    given = LlamaRecipe(**{"accumulate": 2, **recipe})
+    found = recipe_problems(LayoutSpec(**{"pp": 2, **asked}), given)
+    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if field == "accumulate" else f"layout.{field}"]
+    assert found[0][2].startswith(fix)
+    assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
 
 
 def test_a_recipe_says_what_its_model_is() -> None:

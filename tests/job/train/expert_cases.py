@@ -34,6 +34,7 @@ from phalanx.job.train.balance import balance, begin_step, loads_of, routers
 from phalanx.job.train.device import Rank, gang, this_rank
 from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
+from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
@@ -123,11 +124,13 @@ def alone(setting: Setting) -> Ran:
     return ran
 
 
-def sharded(layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE) -> tuple[Llama, torch.optim.Optimizer]:
+def sharded(
+    layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE, place: OffloadPlace | None = None
+) -> tuple[Llama, torch.optim.Optimizer]:
     """As the trainer lays it out."""
     model = sharded_llama(RECIPE.shape(VOCAB), recipe, rank_of(layout), mesh_of(replace(layout, ep=1, context="ring")), "fp32")
     setting(model)
-    return model, make_adamw(model, RECIPE)
+    return model, make_adamw(model, RECIPE, place)
 
 
 def rank_of(layout: Layout) -> Rank:
@@ -314,6 +317,14 @@ def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, ran
         assert ran.biases.equal(undisturbed.biases)
         for mixture in mixtures(model):
             assert mixture.slots.sort().values.equal(torch.arange(RECIPE.experts))
+
+
+def case_moments_in_a_file_go_with_experts_that_move_and_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
+    (model, optimizer), ran = sharded(EP2, place=OffloadPlace(kind="nvme", folder=root.parent, node="n")), Ran()
+    train(model, optimizer, EP2, (1, 2, 3), ran)
+    assert place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)
+    train(model, optimizer, EP2, (4, 5), ran)
+    assert ran.losses == once(EP2).losses and ran.biases.equal(once(EP2).biases)
 
 
 def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:

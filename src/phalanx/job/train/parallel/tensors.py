@@ -174,10 +174,10 @@ def _of_model(model: Llama) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
-    if not isinstance(model.output, nn.Identity):
-        plan["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-    return plan
+    has = dict(model.named_children())  # a stage of a pipeline lacks some, as a tied model does its output
+    return {name: style for name, style in plan.items() if any(True for _ in has[name].parameters())}
 
 
 def _arrived(module: nn.Module, given: object, x: Tensor) -> Tensor:
