@@ -35,7 +35,6 @@ LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
 PIPELINE: Final = "pipeline"
 """Also over a pipeline."""
-
 PROFILE: Final = "profile"
 """Its ranks trace the steps that the job asks for."""
 

@@ -255,6 +255,10 @@ def test_adapters_are_refused_for_experts_and_compiling_where_tokens_travel() ->
     assert uncompiled(LlamaRecipe(experts=4), Layout(dp_shard=2, ep=2)).compile is False
     assert uncompiled(LlamaRecipe(activation_checkpointing="full"), Layout(cp=2)).compile is False
     assert uncompiled(LlamaRecipe(), Layout(cp=2)).compile == uncompiled(LlamaRecipe(experts=4), Layout()).compile == "auto"
+    assert (
+        uncompiled(LlamaRecipe(experts=4), Layout(tp=2)).compile is False
+        and uncompiled(LlamaRecipe(), Layout(tp=2)).compile == "auto"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own tracer

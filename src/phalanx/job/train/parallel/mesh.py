@@ -88,6 +88,8 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def uncompiled(recipe: LlamaRecipe, layout: Layout) -> LlamaRecipe:
     """Without compiled blocks where these are no one graph: a block that hands tokens on, since how many come is known only when
     it runs (its parts are: `parts_run_compiled`); and one that is computed again although it waits for others in between, which
-    torch then does not compile at all."""
+    torch then does not compile at all. Nor where tensor-parallel ranks have experts: these are gathered within a block, and what a
+    card's compiler makes of that nobody has measured."""
     computed_again = layout.cp > 1 and recipe.activation_checkpointing != "none"
-    return replace(recipe, compile=False) if layout.ep > 1 or computed_again else recipe
+    gathers_within = layout.tp > 1 and recipe.experts > 0
+    return replace(recipe, compile=False) if layout.ep > 1 or computed_again or gathers_within else recipe
