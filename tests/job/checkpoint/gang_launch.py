@@ -9,7 +9,6 @@ import importlib
 import multiprocessing
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import numpy
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,12 +62,6 @@ def _become(module: Sequence[str], env: Mapping[str, str], folder: Path, log: Pa
     sys.modules["torch"].seed()
     sys.argv = list(module)
     runpy.run_module(module[0], run_name="__main__", alter_sys=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_gang(

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +39,7 @@ from phalanx.core.messages import (
 )
 from phalanx.operate.agent.processes import start_ticks
 from tests.operate.goldens import protocol_1
+from tests.ports import free_port
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -54,12 +54,6 @@ def until(look: Callable[[], T | None], limit_s: float = DEADLINE_S) -> T:
             return found
         time.sleep(0.005)
     pytest.fail("what was waited for did not happen in time")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def alive(pid: int) -> bool:

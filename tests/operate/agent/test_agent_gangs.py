@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from phalanx.core.messages import GangRecovery, GangStarted, StopRanks
-from tests.operate.agent.agent_cell import Cell, free_port, until
+from tests.operate.agent.agent_cell import Cell, until
+from tests.ports import free_port
 
 
 def test_whom_the_coordinator_awaits_is_reported_and_it_hears_that_all_nodes_run(cell: Cell) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from phalanx.core.timeouts import Timeouts
 from phalanx.operate.agent.launch_env import GangPlace
-from tests.operate.agent.agent_cell import free_port
 from tests.operate.agent.gang.test_gang_shim import PROGRAM, GangOrder
+from tests.ports import free_port
 
 NODE_TOKEN = "n" * 64
 PATIENT = Timeouts(beat_ms=50, silent_ms=500, node_ms=30_000, gather_ms=40_000, kill_ms=40_000, hang_ms=30_000, form_ms=60_000)

@@ -16,9 +16,10 @@ import pytest
 
 from phalanx.core.gang_wire import Frame, encode, node_hello
 from phalanx.operate.agent.ports import cannot_listen
-from tests.operate.agent.agent_cell import DEADLINE_S, alive, free_port, until
+from tests.operate.agent.agent_cell import DEADLINE_S, alive, until
 from tests.operate.agent.gang.far_cell import HASTY, NODE_TOKEN, PATIENT, SOON, NodeOrder, Wire, two_nodes
 from tests.operate.agent.gang.slow_disk import stalled
+from tests.ports import free_port
 
 
 def in_generation(order: NodeOrder, rank: int, generation: int) -> int | None:

@@ -13,8 +13,8 @@ from phalanx.core.timeouts import Timeouts
 from phalanx.operate.agent import boottime
 from phalanx.operate.agent.gang import streams
 from phalanx.operate.agent.gang.nodes import FarPeer, Nodes
-from tests.operate.agent.agent_cell import free_port
 from tests.operate.agent.gang.far_cell import NODE_TOKEN
+from tests.ports import free_port
 
 TIMES = Timeouts(meet_ms=1_000)
 
