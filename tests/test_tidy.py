@@ -87,6 +87,7 @@ def documented(path: Path) -> Iterator[tuple[str, str | None]]:
         spec.Notify,
         spec.Recovery,
         spec.LayoutSpec,
+        spec.ProfileSpec,
         recipe.LlamaRecipe,
     ],
     ids=lambda kind: kind.__name__,

@@ -14,7 +14,9 @@ from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
 from phalanx.core import wire
 from phalanx.core.chaos import Asked, FaultKind, FlipOf, planned
+from phalanx.core.curves import POINTS, CurvesView
 from phalanx.core.errors import NotFound, SpecError, StoreUnavailable, UserError, WorldError
+from phalanx.core.profile import ProfileView
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import checked, parse_spec
 from phalanx.core.views import (
@@ -176,6 +178,12 @@ class Client:
         page: StepPage = self._line.read(StepPage, f"/jobs/{_job(job)}/steps", {"after": after, "rank": rank, "attempt": attempt})
         return page
 
+    def curves(self, job: str, rank: int = 0, points: int = POINTS) -> CurvesView:
+        """Loss, gradient norm, throughput and the phases of steps over a whole run: about `points` means of one rank's records."""
+        params: dict[str, str | int | None] = {"rank": rank, "points": points}
+        view: CurvesView = self._line.read(CurvesView, f"/jobs/{_job(job)}/curves", params)
+        return view
+
     def logs(self, job: str, rank: int = 0, attempt: str = "", offset: int = 0, limit: int = 65_536) -> LogPage:
         """Part of one rank's log from byte `offset` on; `attempt` '' is the newest."""
         params: dict[str, str | int | None] = {"rank": rank, "attempt": attempt, "offset": offset, "limit": limit}
@@ -315,6 +323,13 @@ class Client:
     def save_artifact(self, artifact: ArtifactView, out: Path, force: bool = False) -> None:
         """Writes its bytes to `out`, checked, whole or not at all. Raises Conflict where something is already and not `force`."""
         artifacts.save(self._line, artifact, out, force)
+
+    def profile(self, job: str, attempt: str = "", first: int = 0) -> ProfileView:
+        """What the traces of a job's ranks say: of its newest attempt that has any, or of `attempt`; those that begin with step
+        `first`, else the last ones. Raises NotFound where there are none."""
+        params: dict[str, str | int | None] = {"attempt": attempt, "first": first}
+        view: ProfileView = self._line.read(ProfileView, f"/jobs/{_job(job)}/profile", params)
+        return view
 
     def secrets(self) -> tuple[SecretView, ...]:
         """Names and dates of the stored secrets; no call gives a value back."""

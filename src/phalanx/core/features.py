@@ -33,6 +33,11 @@ CHECKPOINT_STORE: Final = "checkpoint-store"
 """Its ranks save where the control plane says, not always in the job's folder."""
 LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
+PIPELINE: Final = "pipeline"
+"""Also over a pipeline."""
+
+PROFILE: Final = "profile"
+"""Its ranks trace the steps that the job asks for."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -49,5 +54,7 @@ def needed(spec: JobSpec) -> frozenset[str]:
         CHECKPOINT_STORE: spec.checkpoint.store not in ("", JOBS_FOLDER),
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
         LAYOUT: spec.layout != LayoutSpec(),
+        PIPELINE: spec.layout.pp > 1,
+        PROFILE: spec.profile is not None,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

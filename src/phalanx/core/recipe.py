@@ -13,9 +13,10 @@ from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
 from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 from phalanx.core.moe import RouterScore, expert_problems
+from phalanx.core.recipe_checks import determinism_problem, run_problems
+from phalanx.core.vit_recipe import IMAGES_FREE, VitRecipe
+from phalanx.core.vit_sizes import over_size as over_vit_size
 
-SPIKE_STEPS: Final = 1_000
-"""Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
 FP8_MULTIPLE: Final = 16
 """Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
 Switch = Literal["auto", True, False]
@@ -182,31 +183,7 @@ class LlamaRecipe:
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
-        positive = ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps")
-        found = [(name, getattr(self, name), "write a whole number above 0") for name in positive if getattr(self, name) < 1]
-        found += [
-            (name, getattr(self, name), "write a number above 0")
-            for name in ("lr", "clip", "init_std")
-            if not getattr(self, name) > 0
-        ]
-        found += [
-            (name, getattr(self, name), "write a number from 0 up to, but not, 1")
-            for name in ("beta1", "beta2")
-            if not 0 <= getattr(self, name) < 1
-        ]
-        if not 0 <= self.min_lr_ratio <= 1:
-            found.append(("min_lr_ratio", self.min_lr_ratio, "write a number from 0 to 1"))
-        if not self.weight_decay >= 0:
-            found.append(("weight_decay", self.weight_decay, "write 0 or more"))
-        if self.warmup_steps < 0:
-            found.append(("warmup_steps", self.warmup_steps, "write 0 or more"))
-        if not 0 <= self.spike_budget <= SPIKE_STEPS:
-            found.append(("spike_budget", self.spike_budget, f"write a whole number from 0 to {SPIKE_STEPS}"))
-        found += [
-            (name, getattr(self, name), "write 0 or more")
-            for name in ("recompute_every", "eval_batches")
-            if getattr(self, name) < 0
-        ]
+        found = run_problems(self, ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps"))
         found += self._shape_problems()
         found += self._speed_problems()
         found += self._offload_problems()
@@ -234,12 +211,7 @@ class LlamaRecipe:
                 yield name, getattr(self, name), f"write a whole number from {least} to the number of layers ({blocks})"
         if not 0 <= self.activation_budget <= 1:
             yield "activation_budget", self.activation_budget, "write a number from 0 to 1"
-        if not self.deterministic and self.recompute_every > 0:
-            yield (
-                "recompute_every",
-                self.recompute_every,
-                "write 0: a microbatch is computed twice to the same bits only if deterministic",
-            )
+        yield from determinism_problem(self)
         if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
             yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
@@ -284,11 +256,13 @@ _NAMES: Final = [one.name for one in fields(LlamaRecipe)]
 _FIRST_FIELDS: Final = frozenset(_NAMES[: _NAMES.index("recompute_every") + 1])
 
 
-def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a job gives, with those of the size that it names. Every way to a recipe goes through here.
+def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, Any]:
+    """The hyperparameters that a job gives a recipe, with those of the size that it names. Every way to a recipe goes through here.
 
     Raises SpecError for a shape beside `init`.
     """
+    if recipe == "vit":
+        return over_vit_size(given)
     if not given.get("init"):
         return over_size(given)
     for name in ("size", *SHAPE_FIELDS):
@@ -297,16 +271,33 @@ def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def config_text(recipe: LlamaRecipe) -> str:
+AnyRecipe = LlamaRecipe | VitRecipe
+"""Of what one trainer trains."""
+
+
+def config_text(recipe: AnyRecipe) -> str:
     """What a checkpoint's configuration is: every field of the first version, and newer ones that say something about losses."""
-    said: dict[str, Any] = wire.plain(LlamaRecipe, recipe)
-    usual = {one.name: one.default for one in fields(LlamaRecipe)}
-    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or (value != usual[name] and name not in FREE)}
+    kind = type(recipe)
+    said: dict[str, Any] = wire.plain(kind, recipe)
+    usual = {one.name: one.default for one in fields(kind)}
+    free = {*FREE, *IMAGES_FREE}
+    first = _FIRST_FIELDS if kind is LlamaRecipe else usual.keys() - free
+    kept = {name: value for name, value in said.items() if name in first or (value != usual[name] and name not in free)}
     return wire.dumps(dict[str, Any], kept)
 
 
-RECIPE_METRICS = ("val_loss", "loss")
+RECIPE_METRICS: Final = ("val_loss", "loss")
 """What every recipe can measure at a save: the held-out loss, and the loss of the step."""
 
-RECIPES = {"llama": LlamaRecipe}
+RECIPES: Final[Mapping[str, type[AnyRecipe]]] = {"llama": LlamaRecipe, "vit": VitRecipe}
 """Recipe name, as written in a job spec, to its configuration."""
+
+
+def metrics_of(name: str) -> tuple[str, ...]:
+    """What the recipe of that name can measure at a save."""
+    return (*RECIPE_METRICS, "val_accuracy") if name == "vit" else RECIPE_METRICS
+
+
+def name_of(recipe: AnyRecipe) -> str:
+    """As a job spec writes it."""
+    return next(name for name, kind in RECIPES.items() if type(recipe) is kind)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from phalanx.core.checkpoints import STORE_FORM, is_store
-from phalanx.core.recipe import RECIPE_METRICS
+from phalanx.core.recipe import metrics_of
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_sharing import Check
 
@@ -26,9 +26,10 @@ def checkpoint_checks(spec: JobSpec) -> Iterable[Check]:
         yield "checkpoint.best_metric", metric, named, "keep_best goes by a metric: name one, such as val_loss"
     else:
         yield "checkpoint.best_metric", metric, not metric, "say with keep_best how many of the best are kept, or leave it out"
-    known = not spec.recipe or not metric or metric in RECIPE_METRICS
-    yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(RECIPE_METRICS)}: name one of them"
-    never = bool(spec.recipe) and metric == "val_loss" and spec.hyperparameters.get("eval_batches") == 0
+    measures = metrics_of(spec.recipe)
+    known = not spec.recipe or not metric or metric in measures
+    yield "checkpoint.best_metric", metric, known, f"a recipe measures {' and '.join(measures)}: name one of them"
+    never = bool(spec.recipe) and metric in measures and metric != "loss" and spec.hyperparameters.get("eval_batches") == 0
     yield "checkpoint.best_metric", metric, not never, "is not measured with eval_batches: 0; name loss, or measure it"
     yield "checkpoint.store", keep.store, not keep.store or is_store(keep.store), STORE_FORM
     if keep.every == "auto":

@@ -17,10 +17,22 @@ from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
 from phalanx.core.recipe import RECIPES, written_out
-from phalanx.core.spec import Array, CheckpointPolicy, Environment, JobSpec, LayoutSpec, Notify, Placing, Recovery, Resources
+from phalanx.core.spec import (
+    Array,
+    CheckpointPolicy,
+    Environment,
+    JobSpec,
+    LayoutSpec,
+    Notify,
+    Placing,
+    ProfileSpec,
+    Recovery,
+    Resources,
+)
 from phalanx.core.spec_checkpoint import checkpoint_checks
-from phalanx.core.spec_data import data_checks, refuse_unprepared
+from phalanx.core.spec_data import data_checks, image_checks, refuse_unprepared
 from phalanx.core.spec_layout import layout_checks
+from phalanx.core.spec_profile import check_within, profile_checks
 from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
@@ -47,6 +59,7 @@ _NESTED: Final = {
     "notify": Notify,
     "placing": Placing,
     "array": Array,
+    "profile": ProfileSpec,
 }
 _AMOUNTS: Final = ("gpus", "memory", "gpu_memory")
 _MAPPING: Final = "write a mapping of fields, starting with name: ..."
@@ -110,14 +123,14 @@ def checked(spec: JobSpec) -> JobSpec:
     _refuse_unwritable(spec)
     checks = (
         _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, layout_checks, recovery_checks,
-        _environment_checks, _outside_checks,
+        profile_checks, _environment_checks, _outside_checks,
     )  # fmt: skip
     for check in checks:
         for name, value, good, fix in check(spec):
             if not good:
                 raise SpecError(name, value, fix)
     if spec.recipe:
-        recipe_config(spec)
+        check_within(spec, recipe_config(spec).steps)
     return spec
 
 
@@ -125,7 +138,7 @@ def recipe_config(spec: JobSpec) -> Any:
     """The recipe's typed configuration. Raises SpecError for an unknown or impossible hyperparameter."""
     kind = RECIPES[spec.recipe]
     try:
-        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters))
+        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters, spec.recipe))
     except ValidationError as error:
         raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
     for name, value, fix in (*_truths_for_numbers(spec.hyperparameters, kind), *config.problems()):
@@ -233,7 +246,10 @@ def _pair_checks(spec: JobSpec) -> Iterable[Check]:
         hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
         yield "recipe", spec.recipe, spec.recipe in RECIPES, hint
         yield "kind", spec.kind, spec.kind == "train", "a recipe trains: write kind: train"
-        yield "data", spec.data, spec.data is not None, "a recipe needs data: {path: DIR} made by `phalanx data prepare`"
+        made = "phalanx data pack" if spec.recipe == "vit" else "phalanx data prepare"
+        yield "data", spec.data, spec.data is not None, f"a recipe needs data: {{path: DIR}} made by `{made}`"
+        if spec.recipe == "vit":
+            yield from image_checks(spec)
 
 
 def _environment_checks(spec: JobSpec) -> Iterable[Check]:

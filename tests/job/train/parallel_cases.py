@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import SetupError, SpecError
+from phalanx.core.errors import SetupError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -33,12 +34,18 @@ from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
+from phalanx.job.models.lora import adapt, initialise_adapters
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
 from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
-from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
+from phalanx.job.train.parallel import layout_of, let_go, make_mesh
+from phalanx.job.train.parallel.mesh import stage_mesh
+from phalanx.job.train.passes import losses_of, mean_scores
+from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.step import train_step
@@ -47,6 +54,7 @@ SHAPE = LlamaShape(vocab=97, dim=32, layers=2, heads=4, ffn_dim=48)  # 97: no la
 RECIPE = LlamaRecipe(
     dim=32, layers=2, heads=4, ffn_dim=48, sequence=16, batch_per_rank=1, accumulate=2, steps=5, warmup_steps=2, clip=0.5
 )
+DEEP = replace(SHAPE, layers=4)
 OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
 GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
 REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
@@ -67,7 +75,29 @@ LAYOUTS = {
     "cp2 x tp2": LayoutSpec(cp=2, tp=2),
     "cp2 by heads x tp2": LayoutSpec(cp=2, tp=2, context="ulysses"),
 }
+PIPELINES = {
+    "pp2 x dp2": LayoutSpec(pp=2),
+    "pp2 x ddp2 all forward first": LayoutSpec(pp=2, zero=0, schedule="gpipe"),
+    "pp2 interleaved x dp2": LayoutSpec(pp=2, schedule="interleaved"),
+    "pp2 x tp2": LayoutSpec(pp=2, tp=2),
+    "pp2 folded x tp2": LayoutSpec(pp=2, tp=2, schedule="zbv"),
+    "pp2 x cp2": LayoutSpec(pp=2, cp=2),
+    "pp2 folded x cp2 by heads": LayoutSpec(pp=2, cp=2, context="ulysses", schedule="zbv"),
+}
+"""Of a deeper model, since a stage has a layer at least."""
+ALL = LAYOUTS | PIPELINES
+CARRIED = (
+    ("tp2 x dp2", "fsdp4"),
+    ("hsdp2x2", "tp4"),
+    ("cp2 x tp2", "cp2 x ddp2"),
+    ("pp2 x dp2", "fsdp4"),
+    ("tp4", "pp2 folded x tp2"),
+)
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
+ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
+WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
+KINDS_OF_8_BITS: tuple[Dtype, ...] = ("fp8", "fp8_rowwise")
+ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
 Answer = dict[str, Any]
 
 
@@ -108,11 +138,11 @@ class Run:
     ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
         self.mesh = make_mesh(self.rank)
-        self.model = sharded_llama(shape, recipe, self.rank, self.mesh, dtype, fresh)
+        self.model = laid_llama(shape, recipe, self.rank, self.mesh, dtype, recipe.accumulate, fresh)
         if not fresh:
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter.zero_()
+                    parameter.mul_(0 if parameter.requires_grad else 1)  # who loads has frozen ones again
         self.optimizer = make_adamw(self.model, RECIPE, place)
         self.gradients: dict[str, Tensor] = {}
 
@@ -121,7 +151,8 @@ class Run:
 
         def accepts(step: int, loss: float, norm: float) -> bool:
             if step == first:
-                self.gradients = self.whole({name: cast(Tensor, one.grad) for name, one in self.model.named_parameters()}, "model.")
+                found = {name: one.grad for name, one in self.model.named_parameters() if one.grad is not None}
+                self.gradients = self.whole(found, "model.")
             return math.isfinite(loss)
 
         facts = [
@@ -134,14 +165,24 @@ class Run:
         """As in checkpoints, whatever the layout."""
         rows = rows_in(training_state(self.model, self.optimizer))
         full = {name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().clone() for name, one in tensors.items()}
-        return {name: as_saved(one, rows[prefix + name]) if prefix + name in rows else one for name, one in full.items()}
+        mine = {name: as_saved(one, rows[prefix + name]) if prefix + name in rows else one for name, one in full.items()}
+        return _of_all_stages(mine) if isinstance(self.model, RankPart) else mine
 
     def state(self) -> dict[str, Tensor]:
         return self.whole(training_state(self.model, self.optimizer))
 
     def identity(self) -> Identity:
         origin = Origin(config="c", data="d", world_size=self.rank.world_size, layout=layout_of(self.rank))
-        return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=self.mesh)
+        tensors = whole_tensors(self.model.shape, training_state(self.model, self.optimizer)) if self.is_pipelined else None
+        return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=stage_mesh(self.mesh), tensors=tensors)
+
+    @property
+    def is_pipelined(self) -> bool:
+        return isinstance(self.model, RankPart)
+
+    def digest(self) -> str:
+        state, identity = training_state(self.model, self.optimizer), self.identity()
+        return state_digest(state, self.rank.device, identity.mesh, identity.tensors).text
 
     def save(self, root: Path, step: int) -> None:
         saved = save(SavePolicy(root=root, every=1), self.identity(), step, training_state(self.model, self.optimizer), {})
@@ -150,16 +191,26 @@ class Run:
     def load(self, root: Path) -> None:
         found = find(root, self.identity().origin)
         assert found is not None and not found.skipped
-        load(found, self.identity().origin, self.model, self.optimizer, self.rank.device)
+        load(found, self.identity().origin, self.model, self.optimizer, self.rank.device, tensors=self.identity().tensors)
+
+
+def _of_all_stages(mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    told: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(told, mine)
+    return {name: one for of_rank in told for name, one in of_rank.items()}
 
 
 class Plain:
     """The same without gang, mesh or sharding: one process, every sample of a step at once."""
 
-    def __init__(self, shape: LlamaShape = SHAPE) -> None:
+    def __init__(self, shape: LlamaShape = SHAPE, lora: Lora | None = None, kept: int = 1) -> None:
+        """kept: the step whose gradients are."""
         self.model = Llama(shape)
+        if lora is not None:
+            adapt(self.model, lora)
         for name, part in self.model.named_children():
             initialise(part, name, RECIPE.seed, RECIPE.init_std)
+            initialise_adapters(part, name, RECIPE.seed)
         optimizer = make_adamw(self.model, RECIPE)
         self.numbers: list[tuple[float, float]] = []
         with torch.no_grad():
@@ -169,8 +220,8 @@ class Plain:
             loss = token_loss(self.model, ids(step))
             loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), RECIPE.clip)
-            if step == 1:
-                self.gradients = {name: cast(Tensor, one.grad).clone() for name, one in self.model.named_parameters()}
+            if step == kept:
+                self.gradients = {name: one.grad.clone() for name, one in self.model.named_parameters() if one.grad is not None}
             optimizer.step()
             optimizer.zero_grad()
             self.numbers.append((float(loss.item()), float(norm.item())))
@@ -181,6 +232,29 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """The largest difference of an element, by the largest element of its tensor."""
     assert found.keys() == wanted.keys()
     return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items())
+
+
+def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
+    """As `laid`, of a pipeline."""
+    run = Run(rank, asked, shape=DEEP)
+    mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
+    losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
+    dist.all_reduce(mean)
+    everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
+    dist.all_gather(everyone, losses)
+    numbers = run.steps(1, RECIPE.steps)
+    state = run.state()
+    weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
+    saved = gathered_weights(run.model)
+    return {
+        "numbers": numbers,
+        "gradients": error(run.gradients, plain.gradients),
+        "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
+        "mean": float(mean) / rank.world_size,
+        "digest": run.digest(),
+        "digest_of_whole": state_digest(state, rank.device).text,
+        "saved": _equal(saved, weights if rank.rank == 0 else {}),
+    }
 
 
 def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
@@ -203,7 +277,7 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "whole_rows": torch.equal(part, losses),
         "held": sum(one.to_local().numel() for one in run.model.parameters() if isinstance(one, DTensor)),
         "odd": odd_after_recompute(run),
-        "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text,
+        "digest": run.digest(),
         "digest_of_whole": state_digest(state, rank.device).text,
     }
 
@@ -219,7 +293,7 @@ def without_logits(rank: Rank) -> Answer:
         total = whole.detach().clone()
         dist.all_reduce(total)
         answer[name] = {"packed": float(total) / rank.world_size, "numbers": run.steps(1, 2)}
-        assert run.model.head_plan.fused is True
+        assert cast(Llama, run.model).head_plan.fused is True
     return answer
 
 
@@ -230,14 +304,39 @@ def other_shape(rank: Rank) -> Answer:
     return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
 
 
-def refused(rank: Rank) -> str:
-    """Whoever starts ranks by hand is told of what nobody can cut."""
-    place = replace(rank, layout=laid_out(LAYOUTS["tp4"], rank.world_size))
-    try:
-        sharded_llama(SHAPE, replace(RECIPE, lora_rank=2), place, make_mesh(place), "fp32")
-    except SpecError as error:
-        return error.sentence()
-    return ""
+def adapted(rank: Rank, folder: Path) -> Answer:
+    """Adapters beside given weights: gradients of the last step, of which neither of an adapter's matrices is 0. Three steps in one
+    layout, and on in another from its checkpoint."""
+    lora = ADAPTED.lora
+    assert lora is not None
+    plain, last = Plain(OTHER_SHAPE, lora, kept=RECIPE.steps), RECIPE.steps
+    answer: Answer = {"plain": plain.numbers}
+    for name in ADAPTED_LAYOUTS:
+        run = Run(rank, LAYOUTS[name], shape=OTHER_SHAPE, recipe=ADAPTED)
+        numbers = run.steps(1, last - 1) + run.steps(last, last)
+        trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
+        assert trained == [name for name, one in plain.model.named_parameters() if one.requires_grad] == list(run.gradients)
+        answer[name] = {"numbers": numbers, "gradients": error(run.gradients, plain.gradients)}
+    first = Run(rank, LAYOUTS["cp2 x tp2"], shape=OTHER_SHAPE, recipe=ADAPTED)
+    numbers = first.steps(1, 3)
+    first.save(folder / "adapted", 3)
+    second = Run(rank, LAYOUTS["fsdp4"], shape=OTHER_SHAPE, recipe=ADAPTED, fresh=False)
+    second.load(folder / "adapted")
+    equal = _equal(first.state(), second.state())
+    return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
+
+
+def in_8_bits(rank: Rank) -> Answer:
+    """Losses of two steps without tensor parallelism and with it, and how far their first gradients are off those of float32."""
+    answer: Answer = {}
+    exact = Run(rank, LAYOUTS["fsdp4"], shape=WIDE_SHAPE)
+    exact.steps(1, 1)
+    for dtype in KINDS_OF_8_BITS:
+        runs = [Run(rank, LAYOUTS[name], dtype, shape=WIDE_SHAPE) for name in ("fsdp4", "tp2 x dp2")]
+        losses = [[loss for loss, _ in run.steps(1, 2)] for run in runs]
+        off = [max(float((run.gradients[name] - one).norm() / one.norm()) for name, one in exact.gradients.items()) for run in runs]
+        answer[dtype] = {"losses": losses, "off": off}
+    return answer
 
 
 def odd_after_recompute(run: Run) -> int:
@@ -285,15 +384,16 @@ def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answ
     answer: Answer = {}
     for here, there in ways:
         root = folder / f"{here}-{there}"
-        first = Run(rank, LAYOUTS[here])
+        shape = DEEP if {here, there} & PIPELINES.keys() else SHAPE
+        first = Run(rank, ALL[here], shape=shape)
         numbers = first.steps(1, 3)
         first.save(root, 3)
-        second = Run(rank, LAYOUTS[there], fresh=False)
+        second = Run(rank, ALL[there], fresh=False, shape=shape)
         second.load(root)
         equal = [_equal(first.state(), second.state())]
         numbers += second.steps(4, 5)
         second.save(root, 5)
-        back = Run(rank, LAYOUTS[here], fresh=False)
+        back = Run(rank, ALL[here], fresh=False, shape=shape)
         back.load(root)
         equal.append(_equal(second.state(), back.state()))
         answer[f"{here} to {there}"] = {"equal": equal, "numbers": numbers}
@@ -355,16 +455,19 @@ def counted(*names: str) -> Iterator[list[str]]:
 
 def main(out: Path) -> None:
     with gang() as rank:
-        plain = Plain()
+        plain, deep = Plain(), Plain(DEEP)
         answer: Answer = {
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
+            "deep": {"numbers": deep.numbers, "packed": deep.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
+            "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
-            "refused": refused(rank),
+            "adapted": adapted(rank, out.parent),
             "before": as_before(rank),
-            "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),
+            "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
+            "in_8_bits": in_8_bits(rank),
             "collectives": gathered_once(rank),
             "offloaded": offloaded(rank, out.parent),
         }

@@ -30,8 +30,8 @@ from phalanx.job.train.library.curves import curves_of
 from phalanx.job.train.library.generators import own_parts
 from phalanx.job.train.library.member import last_step
 from phalanx.job.train.library.packed import pack, unpack
-from phalanx.job.train.library.profile import Profile
 from phalanx.job.train.library.steps import Steps, _Number
+from phalanx.job.train.traces.profile import Profile
 from tests.job.data.random_tokens import write_tokens
 
 
@@ -427,6 +427,8 @@ def test_a_trace_is_read_by_another_process(
     with phalanx.run() as run:
         run.profile(first=1, count=1)
         run.log(1, loss=torch.ones(3, 3).sum())
+        for writing in run._profile._writing:
+            writing.join(300)
         run.profile(first=2, count=1)
         monkeypatch.setattr(sys, "executable", "/no/such/python")
         run._profile.close()
@@ -447,6 +449,51 @@ def test_after_an_error_a_trace_of_a_gpu_is_given_up(tmp_path: Path, caplog: pyt
     assert tracing is not None
     tracing.stop_trace()
     assert "steps 1 to 1 is given up" in caplog.text and not list(tmp_path.iterdir())
+
+
+def test_a_fault_of_the_profiler_is_said_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.ended = 0
+
+        def __enter__(self) -> None:
+            raise RuntimeError("out of buffers")
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("was never entered")
+
+    monkeypatch.setattr("phalanx.job.train.traces.profile.record_function", Faulty)
+    made = Profile(tmp_path, 0, torch.device("cpu"))
+    made.ask(1, 2, 1)
+    for step in (1, 2, 3):
+        made.at(step)
+        made.phase("optimizer")
+    made.close()
+    assert [record.message for record in caplog.records] == [
+        "tracing is given up, and training goes on: RuntimeError: out of buffers"
+    ]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    again = Profile(tmp_path, 0, torch.device("cpu"))  # the faulty one left no profiler that runs
+    again.ask(1, 1, 1)
+    again.at(2)
+    again.close()
+    assert (tmp_path / "profile" / "rank-0-steps-1-1.trace.json.gz").exists()
+
+
+def test_a_job_s_own_wish_to_be_traced_goes_before_the_script_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PHALANX_PROFILE", '{"first": 2, "count": 2}')
+    with phalanx.run() as run:
+        run.begin(2)  # gone on with after the first of them
+        run.profile(first=9)
+        run.log(3)
+        run.log(4)
+    assert (tmp_path / "phalanx-run" / "artifacts" / "profile" / "rank-0-steps-3-3.summary.json").exists()
+    assert "steps 9 to 11 are not traced: the job asks for others" in caplog.text
 
 
 def test_rank_and_device_need_nothing_else() -> None:

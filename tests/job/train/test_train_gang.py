@@ -1,5 +1,6 @@
 """The trainer as a gang of two real ranks: killed, resumed, and compared bit by bit with a run that nothing disturbed."""
 
+import gzip
 import json
 import math
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.core import wire
+from phalanx.core.profile import RankTrace
 from phalanx.job.checkpoint import manifest
 from phalanx.job.data.prepare import prepare
 from phalanx.job.serve.sample import load_model
@@ -107,10 +110,11 @@ def legs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
     """Rank 0 killed after step 7, then rank 1 after step 15, then to the end; between the two deaths moments lie on a disk."""
     job = tmp_path_factory.mktemp("legs")
     faults = (("sigkill rank=0 step=7", 4), ("sigkill rank=1 step=15", 12), ("", 16))
+    traced = {"PHALANX_PROFILE": '{"first": 12, "count": 3}', "PHALANX_ARTIFACTS": str(job / "artifacts")}
     (scratch := job / "scratch").mkdir()
     places: tuple[dict[str, Any], ...] = ({}, {"offload": "nvme", "offload_dir": str(scratch)}, {})
     legs = [
-        attempt(job, data, number, fault, saved=saved, **place)
+        attempt(job, data, number, fault, saved=saved, env=traced if number == 3 else None, **place)
         for number, ((fault, saved), place) in enumerate(zip(faults, places, strict=True), start=1)
     ]
     assert list(scratch.iterdir()) == [], "nothing is left of a rank that was killed"
@@ -146,6 +150,27 @@ def test_t02_t08_three_legs_equal_one_run_bit_by_bit(undisturbed: Attempt, legs:
     one, three = undisturbed.of_kind("model")[0], legs[2].of_kind("model")[0]
     assert one["weights_digest"] == three["weights_digest"]
     assert one["metrics"] == three["metrics"]
+
+
+def test_steps_that_a_job_asks_for_are_traced_and_none_of_their_losses_changes(legs: list[Attempt]) -> None:
+    """That these are the undisturbed run's is what the test above says."""
+    folder = legs[2].folder.parent / "artifacts" / "profile"
+    kinds = ("summary.json", "summary.txt", "trace.json.gz")
+    assert {path.name for path in folder.iterdir()} == {f"rank-{rank}-steps-13-14.{kind}" for rank in (0, 1) for kind in kinds}
+    for rank in (0, 1):
+        summary: RankTrace = wire.loads(RankTrace, (folder / f"rank-{rank}-steps-13-14.summary.json").read_bytes())
+        assert [one.step for one in summary.steps] == [13, 14]
+        for one in summary.steps:
+            phases = (one.data_wait_ms, one.communication_ms, one.optimizer_ms, one.checkpoint_ms)
+            assert min(phases) > 0 and one.data_wait_ms + one.optimizer_ms + one.checkpoint_ms < one.wall_ms
+            assert 0 <= one.exposed_communication_ms <= one.communication_ms
+    marks = {event["name"] for event in events_of(folder / "rank-0-steps-13-14.trace.json.gz")}
+    assert {"step 13", "data wait", "forward and backward", "agreement", "optimizer", "checkpoint"} <= marks
+
+
+def events_of(trace: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return [event for event in found if event.get("cat") == "user_annotation"]
 
 
 def test_the_first_held_out_loss_is_measured_once(legs: list[Attempt]) -> None:

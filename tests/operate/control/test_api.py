@@ -14,6 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from phalanx.core import wire
+from phalanx.core.curves import CurvesView
 from phalanx.core.records import Metric, StepRecord
 from phalanx.core.views import JobView, LedgerView, LogPage, StepPage
 from phalanx.operate.control.api.application import create_app
@@ -297,6 +298,16 @@ def test_long_lists_come_in_pages(http: httpx.Client, ran: str) -> None:
     assert [one.step for one in first.steps] == [1]
     for path in ("events", "steps"):
         assert problem(http.get(f"/jobs/{ran}/{path}", params={"limit": 10**6}))["field"] == "limit"
+
+
+def test_curves_are_of_the_steps_that_the_job_told_of(http: httpx.Client, ran: str) -> None:
+    view = wire.loads(CurvesView, http.get(f"/jobs/{ran}/curves").content)
+    assert [one.step for one in view.points] == [1, 2] and view.points[1].loss != view.points[1].loss
+    assert (view.total_steps, list(view.metrics)) == (10, ["val_loss"])
+    assert [one.steps for one in wire.loads(CurvesView, http.get(f"/jobs/{ran}/curves", params={"points": 1}).content).points] == [
+        2
+    ]
+    assert http.get(f"/jobs/{ran}/curves", params={"points": 0}).status_code == 422
 
 
 def test_status_names_processes_and_nodes(server: LiveServer, http: httpx.Client, ran: str) -> None:

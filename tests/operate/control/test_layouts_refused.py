@@ -34,10 +34,11 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
         refuse_unmeetable(World(policy=Policy()), wrong, 0)
     refuse_unfitting(spec(LayoutSpec(replicate=2)))
     on_given = {"init": "/model", "lora_rank": 4}
-    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: adapters"):
-        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters=on_given))
-    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: 8-bit products \(dtype: fp8\)"):
-        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8"}))
+    with pytest.raises(
+        SpecError, match=r"layout\.tp: 2: write 1: 8-bit products \(dtype: fp8\) need .* have 24 of .* feed-forward"
+    ):
+        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 48}))
+    refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 64}))
     with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: a fused_loss"):
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"fused_loss": True}))
     again = {"activation_checkpointing": "full", "compile": True}
@@ -48,8 +49,16 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
     refuse_unfitting(spec(LayoutSpec(cp=2), hyperparameters={"activation_checkpointing": "full"}))
     with pytest.raises(SpecError, match=r"layout\.ep: 2: write 1: blocks that send tokens"):
         refuse_unfitting(spec(LayoutSpec(ep=2), hyperparameters={"compile": True, "experts": 4}))
+    with pytest.raises(SpecError, match=r"^hyperparameters\.accumulate: 1: write 2 or more with schedule 1f1b over 2 ranks"):
+        refuse_unfitting(spec(LayoutSpec(pp=2), hyperparameters={"init": "/model"}))
+    with pytest.raises(SpecError, match=r"layout\.pp: 2: write 1: the model's output is its embedding"):
+        refuse_unfitting(spec(LayoutSpec(pp=2), hyperparameters={"tied": True, "accumulate": 2}))
+    refuse_unfitting(spec(LayoutSpec(pp=2, schedule="dualpipev"), hyperparameters={"accumulate": 4}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"init": "/model"}))
-    refuse_unfitting(spec(LayoutSpec(replicate=2), hyperparameters=on_given))
+    for layout in (LayoutSpec(replicate=2), LayoutSpec(tp=2), LayoutSpec(cp=2)):
+        refuse_unfitting(spec(layout, hyperparameters=on_given))
+        refuse_unfitting(spec(layout, hyperparameters={"experts": 4}))
+    refuse_unfitting(spec(LayoutSpec(tp=2, ep=2), hyperparameters={"experts": 4}))
 
 
 IN_A_DOMAIN = (Placing(group=2), Placing(within="domain"))

@@ -1,6 +1,6 @@
 """The bubble of a timeline that was measured, beside what the schedule makes of the same passes and what its formula says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from phalanx.core.errors import DataError
@@ -46,7 +46,11 @@ def check_of(layout: PipelineLayout, timeline: Timeline) -> None:
 
 def mean_cost(timeline: Timeline) -> PassCost:
     """Of each kind of pass the mean. Where none is put off, the weight part counts as 0."""
-    means = {kind: _mean(_durations(timeline, kind)) for kind in Kind}
+    return cost_of({kind: _mean(_durations(timeline, kind)) for kind in Kind})
+
+
+def cost_of(means: Mapping[Kind, float | None]) -> PassCost:
+    """Of what passes of each kind took on average; None of a kind that there was none of."""
     weight = means[Kind.WEIGHT] or 0.0
     whole = means[Kind.BACKWARD]
     back = (means[Kind.INPUT] or 0.0) if whole is None else max(whole - weight, 0.0)

@@ -14,8 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import torch
+from torch.profiler import record_function
 
 _log: Final = logging.getLogger(__name__)
+MARK: Final = "checkpoint copy"
+"""In a trace."""
 T = TypeVar("T")
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(to, from), both flat bytes of one length."""
@@ -87,7 +90,7 @@ class Beside:
             first()
         stream.wait_event(ready)
         before: torch.cuda.Event | None = None
-        with torch.cuda.stream(stream):
+        with record_function(MARK), torch.cuda.stream(stream):
             for some in batched(copies, AT_ONCE):
                 torch._foreach_copy_([to for to, _ in some], [source for _, source in some], non_blocking=True)
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -95,7 +98,7 @@ class Beside:
                 if before is not None:
                     before.synchronize()
                 before = done
-        stream.synchronize()
+            stream.synchronize()
         self.copied_s = time.perf_counter() - began
         then()
         self.done_s = time.perf_counter() - began
@@ -135,8 +138,9 @@ class PageLocks:
 
 
 def _copy_and(copies: Copies, then: Callable[[], None]) -> None:
-    for to, source in copies:
-        to.copy_(source)
+    with record_function(MARK):
+        for to, source in copies:
+            to.copy_(source)
     then()
 
 

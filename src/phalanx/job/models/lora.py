@@ -16,6 +16,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.llama_shape import LlamaShape
 from phalanx.core.lora import TARGETS, Lora, widths
 from phalanx.job.models.llama import Llama, drawn_alone
+from phalanx.job.models.parts import part_of
 
 _LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention.qkv": ("q_proj", "k_proj", "v_proj"),
@@ -39,12 +40,12 @@ class Adapter(nn.Module):
         self.scale = lora.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.up(self.down(x)) * self.scale
-        return added
+        inner = F.linear(x, part_of(self.down.weight))
+        return F.linear(inner, part_of(self.up.weight)) * self.scale
 
 
 class AdaptedLinear(nn.Linear):
-    """A layer with adapters on some of the targets whose rows it holds. `rows`: how many each of them has, in order."""
+    """A layer with adapters on some of the targets whose rows it holds. `rows`: how many each of them has here, in order."""
 
     def __init__(self, layer: nn.Linear, targets: tuple[str, ...], rows: tuple[int, ...], lora: Lora) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
@@ -58,7 +59,9 @@ class AdaptedLinear(nn.Linear):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = torch.split(F.linear(x, self.weight, self.bias), list(self.rows), dim=-1)
+        bias = self._parameters["bias"]
+        whole = F.linear(x, part_of(self.weight), None if bias is None else part_of(bias))
+        parts = torch.split(whole, list(self.rows), dim=-1)
         added = [
             part + self.adapters[target](x) if target in self.adapters else part
             for target, part in zip(self.targets, parts, strict=True)

@@ -18,8 +18,9 @@ from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.health import REASON_CHARS_MAX, Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recovered, Resumed, StepRecord
-from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, LayoutSpec, Scalar
+from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, LayoutSpec, ProfileSpec, Scalar
 from phalanx.core.spec_layout import LAYOUT_VARIABLE, PLAIN, layout_of
+from phalanx.core.spec_profile import PROFILE_VARIABLE, profile_of
 from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource, data_of
 from phalanx.job.sdk.chaos import Chaos
 from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
@@ -49,7 +50,8 @@ class Session:
     outside Phalanx. node: by which ranks of one machine know each other: its name in the platform, else its number in torchrun's
     group, else ''; machines may share a host name. keepers_dir: of this attempt on this node,
     where ranks meet the processes that hold their snapshots; '' outside Phalanx. replicas: how many other places hold each
-    snapshot of a gang that recovers inside. layout: how the job's recipe is to be laid over its ranks. checkpoint_patience_s: how
+    snapshot of a gang that recovers inside. layout: how the job's recipe is to be laid over its ranks. profile: steps that the job
+    wants traced. checkpoint_patience_s: how
     long a save is tried again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for
     saves as often as pays; 0 where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those
     planned while it runs.
@@ -76,6 +78,7 @@ class Session:
     keepers_dir: str = ""
     replicas: int = 0
     layout: LayoutSpec = PLAIN
+    profile: ProfileSpec | None = None
     checkpoint_patience_s: int = _PATIENCE_S
     checkpoint_mtbf_s: int = 0
     checkpoints: str = ""
@@ -242,6 +245,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         checkpoints=env.get("PHALANX_CHECKPOINTS", ""),
         replicas=_whole(env, "PHALANX_REPLICAS", 0),
         layout=_layout(env),
+        profile=_profile(env),
         checkpoint_mtbf_s=_whole(env, "PHALANX_CHECKPOINT_MTBF_S", 0),
         checkpoint_patience_s=_whole(env, "PHALANX_CHECKPOINT_PATIENCE_S", _PATIENCE_S),
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
@@ -271,6 +275,13 @@ def _layout(env: Mapping[str, str]) -> LayoutSpec:
         return layout_of(env)
     except ValueError as error:
         raise UserError(LAYOUT_VARIABLE, env[LAYOUT_VARIABLE], f"write a job's layout as JSON ({error})") from error
+
+
+def _profile(env: Mapping[str, str]) -> ProfileSpec | None:
+    try:
+        return profile_of(env)
+    except ValueError as error:
+        raise UserError(PROFILE_VARIABLE, env[PROFILE_VARIABLE], f"write a job's profile as JSON ({error})") from error
 
 
 def _mode(text: str) -> BestMode:

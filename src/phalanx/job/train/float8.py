@@ -34,6 +34,11 @@ def to_float8(block: nn.Module, kind: Float8, device: torch.device) -> None:
     torchao.convert_to_float8_training(block, config=config)
 
 
+def has_8_bit_products(layer: nn.Module) -> bool:
+    """Whether it was made by `to_float8`; asked without torchao."""
+    return isinstance(layer, nn.Linear) and type(layer).__module__.startswith("torchao.float8.")
+
+
 def _check_layer(kind: Float8, name: str, part: nn.Module) -> None:
     """A layer of a kind of its own would be replaced by one that has its weight alone, and lose what it does beside."""
     if isinstance(part, nn.Linear) and type(part) is not nn.Linear:

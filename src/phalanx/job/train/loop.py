@@ -2,20 +2,23 @@
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import UserError
 from phalanx.core.records import StepRecord
 from phalanx.job.train.collector import collected_at_steps
-from phalanx.job.train.measure import measure
+from phalanx.job.train.measure import measure, measure_all
 from phalanx.job.train.mend import mend
 from phalanx.job.train.mfu import mfu
 from phalanx.job.train.recorded import recording
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Start, Training
-from phalanx.job.train.sizes import flops_per_token
+from phalanx.job.train.sizes import step_flops_per_token
 from phalanx.job.train.step import StepFacts, train_step
+from phalanx.job.train.traces.timeline import CHECKPOINT
+from phalanx.job.train.traces.traced import Traced, traced
 
 _log: Final = logging.getLogger(__name__)
 LINES_A_RUN: Final = 20
@@ -26,13 +29,14 @@ WAIT_S_MIN: Final = 0.001
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The end of a run. val_loss_*: NaN in one that measures none. `checkpoint`: digest of the last manifest. `failed_saves`:
-    checkpoints that a full disk cost."""
+    checkpoints that a full disk cost. scores: all that was measured at the end, by name."""
 
     step: int
     val_loss_first: float
     val_loss_final: float
     checkpoint: str
     failed_saves: int
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def run(training: Training, start: Start, saves: Saves) -> Trained:
@@ -41,13 +45,14 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     assert first is not None, "a run that has made its steps knows where it began"
     if start.from_memory and start.step == training.recipe.steps:
         _save_again(training, saves, start, first)
-    final = measure(training, "val_loss_final", training.recipe.steps)
+    scores = measure_all(training, "val_loss_final", training.recipe.steps)
+    final = scores.get("val_loss_final", math.nan)
     if training.held_out.num_batches and not math.isfinite(final):
         raise UserError("val_loss_final", final, "the weights are broken; lower lr or clip, or set on_spike to rollback")
     saves.finish()
     return Trained(
         step=training.recipe.steps, val_loss_first=first, val_loss_final=final, checkpoint=saves.newest or start.checkpoint,
-        failed_saves=saves.failed,
+        failed_saves=saves.failed, scores=scores,
     )  # fmt: skip
 
 
@@ -58,16 +63,17 @@ def _steps(training: Training, start: Start, saves: Saves) -> float:
         training.feed.start(start.step + 1)
         if first is None:
             first = measure(training, "val_loss_first", start.step)
-        with recording(training, start), collected_at_steps() as collect:
+        with recording(training, start), collected_at_steps() as collect, traced(training, start.step) as trace:
             for step in range(start.step + 1, training.recipe.steps + 1):
-                _one_step(training, saves, step, first, start.checkpoint)
+                trace.at(step)
+                _one_step(training, saves, trace, step, first, start.checkpoint)
                 collect(step)
     finally:
         training.feed.close()
     return first
 
 
-def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float, checkpoint: str) -> None:
+def _one_step(training: Training, saves: Saves, trace: Traced, step: int, val_loss_first: float, checkpoint: str) -> None:
     """checkpoint: digest of the manifest from which the run went on."""
     started_ms, started_s = training.unix_ms(), training.clock_s()
     training.audit.compute(training, step, training.shared_batch)
@@ -79,7 +85,7 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
 
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
-        training.watch.moved, accepts, saves.before_agreement,
+        trace.moved, accepts, saves.before_agreement,
     )  # fmt: skip
     training.local_time.stop()
     if facts.updated:
@@ -93,13 +99,16 @@ def _one_step(training: Training, saves: Saves, step: int, val_loss_first: float
             _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, 0.0)
         )  # shows where
         raise error
+    trace.phase(CHECKPOINT)
     if facts.updated or step == training.recipe.steps:
         saves.after(step, facts.loss, val_loss_first)
     training.watch.completed(training, step, val_loss_first, saves.newest or checkpoint)
+    trace.phase("")
     training.audit.rest(training, step)
     ended_s = training.clock_s()
     record = _record(training, step, facts, cause, started_ms, trained_s - started_s, waited_s, ended_s - trained_s)
     training.session.step(record)
+    trace.measured(step, record.mfu)
     if facts.updated:
         training.expert_loads.stepped(step)
     training.watch.recorded(training, step)
@@ -138,7 +147,7 @@ def _record(
 ) -> StepRecord:
     """Times are cut, not rounded, so that the phases never add up to more than the step. waited_s: of step_s, for a copy."""
     recipe, rank = training.recipe, training.rank
-    flops = flops_per_token(training.shape, recipe.sequence, frozen=recipe.lora is not None)
+    flops = step_flops_per_token(training.shape, recipe)
     tokens = training.batch.samples * recipe.sequence
     tokens_per_s = tokens / max(step_s, 1e-9)
     return StepRecord(

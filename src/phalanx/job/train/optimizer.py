@@ -6,14 +6,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.offload import OffloadPlace, streamed_adamw
 
 _MATRIX: Final = 2
 """Dimensions; of experts' matrices, which are stacked, one more."""
 
 
-def make_adamw(model: nn.Module, recipe: LlamaRecipe, place: OffloadPlace | None = None) -> torch.optim.AdamW:
+def make_adamw(model: nn.Module, recipe: AnyRecipe, place: OffloadPlace | None = None) -> torch.optim.AdamW:
     """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros.
     Frozen weights have none.
 
@@ -46,7 +46,7 @@ def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     }
 
 
-def lr_at(step: int, recipe: LlamaRecipe) -> float:
+def lr_at(step: int, recipe: AnyRecipe) -> float:
     """Of update `step`, counted from 1: linear up to `lr` at `warmup_steps`, then a cosine down to `lr * min_lr_ratio`."""
     if step <= recipe.warmup_steps:
         return recipe.lr * step / recipe.warmup_steps

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import stat
 import tempfile
@@ -17,7 +18,7 @@ from phalanx.job.checkpoint.keeper.place import IDLE_S, Place
 from phalanx.job.checkpoint.live import LiveState
 from phalanx.job.checkpoint.pipeline import Pipeline
 from phalanx.job.sdk.session import Session
-from phalanx.job.train.measure import measure
+from phalanx.job.train.measure import measure_all
 from phalanx.job.train.offload import scratch_of
 from phalanx.job.train.often import Rhythm
 from phalanx.job.train.resumed import digest_numbers, state_numbers
@@ -64,9 +65,9 @@ class Saves:
 
         def metrics() -> Mapping[str, float]:
             extra.update(digest_numbers(training, step))  # here, since a save that is put off need not read the state
-            if training.policy.keep.metric != "val_loss":  # costs a pass over the held-out samples
+            if training.policy.keep.metric in ("", "loss"):  # else it costs a pass over the held-out samples
                 return {"loss": loss}
-            return {"loss": loss, "val_loss": measure(training, "val_loss", step)}
+            return {"loss": loss, "val_loss": math.nan, **measure_all(training, "val_loss", step)}
 
         begun = self._pipeline.save(step, extra, metrics, last)
         stalled_s = self._pipeline.take_stalled_s()  # the caller has its own clock for this

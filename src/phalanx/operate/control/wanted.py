@@ -26,6 +26,7 @@ from phalanx.core.messages import (
 from phalanx.core.spec import CHECKPOINT_STEPS, JobSpec
 from phalanx.core.spec_layout import layout_variable
 from phalanx.core.spec_parse import command_line
+from phalanx.core.spec_profile import profile_variable
 from phalanx.core.spec_recovery import gang_sizes
 from phalanx.core.states import Running, Starting, Stopping
 from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource
@@ -149,7 +150,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
 def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
     """What the ranks find besides what the agent adds. A share's bounds are kept by CUDA MPS where the node runs its daemon: it
     refuses memory beyond the limit, and gives the share its part of the processors. A trainer can read the limit by itself."""
-    env = {**job.spec.env, **layout_variable(job.spec.layout)}
+    env = {**job.spec.env, **layout_variable(job.spec.layout), **profile_variable(job.spec.profile)}
     if job.spec.data:
         env[DATA_VARIABLE] = job.spec.data.path
         if not job.spec.data.is_plain:

@@ -90,12 +90,30 @@ class Segments:
         found = from_rows(rows)
         return found[0][1] if found and isinstance(found[0][1], StepRecord) else None
 
+    def asked(
+        self, parts: Sequence[Path], head: Mapping[str, npt.NDArray[Any]] | None, query: str, values: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        """What `query` answers of an attempt, whose measurements it calls `rows`. head: those that are in no part yet, by SCHEMA's
+        names."""
+        of_parts = "SELECT * FROM read_parquet(?, union_by_name = true)" if parts else ""
+        sources = " UNION ALL BY NAME ".join(filter(None, (of_parts, "SELECT * FROM head" if head else "")))
+        if not sources:
+            return []
+        if head:
+            self._database.register("head", dict(head))
+        try:
+            first = [_literals(parts)] if parts else []
+            return self._rows(f"WITH rows AS ({sources}) {query}", [*first, *values], parts[0] if parts else "head")
+        finally:
+            if head:
+                self._database.unregister("head")
+
     def close(self) -> None:
         """Let go of DuckDB's memory."""
         self._database.close()
 
-    def _rows(self, query: str, values: list[Any]) -> list[dict[str, Any]]:
-        with _disk(values[0][0]):
+    def _rows(self, query: str, values: list[Any], where: object = None) -> list[dict[str, Any]]:
+        with _disk(values[0][0] if where is None else where):
             answer = self._database.execute(query, values)
             names = [column[0] for column in answer.description or []]
             return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]

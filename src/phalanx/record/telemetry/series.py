@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from pathlib import Path
 from threading import RLock
-from typing import Final
+from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError, StoreUnavailable
 from phalanx.core.ids import AttemptId, split_attempt
@@ -152,6 +152,12 @@ class SeriesStore:
     def metrics(self, attempt: AttemptId) -> list[Metric]:
         """Every named metric in arrival order."""
         return [record for record in self._all(attempt) if isinstance(record, Metric)]
+
+    def asked(self, attempt: AttemptId, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """What a query in SQL, of ours, answers of an attempt's measurements, which it calls `rows`, by SCHEMA's names."""
+        with self._lock:
+            head = self._head(attempt)
+            return self._segments.asked(self._parts(attempt), head.rows.table() if head and len(head.rows) else None, query, values)
 
     def is_sealed(self, attempt: AttemptId) -> bool:
         """Whether nothing of the attempt is in memory any more."""

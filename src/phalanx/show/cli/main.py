@@ -17,6 +17,7 @@ from phalanx.show.cli import (
     chaos,
     checkpoint,
     completion,
+    curves,
     data,
     events,
     experts,
@@ -32,6 +33,7 @@ from phalanx.show.cli import (
     plan,
     platform,
     policy,
+    profile,
     queue,
     secret,
     sim,
@@ -74,7 +76,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, ledger, gc, experts, pipeline, completion):
+    for module in (platform, jobs, plan, moves, chaos, events, logs, curves, ledger, gc, experts, pipeline, profile, completion):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.sim_report import EtaView, SimReport
+from phalanx.core.svg import BOTTOM, CHAR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, bar_plot, line_plot
 from phalanx.operate.sim.replay.account import fair_shares
 from phalanx.operate.sim.replay.cluster import cluster_of
 from phalanx.operate.sim.replay.costs import FREE
@@ -18,7 +19,6 @@ from phalanx.operate.sim.replay.outcome import Life, Outcome, Told
 from phalanx.operate.sim.replay.page import cdf, page
 from phalanx.operate.sim.replay.report import bound, buckets, eta_of, report, spread
 from phalanx.operate.sim.replay.simulated import deciding
-from phalanx.operate.sim.replay.svg import BOTTOM, CHAR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, bar_plot, line_plot
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
 
 MINUTE = 60_000

@@ -16,10 +16,9 @@ from phalanx.job.data.sources import open_sources
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.datasets import BatchDataset, Data, StepLoader
 from phalanx.job.train.device import Rank
+from phalanx.job.train.traces.timeline import DATA_WAIT
 
 T = TypeVar("T")
-DATA_WAIT = "data wait"
-"""Its mark in a trace."""
 
 
 class Watched(Generic[T]):

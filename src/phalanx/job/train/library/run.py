@@ -26,9 +26,9 @@ from phalanx.job.train.library.group import joined, mesh_of
 from phalanx.job.train.library.kept import Kept, Stateful
 from phalanx.job.train.library.member import Member
 from phalanx.job.train.library.notice import Notice
-from phalanx.job.train.library.profile import Profile
 from phalanx.job.train.library.reading import RunLoader, Watched, prepared
 from phalanx.job.train.library.steps import Steps, Value, step_of
+from phalanx.job.train.traces.profile import Profile
 
 _log: Final = logging.getLogger(__name__)
 FOLDER: Final = "phalanx-run"
@@ -49,6 +49,7 @@ class Run:
         self._rank, self._sizes, self._config, self._total = rank, mesh, dict(config), steps
         self._steps = Steps(session, rank.slot, steps, time.monotonic)
         self._profile = Profile(Path(session.artifacts_dir), rank.slot, rank.device)
+        self._asked = session.profile
         self._notice, self._member = Notice(), member
         self._loaders: dict[str, RunLoader] = {}
         self._checkpoints: Checkpoints | None = None
@@ -137,6 +138,7 @@ class Run:
         """The next step begins now, after `step`: for scripts that go on from checkpoints of their own. `restore` does it too."""
         step = step_of(step, 0, "write how many steps are done, 0 or more")
         self._steps.begin(step)
+        self._ask_for_job(step + 1)
         self._profile.at(step + 1)
         self._move(step)
 
@@ -158,6 +160,7 @@ class Run:
                 self._member.tell(self.session, self._steps.newest)
         stalled_s = self._checkpoints.stepped() if self._checkpoints is not None else 0.0
         self._steps.log(step, stalled_s, tokens, values)
+        self._ask_for_job(step + 1)
         self._profile.at(step + 1)
         self._move(step)
 
@@ -188,8 +191,19 @@ class Run:
 
     def profile(self, first: int, count: int = 3) -> None:
         """Traces steps first, first + 1, ... of this rank into the job's artifacts, with a summary. Steps are told apart by `log`.
-        Raises UserError for steps that have begun already."""
+        Where the job's file asks for traces, those are made and these are not. Raises UserError for steps that have begun
+        already."""
+        if self.session.profile is not None:
+            _log.warning("steps %d to %d are not traced: the job asks for others", first, first + count - 1)
+            return
         self._profile.ask(first, count, self._steps.newest + 1)
+
+    def _ask_for_job(self, next_step: int) -> None:
+        """The steps that the job's file asks for, or what is left of them. Once."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.first + asked.count > next_step:
+            first = max(asked.first, next_step)
+            self._profile.ask(first, asked.first + asked.count - first, next_step)
 
     def alive(self) -> None:
         """This rank goes on, in something long between two steps, such as an evaluation. See `recovery.hang_timeout`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from phalanx.core.errors import SetupError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.job.checkpoint.host_memory import free_bytes
 from phalanx.job.checkpoint.keeper.segments import SPARE_BYTES
 from phalanx.job.checkpoint.nameless import free_on_disk, nameless
@@ -31,16 +31,16 @@ class OffloadPlace:
     node: str = ""
 
 
-def offload_place(session: Session, recipe: LlamaRecipe) -> OffloadPlace | None:
+def offload_place(session: Session, recipe: AnyRecipe) -> OffloadPlace | None:
     """None where moments stay beside the weights. A file lies in the attempt's folder on the node where the recipe does not say."""
-    if recipe.offload == "none":
+    if not isinstance(recipe, LlamaRecipe) or recipe.offload == "none":
         return None
     own = Path(session.keepers_dir).parent if session.keepers_dir else Path(tempfile.gettempdir())
     folder = Path(recipe.offload_dir) if recipe.offload_dir else own
     return OffloadPlace(kind=recipe.offload, folder=folder, node=session.node or platform.node())
 
 
-def scratch_of(session: Session, recipe: LlamaRecipe) -> str:
+def scratch_of(session: Session, recipe: AnyRecipe) -> str:
     """Where snapshots for saves lie too: memory that has no room for moments has none for two copies of them. '' for in memory."""
     place = offload_place(session, recipe)
     return str(place.folder) if place is not None and place.kind == "nvme" else ""

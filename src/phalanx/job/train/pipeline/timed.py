@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
+from torch.profiler import record_function
 
 from phalanx.fabric.pipeline.actions import Action, Kind
 from phalanx.fabric.pipeline.timeline import Span, Timeline
 from phalanx.job.train.device import synchronise
+from phalanx.job.train.traces.timeline import OF_PIPELINE
 
 Mark = float | torch.cuda.Event
 
@@ -90,5 +92,9 @@ class TimedStage(PipelineStage):
         with self._during(Kind.WEIGHT, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
 
-    def _during(self, kind: Kind, microbatch: int) -> Any:
-        return nullcontext() if self.recorder is None else self.recorder.during(Action(kind, self.stage_index, microbatch))
+    @contextmanager
+    def _during(self, kind: Kind, microbatch: int) -> Iterator[None]:
+        action = Action(kind, self.stage_index, microbatch)
+        recorded = nullcontext() if self.recorder is None else self.recorder.during(action)
+        with record_function(f"{OF_PIPELINE}{action}"), recorded:
+            yield

@@ -20,6 +20,7 @@ from phalanx.operate.control.api import (
     models,
     nodes,
     plans,
+    profiles,
     secrets,
     sharing,
     status,
@@ -36,7 +37,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     for router in (
         *(
             part.router
-            for part in (status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, gc, sharing)
+            for part in (status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing)
         ),
         agents.for_admin,
     ):

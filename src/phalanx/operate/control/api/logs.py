@@ -8,12 +8,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
+from phalanx.core.curves import POINTS, POINTS_MAX, CurvesView
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import AttemptId
 from phalanx.core.views import LogPage, StepPage
 from phalanx.operate.control import masking
 from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.services import Services
+from phalanx.record.telemetry.curves import curves_of
 from phalanx.record.telemetry.series import PAGE_MAX
 
 LIMIT_MIN: Final = 4
@@ -36,6 +38,18 @@ async def steps(
     only = attempt_of(job, attempt) if attempt else None
     refuse_collected(job, "steps")
     return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only, limit)
+
+
+@router.get("/jobs/{job}/curves")
+async def curves(
+    services: ServicesHere,
+    job: JobHere,
+    rank: RankQuery = 0,
+    points: Annotated[int, Query(ge=1, le=POINTS_MAX)] = POINTS,
+) -> CurvesView:
+    """The step records of one rank over all attempts, as many to a point that about `points` are left."""
+    refuse_collected(job, "steps")
+    return await asyncio.to_thread(curves_of, services.series, job.id, job.attempts, rank, points)
 
 
 @router.get("/jobs/{job}/logs")

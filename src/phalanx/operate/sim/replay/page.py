@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
+from phalanx.core.plot_page import plot_page, section, tiles_of
 from phalanx.core.policy import Policy
 from phalanx.core.sim_report import SimReport, Spread
+from phalanx.core.svg import Axis, Points, bar_plot, line_plot, nothing, stack_bar, up_to
 from phalanx.core.units import count_of, device_seconds, show_duration
 from phalanx.operate.sim.replay.outcome import Life, Outcome
 from phalanx.operate.sim.replay.report import SIZES, buckets, class_of, size_of
-from phalanx.operate.sim.replay.svg import Axis, Points, bar_plot, line_plot, nothing, stack_bar, up_to
 
 _UNITS: Final = (("minutes", 60_000, 3 * 3_600_000), ("hours", 3_600_000, 3 * 86_400_000), ("days", 86_400_000, math.inf))
 """Of an axis over time: name, milliseconds, and up to which span it is used."""
@@ -18,35 +19,6 @@ _UNITS: Final = (("minutes", 60_000, 3 * 3_600_000), ("hours", 3_600_000, 3 * 86
 POINTS: Final = 240
 CDF_POINTS: Final = 200
 TENANTS_SHOWN: Final = 16
-
-_STYLE: Final = """
-:root{color-scheme:light dark;--ink:#1c2430;--soft:#5c6675;--line:#dfe3e9;--ground:#fff;--card:#f7f8fa;
---c0:#2563c9;--c1:#d9730d;--c2:#0f8a6d;--c3:#a63fb5;--c4:#b58900;--c5:#c23b3b;--c6:#5a7d2a;--c7:#7a8699}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa5b4;--line:#333b47;--ground:#14181e;--card:#1c222b;
---c0:#6ea8ff;--c1:#f2a154;--c2:#4cc9a4;--c3:#d78be3;--c4:#e0c04d;--c5:#f07f7f;--c6:#a2c96a;--c7:#93a0b3}}
-*{box-sizing:border-box}body{margin:0 auto;max-width:1560px;padding:24px;background:var(--ground);color:var(--ink);
-font:15px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px}h2{font-size:15px;margin:0 0 8px}p{margin:0 0 16px;
-color:var(--soft)}.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
-section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;min-width:0;
-container-type:inline-size}
-section p{font-size:13px;margin:6px 0 0}.wide{grid-column:1/-1}.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;
-margin:0 0 16px}@media(max-width:720px){.tiles{grid-template-columns:repeat(2,1fr)}}
-.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px;min-width:0}
-.tile b{display:block;font-size:20px}.tile span{color:var(--soft);font-size:13px}svg{width:100%;height:auto;display:block}
-svg text{font:12px system-ui,sans-serif;fill:var(--soft)}svg .axis{fill:var(--ink)}svg .end{text-anchor:end}
-svg .middle{text-anchor:middle}@container(max-width:620px){svg text{font-size:15px}}
-@container(max-width:440px){svg text{font-size:20px}svg .thin{display:none}}@media(max-width:480px){body{padding:12px}}
-.bars{display:grid;grid-template-columns:fit-content(34%) minmax(40px,1fr) fit-content(40%);gap:6px 10px;align-items:center;
-font-size:13px;color:var(--soft)}.bars .name{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.bars div{position:relative;height:15px}.bars i,.bars b{position:absolute;top:0;bottom:0}
-.bars i{left:0;min-width:1px;border-radius:2px}.bars b{top:-3px;bottom:-3px;width:2px;background:var(--ink)}
-.grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
-.area{opacity:.18}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;
-margin:8px 0 0;padding:0;font-size:13px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
-table{border-collapse:collapse;width:100%;font-size:13px}.scroll{overflow-x:auto}th,td{padding:4px 10px 4px 0;text-align:right;
-border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}th{color:var(--soft);
-font-weight:500}
-""" + "".join(f".s{n}{{stroke:var(--c{n})}}.f{n}{{fill:var(--c{n})}}.b{n}{{background:var(--c{n})}}" for n in range(8))
 
 _COLOUR: Final[Mapping[str, int]] = {
     "productive": 2, "running_unmeasured": 2, "startup": 0, "restart": 3, "recompute": 5, "draining": 6, "idle": 7,
@@ -59,27 +31,24 @@ def page(found: SimReport, outcome: Outcome, policy: Policy) -> str:
     """The whole file."""
     title = f"{found.trace} on {found.cluster}"
     parts = [
-        _section("Held devices over time", _allocation(outcome, found), "Share of all devices; means over equal spans."),
-        _section("The line over time", _queue(outcome), "Jobs that wait, and the devices that they ask for."),
-        _section("Wait until the first start, by size", _waits(outcome.lives, size_of, [name for _, name in SIZES])),
-        _section(
+        section("Held devices over time", _allocation(outcome, found), "Share of all devices; means over equal spans."),
+        section("The line over time", _queue(outcome), "Jobs that wait, and the devices that they ask for."),
+        section("Wait until the first start, by size", _waits(outcome.lives, size_of, [name for _, name in SIZES])),
+        section(
             "Wait until the first start, by class",
             _waits(outcome.lives, lambda life: class_of(life, policy), sorted(found.wait_by_class)),
         ),
-        _section("Submission to end", _jct(outcome.lives)),
-        _section("Where every device-second went", _ledger(found), "The categories sum to capacity exactly.", wide=True),
+        section("Submission to end", _jct(outcome.lives)),
+        section("Where every device-second went", _ledger(found), "The categories sum to capacity exactly.", wide=True),
         *_counts(found),
-        _section("Waits", _wait_table(found), wide=True),
+        section("Waits", _wait_table(found), wide=True),
     ]
     if found.never:
-        parts.append(_section("Jobs that never started", _never_table(found), _left_out(found), wide=True))
+        parts.append(section("Jobs that never started", _never_table(found), _left_out(found), wide=True))
     if len(found.tenants) > 1:
-        parts.insert(5, _section("Held over fair share, by tenant", _tenants(found), "The mark is a whole weighted fair share."))
-        parts.append(_section("Tenants", _tenant_table(found), wide=True))
-    viewport = "width=device-width,initial-scale=1"
-    head = f"<meta charset='utf-8'><meta name='viewport' content='{viewport}'><title>{escape(title)}</title><style>{_STYLE}</style>"
-    body = f"<h1>{escape(title)}</h1>{_subtitle(found)}{_tiles(found)}<div class='grid2'>{''.join(parts)}</div>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+        parts.insert(5, section("Held over fair share, by tenant", _tenants(found), "The mark is a whole weighted fair share."))
+        parts.append(section("Tenants", _tenant_table(found), wide=True))
+    return plot_page(title, f"{_subtitle(found)}{_tiles(found)}<div class='grid2'>{''.join(parts)}</div>")
 
 
 def _subtitle(found: SimReport) -> str:
@@ -113,13 +82,7 @@ def _tiles(found: SimReport) -> str:
         tiles.append((f"{found.never_fitting:,}", "job can never fit" if found.never_fitting == 1 else "jobs can never fit"))
     if found.never_started:
         tiles.append((f"{found.never_started:,}", "job never started" if found.never_started == 1 else "jobs never started"))
-    shown = "".join(f"<div class='tile'><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in tiles)
-    return f"<div class='tiles'>{shown}</div>"
-
-
-def _section(title: str, inside: str, said: str = "", wide: bool = False) -> str:
-    note = f"<p>{escape(said)}</p>" if said else ""
-    return f"<section{' class=wide' if wide else ''}><h2>{escape(title)}</h2>{inside}{note}</section>"
+    return tiles_of(tiles)
 
 
 def _allocation(outcome: Outcome, found: SimReport) -> str:
@@ -213,7 +176,7 @@ def _counts(found: SimReport) -> list[str]:
         ("Evictions by cause", "gangs that let go for others, or to change size", found.evicted_for, False),
     ]
     there = [one for one in shown if one[2]]
-    return [_section(title, _bars(label, counts, shares), wide=len(there) == 1) for title, label, counts, shares in there]
+    return [section(title, _bars(label, counts, shares), wide=len(there) == 1) for title, label, counts, shares in there]
 
 
 def _bars(label: str, counts: Mapping[str, int], shares: bool) -> str:

@@ -15,6 +15,8 @@ COLOURS: Final = 8
 """As many as the page names: --c0 to --c7."""
 
 Points = Sequence[tuple[float, float]]
+Band = Sequence[tuple[float, float, float]]
+"""(where, low, high)."""
 
 CHAR: Final = 11
 """About the width of a character of a tick in that text."""
@@ -22,6 +24,7 @@ CHAR: Final = 11
 GAP: Final = 8
 """Between two ticks: else the second one is left out in that text."""
 
+_SPAN_LEAST: Final = 0.1
 _TIMES: Final = {
     1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 d", 864_000: "10 d",
     8_640_000: "100 d", 86_400_000: "1,000 d", 864_000_000: "10,000 d",
@@ -78,6 +81,21 @@ def nice(step: float) -> float:
     return next((power * factor for factor in (1, 2, 5, 10) if power * factor >= step * 0.999), power * 10)
 
 
+def around(label: str, values: Iterable[float], percent: bool = False) -> Axis:
+    """An axis that holds all of them, from 0 where that is not far, and over a tenth of their size at least: what is nearly even
+    shall look so."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    if 0 < low < high / 2:
+        low = 0.0
+    if low == high:
+        low, high = min(0.0, low), max(0.0, high) or 1.0
+    more = max(0.0, _SPAN_LEAST * max(abs(low), abs(high)) - (high - low)) / 2
+    low, high = low - more, high + more
+    step = nice((high - low) / 5)
+    return Axis(label, step * math.floor(low / step + 1e-9), step * (math.floor(high / step - 1e-9) + 1), percent=percent)
+
+
 def up_to(values: Iterable[float], least: float = 1.0) -> float:
     """The end of an axis from 0 that holds all of them."""
     most = max((value for value in values if math.isfinite(value)), default=least)
@@ -85,12 +103,16 @@ def up_to(values: Iterable[float], least: float = 1.0) -> float:
     return step * math.ceil(max(most, least) / step - 1e-9)
 
 
-def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False, steps: bool = False) -> str:
+def line_plot(
+    x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False, steps: bool = False, band: Band = (),
+    marks: Mapping[str, float] | None = None,
+) -> str:  # fmt: skip
     """One line a name, in the page's colours, with a legend where there are several. steps: a value holds until the next one, the
-    last to the axis' end; else points are joined."""
+    last to the axis' end; else points are joined, but for those that are no number. band: drawn behind the first line. marks: where
+    on the axis something happened, by what."""
     if not any(lines.values()):
         return nothing()
-    parts = [_frame(x, y)]
+    parts = [_frame(x, y), *_band(x, y, band), *_marks(x, marks or {})]
     for number, (name, points) in enumerate(lines.items()):
         if not points:
             continue
@@ -102,13 +124,49 @@ def line_plot(x: Axis, y: Axis, lines: Mapping[str, Points], area: bool = False,
     return _svg("".join(parts), f"{y.label} over {x.label}") + (legend(list(lines)) if len(lines) > 1 else "")
 
 
+def stack_plot(x: Axis, y: Axis, layers: Mapping[str, Points], marks: Mapping[str, float] | None = None) -> str:
+    """Layers one above the other, with a legend. All have points at the same places."""
+    if not any(layers.values()):
+        return nothing()
+    parts = [_frame(x, y)]
+    floor = [(at, 0.0) for at, _ in next(iter(layers.values()))]
+    for number, (name, points) in enumerate(layers.items()):
+        top = [(at, below + value) for (at, below), (_, value) in zip(floor, points, strict=True)]
+        outline = _joined(x, y, [*top, *reversed(floor)])
+        parts.append(f'<path class="layer f{number % COLOURS}" d="{outline} Z"><title>{escape(name)}</title></path>')
+        floor = top
+    parts += _marks(x, marks or {})
+    return _svg("".join(parts), f"{y.label} over {x.label}") + legend(list(layers))
+
+
 def nothing() -> str:
     """In place of a plot without anything in it."""
     return "<p>There is nothing to draw.</p>"
 
 
 def _joined(x: Axis, y: Axis, points: Points) -> str:
-    return " ".join(f"{'L' if index else 'M'}{_x(x, a):.1f},{_y(y, b):.1f}" for index, (a, b) in enumerate(points))
+    parts, letter = [], "M"
+    for a, b in points:
+        if math.isfinite(b):
+            parts.append(f"{letter}{_x(x, a):.1f},{_y(y, b):.1f}")
+        letter = "L" if math.isfinite(b) else "M"
+    return " ".join(parts)
+
+
+def _band(x: Axis, y: Axis, band: Band) -> list[str]:
+    known = [(at, low, high) for at, low, high in band if math.isfinite(low) and math.isfinite(high)]
+    if not known:
+        return []
+    outline = _joined(x, y, [*((at, high) for at, _, high in known), *((at, low) for at, low, _ in reversed(known))])
+    return [f'<path class="area f0" d="{outline} Z"/>']
+
+
+def _marks(x: Axis, marks: Mapping[str, float]) -> list[str]:
+    return [
+        f'<line class="mark" x1="{_x(x, at):.1f}" x2="{_x(x, at):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}">'
+        f"<title>{escape(name)}</title></line>"
+        for name, at in marks.items()
+    ]
 
 
 def _steps(x: Axis, y: Axis, points: Points) -> str:

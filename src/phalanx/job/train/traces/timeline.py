@@ -2,48 +2,67 @@
 as a file it packs a trace and sums it up, in a process that imports no torch, beside a training that goes on.
 
 Events are those of a Chrome trace (the trace event format's complete events, in microseconds). On a GPU communication is NCCL's
-kernels, and it is exposed while no other kernel runs. On a CPU it is gloo's operations, and it is exposed while no other operator
-runs.
+kernels, and it is exposed while no other kernel runs. On a CPU it is gloo's operations, and it is exposed while the thread that
+trains runs no other operator.
 """
 
 import gzip
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 STEP: Final = "step "
+DATA_WAIT: Final = "data wait"
+FORWARD_BACKWARD: Final = "forward and backward"
+AGREEMENT: Final = "agreement"
+OPTIMIZER: Final = "optimizer"
+CHECKPOINT: Final = "checkpoint"
+COPY: Final = "checkpoint copy"
+OF_PIPELINE: Final = "pass "
+"""Marks: of a step and a pipeline's pass followed by which, such as `step 7` and `pass 0F3`."""
 TOP: Final = 10
 SECONDS_MAX: Final = 600
 MEMORY_BYTES_MAX: Final = 8 << 30
 """Of the process that sums up: a trace of some hundred megabytes takes a few gigabytes."""
 Span = tuple[float, float]
 _GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset")
+_FROM_AND_TO_HOST: Final = ("DtoH", "HtoD")
+"""Copies of batches and checkpoints go beside all else."""
 _PLAIN: Final = ("c10d::", "record_param_comms", "gloo:", "nccl:")
 """Operators that stand for communication, or wait for it."""
+_OWN_OPTIMIZER: Final = "Optimizer.step#"
+"""torch marks every optimizer's step by this and its class."""
+_PASS_NAME: Final = re.compile(rf"{OF_PIPELINE}[0-9]+([FBIW])[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """Of one step of one rank, in milliseconds."""
+    """As `core.profile.StepTrace`."""
 
     step: int
     wall_ms: float
     data_wait_ms: float
     communication_ms: float
     exposed_communication_ms: float
+    optimizer_ms: float
+    checkpoint_ms: float
+    copy_ms: float
+    bubble_ms: float
+    mfu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busiest:
-    """A kernel, or of a CPU an operator without those that it calls. share: of the time of all of its kind."""
+    """As `core.profile.BusyOperator`."""
 
     name: str
     calls: int
@@ -53,44 +72,92 @@ class Busiest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of the traced steps of one rank."""
+    """As `core.profile.RankTrace`."""
 
     rank: int
     on_gpu: bool
     steps: tuple[StepSummary, ...]
     busiest: tuple[Busiest, ...]
+    passes: Mapping[str, float]
+    pipeline: Mapping[str, Any] | None
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
     def text(self) -> str:
         """For people."""
-        rows = [f"rank {self.rank}: {'step':>8} {'wall':>10} {'data wait':>10} {'comm.':>10} {'exposed':>10}  (ms)"]
+        heads = ("step", "wall", "data wait", "comm.", "exposed", "optimizer", "checkpoint", "bubble")
+        rows = [f"rank {self.rank}: " + " ".join(f"{head:>10}" for head in heads) + "  (ms)"]
         for one in self.steps:
-            times = (one.wall_ms, one.data_wait_ms, one.communication_ms, one.exposed_communication_ms)
-            rows.append(f"{'':7} {one.step:>8} " + " ".join(f"{time:>10.2f}" for time in times))
+            times = (
+                one.wall_ms, one.data_wait_ms, one.communication_ms, one.exposed_communication_ms, one.optimizer_ms,
+                one.checkpoint_ms, one.bubble_ms,
+            )  # fmt: skip
+            rows.append(f"{'':7} {one.step:>10} " + " ".join(f"{time:>10.2f}" for time in times))
         rows += [f"{one.share:7.1%} {one.total_ms:10.2f} ms {one.calls:6} x  {one.name[:80]}" for one in self.busiest]
         return "\n".join(rows) + "\n"
 
 
-def summarised(events: Iterable[Mapping[str, Any]], rank: int, data_wait: str) -> Summary:
-    """data_wait: the mark of such a wait."""
+def summarised(events: Iterable[Mapping[str, Any]], rank: int, facts: Mapping[str, Any] | None = None) -> Summary:
+    """facts: what no event says, `mfu` by step and the `pipeline`, if there is one."""
+    known = facts or {}
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_gpu = any(event.get("cat") == "kernel" for event in complete)
     marks = [event for event in complete if event.get("cat") == "user_annotation"]
-    waits = union(_span(event) for event in marks if event["name"] == data_wait)
+    steps = sorted((event for event in marks if _step(event) is not None), key=lambda event: float(event["ts"]))
+    of_training = {_thread(event) for event in steps}
     communication = union(_span(event) for event in complete if _communicates(event, on_gpu))
-    computing = union(_span(event) for event in complete if _computes(event, on_gpu))
-    exposed = without(communication, computing)
-    steps = []
-    for mark in sorted((event for event in marks if _step(event) is not None), key=lambda event: float(event["ts"])):
-        within = [_span(mark)]
-        spent = [_ms(overlap(spans, within)) for spans in (waits, communication, exposed)]
-        steps.append(StepSummary(
-            step=_step(mark) or 0, wall_ms=_ms(within), data_wait_ms=spent[0], communication_ms=spent[1],
-            exposed_communication_ms=spent[2],
-        ))  # fmt: skip
-    return Summary(rank=rank, on_gpu=on_gpu, steps=tuple(steps), busiest=_busiest(complete, on_gpu))
+    computing = union(_span(event) for event in complete if _computes(event, on_gpu, of_training))
+    passes = _passes(complete, on_gpu)
+    spent = {
+        "data_wait_ms": _marked(marks, lambda name: name == DATA_WAIT),
+        "communication_ms": communication,
+        "exposed_communication_ms": without(communication, computing),
+        "optimizer_ms": _marked(marks, lambda name: name == OPTIMIZER or name.startswith(_OWN_OPTIMIZER)),
+        "checkpoint_ms": _marked(marks, lambda name: name == CHECKPOINT),
+        "copy_ms": _marked(marks, lambda name: name == COPY),
+    }
+    mfu: Mapping[str, float] = known.get("mfu", {})
+    return Summary(
+        rank=rank, on_gpu=on_gpu, busiest=_busiest(complete, on_gpu), passes=_means(passes), pipeline=known.get("pipeline"),
+        steps=tuple(_of_step(step, spent, passes, mfu) for step in steps),
+    )  # fmt: skip
+
+
+def _of_step(
+    mark: Mapping[str, Any], spent: Mapping[str, Sequence[Span]], passes: Sequence[tuple[str, Span]], mfu: Mapping[str, float]
+) -> StepSummary:
+    number, within = _step(mark) or 0, [_span(mark)]
+    times = {name: _ms(overlap(spans, within)) for name, spans in spent.items()}
+    mine = union(span for _, span in passes if within[0][0] <= span[0] < within[0][1])
+    bubble = without([(mine[0][0], mine[-1][1])], mine) if mine else []
+    return StepSummary(step=number, wall_ms=_ms(within), bubble_ms=_ms(bubble), mfu=mfu.get(str(number), 0.0), **times)
+
+
+def _marked(marks: Sequence[Mapping[str, Any]], is_meant: Callable[[str], bool]) -> list[Span]:
+    return union(_span(event) for event in marks if is_meant(str(event["name"])))
+
+
+def _passes(events: Sequence[Mapping[str, Any]], on_gpu: bool) -> list[tuple[str, Span]]:
+    """(kind, when) of a pipeline's passes. On a GPU when their kernels ran, in the stream that computes most: what a pass gathers
+    and sends is marked in others."""
+    wanted = "gpu_user_annotation" if on_gpu else "user_annotation"
+    by_stream: dict[tuple[Any, Any], list[tuple[str, Span]]] = defaultdict(list)
+    computed: dict[tuple[Any, Any], float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") == wanted and (found := _PASS_NAME.fullmatch(str(event["name"]))):
+            by_stream[_thread(event)].append((found[1], _span(event)))
+        elif on_gpu and _computes(event, on_gpu, frozenset()):
+            computed[_thread(event)] += float(event["dur"])
+    return by_stream[max(by_stream, key=lambda stream: computed[stream])] if by_stream else []
+
+
+def _means(passes: Sequence[tuple[str, Span]]) -> dict[str, float]:
+    """Kind -> mean milliseconds."""
+    by_kind: dict[str, list[Span]] = defaultdict(list)
+    for kind, span in passes:
+        by_kind[kind].append(span)
+    return {kind: _ms(spans) / len(spans) for kind, spans in sorted(by_kind.items())}
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -149,7 +216,7 @@ def _own_times(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """(name, microseconds without those inside it on the same thread or stream)."""
     by_thread: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
-        by_thread[event.get("pid"), event.get("tid")].append(event)
+        by_thread[_thread(event)].append(event)
     found = []
     for several in by_thread.values():
         open_ones: list[list[Any]] = []  # [end, name, own time]
@@ -172,11 +239,16 @@ def _communicates(event: Mapping[str, Any], on_gpu: bool) -> bool:
     return name.startswith("gloo:")
 
 
-def _computes(event: Mapping[str, Any], on_gpu: bool) -> bool:
+def _computes(event: Mapping[str, Any], on_gpu: bool, of_training: Set[tuple[Any, Any]]) -> bool:
     name = str(event["name"])
     if on_gpu:
-        return event.get("cat") in _GPU and "nccl" not in name.lower()
-    return event.get("cat") == "cpu_op" and not name.startswith(_PLAIN)
+        return event.get("cat") in _GPU and "nccl" not in name.lower() and not any(one in name for one in _FROM_AND_TO_HOST)
+    return event.get("cat") == "cpu_op" and _thread(event) in of_training and not name.startswith(_PLAIN)
+
+
+def _thread(event: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Or stream."""
+    return event.get("pid"), event.get("tid")
 
 
 def _step(event: Mapping[str, Any]) -> int | None:
@@ -193,20 +265,22 @@ def _ms(spans: Sequence[Span]) -> float:
     return sum(end - begin for begin, end in spans) / 1e3
 
 
-def write(raw: Path, rank: int, data_wait: str, to: str) -> Summary:
-    """TO.trace.json.gz and TO.summary.* of the trace `raw`, which is removed. The trace comes first: it is there also where its
-    summary is too much."""
+def write(raw: Path, rank: int, to: str, facts: Mapping[str, Any]) -> Summary:
+    """TO.trace.json.gz and TO.summary.* of the trace `raw`, which is removed; each is whole or absent. The trace comes first: it is
+    there also where its summary is too much."""
     try:
         packed = raw.with_suffix(".gz")
         with raw.open("rb") as file, gzip.open(packed, "wb", compresslevel=6) as out:
             shutil.copyfileobj(file, out, 1 << 20)
         packed.rename(f"{to}.trace.json.gz")
         with raw.open("rb") as file:
-            summary = summarised(json.load(file)["traceEvents"], rank, data_wait)
+            summary = summarised(json.load(file)["traceEvents"], rank, facts)
     finally:
         raw.unlink(missing_ok=True)
-    Path(f"{to}.summary.json").write_text(json.dumps(summary.plain(), indent=1))
-    Path(f"{to}.summary.txt").write_text(summary.text())
+    for kind, text in (("json", json.dumps(summary.plain(), indent=1)), ("txt", summary.text())):
+        whole = raw.with_suffix(f".{kind}")
+        whole.write_text(text)
+        whole.rename(f"{to}.summary.{kind}")
     return summary
 
 
@@ -220,4 +294,4 @@ def _limited() -> None:
 
 if __name__ == "__main__":
     _limited()
-    sys.stdout.write(write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]).text())
+    sys.stdout.write(write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])).text())

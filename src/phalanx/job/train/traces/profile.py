@@ -1,0 +1,181 @@
+"""Traces of chosen steps of this rank, for Perfetto or Chrome, with a summary beside each: in the job's artifacts.
+
+The profiler runs only around those steps. What it has recorded is written by a thread, and packed and summed up by another process
+beside the next steps: reading a trace would hold this one's interpreter for seconds. Nothing that goes wrong in any of it is the
+training's: it is said once, and there is no trace.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from phalanx.core.errors import UserError
+from phalanx.core.profile import FOLDER, TRACED_STEPS_MAX, trace_name
+from phalanx.job.train.traces import timeline
+from phalanx.job.train.traces.timeline import STEP
+
+_log: Final = logging.getLogger(__name__)
+_END_S: Final = 10.0
+"""For so long after its own limit the process that sums up is waited for; and after an error for what is being written."""
+_SLICE_S: Final = 0.5
+
+
+class Profile:
+    """Of one rank. `at(step)` is called when a step begins. facts: what a trace cannot say, for its summary."""
+
+    def __init__(self, artifacts: Path, rank: int, device: torch.device, facts: Mapping[str, Any] | None = None) -> None:
+        self._folder, self._rank = artifacts.absolute() / FOLDER, rank
+        self._on_gpu = device.type == "cuda"
+        self._facts = dict(facts or {})
+        self._mfu: dict[str, float] = {}
+        self._first, self._last, self._step = 0, -1, 0
+        self._profiler: profile | None = None
+        self._marks: list[record_function] = []  # the step's, and inside it the phase's
+        self._is_recording = False
+        self._is_given_up = False
+        self._writing: list[threading.Thread] = []
+
+    def ask(self, first: int, count: int, next_step: int) -> None:
+        """Steps first, first + 1, ... shall be traced. Raises UserError where they cannot be."""
+        if first < next_step:
+            raise UserError("first", first, f"step {next_step} comes next; name that one or a later one")
+        if not 1 <= count <= TRACED_STEPS_MAX:
+            raise UserError("count", count, f"trace 1 to {TRACED_STEPS_MAX} steps at a time")
+        if self._profiler is not None or self._last >= next_step:
+            raise UserError("first", first, f"steps {self._first} to {self._last} are asked for already; wait until they are done")
+        self._first, self._last = first, first + count - 1
+        self.at(next_step)
+
+    def at(self, step: int) -> None:
+        self._carefully(lambda: self._at(step))
+
+    def phase(self, name: str) -> None:
+        """From here on the step does this; '' ends what it did."""
+        if self._is_recording:
+            self._carefully(lambda: self._begin_phase(name))
+
+    def measured(self, step: int, mfu: float) -> None:
+        """What else is known of a traced step once it is done."""
+        if self._is_recording and mfu > 0:
+            self._mfu[str(step)] = mfu
+
+    def close(self, failed: bool = False, wait_s: float | None = None, waiting: Callable[[], None] = lambda: None) -> None:
+        """Of a trace that is not whole what there is, is kept; waits for what is being written. failed: after an error, when a GPU
+        may never be done, and to end a trace is to wait for it: it is given up. wait_s: at most so long. waiting: called again and
+        again meanwhile; what it raises ends the wait."""
+        if failed and self._on_gpu and self._profiler is not None:
+            self._profiler, self._is_recording = None, False
+            self._marks.clear()
+            _log.warning("the trace of steps %d to %d is given up", self._first, self._last)
+        self._carefully(self._end)
+        if wait_s is None and failed:
+            wait_s = _END_S
+        until_s = time.monotonic() + (wait_s if wait_s is not None else threading.TIMEOUT_MAX)
+        for thread in self._writing:
+            while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+                waiting()
+                thread.join(min(_SLICE_S, left_s))
+
+    def _carefully(self, act: Callable[[], None]) -> None:
+        """A profiler that fails is no reason for a training to do so too: after its first fault there is none any more."""
+        if self._is_given_up:
+            return
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
+            _log.warning("tracing is given up, and training goes on: %s: %s", type(error).__name__, error)
+            self._is_given_up, ended = True, self._profiler
+            self._profiler, self._is_recording = None, False
+            with suppress(Exception):  # else it would go on recording, into memory that somebody needs
+                while self._marks:
+                    self._marks.pop().__exit__(None, None, None)
+                if ended is not None:
+                    ended.stop_trace()
+
+    def _at(self, step: int) -> None:
+        if step > self._last:
+            self._end()
+            return
+        if self._profiler is None and step >= self._first - 1:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
+            self._profiler = profile(activities=activities, experimental_config=_all_threads())
+            self._profiler.prepare_trace()  # a step early: what is loaded once is in no traced step
+        if self._profiler is not None and step >= self._first:
+            if not self._is_recording:
+                self._profiler.start_trace()
+                self._is_recording = True
+            if not (self._marks and self._step == step):
+                self._end_marks()
+                self._begin(f"{STEP}{step}")
+                self._step = step
+
+    def _begin_phase(self, name: str) -> None:
+        self._end_marks(1)
+        if name and self._marks:
+            self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        self._marks.append(record_function(name))
+        self._marks[-1].__enter__()  # type: ignore[no-untyped-call]
+
+    def _end_marks(self, but: int = 0) -> None:
+        while len(self._marks) > but:
+            self._marks.pop().__exit__(None, None, None)
+
+    def _end(self) -> None:
+        if self._profiler is None:
+            return
+        if self._on_gpu and self._is_recording:
+            torch.cuda.synchronize()  # the last step's kernels are in the trace too
+        self._end_marks()
+        ended, self._profiler = self._profiler, None
+        if not self._is_recording:
+            return  # it was only made ready
+        self._is_recording = False
+        ended.stop_trace()
+        facts = json.dumps({**self._facts, "mfu": self._mfu})
+        self._mfu = {}
+        name = trace_name(self._rank, self._first, self._last)
+        thread = threading.Thread(target=self._write, args=(ended, name, facts), name="profile", daemon=True)
+        self._writing.append(thread)
+        thread.start()
+
+    def _write(self, ended: profile, name: str, facts: str) -> None:
+        """Training goes on whatever becomes of it. What is not whole yet lies beside the artifacts, which are sent as they are."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".trace-", dir=self._folder.parents[1], ignore_cleanup_errors=True) as beside:
+                raw = Path(beside) / f"{name}.json"
+                ended.export_chrome_trace(str(raw))
+                self._sum_up(raw, name, facts)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
+            _log.warning("the trace of steps %s could not be written: %s", name, error)
+
+    def _sum_up(self, raw: Path, name: str, facts: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-I", timeline.__file__, str(raw), str(self._rank), str(self._folder / name), facts],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeline.SECONDS_MAX + _END_S, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            _log.info("traced: %s\n%s", self._folder / f"{name}.trace.json.gz", done.stdout)
+        else:
+            why = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
+            _log.warning("the trace of steps %s could not be summed up: %s", name, why)
+
+
+def _all_threads() -> Any:
+    """Checkpoints are copied by a thread of their own, which the profiler else passes over. None where torch cannot."""
+    with suppress(AttributeError, TypeError):
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    return None
