@@ -1,21 +1,31 @@
-"""How fast a decoder trains on two GPUs of one host, against torchtitan and against the card's own matrix product.
+"""How fast a decoder trains on two or four GPUs of one host, against torchtitan and against the card's own matrix product.
 
-Usage: python benchmarks/train_gpu.py [--only ID] [--quick] [--tiny] [--ranks N] [--search ours|peer] [--profile]
-[--ours NAME=VALUE ...] [--peer NAME=VALUE ...] [--folder DIR]. The last line is one JSON object; the exit code is 1 when a claim
-does not hold. Without CUDA GPUs the same roles are played by a tiny model on the CPU, as with --tiny, and nothing is claimed.
+Usage: python benchmarks/train_gpu.py [--only ID ...] [--seconds N] [--plan] [--quick] [--tiny] [--ranks N] [--search ours|peer]
+[--profile] [--ours NAME=VALUE ...] [--peer NAME=VALUE ...] [--folder DIR]. The last line is one JSON object; the exit code is 1
+when a claim does not hold. Without CUDA GPUs the same roles are played by a tiny model on the CPU, as with --tiny, and nothing is
+claimed.
 
-Ours is the trainer's own step: model, loss, FSDP2, clipping, AdamW, the timer of each rank, the collector of circles; what a run
-has beside it (heartbeats, records, snapshots) is not here. The peer is torchtitan from PyPI with its own trainer, compiled, at the
-best of its own options that a search found. Both sides train the same model on the same samples of text (sources of Python and
-torch, two bytes a token) in one call, each in its own gang of processes. Five repeats of ten steps follow eight that warm up; the
-median counts, and all are told.
+Ours is the trainer's own step: model, loss, layout, clipping, AdamW, the timer of each rank, the collector of circles; what a run
+has beside it (heartbeats, records, snapshots) is not here. The peer is torchtitan from PyPI with its own trainer, compiled. Both
+sides train the same model on the same samples of text (sources of Python and torch, two bytes a token) in one call: one gang of
+processes for all claims of a side, whose cases follow each other. Of each claim `parts/train_claims.py` names cases, the
+likeliest first: the first that runs is measured in any case, the others while --seconds last, and of each side the best counts.
+Cases that a card's memory cannot hold are left out, by a formula. Five repeats of a few steps follow some that warm up; the
+median counts, and all are told, each case as soon as it is measured: on the screen, and as a line of DIR/train_gpu.jsonl. A case
+that fails, hangs or runs out of memory is told with its last words, and those after it are measured by a new gang.
 
-MFU is model FLOPs over the card's dense bf16 peak, recomputation not counted: 6 x (parameters - embedding) + 12 x layers x width x
-sequence for a token, as torchtitan counts (full), and half of the second term where it is said (causal). What one 8192^3 bf16
-product reaches on the card is told beside it: nothing here can be faster than that.
+MFU is model FLOPs over the card's dense bf16 peak, recomputation not counted, of the parameters that a token is computed with: 6
+x (parameters - embedding) + 12 x layers x width x sequence for a token, as torchtitan counts (full), and half of the second term
+where it is said (causal). What one 8192^3 bf16 product reaches on the card is told beside it: nothing here can be faster than
+that.
+
+`dense_1b`, `dense_7b`, `fp8_7b`: FSDP over all GPUs. `long_64k`: a sample of 65,536 tokens over two. `moe_ep2`: 16 experts, of
+which a token takes two, half of them on each of two GPUs. `tp2`, `pp2`: the 1.1B model over two GPUs, the same batch on both
+sides; where these have no FSDP beside them, torchtitan keeps weights and optimiser in bf16, which is less work than ours has.
+`fp8_7b_loss`: 200 steps in bf16 and in 8 bits.
 
 --ours and --peer change one option for all cases of a side (`batch=4`, `activation_checkpointing=selective`,
-`activation_checkpoint.mode=full`); --search tries a side's options for one claim in turn and claims nothing.
+`activation_checkpoint.mode=full`); --search tries a side's cases and claims nothing; --plan tells which calls measure everything.
 """
 
 import argparse
@@ -26,119 +36,122 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from parts.train_case import (  # type: ignore[import-not-found]  # beside this file
-    SIZES,
-    TEXT_BYTES_MAX,
-    Answer,
-    Case,
-    Size,
-    run_gang,
-    tiny,
-    write_text,
-)
+from parts.train_case import Answer, Asked, Case, Entry, tiny  # type: ignore[import-not-found]  # beside this file
+from parts.train_claims import CLAIMS, LOSS_STEPS, Claim  # type: ignore[import-not-found]
+from parts.train_figures import FITS, START_S, expected_s, graph_of, memory_gib, mfu, tokens_per_s  # type: ignore[import-not-found]
+from parts.train_gang import run_gang  # type: ignore[import-not-found]
+from parts.train_text import TEXT_BYTES_MAX, text_in  # type: ignore[import-not-found]
 
 from phalanx.fabric.catalogue import lookup
 
 RANKS = 2
 TEXT_BYTES_TINY = 2**20
-GANG_S_MAX = 580.0
-"""A gang that takes longer is ended: a call on a lent machine lasts ten minutes."""
-FAST: dict[str, Any] = {"deterministic": False, "recompute_every": 0}
-"""Of ours. torchtitan's defaults make no two runs alike either; and cuDNN's attention is not to be had otherwise."""
-FOURTH: dict[str, Any] = {"activation_checkpointing": "selective", "activation_budget": 0.35, "activation_blocks": 4}
-LOSS_STEPS = 200
+CALL_S = 560.0
+"""A call on a lent machine lasts ten minutes."""
+PLAN_S = 26 * 60.0
+CHECKPOINT_S = 120.0
+"""`checkpoint_gpu.py --quick`, which the plan ends with; guessed."""
+END_S = 5.0
+QUIET_S = {False: 120.0, True: 600.0}
+"""That a gang may say nothing; longer where it plays its part, maybe beside others on two cores."""
 LOSS_LAST = 10
 """Steps whose mean is compared at the end."""
-
-OURS: dict[str, Case] = {
-    "dense_1b": Case(size=SIZES["dense_1b"], batch=8, options={**FAST, "reshard_after_forward": False}),
-    "dense_7b": Case(size=SIZES["dense_7b"], batch=2, options={**FAST, **FOURTH}, warm=5, steps=5),
-    "fp8_7b": Case(size=SIZES["fp8_7b"], batch=2, options={**FAST, **FOURTH, "dtype": "fp8"}, warm=5, steps=5),
-}
-PEER: dict[str, Case] = {
-    "dense_1b": Case(size=SIZES["dense_1b"], batch=2),
-    "dense_7b": Case(size=SIZES["dense_7b"], batch=1, options={"activation_checkpoint.mode": "full"}, warm=5, steps=5),
-    "fp8_7b": Case(
-        size=SIZES["fp8_7b"], batch=1,
-        options={
-            "activation_checkpoint.mode": "full", "model.converters": ["quantize.linear.float8"],
-            "quantize.linear.float8.filter_fqns": ["output"], "quantize.linear.float8.enable_fsdp_float8_all_gather": True,
-            "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": True,
-        }, warm=5, steps=5,
-    ),
-}  # fmt: skip
-_KEPT = {"reshard_after_forward": False}
-_SECOND_BLOCK, _THIRD_BLOCK = {**FOURTH, "activation_blocks": 2}, {**FOURTH, "activation_blocks": 3}
-OURS_SEARCH: dict[str, list[tuple[int, dict[str, Any]]]] = {
-    "dense_1b": [
-        (8, _KEPT), (4, _KEPT), (8, {}), (8, {**_KEPT, "prefetch_blocks": 1}), (8, {**_KEPT, "reduce_dtype": "bf16"}),
-        (4, {**_KEPT, "fused_loss": False}), (8, {**_KEPT, "deterministic": True}), (12, _KEPT),
-    ],
-    "dense_7b": [
-        (2, FOURTH), (1, {}), (2, {**FOURTH, "prefetch_blocks": 1}), (2, {**FOURTH, "reduce_dtype": "bf16"}),
-        (3, _SECOND_BLOCK), (2, {**FOURTH, "activation_checkpointing": "full"}), (1, _KEPT), (2, {}),
-    ],
-    "fp8_7b": [
-        (2, {**FOURTH, "dtype": "fp8"}), (1, {"dtype": "fp8"}), (2, {**FOURTH, "dtype": "fp8_rowwise"}),
-        (2, {**_THIRD_BLOCK, "dtype": "fp8"}), (3, {**_SECOND_BLOCK, "dtype": "fp8"}), (2, {"dtype": "fp8"}),
-    ],
-}  # fmt: skip
-_NEVER = {"parallelism.fsdp_reshard_after_forward": "never"}
-_OPS = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "op"}
-_SECOND = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}
-PEER_SEARCH: dict[str, list[tuple[int, dict[str, Any]]]] = {
-    "dense_1b": [(2, {}), (2, _NEVER), (4, {}), (4, _NEVER), (4, _OPS), (8, _OPS)],
-    "dense_7b": [(1, {"activation_checkpoint.mode": "full"}), (1, {}), (1, _OPS), (2, _OPS), (2, _SECOND)],
-    "fp8_7b": [
-        (number, {**PEER["fp8_7b"].options, **more})
-        for number, more in ((1, {}), (1, {"activation_checkpoint.mode": "none"}), (2, _OPS), (2, _SECOND))
-    ],
-}  # fmt: skip
+RESULTS = "train_gpu.jsonl"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One call. is_tiny: a CPU plays the part, in seconds."""
+    """One call. is_tiny: a CPU plays the part, in seconds. until_s: by the machine's clock. card_gib: of one GPU, None where nobody
+    knows. found: by side and slot, what was measured."""
 
     options: argparse.Namespace
     folder: Path
     is_tiny: bool
+    until_s: float
+    card_gib: float | None
+    found: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)
 
-    def ours(self, *cases: Case) -> list[Answer]:
-        return self._gang("ours", cases, self.options.ours)
+    @property
+    def names(self) -> list[str]:
+        return self.options.only or list(CLAIMS)
 
-    def peer(self, case: Case) -> Answer:
-        if self.is_tiny or find_spec("torchtitan") is None:
-            return {"failed": "torchtitan is not here: the machine needs what `make gpu-bundle` makes" * (not self.is_tiny)}
-        return self._gang("titan", [case], self.options.peer)[0]
+    @property
+    def sides(self) -> tuple[str, ...]:
+        if self.options.search:
+            return (self.options.search,)
+        return ("ours",) if self.is_tiny or not any(CLAIMS[name].peer for name in self.names) else ("ours", "peer")
 
-    def _gang(self, side: str, cases: Sequence[Case], changes: dict[str, Any]) -> list[Answer]:
-        made = [self._fitted(changed(case, changes)) for case in cases]
-        vocab = made[0].size.vocab
-        if not (self.folder / "vocab").is_file() or (self.folder / "vocab").read_text() != str(vocab):
-            tell(f"text of {write_text(self.folder, vocab, TEXT_BYTES_TINY if self.is_tiny else TEXT_BYTES_MAX):,} tokens")
-            (self.folder / "vocab").write_text(str(vocab))
-        answers = run_gang(side, made, self.options.ranks, self.folder, GANG_S_MAX, quiet=bool(self.options.search))
-        for case, answer in zip(made, answers, strict=True):
-            tell(f"{side}, {case.size.name}, {case.words()}: {shown(answer, case)}")
+    def measure(self) -> None:
+        """Each side's cases, ours first; what the peer's first cases need is kept for them."""
+        entries = {side: self.entries(side) for side in self.sides}
+        need_s = {side: START_S + sum(entry.expected_s for entry in firsts(entries[side])) for side in self.sides}
+        for number, side in enumerate(self.sides):
+            kept_s = sum(need_s[later] for later in self.sides[number + 1 :])
+            hard_s = self.until_s - END_S - kept_s
+            spare_s = max(0.0, hard_s - time.time() - need_s[side])
+            soft_s = hard_s - spare_s * (0.5 if kept_s else 0.0)
+            self._gang(side, Asked(entries=tuple(entries[side]), soft_s=soft_s, hard_s=hard_s, quiet_s=QUIET_S[self.is_tiny]))
+
+    def entries(self, side: str) -> list[Entry]:
+        """Of all claims that were asked for, in their order; cases that cannot fit are told and left out."""
+        given, changes = [], self.options.ours if side == "ours" else self.options.peer
+        seen: set[Any] = set()
+        for slot, case in cases_of(self.names, side):
+            made = self._fitted(changed(case, changes))
+            needed = memory_gib(made, self.options.ranks, side)
+            if self.card_gib is not None and needed > FITS * self.card_gib:
+                tell(f"{side}, {slot}, {made.words()}: left out, it would need {needed:.0f} GiB")
+                continue
+            is_new = graph_of(made) not in seen
+            seen.add(graph_of(made))
+            given.append(Entry(claim=slot, case=made, expected_s=expected_s(made, self.options.ranks, side, is_new)))
+        return firsts(given) if self.is_tiny and not self.options.search else given
+
+    def best(self, side: str, slot: str) -> Answer:
+        """Of what was measured for it; why not, where nothing was."""
+        found = self.found.get((side, slot), [])
+        return max(found, key=rate, default={"failed": self._why_not(side)})
+
+    def _why_not(self, side: str) -> str:
+        if side == "peer" and not self.is_tiny and find_spec("torchtitan") is None:
+            return "torchtitan is not here: the machine needs what `make gpu-bundle` makes"
+        return "" if self.is_tiny else "no case was measured: no time was left, or none fits"
+
+    def _gang(self, side: str, asked: Asked) -> None:
+        if not asked.entries or (side == "peer" and find_spec("torchtitan") is None):
+            return
+        size = TEXT_BYTES_TINY if self.is_tiny else TEXT_BYTES_MAX
+        if written := text_in(self.folder, asked.entries[0].case.size.vocab, size):
+            tell(written)
+
+        def each(index: int, answer: Answer) -> None:
+            entry = asked.entries[index]
+            answer["case"] = entry.case
+            self.found.setdefault((side, entry.claim), []).append(answer)
+            tell(f"{side}, {entry.claim}, {entry.case.size.name}, {entry.case.words()}: {shown(answer)}")
             for line in answer.get("profile", ()):
                 tell(f"  {line}")
-        return [{**answer, "case": case} for case, answer in zip(made, answers, strict=True)]
+            with (self.folder / RESULTS).open("a") as file:
+                file.write(json.dumps({"claim": entry.claim, "side": side, **line_of(answer)}) + "\n")
+
+        run_gang("ours" if side == "ours" else "titan", asked, self.options.ranks, self.folder, self.folder / "compiled", each)
 
     def _fitted(self, case: Case) -> Case:
         """As the call wants it: tiny, or quick."""
         if self.is_tiny:
             plays = {**case.options, "compile": False}
             case = replace(
-                case, size=tiny(case.size), batch=1, options=plays, warm=1, steps=1, repeats=2, losses=min(case.losses, 6)
-            )
+                case, size=tiny(case.size), batch=case.microbatches if case.schedule else 1, options=plays, warm=1, steps=1,
+                repeats=2, losses=min(case.losses, 6),
+            )  # fmt: skip
         return replace(case, profiled=self.options.profile, **({"repeats": 2} if self.options.quick else {}))
 
 
@@ -147,85 +160,72 @@ def changed(case: Case, changes: dict[str, Any]) -> Case:
     return replace(case, batch=batch, options={**case.options, **{k: v for k, v in changes.items() if k != "batch"}})
 
 
-# The claims: each a list of what it says, from its own gangs. What other axes claim (experts, long sequences, tensor and pipeline
-# parallel) gets its cases in OURS and PEER and its function in CLAIMS.
+def cases_of(names: Sequence[str], side: str) -> list[tuple[str, Case]]:
+    """With the slot that each is measured for: the claim, or a part of one that needs all of its cases."""
+    wanted: dict[str, tuple[Case, ...]] = {}
+    for name in names:
+        claim = CLAIMS[name]
+        if side == "peer":
+            wanted[name] = claim.peer
+            continue
+        if claim.over:
+            wanted[claim.over] = CLAIMS[claim.over].ours
+        if name == LOSS:
+            wanted |= {f"{name} {case.options['dtype']}": (case,) for case in claim.ours}
+        else:
+            wanted[name] = claim.ours
+    return [(slot, case) for slot, cases in wanted.items() for case in cases]
 
 
-def dense(bench: Bench, name: str, ratio_min: float, mfu_min: float) -> list[Answer]:
-    (ours,) = bench.ours(OURS[name])
-    peer = bench.peer(PEER[name])
-    ratio = rate(ours) / rate(peer) if rate(peer) else None
-    return [{
-        "id": name, "ours": round(rate(ours)), "peer": round(rate(peer)), "ratio": ratio and round(ratio, 4),
-        "unit": "tokens/s a GPU", **facts(ours, "ours"), **facts(peer, "peer"),
-        "target": f"ratio >= {ratio_min}, MFU (full) >= {mfu_min}",
-        "holds": ratio is not None and ratio >= ratio_min and mfu(ours, "full") >= mfu_min,
-    }]  # fmt: skip
+def firsts(entries: Sequence[Entry]) -> list[Entry]:
+    """The first of each claim."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        found.setdefault(entry.claim, entry)
+    return list(found.values())
 
 
-def fp8(bench: Bench) -> list[Answer]:
-    """Speed alone: of ours in bf16, ours in 8 bits, and the peer's in 8 bits."""
-    if bench.is_tiny and find_spec("torchao") is None:
-        return []
-    plain, ours = bench.ours(OURS["dense_7b"], OURS["fp8_7b"])
-    peer = bench.peer(PEER["fp8_7b"])
-    over_plain = rate(ours) / rate(plain) if rate(plain) else None
-    over_peer = rate(ours) / rate(peer) if rate(peer) else None
-    return [{
-        "id": "fp8_7b", "ours": round(rate(ours)), "bf16": round(rate(plain)), "peer": round(rate(peer)),
-        "ratio": over_plain and round(over_plain, 4), "ratio_to_peer": over_peer and round(over_peer, 4),
-        "unit": "tokens/s a GPU", **facts(ours, "ours"), **facts(plain, "bf16"), **facts(peer, "peer"),
-        "target": "ratio to our bf16 >= 1.3, ratio to peer >= 1",
-        "holds": over_plain is not None and over_plain >= 1.3 and over_peer is not None and over_peer >= 1.0,
-    }]  # fmt: skip
+# The claims
 
 
-def fp8_loss(bench: Bench) -> list[Answer]:
-    """The losses of 200 steps in bf16 and in 8 bits, same samples; of few samples a step, so that both fit into a call."""
-    if bench.is_tiny and find_spec("torchao") is None:
-        return []
-    short = [replace(OURS[name], batch=1, losses=LOSS_STEPS) for name in ("dense_7b", "fp8_7b")]
-    answers = bench.ours(*short)
-    failed = {f"{side}_failed": one["failed"] for side, one in zip(("bf16", "ours"), answers, strict=True) if "failed" in one}
-    if failed:
-        return [{"id": "fp8_7b_loss", **failed, "target": "off by <= 1 %", "holds": False}]
-    plain, ours = (statistics.mean(one["losses"][-LOSS_LAST:]) for one in answers)
-    off = 100 * abs(ours / plain - 1)
-    return [{
-        "id": "fp8_7b_loss", "ours": round(ours, 5), "bf16": round(plain, 5), "ratio": None, "off_percent": round(off, 4),
-        "unit": f"loss, mean of {LOSS_LAST} steps to step {LOSS_STEPS}", "losses_bf16": thinned(answers[0]),
-        "losses_fp8": thinned(answers[1]), "target": "off by <= 1 %", "holds": off <= 1.0,
-    }]  # fmt: skip
+LOSS = "fp8_7b_loss"
 
 
-CLAIMS: dict[str, Callable[[Bench], list[Answer]]] = {
-    "dense_1b": lambda bench: dense(bench, "dense_1b", 1.10, 0.62),
-    "dense_7b": lambda bench: dense(bench, "dense_7b", 1.05, 0.58),
-    "fp8_7b": fp8,
-    "fp8_7b_loss": fp8_loss,
-}
-
-
-def search(bench: Bench, name: str, side: str) -> list[Answer]:
-    """All of a side's candidates, shortly; those that do not fit are told."""
-    if side == "ours":
-        base = replace(OURS[name], options=dict(FAST), repeats=2, steps=4, warm=4)
-        answers = bench.ours(*(candidate(base, *one) for one in OURS_SEARCH[name]))
-    else:
-        base = replace(PEER[name], options={}, repeats=2, steps=4, warm=4)
-        answers = [bench.peer(candidate(base, *one)) for one in PEER_SEARCH[name]]
-    best = max(answers, key=rate)
-    tell(f"best: {best['case'].words()}" if "case" in best else "none ran")
-    return [
-        {"id": name, "side": side, "options": one["case"].words() if "case" in one else "", "tokens_per_s": round(rate(one)),
-         **facts(one, side)}
-        for one in answers
+def speed(bench: Bench, name: str, claim: Claim) -> Answer:
+    """Ours against the peer, against ours of another claim, and against the card's peak: whatever the claim says."""
+    ours, peer = bench.best("ours", name), bench.best("peer", name)
+    plain = bench.best("ours", claim.over) if claim.over else {}
+    to_peer, over_plain = ratio(ours, peer), ratio(ours, plain)
+    holds = [
+        least is None or (found is not None and found >= least)
+        for found, least in (
+            (to_peer, claim.ratio_min), (over_plain, claim.over_min), (mfu_of(ours, claim.mfu), claim.mfu_min),
+        )
     ]  # fmt: skip
+    return {
+        "id": name, "ours": round(rate(ours)), "peer": round(rate(peer)), "ratio": to_peer,
+        **({f"ratio_to_{claim.over}": over_plain, **facts(plain, claim.over)} if claim.over else {}),
+        "unit": "tokens/s a GPU", **facts(ours, "ours"), **facts(peer, "peer"), "target": claim.target, "holds": all(holds),
+    }  # fmt: skip
 
 
-def candidate(base: Case, batch: int, options: dict[str, Any]) -> Case:
-    options = {**base.options, **options}
-    return replace(base, batch=batch, options={**options, "recompute_every": 0} if "deterministic" in options else options)
+def fp8_loss(bench: Bench, name: str, claim: Claim) -> Answer:
+    """The losses of 200 steps in bf16 and in 8 bits, same samples; of few tokens a step, so that both fit into a call."""
+    answers = {dtype: bench.best("ours", f"{name} {dtype}") for dtype in ("bf16", "fp8")}
+    failed = {f"{dtype}_failed": one["failed"] for dtype, one in answers.items() if "failed" in one}
+    if failed:
+        return {"id": name, **failed, "target": claim.target, "holds": False}
+    plain, ours = (statistics.mean(one["losses"][-LOSS_LAST:]) for one in answers.values())
+    off = 100 * abs(ours / plain - 1)
+    return {
+        "id": name, "ours": round(ours, 5), "bf16": round(plain, 5), "ratio": None, "off_percent": round(off, 4),
+        "unit": f"loss, mean of {LOSS_LAST} steps to step {LOSS_STEPS}", "sequence": claim.ours[0].size.sequence,
+        **{f"losses_{dtype}": [round(loss, 4) for loss in one["losses"][::10]] for dtype, one in answers.items()},
+        "target": claim.target, "holds": off <= 1.0,
+    }  # fmt: skip
+
+
+JUDGES: dict[str, Callable[[Bench, str, Claim], Answer]] = {LOSS: fp8_loss}
 
 
 # Numbers of an answer
@@ -234,28 +234,23 @@ def candidate(base: Case, batch: int, options: dict[str, Any]) -> Case:
 def rate(answer: Answer) -> float:
     """Tokens a second of one GPU; 0 of what failed."""
     found = answer.get("repeats_s")
-    return answer["case"].batch * answer["case"].size.sequence / statistics.median(found) if found else 0.0
+    return tokens_per_s(answer["case"], statistics.median(found)) if found else 0.0
 
 
-def flops_per_token(size: Size, parameters: int, kind: str) -> int:
-    attention = (12 if kind == "full" else 6) * size.layers * size.dim * size.sequence
-    return int(6 * (parameters - size.vocab * size.dim) + attention)
+def ratio(one: Answer, other: Answer) -> float | None:
+    return round(rate(one) / rate(other), 4) if rate(other) else None
 
 
-def mfu(answer: Answer, kind: str) -> float:
-    model = lookup(answer.get("card", ""))
-    peak = (model.peak_bf16_flops or 0.0) if model else 0.0
-    if not peak or "parameters" not in answer:
-        return 0.0
-    return rate(answer) * flops_per_token(answer["case"].size, answer["parameters"], kind) / peak
+def mfu_of(answer: Answer, kind: str) -> float:
+    model = lookup(answer.get("card") or _CARD[0])
+    return mfu(rate(answer), answer["case"].size, kind, (model.peak_bf16_flops or 0.0) if model else 0.0) if rate(answer) else 0.0
 
 
 def facts(answer: Answer, side: str) -> Answer:
     if "failed" in answer:
         return {f"{side}_failed": answer["failed"]}
-    card = answer if "card" in answer else {**answer, "card": _CARD[0]}
     return {
-        f"{side}_mfu_full": round(mfu(card, "full"), 4), f"{side}_mfu_causal": round(mfu(card, "causal"), 4),
+        f"{side}_mfu_full": round(mfu_of(answer, "full"), 4), f"{side}_mfu_causal": round(mfu_of(answer, "causal"), 4),
         f"{side}_all_s": [round(one, 4) for one in answer["repeats_s"]], f"{side}_options": answer["case"].words(),
         f"{side}_gib": answer["gib"] and round(answer["gib"], 1), f"{side}_parameters": answer["parameters"],
         **{f"{side}_{name}": answer[name] for name in ("attention", "phases_s", "profile") if answer.get(name)},
@@ -263,28 +258,75 @@ def facts(answer: Answer, side: str) -> Answer:
     }  # fmt: skip
 
 
+def line_of(answer: Answer) -> Answer:
+    """Of one case, as the file of results has it."""
+    told = {"options": answer["case"].words(), "tokens_per_s": round(rate(answer)), "took_s": answer.get("took_s")}
+    return {**told, **facts(answer, "case")}
+
+
 _CARD = [""]
 
 
-def thinned(answer: Answer) -> list[float]:
-    return [round(one, 4) for one in answer.get("losses", [])[::10]]
-
-
-def shown(answer: Answer, case: Case) -> str:
-    if "card" in answer:
-        _CARD[0] = answer["card"]
+def shown(answer: Answer) -> str:
+    _CARD[0] = answer.get("card", _CARD[0])
     if "failed" in answer:
         return str(answer["failed"])
-    found = {**answer, "case": case, "card": answer.get("card", _CARD[0])}
     memory = f", {answer['gib']:.1f} GiB" if answer["gib"] else ""
     product = f", a product {answer['product_flops'] / 1e12:.0f} TFLOP/s" if "product_flops" in answer else ""
-    return (
-        f"{rate(found):,.0f} tokens/s a GPU, MFU {mfu(found, 'full'):.1%} full, {mfu(found, 'causal'):.1%} causal{memory}{product}"
-    )
+    shares = f"MFU {mfu_of(answer, 'full'):.1%} full, {mfu_of(answer, 'causal'):.1%} causal"
+    return f"{rate(answer):,.0f} tokens/s a GPU, {shares}{memory}{product}, took {answer['took_s']:.0f} s"
 
 
 def tell(words: str) -> None:
     print(f"  {words}", flush=True)
+
+
+# The plan of a session
+
+
+def planned(ranks: int) -> list[tuple[list[str], float, float]]:
+    """Claims in their order, packed into calls: of each call the claims, what their first cases need, and the seconds it gets. What
+    is left of the session goes to further cases, of the first calls first."""
+    calls: list[tuple[list[str], float]] = []
+    for name in CLAIMS:
+        if calls and needed_s([*calls[-1][0], name], ranks) <= CALL_S:
+            calls[-1] = ([*calls[-1][0], name], needed_s([*calls[-1][0], name], ranks))
+        else:
+            calls.append(([name], needed_s([name], ranks)))
+    spare_s = PLAN_S - CHECKPOINT_S - sum(needed for _, needed in calls)
+    found = []
+    for names, needed in calls:
+        more_s = max(0.0, min(spare_s, CALL_S - needed))
+        spare_s -= more_s
+        found.append((names, needed, needed + more_s))
+    return found
+
+
+def needed_s(names: Sequence[str], ranks: int) -> float:
+    """By both sides' first cases, with the start of their gangs."""
+    total = 2 * END_S
+    for side in ("ours", "peer"):
+        cases: dict[str, Case] = {}
+        for slot, case in cases_of(names, side):
+            cases.setdefault(slot, case)
+        total += (START_S if cases else 0.0) + sum(expected_s(case, ranks, side) for case in cases.values())
+    return total
+
+
+def tell_plan(ranks: int) -> None:
+    beside = f" --ranks {ranks}" if ranks != RANKS else ""
+    total = CHECKPOINT_S
+    for names, needed, given_s in planned(ranks):
+        only = " ".join(f"--only {name}" for name in names)
+        print(f"python3 benchmarks/train_gpu.py {only}{beside} --seconds {given_s:.0f} --folder DIR  # at least {needed:.0f} s")
+        total += given_s
+    print(f"python3 benchmarks/checkpoint_gpu.py --quick  # about {CHECKPOINT_S:.0f} s")
+    print(
+        f"# {total / 60:.0f} minutes in all, by estimates; one DIR for all, on one machine: what was compiled is found again there"
+    )
+
+
+# The call
 
 
 def conditions(bench: Bench) -> dict[str, Any]:
@@ -303,13 +345,14 @@ def conditions(bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def has_gpus(number: int) -> bool:
-    """By the driver's own tool: torch takes seconds to import."""
+def cards_gib() -> list[float]:
+    """Memory of each GPU, by the driver's own tool: torch takes seconds to import."""
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return len(listed.splitlines()) >= number
+        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        return [float(line) / 1024 for line in listed.splitlines()]
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return []
 
 
 def given(text: str) -> tuple[str, Any]:
@@ -321,42 +364,63 @@ def given(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def main() -> int:
-    """Run the claims that were asked for."""
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(CLAIMS), help="one claim")
+    parser.add_argument("--only", choices=list(CLAIMS), action="append", help="one claim; may be said again for more")
+    parser.add_argument("--seconds", type=float, default=CALL_S, help="that the call may last")
+    parser.add_argument("--plan", action="store_true", help="tell which calls measure everything, and how long each takes")
     parser.add_argument("--quick", action="store_true", help="two repeats")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU; nothing is claimed")
     parser.add_argument(
-        "--search", choices=("ours", "peer"), help="try that side's options for the claim of --only, and claim nothing"
+        "--search", choices=("ours", "peer"), help="try that side's cases for the claims of --only, and claim nothing"
     )
     parser.add_argument("--profile", action="store_true", help="tell what the device did in two more steps of ours")
     parser.add_argument("--ranks", type=int, default=RANKS, help="GPUs to train on")
     parser.add_argument("--ours", type=given, action="append", default=[], metavar="NAME=VALUE", help="an option of our side")
     parser.add_argument("--peer", type=given, action="append", default=[], metavar="NAME=VALUE", help="an option of torchtitan")
-    parser.add_argument("--folder", help="for text and logs; a temporary folder unless told")
+    parser.add_argument("--folder", help="for text, logs, compiled code and results; a temporary folder unless told")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     parser.add_argument("--side", choices=("ours", "titan"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ours, options.peer = dict(options.ours), dict(options.peer)
+    if options.search and not options.only:
+        parser.error(f"--search needs --only with one of {', '.join(CLAIMS)}")
+    return options
+
+
+def measured(options: argparse.Namespace, folder: Path) -> int:
+    cards = cards_gib()
+    is_tiny = options.tiny or len(cards) < options.ranks
+    bench = Bench(options, folder, is_tiny, time.time() + options.seconds, min(cards) if cards and not is_tiny else None)
+    if is_tiny and find_spec("torchao") is None:
+        options.only = [name for name in bench.names if not name.startswith("fp8")]
+    bench.measure()
+    played = [{"side": side, "slot": slot, **line_of(one)} for (side, slot), many in bench.found.items() for one in many]
+    claims = [] if options.search else [JUDGES.get(name, speed)(bench, name, CLAIMS[name]) for name in bench.names]
+    claimed = [] if is_tiny else claims
+    if is_tiny:
+        print("no such GPUs here: the roles were played by a tiny model, and nothing is claimed")
+    more = {} if claimed else {"found": played} if options.search else {"played": claims}
+    print(json.dumps({"benchmark": "train_gpu", "conditions": conditions(bench), "claims": claimed, **more}))
+    return 0 if all(one["holds"] for one in claimed) else 1
+
+
+def main() -> int:
+    """Run the claims that were asked for."""
+    options = parsed()
     if options.as_rank:
         from parts import train_ours, train_titan  # type: ignore[import-not-found]  # beside this file; each brings torch
 
         (train_ours if options.side == "ours" else train_titan).rank_main(Path(options.as_rank))
-    if options.search and options.only not in OURS:
-        parser.error(f"--search needs --only with one of {', '.join(OURS)}")
-    with tempfile.TemporaryDirectory(prefix="phalanx-train-gpu-", dir=options.folder) as folder:
-        bench = Bench(options, Path(folder), is_tiny=options.tiny or not has_gpus(options.ranks))
-        if options.search:
-            claims = search(bench, options.only, options.search)
-        else:
-            claims = [one for name in ([options.only] if options.only else CLAIMS) for one in CLAIMS[name](bench)]
-    claimed = [] if bench.is_tiny or options.search else claims
-    if bench.is_tiny:
-        print("no such GPUs here: the roles were played by a tiny model, and nothing is claimed")
-    more = {"found" if options.search else "played": claims} if not claimed else {}
-    print(json.dumps({"benchmark": "train_gpu", "conditions": conditions(bench), "claims": claimed, **more}))
-    return 0 if all(one["holds"] for one in claimed) else 1
+    if options.plan:
+        tell_plan(options.ranks)
+        return 0
+    if options.folder:
+        folder = Path(options.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return measured(options, folder)
+    with tempfile.TemporaryDirectory(prefix="phalanx-train-gpu-") as made:
+        return measured(options, Path(made))
 
 
 if __name__ == "__main__":

@@ -1,29 +1,31 @@
 """One rank of our side: the trainer's own model, optimiser and step, on the same text as the peer's."""
 
 import gc
-import json
 import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from parts.train_case import SAID, Answer, Case, Text, cases_in  # type: ignore[import-not-found]  # beside this folder
+from parts.train_case import Answer, Case, recipe_of  # type: ignore[import-not-found]  # beside this folder
+from parts.train_figures import graph_of  # type: ignore[import-not-found]
+from parts.train_gang import in_turn, words_of  # type: ignore[import-not-found]
+from parts.train_step import stepper  # type: ignore[import-not-found]
+from parts.train_text import Text  # type: ignore[import-not-found]
 
+from phalanx.core.llama_shape import num_parameters
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+from phalanx.fabric.layouts import RankFacts, facts_of, problems, recipe_problems
 from phalanx.job.train.arithmetic import settle_arithmetic
 from phalanx.job.train.collector import collected_at_steps
 from phalanx.job.train.device import Rank, synchronise
 from phalanx.job.train.device import gang as joined
-from phalanx.job.train.local_time import LocalTimer
-from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel import make_mesh, sharded_llama
-from phalanx.job.train.precision import choose_dtype
-from phalanx.job.train.step import StepFacts, train_step
 
 PRODUCT_SIZE = 8192
 PRODUCT_SIZE_TINY = 256
@@ -33,78 +35,87 @@ PROFILED = 30
 
 
 def rank_main(folder: Path) -> None:
-    said: list[Answer] = []
     with joined() as rank:
         wall = product_flops(rank.device)
-        for case in cases_in(folder):
-            said.append({"product_flops": wall, "card": rank.device_name, **answer(case, rank, folder)})
-            if rank.rank == 0:
-                (folder / SAID).write_text(json.dumps(said))
+        kept: list[object] = []
+
+        def agreed(number: int) -> int:
+            told = torch.tensor([number])
+            dist.broadcast(told, 0)
+            return int(told)
+
+        def measured_alone(case: Case) -> Answer:
+            forget(case, kept, rank.device)
+            return {"product_flops": wall, "card": rank.device_name, **answer(case, rank, folder)}
+
+        in_turn(folder, agreed, measured_alone)
         dist.barrier()
     os._exit(0)  # as the trainer does
 
 
 def answer(case: Case, rank: Rank, folder: Path) -> Answer:
-    """A case that does not fit, or does not compile, is an answer too; both ranks do the same, so both come here."""
+    """A case that does not fit, or does not compile, is an answer too; all ranks do the same, so all come here."""
     try:
         found = measured(case, rank, folder)
-    except RuntimeError as error:
-        found = {"failed": "out of memory" if isinstance(error, torch.OutOfMemoryError) else str(error).partition("\n")[0][:300]}
+    except Exception as error:  # noqa: BLE001 (whatever it is, the cases after it are measured)
+        found = {"failed": words_of(error, torch.OutOfMemoryError)}
     gc.collect()
     if rank.device.type == "cuda":
-        torch._dynamo.reset()  # else a second batch size would get code for any, which is slower
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return found
 
 
-def recipe_of(case: Case) -> LlamaRecipe:
-    size = case.size
-    own = {
-        "dim": size.dim, "layers": size.layers, "heads": size.heads, "kv_heads": size.kv_heads, "ffn_dim": size.ffn_dim,
-        "sequence": size.sequence, "batch_per_rank": case.batch, "steps": 10_000, "lr": 3e-4, "warmup_steps": 20, "init_std": 0.02,
-        "dtype": "bf16",
-    }  # fmt: skip
-    return LlamaRecipe(**{**own, **case.options})
+def forget(case: Case, kept: list[object], device: torch.device) -> None:
+    """What was compiled for other shapes: else a second batch size would get code for any, which is slower. Where only FSDP does
+    something else, what was compiled is found again."""
+    graph = graph_of(case)
+    if device.type == "cuda" and kept and kept[-1] != graph:
+        torch._dynamo.reset()
+    kept.append(graph)
+
+
+def checked(case: Case, rank: Rank) -> LlamaRecipe:
+    """As a job is checked. Raises ValueError for what the trainer would refuse."""
+    recipe: LlamaRecipe = recipe_of(case)
+    asked = LayoutSpec(**case.layout)
+    ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
+    found = [*recipe.problems(), *recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)]
+    if found:
+        raise ValueError(f"{found}")
+    return recipe
 
 
 def measured(case: Case, rank: Rank, folder: Path) -> Answer:
-    recipe, size, device = recipe_of(case), case.size, rank.device
-    if found := recipe.problems():
-        raise SystemExit(f"{found}")
+    recipe, size, device = checked(case, rank), case.size, rank.device
+    rank = replace(rank, layout=case.laid_out(rank.world_size)) if case.layout else rank
     settle_arithmetic(recipe.deterministic, device)
-    dtype = choose_dtype(recipe.dtype, device, time.perf_counter)
-    model = sharded_llama(recipe.shape(size.vocab), recipe, rank, make_mesh(rank), dtype)
-    optimizer, timer = make_adamw(model, recipe), LocalTimer(model.blocks, device)
-    text = Text(folder, size.sequence, rank.rank, rank.world_size)
+    text = Text(folder, size.sequence, rank.data_rank, rank.data_size)
 
     def fetch(step: int) -> torch.Tensor:
-        rows = torch.from_numpy(text.batch(step, case.batch)).unsqueeze(0)
+        """(microbatches, b, s + 1)"""
+        drawn = torch.from_numpy(text.batch(step, case.batch))
+        rows = drawn.view(case.microbatches, -1, drawn.shape[1])
         return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
 
-    def one_step(step: int) -> StepFacts:
-        timer.start()
-        facts = train_step(model, optimizer, fetch, recipe, step, time.perf_counter)
-        timer.stop()
-        collect(step)
-        return facts
-
+    one_step = stepper(case, recipe, rank, fetch)
     losses: list[float] = []
     marks: list[float] = []
     with collected_at_steps() as collect:
         for step in range(1, case.total + 1):
             facts = one_step(step)
+            collect(step)
             losses.append(facts.loss)
             if step >= case.warm and (step - case.warm) % case.steps == 0:
                 synchronise(device)
                 marks.append(time.perf_counter())
             if not math.isfinite(facts.loss):
-                raise SystemExit(f"the loss of step {step} is {facts.loss}")
+                raise ArithmeticError(f"the loss of step {step} is {facts.loss}")
         told = profile(one_step, case.total) if case.profiled else []
     return {
         "repeats_s": [(later - sooner) / case.steps for sooner, later in pairwise(marks)][: case.repeats],
         "phases_s": [round(one, 4) for one in (facts.data_wait_s, facts.compute_s, facts.comm_s, facts.optimizer_s)],
-        "parameters": sum(one.numel() for one in model.parameters()),
+        "parameters": num_parameters(size.shape),
         "losses": losses, "attention": attention(recipe, device), "profile": told, **memory(device),
     }  # fmt: skip
 

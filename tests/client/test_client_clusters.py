@@ -54,8 +54,8 @@ def test_whose_answer_is_on_its_way_for_too_long_is_away_and_the_others_are_hear
     with recorded_server(tmp_path) as server, dripping(done) as url:
         server.on("POST", "/plan", said(PlanView, plan_view()))
         clusters = Clusters(clusters={"slow": Cluster(url=url, token_file=str(token)), "lab": Cluster(home=str(tmp_path))})
-        slow, lab = ask(clusters, ("slow", "lab"), SPEC, within_s=0.5)
-    assert (slow.away, slow.plan, slow.problem) == (True, None, f"{url} did not answer in 0.5 s")
+        slow, lab = ask(clusters, ("slow", "lab"), SPEC, within_s=3.0)
+    assert (slow.away, slow.plan, slow.problem) == (True, None, f"{url} did not answer in 3 s")
     assert lab.plan == plan_view()
 
 

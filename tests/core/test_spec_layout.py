@@ -7,7 +7,7 @@ import pytest
 from phalanx.core import features, wire
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec, LayoutSpec
-from phalanx.core.spec_layout import LAYOUT_VARIABLE, NOT_BUILT, layout_of, layout_variable
+from phalanx.core.spec_layout import LAYOUT_VARIABLE, layout_of, layout_variable
 from phalanx.core.spec_parse import parse_spec
 
 RECIPE: dict[str, Any] = {"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "d"}, "resources": {"gpus": "8"}}
@@ -59,18 +59,26 @@ def test_a_way_to_share_sequences_is_refused_where_none_is_shared() -> None:
     assert parse_spec({**RECIPE, "layout": {"context": "ulysses", "cp": 2}}).layout.cp == 2
 
 
-@pytest.mark.parametrize("axis", sorted(NOT_BUILT))
-def test_an_axis_that_is_not_built_is_refused_plainly(axis: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "field", "words"),
+    [
+        ({"schedule": "zbv"}, "schedule", "write pp too, or leave it out: with pp 1 there is no pipeline"),
+        ({"stages_per_rank": 2}, "stages_per_rank", "write pp too, or leave it out"),
+        ({"pp": 2, "stages_per_rank": -1}, "stages_per_rank", "write a whole number above 0, or leave it out"),
+        ({"pp": 2, "schedule": "1f1c"}, "schedule", "gpipe"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_meant_is_refused(layout: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(SpecError) as refused:
-        parse_spec({**RECIPE, "layout": {axis: 2}})
-    assert refused.value.field == f"layout.{axis}" and refused.value.fix == f"{NOT_BUILT[axis]}: leave it out"
+        parse_spec({**RECIPE, "layout": layout})
+    assert refused.value.field == f"layout.{field}" and words in refused.value.fix
 
 
-def test_one_place_opens_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    for axis in ("pp", "cp", "tp", "ep"):
-        monkeypatch.delitem(NOT_BUILT, axis, raising=False)
-    spec = parse_spec({**RECIPE, "layout": {"pp": 2, "tp": 2, "cp": 2}})
+def test_axes_share_the_ranks_of_a_sample() -> None:
+    spec = parse_spec({**RECIPE, "layout": {"pp": 2, "tp": 2, "cp": 2, "schedule": "interleaved"}})
     assert (spec.num_ranks, spec.num_data_ranks, spec.layout.ranks_per_sample) == (8, 1, 8)
+    assert features.PIPELINE in features.needed(spec)
+    assert features.PIPELINE not in features.needed(parse_spec({**RECIPE, "layout": {"tp": 2}}))
 
 
 def test_ranks_are_told_and_nothing_where_nothing_was_asked() -> None:

@@ -50,6 +50,11 @@ def test_it_is_off_unless_asked_for_and_then_needs_an_agent_that_can() -> None:
         ({"recovery": {**ON, "replicas": "yes"}}, "recovery.replicas", "whole number"),
         ({"recovery": {**ON, "replicas": 2}, "resources": {"gpus": 4}}, "recovery.replicas", "write 1 for one"),
         ({"recovery": {**ON, "replicas": 1}}, "recovery.replicas", "a gang of one rank has nobody"),
+        (
+            {"recovery": ON, "hyperparameters": {"offload": "nvme"}},
+            "hyperparameters.offload",
+            "write cpu or none: to keep each step",
+        ),
         ({"recovery": ON, "environment": {"image": "img"}}, "recovery.in_gang", "in a container"),
         ({"recovery": ON, "kind": "batch", "recipe": "", "entrypoint": "a"}, "recovery.in_gang", "kind: train"),
     ],

@@ -135,7 +135,8 @@ class ForeseeAsked:
     such as the address of a store.
 
     sequence: tokens of a recipe's rows; 0 of a script, of which nobody knows what it reads. held_out: samples of one held-out batch
-    over all ranks. init: folder of the weights that a recipe begins with; empty for none.
+    over all ranks. init: folder of the weights that a recipe begins with; empty for none. images: samples at the end that a recipe
+    of images does not train on; None of another one, or of a script.
     """
 
     data: DataSource
@@ -143,6 +144,7 @@ class ForeseeAsked:
     sequence: int = 0
     held_out: int = 0
     init: str = ""
+    images: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ LAYOUT: Final = "layout"
 """Its ranks lay a recipe's model out as the job says."""
 PROFILE: Final = "profile"
 """Its ranks trace the steps that the job asks for."""
+PIPELINE: Final = "pipeline"
+"""Also over a pipeline."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:
@@ -52,5 +54,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         RECOVERY_NODES: spec.recovery.in_gang and spec.num_nodes > 1,
         LAYOUT: spec.layout != LayoutSpec(),
         PROFILE: spec.profile is not None,
+        PIPELINE: spec.layout.pp > 1,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

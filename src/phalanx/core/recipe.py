@@ -13,14 +13,16 @@ from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
 from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 from phalanx.core.moe import RouterScore, expert_problems
+from phalanx.core.recipe_checks import determinism_problem, run_problems
+from phalanx.core.vit_recipe import IMAGES_FREE, VitRecipe
+from phalanx.core.vit_sizes import over_size as over_vit_size
 
-SPIKE_STEPS: Final = 1_000
-"""Steps in which `spike_budget` may be spent once: long runs meet more bad batches than short ones."""
 FP8_MULTIPLE: Final = 16
 """Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
 Switch = Literal["auto", True, False]
 FREE: Final = (
-    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks",
+    "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks", "offload",
+    "offload_dir",
 )  # fmt: skip
 """Fields by which a run is faster or smaller, and by which none of its losses changes: a run may go on with others."""
 _BUDGET: Final = 0.5
@@ -87,6 +89,8 @@ class LlamaRecipe:
     reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
     prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
     reduce_dtype: in which gradients are summed over the ranks.
+    offload: where AdamW's moments lie: beside the weights, in the host's memory (`cpu`), or in a file on a disk (`nvme`).
+    offload_dir: the folder of that file on each node; empty for the attempt's own.
     experts: feed-forwards of each block, of which each token takes a few; 0 for a dense model, which the rest is not for.
     experts_per_token: of how many the answers are added up.
     expert_ffn_dim: inner width of an expert; 0 for `ffn_dim`.
@@ -152,6 +156,8 @@ class LlamaRecipe:
     reshard_after_forward: bool = True
     prefetch_blocks: int = 0
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    offload: Literal["none", "cpu", "nvme"] = "none"
+    offload_dir: str = ""
     experts: int = 0
     experts_per_token: int = 2
     expert_ffn_dim: int = 0
@@ -177,33 +183,10 @@ class LlamaRecipe:
 
     def problems(self) -> list[tuple[str, object, str]]:
         """(field, value, what to change) for each value that cannot work; empty when all can."""
-        positive = ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps")
-        found = [(name, getattr(self, name), "write a whole number above 0") for name in positive if getattr(self, name) < 1]
-        found += [
-            (name, getattr(self, name), "write a number above 0")
-            for name in ("lr", "clip", "init_std")
-            if not getattr(self, name) > 0
-        ]
-        found += [
-            (name, getattr(self, name), "write a number from 0 up to, but not, 1")
-            for name in ("beta1", "beta2")
-            if not 0 <= getattr(self, name) < 1
-        ]
-        if not 0 <= self.min_lr_ratio <= 1:
-            found.append(("min_lr_ratio", self.min_lr_ratio, "write a number from 0 to 1"))
-        if not self.weight_decay >= 0:
-            found.append(("weight_decay", self.weight_decay, "write 0 or more"))
-        if self.warmup_steps < 0:
-            found.append(("warmup_steps", self.warmup_steps, "write 0 or more"))
-        if not 0 <= self.spike_budget <= SPIKE_STEPS:
-            found.append(("spike_budget", self.spike_budget, f"write a whole number from 0 to {SPIKE_STEPS}"))
-        found += [
-            (name, getattr(self, name), "write 0 or more")
-            for name in ("recompute_every", "eval_batches")
-            if getattr(self, name) < 0
-        ]
+        found = run_problems(self, ("dim", "layers", "heads", "ffn_dim", "sequence", "batch_per_rank", "accumulate", "steps"))
         found += self._shape_problems()
         found += self._speed_problems()
+        found += self._offload_problems()
         return found + list(lora_problems(self.lora_rank, self.lora_alpha, self.lora_targets, self.init))
 
     def _shape_problems(self) -> Iterator[tuple[str, object, str]]:
@@ -228,12 +211,7 @@ class LlamaRecipe:
                 yield name, getattr(self, name), f"write a whole number from {least} to the number of layers ({blocks})"
         if not 0 <= self.activation_budget <= 1:
             yield "activation_budget", self.activation_budget, "write a number from 0 to 1"
-        if not self.deterministic and self.recompute_every > 0:
-            yield (
-                "recompute_every",
-                self.recompute_every,
-                "write 0: a microbatch is computed twice to the same bits only if deterministic",
-            )
+        yield from determinism_problem(self)
         if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
             yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
         if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
@@ -249,6 +227,12 @@ class LlamaRecipe:
             )
         if self.activation_checkpointing != "selective" and self.activation_budget != _BUDGET:
             yield "activation_budget", self.activation_budget, "write activation_checkpointing: selective too, or leave it out"
+
+    def _offload_problems(self) -> Iterator[tuple[str, object, str]]:
+        if self.offload_dir and self.offload != "nvme":
+            yield "offload_dir", self.offload_dir, "write offload: nvme too, or leave it out"
+        if self.offload_dir and not self.offload_dir.startswith("/"):
+            yield "offload_dir", self.offload_dir, "write an absolute path: it is a folder of each node"
 
     def _uneven_widths(self) -> Iterator[tuple[str, object, str]]:
         """Of layers that are computed in 8 bits."""
@@ -272,11 +256,13 @@ _NAMES: Final = [one.name for one in fields(LlamaRecipe)]
 _FIRST_FIELDS: Final = frozenset(_NAMES[: _NAMES.index("recompute_every") + 1])
 
 
-def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a job gives, with those of the size that it names. Every way to a recipe goes through here.
+def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, Any]:
+    """The hyperparameters that a job gives a recipe, with those of the size that it names. Every way to a recipe goes through here.
 
     Raises SpecError for a shape beside `init`.
     """
+    if recipe == "vit":
+        return over_vit_size(given)
     if not given.get("init"):
         return over_size(given)
     for name in ("size", *SHAPE_FIELDS):
@@ -285,16 +271,28 @@ def written_out(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def config_text(recipe: LlamaRecipe) -> str:
+AnyRecipe = LlamaRecipe | VitRecipe
+"""Of what one trainer trains."""
+
+
+def config_text(recipe: AnyRecipe) -> str:
     """What a checkpoint's configuration is: every field of the first version, and newer ones that say something about losses."""
-    said: dict[str, Any] = wire.plain(LlamaRecipe, recipe)
-    usual = {one.name: one.default for one in fields(LlamaRecipe)}
-    kept = {name: value for name, value in said.items() if name in _FIRST_FIELDS or (value != usual[name] and name not in FREE)}
+    kind = type(recipe)
+    said: dict[str, Any] = wire.plain(kind, recipe)
+    usual = {one.name: one.default for one in fields(kind)}
+    free = {*FREE, *IMAGES_FREE}
+    first = _FIRST_FIELDS if kind is LlamaRecipe else usual.keys() - free
+    kept = {name: value for name, value in said.items() if name in first or (value != usual[name] and name not in free)}
     return wire.dumps(dict[str, Any], kept)
 
 
 RECIPE_METRICS = ("val_loss", "loss")
 """What every recipe can measure at a save: the held-out loss, and the loss of the step."""
 
-RECIPES = {"llama": LlamaRecipe}
+RECIPES: Final[Mapping[str, type[AnyRecipe]]] = {"llama": LlamaRecipe, "vit": VitRecipe}
 """Recipe name, as written in a job spec, to its configuration."""
+
+
+def name_of(recipe: AnyRecipe) -> str:
+    """As a job spec writes it."""
+    return next(name for name, kind in RECIPES.items() if type(recipe) is kind)

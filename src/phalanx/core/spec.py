@@ -18,6 +18,7 @@ BestMode = Literal["min", "max"]
 Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
 SpotUse = Literal["never", "allow", "prefer"]
 ContextKind = Literal["ring", "ulysses"]
+ScheduleName = Literal["gpipe", "1f1b", "bfs", "interleaved", "zb1p", "zbv", "dualpipev"]
 Zero = Literal[0, 1, 2, 3]
 
 Scalar = str | int | float | bool
@@ -187,11 +188,12 @@ class LayoutSpec:
     """How a recipe's model and samples are laid over the ranks. See docs/layouts.md. Data parallelism has the ranks that the other
     axes leave: each of its ranks, or groups of ranks, reads samples of its own.
 
-    pp: stages of the pipeline, each with its part of the layers.
+    pp: ranks of the pipeline, each with its part of the layers, through which a step's microbatches go (`accumulate`). schedule: in
+        which order. stages_per_rank: parts of the layers that each has; 0 for as few as the schedule does with.
     cp: ranks that share a sequence (context parallel). context: how they do: `ring` sends keys and values round, `ulysses` has each
         attend with some of the heads.
     tp: ranks that share each matrix, and between matrices the sequence (tensor, sequence and loss parallel).
-    ep: ranks that share the experts of a layer, of those that share the state.
+    ep: ranks that share the experts of a layer, of those that share the state; ranks of cp and tp are among these.
     zero: what data-parallel ranks share instead of each holding it: 0 nothing (DDP), 1 the optimiser's state, 2 gradients too, 3
         weights too (FSDP).
     replicate: groups of data-parallel ranks, each of which holds all that `zero` shares between its ranks (HSDP).
@@ -206,6 +208,8 @@ class LayoutSpec:
     zero: Zero = 3
     replicate: int = 1
     context: ContextKind = "ring"
+    schedule: ScheduleName = "1f1b"
+    stages_per_rank: int = 0
 
     @property
     def ranks_per_sample(self) -> int:

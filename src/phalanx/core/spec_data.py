@@ -55,6 +55,21 @@ def data_checks(spec: JobSpec) -> Iterable[Check]:
     )
 
 
+def image_checks(spec: JobSpec) -> Iterable[Check]:
+    """Of a recipe that reads images, which lie in no rows and are no documents."""
+    if spec.data is None:
+        return
+    yield "data.sources", len(spec.data.sources), not spec.data.sources, "images are read from one data set: write data.path"
+    for name in ("packing", "attention"):
+        value = getattr(spec.data, name)
+        yield (
+            f"data.{name}",
+            value,
+            value == getattr(DataSource(), name),
+            "is for tokens, and the recipe reads images: leave it out",
+        )
+
+
 def refuse_unprepared(data: DataSource) -> None:
     """Raises SpecError for what is seen from here and is no prepared data. A path that is not on this machine may be on the nodes,
     and what lies in a store is looked at by who has the rights."""

@@ -11,11 +11,6 @@ from phalanx.core.spec_sharing import Check
 LAYOUT_VARIABLE: Final = "PHALANX_LAYOUT"
 """Of a rank's environment: the job's layout as JSON; not there for the one that a job has which does not say."""
 
-NOT_BUILT: Final[Mapping[str, str]] = {
-    "pp": "pipeline parallelism is not available yet",
-}
-"""Axes that no trainer of ours can do, and why. Whoever builds one takes it out here, and nowhere else."""
-
 PLAIN: Final = LayoutSpec()
 
 
@@ -37,9 +32,14 @@ def words(layout: LayoutSpec) -> Iterable[Check]:
     for axis in ("pp", "cp", "tp", "ep", "replicate"):
         size = getattr(layout, axis)
         yield f"layout.{axis}", size, size >= 1, "write a whole number above 0"
-        yield f"layout.{axis}", size, size == 1 or axis not in NOT_BUILT, f"{NOT_BUILT.get(axis)}: leave it out"
     alone = layout.cp == 1 and layout.context != PLAIN.context
     yield "layout.context", layout.context, not alone, "write cp too, or leave it out: with cp 1 no sequence is shared"
+    for name in ("schedule", "stages_per_rank"):
+        value = getattr(layout, name)
+        alone = layout.pp == 1 and value != getattr(PLAIN, name)
+        yield f"layout.{name}", value, not alone, "write pp too, or leave it out: with pp 1 there is no pipeline"
+    stages = layout.stages_per_rank
+    yield "layout.stages_per_rank", stages, stages >= 0, "write a whole number above 0, or leave it out"
 
 
 def layout_of(environ: Mapping[str, str]) -> LayoutSpec:

@@ -30,7 +30,7 @@ from phalanx.core.spec import (
     Resources,
 )
 from phalanx.core.spec_checkpoint import checkpoint_checks
-from phalanx.core.spec_data import data_checks, refuse_unprepared
+from phalanx.core.spec_data import data_checks, image_checks, refuse_unprepared
 from phalanx.core.spec_layout import layout_checks
 from phalanx.core.spec_profile import check_within, profile_checks
 from phalanx.core.spec_recovery import recovery_checks
@@ -138,7 +138,7 @@ def recipe_config(spec: JobSpec) -> Any:
     """The recipe's typed configuration. Raises SpecError for an unknown or impossible hyperparameter."""
     kind = RECIPES[spec.recipe]
     try:
-        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters))
+        config = TypeAdapter(kind).validate_python(written_out(spec.hyperparameters, spec.recipe))
     except ValidationError as error:
         raise _spec_error(error, prefix="hyperparameters", kind=kind) from error
     for name, value, fix in (*_truths_for_numbers(spec.hyperparameters, kind), *config.problems()):
@@ -246,7 +246,10 @@ def _pair_checks(spec: JobSpec) -> Iterable[Check]:
         hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
         yield "recipe", spec.recipe, spec.recipe in RECIPES, hint
         yield "kind", spec.kind, spec.kind == "train", "a recipe trains: write kind: train"
-        yield "data", spec.data, spec.data is not None, "a recipe needs data: {path: DIR} made by `phalanx data prepare`"
+        made = "phalanx data pack" if spec.recipe == "vit" else "phalanx data prepare"
+        yield "data", spec.data, spec.data is not None, f"a recipe needs data: {{path: DIR}} made by `{made}`"
+        if spec.recipe == "vit":
+            yield from image_checks(spec)
 
 
 def _environment_checks(spec: JobSpec) -> Iterable[Check]:

@@ -61,5 +61,8 @@ def _microbatches_of_rank(spec: JobSpec) -> int:
 
 def _where_it_works(spec: JobSpec) -> Iterable[Check]:
     leave_out = "leave recovery.in_gang out"
+    on_disk = bool(spec.recipe) and spec.hyperparameters.get("offload") == "nvme"
+    fix = f"write cpu or none: to keep each step in memory would bring all of the file there; or {leave_out}"
+    yield "hyperparameters.offload", "nvme", not on_disk, fix
     yield "recovery.in_gang", True, spec.kind == "train", f"write kind: train, whose steps tell when a rank hangs, or {leave_out}"
     yield "recovery.in_gang", True, not spec.environment.image, f"ranks in a container restart whole for now: {leave_out}"

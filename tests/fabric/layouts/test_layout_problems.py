@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.context import KINDS
-from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, problems
+from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, named, problems, recipe_problems
+from phalanx.fabric.pipeline.layout import SCHEDULES
 
 MODEL = ModelFacts(layers=4, heads=12, kv_heads=4, ffn_dim=352, sequence=64)
+WHOLE = "write one of gpipe, 1f1b, bfs, interleaved, or"
 EIGHT = RankFacts(world_size=8, per_domain=8)
 SIZES = st.integers(min_value=1, max_value=9)
 ASKED = st.builds(
     LayoutSpec, pp=SIZES, cp=SIZES, tp=SIZES, ep=SIZES, zero=st.sampled_from([0, 1, 2, 3]), replicate=SIZES,
-    context=st.sampled_from(KINDS),
+    context=st.sampled_from(KINDS), schedule=st.sampled_from(SCHEDULES), stages_per_rank=st.integers(min_value=0, max_value=3),
 )  # fmt: skip
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
-    ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8])
-)
+    ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8]),
+    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(),
+)  # fmt: skip
 RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
 
 
@@ -44,6 +47,11 @@ RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
             "write one of 1, 2: with context: ulysses its ranks share 6 heads and 2 of",
         ),
         (LayoutSpec(pp=8), "pp", "write one of 1, 2, 4: each stage has one of the model's 4 layers at least"),
+        (
+            LayoutSpec(pp=4, schedule="zbv"),
+            "pp",
+            "write one of 1, 2: each of the 2 stages of a rank has one of the model's 4 layers at least",
+        ),
         (LayoutSpec(ep=2), "ep", "write 1: the model has no experts"),
         (LayoutSpec(replicate=3), "replicate", "write one of 1, 2, 4, 8: it divides the 8 data-parallel ranks"),
         (LayoutSpec(zero=0, replicate=2), "replicate", "write 1: with zero: 0 every data-parallel rank holds all"),
@@ -64,6 +72,7 @@ def test_a_layout_that_cannot_work_is_told_what_can(asked: LayoutSpec, field: st
         ({"kv_heads": 2}, "share the model's 2 heads of keys and values evenly"),
         ({"ffn_dim": 350}, "share the feed-forward's width of 350 evenly"),
         ({"sequence": 62}, "share a sequence of 62 tokens evenly"),
+        ({"experts": 8, "ffn_dim": 0, "shared_dim": 90}, "share the width of 90 of the shared experts evenly"),
     ],
 )
 def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], why: str) -> None:
@@ -72,32 +81,88 @@ def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], 
     assert (field, value) == ("tp", 4) and fix.startswith("write one of 1, 2: ") and fix.endswith(why)
 
 
-def test_experts_are_shared_by_their_own_axis_and_not_cut() -> None:
-    ((field, _, fix),) = problems(LayoutSpec(tp=2), replace(MODEL, experts=8), EIGHT)
-    assert field == "tp" and fix == "write 1: the matrices of experts are not cut; share experts by ep"
+@pytest.mark.parametrize(
+    ("asked", "shares"),
+    [
+        (LayoutSpec(), 8),
+        (LayoutSpec(replicate=2), 4),
+        (LayoutSpec(replicate=2, tp=2), 4),
+        (LayoutSpec(cp=2, tp=2), 8),
+        (LayoutSpec(cp=2, context="ulysses"), 8),
+        (LayoutSpec(zero=0, tp=4), 4),
+        (LayoutSpec(zero=0, cp=2), 1),
+    ],
+)
+def test_experts_are_shared_by_ranks_that_share_the_state_those_of_rows_and_matrices_among_them(
+    asked: LayoutSpec, shares: int
+) -> None:
+    experts = replace(MODEL, experts=16)
+    assert problems(replace(asked, ep=shares), experts, EIGHT) == []
+    ((field, _, fix),) = problems(replace(asked, ep=16), experts, RankFacts(world_size=8, per_domain=8))
+    fits = ", ".join(str(size) for size in (1, 2, 4, 8) if size <= shares)
+    assert (
+        field == "ep"
+        and fix == f"write {'one of ' if shares > 1 else ''}{fits}: it is made of the {shares} ranks that share the state"
+    )
 
 
-def test_a_sequence_of_a_model_with_experts_is_not_shared() -> None:
-    ((field, _, fix),) = problems(LayoutSpec(cp=2), replace(MODEL, experts=8), EIGHT)
-    assert field == "cp" and fix == "write 1: sequences of a model with experts are not shared yet"
-
-
-def test_tensor_parallelism_stays_within_a_domain_and_experts_within_what_shares_the_state() -> None:
+def test_tensor_parallelism_stays_within_a_domain() -> None:
     two_nodes = RankFacts(world_size=16, per_domain=4)
     assert problems(LayoutSpec(tp=4), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes) == []
     ((_, _, fix),) = problems(LayoutSpec(tp=8), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes)
     assert fix == "write one of 1, 2, 4: its ranks lie in one NVLink domain, or node, of 4"
-    experts = replace(MODEL, experts=8)
-    ((field, _, fix),) = problems(LayoutSpec(tp=2), experts, EIGHT)
-    assert (field, fix) == ("tp", "write 1: the matrices of experts are not cut; share experts by ep")
-    assert problems(LayoutSpec(ep=8), experts, EIGHT) == []
-    ((_, _, fix),) = problems(LayoutSpec(ep=8, replicate=2), experts, EIGHT)
-    assert fix == "write one of 1, 2, 4: it is made of the 4 ranks that share the state"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"tied": True}, "(tied), which would be on two ranks"), ({"experts": 8}, "no experts yet; share experts by ep")],
+)
+def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: str) -> None:
+    assert problems(LayoutSpec(pp=2), MODEL, EIGHT) == []
+    ((field, value, fix),) = problems(LayoutSpec(pp=2), replace(MODEL, **changed), EIGHT)
+    assert (field, value) == ("pp", 2) and fix.startswith("write 1: ") and fix.endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("asked", "recipe", "field", "fix"),
+    [
+        ({}, {"lora_rank": 4, "init": "m"}, "pp", "write 1: adapters (lora_rank) are not trained over a pipeline; zero"),
+        ({"pp": 4}, {}, "accumulate", "write 4 or more with schedule 1f1b over 4 ranks, or layout.schedule: gpipe"),
+        (
+            {"schedule": "interleaved", "pp": 3},
+            {"accumulate": 7},
+            "accumulate",
+            "write 6, 8 or another multiple of 3 with schedule interleaved, or layout.schedule: gpipe",
+        ),
+        ({"schedule": "zbv", "stages_per_rank": 3}, {}, "stages_per_rank", "write 2 with schedule zbv"),
+        (
+            {"schedule": "zbv"},
+            {"compile": True},
+            "schedule",
+            f"{WHOLE} compile: auto: it parts the backward pass, which cannot be done with compile: true",
+        ),
+        ({"schedule": "zb1p"}, {"fused_loss": True}, "schedule", f"{WHOLE} fused_loss: auto"),
+        ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
+        ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
+    ],
+)
+def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
+    asked: dict[str, Any], recipe: dict[str, Any], field: str, fix: str
+) -> None:
+    given = LlamaRecipe(**{"accumulate": 2, **recipe})
+    found = recipe_problems(LayoutSpec(**{"pp": 2, **asked}), given)
+    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if field == "accumulate" else f"layout.{field}"]
+    assert found[0][2].startswith(fix)
+    assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
 
 
 def test_a_recipe_says_what_its_model_is() -> None:
     recipe = LlamaRecipe(layers=3, heads=8, dim=64, ffn_dim=128, sequence=32)
     assert facts_of(recipe) == ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32)
+    mixed = replace(recipe, experts=4, experts_per_token=2, expert_ffn_dim=24, shared_experts=2, dense_layers=1)
+    experts = ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32, experts=4, shared_dim=48)
+    assert facts_of(mixed) == experts
+    assert facts_of(replace(mixed, dense_layers=0)) == replace(experts, ffn_dim=0)
 
 
 @given(ASKED, MODELS, RANKS)
@@ -117,9 +182,10 @@ def test_every_named_value_mends_its_field_and_without_problems_everything_divid
         layout = laid_out(asked, ranks.world_size)
         assert model.heads % layout.tp == model.kv_heads % layout.tp == model.ffn_dim % layout.tp == 0
         assert model.sequence % (layout.cp * layout.tp) == 0
-        assert layout.cp == 1 or (not model.experts and _shares_rows(layout, model))
-        assert layout.pp <= model.layers and ranks.per_domain % layout.tp == 0
-        assert layout.dp_shard % layout.ep == 0 and (model.experts or layout.ep == 1) and (not model.experts or layout.tp == 1)
+        assert layout.cp == 1 or _shares_rows(layout, model)
+        assert layout.pp <= model.layers and ranks.per_domain % layout.tp == model.shared_dim % layout.tp == 0
+        state = layout.tp * (layout.dp_shard * layout.cp if layout.zero else 1)
+        assert state % layout.ep == 0 and (model.experts or layout.ep == 1)
 
 
 def _shares_rows(layout: Layout, model: ModelFacts) -> bool:

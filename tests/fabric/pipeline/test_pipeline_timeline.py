@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import Bug, DataError, SpecError
+from phalanx.core.spec import ScheduleName
 from phalanx.fabric.pipeline.actions import Action, Kind, flat, orders
 from phalanx.fabric.pipeline.formulas import bubble_formula, is_exact, share_formula
-from phalanx.fabric.pipeline.layout import SCHEDULES, V_SHAPED, PipelineLayout, ScheduleName
+from phalanx.fabric.pipeline.layout import SCHEDULES, V_SHAPED, PipelineLayout
 from phalanx.fabric.pipeline.measured import bubbles
 from phalanx.fabric.pipeline.shown import chrome_trace, timeline_lines
 from phalanx.fabric.pipeline.timeline import PassCost, Span, Timeline, ideal, needs, replay, result_of

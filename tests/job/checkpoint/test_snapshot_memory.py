@@ -17,6 +17,7 @@ from phalanx.core.errors import Bug, NotFound, SetupError, UserError
 from phalanx.job.checkpoint.keeper import link, segments
 from phalanx.job.checkpoint.keeper.link import _connected
 from phalanx.job.checkpoint.keeper.messages import Persist, Written
+from phalanx.job.checkpoint.keeper.only import is_the_only_one
 from phalanx.job.checkpoint.keeper.place import Place
 from phalanx.job.checkpoint.memory import Memory
 from phalanx.job.checkpoint.retention import Keep
@@ -76,12 +77,18 @@ def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_older_one_whole(place:
 
 
 def test_a_keeper_that_nobody_speaks_to_ends_and_leaves_nothing(place: Place) -> None:
-    memory = Memory.attach(place, PARTS, idle_s=0.2)
+    memory = Memory.attach(place, PARTS, idle_s=2.0)  # long enough to be greeted on a busy machine
     memory.leave()
     ends(memory.keeper_pid)
     assert not place.folder.exists()
     with pytest.raises(NotFound, match="keeper has none"):
         Memory.attach(place, idle_s=0.1)
+
+
+def test_a_keeper_whose_folder_went_with_the_one_before_is_not_the_one(place: Place) -> None:
+    """And is no error: whoever wants one starts it again."""
+    assert not is_the_only_one(str(place.folder), 0)
+    assert not place.folder.exists()
 
 
 def test_close_ends_the_keeper_and_leaves_nothing(place: Place) -> None:

@@ -85,13 +85,21 @@ def test_a_source_too_short_for_one_row_is_named(folder: Path, tmp_path: Path) -
     assert foreseen(of(RECIPE, folder, tmp_path / "code", packing="best_fit")) == ()  # whose rows may be padded
 
 
-def test_samples_are_for_scripts(tmp_path: Path) -> None:
+def test_samples_are_for_scripts_and_for_recipes_of_images(tmp_path: Path) -> None:
     write_images(tmp_path / "images", 2)
     pack(tmp_path / "images", tmp_path / "tars", 2**20)
     error = refused(of(RECIPE, tmp_path / "tars"))
     assert (error.field, error.value) == ("data.path", str(tmp_path / "tars"))
-    assert error.fix.startswith("holds samples, such as images, and a recipe reads tokens")
+    assert error.fix.startswith("holds samples, such as images, and the recipe reads tokens")
     assert foreseen(of(SCRIPT, tmp_path / "tars")) == ()
+    of_images = replace(SCRIPT, images=4, held_out=4)
+    assert foreseen(of(of_images, tmp_path / "tars")) == ()
+    assert "one held-out batch takes 5 samples" in refused(of(replace(of_images, held_out=5), tmp_path / "tars")).fix
+    assert "some are to be trained on" in refused(of(replace(of_images, images=6), tmp_path / "tars")).fix
+    write_tokens(tmp_path / "web", [100])
+    assert refused(of(of_images, tmp_path / "web")).fix.startswith("holds no samples, and the recipe reads images")
+    with pytest.raises(SetupError):
+        foreseen(of(of_images, "ftp://host/tars"))
 
 
 def test_what_is_no_data_and_what_is_damaged_is_refused_by_the_field_of_its_source(folder: Path, tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import Zero
 from phalanx.fabric.layouts import Layout
 from phalanx.job.checkpoint.commit import Saved
-from phalanx.job.checkpoint.digest import state_digest
+from phalanx.job.checkpoint.digest import gathered, state_digest
 from phalanx.job.checkpoint.manifest import Origin
 from phalanx.job.checkpoint.restore import find, load
+from phalanx.job.checkpoint.rows import as_saved, rows_of
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, initialise
@@ -33,10 +34,12 @@ from phalanx.job.train.balance import balance, begin_step, loads_of, routers
 from phalanx.job.train.device import Rank, gang, this_rank
 from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
+from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
 from phalanx.job.train.place_experts import place_experts
+from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.step import train_step
 from tests.job.train.gang_cases import play
 
@@ -47,6 +50,13 @@ RECIPE: Final = LlamaRecipe(
 )  # fmt: skip
 VOCAB: Final = 61
 RANKS: Final = 4
+PLAIN: Final = Layout(dp_shard=4)
+EP2: Final = replace(PLAIN, ep=2)
+EP4: Final = replace(PLAIN, ep=4)
+CP2: Final = Layout(dp_shard=2, cp=2)
+CP2_BY_HEADS: Final = replace(CP2, context="ulysses")
+TP2: Final = Layout(dp_shard=2, tp=2)
+CP2_TP2: Final = Layout(dp_shard=1, cp=2, tp=2)
 ZEROS: Final[tuple[Zero, ...]] = (1, 2)
 Setting = Callable[[nn.Module], None]
 
@@ -69,7 +79,7 @@ def samples_of(step: int) -> Tensor:
 
 
 def mine_of(step: int, rank: Rank) -> Tensor:
-    return samples_of(step).chunk(RANKS, dim=1)[rank.rank]
+    return samples_of(step).chunk(rank.data_size, dim=1)[rank.data_rank]
 
 
 def new_model(setting: Setting) -> Llama:
@@ -114,12 +124,13 @@ def alone(setting: Setting) -> Ran:
     return ran
 
 
-def sharded(ep: int, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> tuple[Llama, torch.optim.Optimizer]:
+def sharded(
+    layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE, place: OffloadPlace | None = None
+) -> tuple[Llama, torch.optim.Optimizer]:
     """As the trainer lays it out."""
-    here = rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate, ep=ep, zero=zero))
-    model = sharded_llama(RECIPE.shape(VOCAB), RECIPE, here, mesh_of(replicate), "fp32")
+    model = sharded_llama(RECIPE.shape(VOCAB), recipe, rank_of(layout), mesh_of(replace(layout, ep=1, context="ring")), "fp32")
     setting(model)
-    return model, make_adamw(model, RECIPE)
+    return model, make_adamw(model, RECIPE, place)
 
 
 def rank_of(layout: Layout) -> Rank:
@@ -127,19 +138,28 @@ def rank_of(layout: Layout) -> Rank:
 
 
 @cache
-def mesh_of(replicate: int) -> DeviceMesh:
-    return make_mesh(rank_of(Layout(dp_replicate=replicate, dp_shard=RANKS // replicate)))
+def mesh_of(layout: Layout) -> DeviceMesh:
+    return make_mesh(rank_of(layout))
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+def whole_gradients(model: Llama) -> dict[str, Tensor]:
+    """As in checkpoints."""
+    rows, found = rows_of(model), {}
+    for name, one in model.named_parameters():
+        if one.grad is not None:
+            gradient = one.grad.full_tensor() if isinstance(one.grad, DTensor) else one.grad.clone()
+            found[name] = as_saved(gradient, rows[name]) if name in rows else gradient
+    return found
 
 
-def train(model: Llama, optimizer: torch.optim.Optimizer, rank: Rank, steps: Sequence[int], ran: Ran) -> None:
+def train(model: Llama, optimizer: torch.optim.Optimizer, layout: Layout, steps: Sequence[int], ran: Ran) -> None:
+    rank = rank_of(layout)
+
     def accepts(step: int, loss: float, norm: float) -> bool:
         ran.losses.append(loss)
-        ran.gradients = {name: whole(one.grad) for name, one in model.named_parameters() if one.grad is not None}
-        assert abs(norm - global_norm(ran.gradients)) <= 1e-5 * norm
+        if step in (1, RECIPE.steps):
+            ran.gradients = whole_gradients(model)
+            assert abs(norm - global_norm(ran.gradients)) <= 1e-5 * norm
         return True
 
     for step in steps:
@@ -155,13 +175,13 @@ def global_norm(gradients: Mapping[str, Tensor]) -> float:
 
 
 @cache
-def once(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
-    return trained(ep, rank, setting, replicate, zero)
+def once(layout: Layout, setting: Setting = as_drawn) -> Ran:
+    return trained(layout, setting)
 
 
-def trained(ep: int, rank: Rank, setting: Setting = as_drawn, replicate: int = 1, zero: Zero = 3) -> Ran:
-    (model, optimizer), ran = sharded(ep, setting, replicate, zero), Ran()
-    train(model, optimizer, rank, range(1, RECIPE.steps + 1), ran)
+def trained(layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE) -> Ran:
+    (model, optimizer), ran = sharded(layout, setting, recipe), Ran()
+    train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran)
     return ran
 
 
@@ -178,43 +198,73 @@ def check_same(ran: Ran, plain: Ran) -> None:
 
 
 def case_data_parallel_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(once(1, rank), alone(as_drawn))
+    check_same(once(PLAIN), alone(as_drawn))
 
 
 def case_T13_expert_parallel_2_x_2_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(once(2, rank), alone(as_drawn))
+    check_same(once(EP2), alone(as_drawn))
 
 
 def case_T13_expert_parallel_4_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(once(4, rank), alone(as_drawn))
+    check_same(once(EP4), alone(as_drawn))
 
 
 def case_T13_expert_parallel_2_in_each_of_2_groups_equals_one_process(root: Path, rank: Rank) -> None:
-    check_same(trained(2, rank, replicate=2), alone(as_drawn))
+    check_same(trained(Layout(dp_replicate=2, dp_shard=2, ep=2)), alone(as_drawn))
 
 
 def case_T13_expert_parallel_with_less_that_is_shared_equals_one_process(root: Path, rank: Rank) -> None:
     for zero in ZEROS:
-        check_same(trained(2, rank, zero=zero), alone(as_drawn))
+        check_same(trained(replace(EP2, zero=zero)), alone(as_drawn))
+
+
+def case_T13_experts_where_ranks_share_rows_equal_one_process(root: Path, rank: Rank) -> None:
+    """Each expert's tokens are counted once, and the loss over sequences is that of whole ones."""
+    for layout in (CP2, replace(CP2, ep=4), replace(CP2_BY_HEADS, ep=2), Layout(dp_replicate=2, cp=2, zero=0)):
+        check_same(once(layout), alone(as_drawn))
+
+
+def case_T13_experts_where_ranks_share_matrices_equal_one_process(root: Path, rank: Rank) -> None:
+    """Gradients of routers and experts are added up once."""
+    for layout in (TP2, replace(TP2, ep=2, zero=2), replace(TP2, ep=4), Layout(dp_replicate=2, tp=2, ep=2, zero=0)):
+        check_same(once(layout), alone(as_drawn))
+
+
+def case_T13_experts_where_ranks_share_rows_and_matrices_equal_one_process(root: Path, rank: Rank) -> None:
+    for layout in (replace(CP2_TP2, ep=2), replace(CP2_TP2, ep=4)):
+        check_same(once(layout), alone(as_drawn))
+    again = trained(replace(CP2_TP2, ep=4), recipe=replace(RECIPE, activation_checkpointing="full"))
+    check_same(again, alone(as_drawn))
 
 
 def case_one_layout_gives_the_same_bits_again(root: Path, rank: Rank) -> None:
-    one, two = once(2, rank), trained(2, rank)
-    assert one.losses == two.losses and one.biases.equal(two.biases)
-    assert all(one.gradients[name].equal(two.gradients[name]) for name in one.gradients)
+    for layout in (EP2, replace(CP2_TP2, ep=2)):
+        one, two = once(layout), trained(layout)
+        assert one.losses == two.losses and one.biases.equal(two.biases)
+        assert all(one.gradients[name].equal(two.gradients[name]) for name in one.gradients)
+
+
+def case_ranks_of_the_same_part_compute_the_same_bits(root: Path, rank: Rank) -> None:
+    """So that silent corruption is looked for where each rank has all experts."""
+    for layout in (CP2, TP2):
+        model, optimizer = sharded(layout)
+        begin_step(model, RECIPE.balance_loss)
+        table = gathered(recomputed(model, optimizer, samples_of(1)[0][:2])[1])
+        parts = [table[other] for other in range(RANKS) if layout.model_rank(other) == layout.model_rank(rank.rank)]
+        assert len(parts) == 2 and parts[0] == parts[1]
 
 
 def case_experts_that_nobody_chose_and_ranks_without_a_row(root: Path, rank: Rank) -> None:
     plain = alone(all_to_two)
     assert all(loads[:, 2:].sum() == 0 for loads in plain.loads), "and all tokens go to two"
-    for ep in (2, 4):
-        check_same(trained(ep, rank, all_to_two), plain)
+    for layout in (EP2, EP4, replace(CP2_TP2, ep=4)):
+        check_same(trained(layout, all_to_two), plain)
 
 
 def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank: Rank) -> None:
     model = Llama(replace(RECIPE, experts=6).shape(VOCAB))
     try:
-        cut_experts(model, expert_mesh(mesh_of(1), 4))
+        cut_experts(model, expert_mesh(mesh_of(PLAIN), 4))
     except SpecError as error:
         assert "ep" in error.sentence() and "[1, 2, 3, 6]" in error.sentence(), error.sentence()
     else:
@@ -222,37 +272,43 @@ def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank
 
 
 def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(root: Path, rank: Rank) -> None:
-    undisturbed = once(2, rank)
-    (model, optimizer), ran = sharded(2), Ran()
-    train(model, optimizer, rank, (1, 2, 3), ran)
+    both = replace(CP2_TP2, ep=2)
+    check_goes_on(root / "ep", EP2, rank, (EP2, EP4, replace(TP2, ep=4)))
+    check_goes_on(root / "cp tp ep", both, rank, (both, replace(CP2, ep=4), PLAIN))
+
+
+def check_goes_on(root: Path, first: Layout, rank: Rank, others: Sequence[Layout]) -> None:
+    undisturbed = once(first)
+    (model, optimizer), ran = sharded(first), Ran()
+    train(model, optimizer, first, (1, 2, 3), ran)
     place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)  # a part of the state too
     state = training_state(model, optimizer)
     origin = Origin(config="c", data="d", world_size=RANKS, layout={"dp": RANKS})
-    identity = Identity(origin=origin, dtype="fp32", device=rank.device)
+    identity = Identity(origin=origin, dtype="fp32", device=rank.device, mesh=mesh_of(replace(first, ep=1)))
     done = save(SavePolicy(root=root / "saved", every=1), identity, 3, state, {})
     assert isinstance(done, Saved), done
     digest = state_digest(state, rank.device)
     assert not digest.odd
-    for ep in (2, 4, 1):
-        (model, optimizer), again = sharded(ep, all_to_two), Ran()
+    for layout in others:
+        (model, optimizer), again = sharded(layout, all_to_two), Ran()
         found = find(root / "saved", origin)
         assert found is not None
         load(found, origin, model, optimizer, rank.device)
         assert state_digest(training_state(model, optimizer), rank.device).text == digest.text
-        train(model, optimizer, rank, (4, 5), again)
-        if ep == 2:
+        train(model, optimizer, layout, (4, 5), again)
+        if layout == first:
             assert again.losses == undisturbed.losses[3:] and again.biases.equal(undisturbed.biases)
         else:
             torch.testing.assert_close(torch.tensor(again.losses), torch.tensor(undisturbed.losses[3:]), rtol=1e-6, atol=1e-6)
 
 
 def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
-    for ep in (2, 4):
-        undisturbed = once(ep, rank)
-        (model, optimizer), ran = sharded(ep), Ran()
+    for layout in (EP2, EP4, replace(CP2_TP2, ep=4)):
+        undisturbed = once(layout)
+        (model, optimizer), ran = sharded(layout), Ran()
         places, moved = ExpertPlaces(model, optimizer, every=2), []
         for step in range(1, RECIPE.steps + 1):
-            train(model, optimizer, rank, (step,), ran)
+            train(model, optimizer, layout, (step,), ran)
             fullest = most_of_a_rank(model, ran.loads[-1])
             moved.append(places.stepped(step))
             assert not moved[-1] or most_of_a_rank(model, ran.loads[-1]) < fullest
@@ -261,6 +317,14 @@ def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, ran
         assert ran.biases.equal(undisturbed.biases)
         for mixture in mixtures(model):
             assert mixture.slots.sort().values.equal(torch.arange(RECIPE.experts))
+
+
+def case_moments_in_a_file_go_with_experts_that_move_and_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
+    (model, optimizer), ran = sharded(EP2, place=OffloadPlace(kind="nvme", folder=root.parent, node="n")), Ran()
+    train(model, optimizer, EP2, (1, 2, 3), ran)
+    assert place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)
+    train(model, optimizer, EP2, (4, 5), ran)
+    assert ran.losses == once(EP2).losses and ran.biases.equal(once(EP2).biases)
 
 
 def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:
@@ -273,8 +337,8 @@ def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:
 
 
 def case_placements_that_cannot_be_are_refused_before_anything_moves(root: Path, rank: Rank) -> None:
-    model, optimizer = sharded(2)
-    plain, plain_optimizer = sharded(1)
+    model, optimizer = sharded(EP2)
+    plain, plain_optimizer = sharded(PLAIN)
     row = list(range(RECIPE.experts))
     for rows, named in (([row], "2 mixtures"), ([row, [0, *row[:-1]]], "layer 1"), ([[1, 0, *row[2:]], row[:-1]], "layer 1")):
         check_refused(lambda rows=rows: place_experts(model, optimizer, rows), named)  # type: ignore[misc]

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from phalanx.core.errors import PhalanxError
@@ -65,7 +65,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
     training, start = set_up(
         attach({**os.environ, **given_env}), recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000
     )
-    before = {} if start.step else whole(training.model)
+    before = {} if start.step else whole(cast(Llama, training.model))
     with suppress(Stopped), saving(training) as saves:
 
         def fetch_or_stop(step: int) -> Tensor:
@@ -77,7 +77,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
 
         ending = replace(training, train_batch=fetch_or_stop)
         finish(ending, run(ending, start, saves))
-    after = whole(training.model)
+    after = whole(cast(Llama, training.model))
     said = [json.loads(line) for line in records.read_text().splitlines()]
     return {
         "losses": {one["step"]: one["loss_hex"] for one in said if one["kind"] == "step"},
@@ -88,7 +88,7 @@ def leg(out: Path, name: str, data: Sources, given: Mapping[str, Any], rank: Ran
     }
 
 
-def whole(model: Llama) -> dict[str, Tensor]:
+def whole(model: nn.Module) -> dict[str, Tensor]:
     """All weights, on rank 0. A collective of all ranks."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {name: weight.clone() for name, weight in cast(dict[str, Tensor], get_model_state_dict(model, options=options)).items()}

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from phalanx.core.errors import SpecError
+from phalanx.core.errors import SetupError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import laid_out
@@ -31,12 +31,19 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.checkpoint.rows import as_saved, rows_in
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
+from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.train.clip import EPSILON
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import of_whole_rows, sample_losses, token_loss
+from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import layout_of, let_go, make_mesh, sharded_llama
+from phalanx.job.train.parallel.mesh import stage_mesh
+from phalanx.job.train.passes import losses_of, mean_scores
+from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.step import train_step
@@ -45,6 +52,7 @@ SHAPE = LlamaShape(vocab=97, dim=32, layers=2, heads=4, ffn_dim=48)  # 97: no la
 RECIPE = LlamaRecipe(
     dim=32, layers=2, heads=4, ffn_dim=48, sequence=16, batch_per_rank=1, accumulate=2, steps=5, warmup_steps=2, clip=0.5
 )
+DEEP = replace(SHAPE, layers=4)
 OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
 GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
 REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
@@ -65,6 +73,25 @@ LAYOUTS = {
     "cp2 x tp2": LayoutSpec(cp=2, tp=2),
     "cp2 by heads x tp2": LayoutSpec(cp=2, tp=2, context="ulysses"),
 }
+PIPELINES = {
+    "pp2 x dp2": LayoutSpec(pp=2),
+    "pp2 x ddp2 all forward first": LayoutSpec(pp=2, zero=0, schedule="gpipe"),
+    "pp2 interleaved x dp2": LayoutSpec(pp=2, schedule="interleaved"),
+    "pp2 x tp2": LayoutSpec(pp=2, tp=2),
+    "pp2 folded x tp2": LayoutSpec(pp=2, tp=2, schedule="zbv"),
+    "pp2 x cp2": LayoutSpec(pp=2, cp=2),
+    "pp2 folded x cp2 by heads": LayoutSpec(pp=2, cp=2, context="ulysses", schedule="zbv"),
+}
+"""Of a deeper model, since a stage has a layer at least."""
+ALL = LAYOUTS | PIPELINES
+CARRIED = (
+    ("tp2 x dp2", "fsdp4"),
+    ("hsdp2x2", "tp4"),
+    ("cp2 x tp2", "cp2 x ddp2"),
+    ("pp2 x dp2", "fsdp4"),
+    ("tp4", "pp2 folded x tp2"),
+)
+OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 Answer = dict[str, Any]
 
 
@@ -101,15 +128,16 @@ class Run:
         fresh: bool = True,
         shape: LlamaShape = SHAPE,
         recipe: LlamaRecipe = RECIPE,
+        place: OffloadPlace | None = None,
     ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
         self.mesh = make_mesh(self.rank)
-        self.model = sharded_llama(shape, recipe, self.rank, self.mesh, dtype, fresh)
+        self.model = laid_llama(shape, recipe, self.rank, self.mesh, dtype, recipe.accumulate, fresh)
         if not fresh:
             with torch.no_grad():
                 for parameter in self.model.parameters():
                     parameter.zero_()
-        self.optimizer = make_adamw(self.model, RECIPE)
+        self.optimizer = make_adamw(self.model, RECIPE, place)
         self.gradients: dict[str, Tensor] = {}
 
     def steps(self, first: int, last: int) -> list[tuple[float, float]]:
@@ -130,14 +158,24 @@ class Run:
         """As in checkpoints, whatever the layout."""
         rows = rows_in(training_state(self.model, self.optimizer))
         full = {name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().clone() for name, one in tensors.items()}
-        return {name: as_saved(one, rows[prefix + name]) if prefix + name in rows else one for name, one in full.items()}
+        mine = {name: as_saved(one, rows[prefix + name]) if prefix + name in rows else one for name, one in full.items()}
+        return _of_all_stages(mine) if isinstance(self.model, RankPart) else mine
 
     def state(self) -> dict[str, Tensor]:
         return self.whole(training_state(self.model, self.optimizer))
 
     def identity(self) -> Identity:
         origin = Origin(config="c", data="d", world_size=self.rank.world_size, layout=layout_of(self.rank))
-        return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=self.mesh)
+        tensors = whole_tensors(self.model.shape, training_state(self.model, self.optimizer)) if self.is_pipelined else None
+        return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=stage_mesh(self.mesh), tensors=tensors)
+
+    @property
+    def is_pipelined(self) -> bool:
+        return isinstance(self.model, RankPart)
+
+    def digest(self) -> str:
+        state, identity = training_state(self.model, self.optimizer), self.identity()
+        return state_digest(state, self.rank.device, identity.mesh, identity.tensors).text
 
     def save(self, root: Path, step: int) -> None:
         saved = save(SavePolicy(root=root, every=1), self.identity(), step, training_state(self.model, self.optimizer), {})
@@ -146,7 +184,13 @@ class Run:
     def load(self, root: Path) -> None:
         found = find(root, self.identity().origin)
         assert found is not None and not found.skipped
-        load(found, self.identity().origin, self.model, self.optimizer, self.rank.device)
+        load(found, self.identity().origin, self.model, self.optimizer, self.rank.device, tensors=self.identity().tensors)
+
+
+def _of_all_stages(mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    told: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(told, mine)
+    return {name: one for of_rank in told for name, one in of_rank.items()}
 
 
 class Plain:
@@ -179,6 +223,29 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items())
 
 
+def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
+    """As `laid`, of a pipeline."""
+    run = Run(rank, asked, shape=DEEP)
+    mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
+    losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
+    dist.all_reduce(mean)
+    everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
+    dist.all_gather(everyone, losses)
+    numbers = run.steps(1, RECIPE.steps)
+    state = run.state()
+    weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
+    saved = gathered_weights(run.model)
+    return {
+        "numbers": numbers,
+        "gradients": error(run.gradients, plain.gradients),
+        "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
+        "mean": float(mean) / rank.world_size,
+        "digest": run.digest(),
+        "digest_of_whole": state_digest(state, rank.device).text,
+        "saved": _equal(saved, weights if rank.rank == 0 else {}),
+    }
+
+
 def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     run = Run(rank, asked)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
@@ -199,7 +266,7 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "whole_rows": torch.equal(part, losses),
         "held": sum(one.to_local().numel() for one in run.model.parameters() if isinstance(one, DTensor)),
         "odd": odd_after_recompute(run),
-        "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text,
+        "digest": run.digest(),
         "digest_of_whole": state_digest(state, rank.device).text,
     }
 
@@ -215,7 +282,7 @@ def without_logits(rank: Rank) -> Answer:
         total = whole.detach().clone()
         dist.all_reduce(total)
         answer[name] = {"packed": float(total) / rank.world_size, "numbers": run.steps(1, 2)}
-        assert run.model.head_plan.fused is True
+        assert cast(Llama, run.model).head_plan.fused is True
     return answer
 
 
@@ -281,19 +348,35 @@ def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answ
     answer: Answer = {}
     for here, there in ways:
         root = folder / f"{here}-{there}"
-        first = Run(rank, LAYOUTS[here])
+        shape = DEEP if {here, there} & PIPELINES.keys() else SHAPE
+        first = Run(rank, ALL[here], shape=shape)
         numbers = first.steps(1, 3)
         first.save(root, 3)
-        second = Run(rank, LAYOUTS[there], fresh=False)
+        second = Run(rank, ALL[there], fresh=False, shape=shape)
         second.load(root)
         equal = [_equal(first.state(), second.state())]
         numbers += second.steps(4, 5)
         second.save(root, 5)
-        back = Run(rank, LAYOUTS[here], fresh=False)
+        back = Run(rank, ALL[here], fresh=False, shape=shape)
         back.load(root)
         equal.append(_equal(second.state(), back.state()))
         answer[f"{here} to {there}"] = {"equal": equal, "numbers": numbers}
     return answer
+
+
+def offloaded(rank: Rank, folder: Path) -> Answer:
+    """Moments in a file, in some layouts: the numbers, and the digest of the state; and what each rank says where one has no place
+    for its own."""
+    place, answer = OffloadPlace(kind="nvme", folder=folder, node="n"), {}
+    for name in OFFLOADED:
+        run = Run(rank, LAYOUTS[name], place=place)
+        numbers = run.steps(1, RECIPE.steps)
+        answer[name] = {"numbers": numbers, "digest": state_digest(training_state(run.model, run.optimizer), rank.device).text}
+    try:
+        Run(rank, LAYOUTS["fsdp4"], place=replace(place, folder=folder / "missing") if rank.rank == 2 else place)
+    except SetupError as error:
+        return {**answer, "refused": told_by_all(error.sentence())}
+    return {**answer, "refused": told_by_all("")}
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -336,17 +419,20 @@ def counted(*names: str) -> Iterator[list[str]]:
 
 def main(out: Path) -> None:
     with gang() as rank:
-        plain = Plain()
+        plain, deep = Plain(), Plain(DEEP)
         answer: Answer = {
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
+            "deep": {"numbers": deep.numbers, "packed": deep.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
+            "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
             "refused": refused(rank),
             "before": as_before(rank),
-            "carried": carried(rank, out.parent, (("tp2 x dp2", "fsdp4"), ("hsdp2x2", "tp4"), ("cp2 x tp2", "cp2 x ddp2"))),
+            "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),
             "collectives": gathered_once(rank),
+            "offloaded": offloaded(rank, out.parent),
         }
     if rank.rank == 0:
         out.write_text(json.dumps(answer))

@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import ScheduleName
 from phalanx.fabric.pipeline.actions import Action, Kind, flat, orders
 from phalanx.fabric.pipeline.balance import LayerCosts
-from phalanx.fabric.pipeline.layout import PipelineLayout, ScheduleName
+from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.fabric.pipeline.measured import bubbles
 from phalanx.fabric.pipeline.timeline import PassCost, needs, result_of
 from phalanx.job.checkpoint.commit import Saved

@@ -26,9 +26,9 @@ from phalanx.job.data.sound import BadData
 from phalanx.job.data.sources import Sources
 from phalanx.job.data.store_source import StoreSource
 from phalanx.job.data.stored import open_stored
-from phalanx.job.train.__main__ import checked_first
 from phalanx.job.train.device import Rank
 from phalanx.job.train.feed import Feed
+from phalanx.job.train.opened import checked_first
 from phalanx.job.train.resumed import CURSOR, check_cursor
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.objects import open_store

@@ -1,6 +1,8 @@
-"""The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share every sequence finish."""
+"""The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share every sequence finish; and two
+ranks share the layers, of which others go on from their checkpoint bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,53 @@ def test_a_tensor_parallel_gang_saves_the_model_that_one_process_would(tmp_path:
     assert len(list((tmp_path / "deliveries").iterdir())) == 1
     refused = attempt(tmp_path, data, 2, env={"PHALANX_LAYOUT": json.dumps({"tp": 4})}, **CHANGED)
     assert refused.codes == [2, 2] and "layout.tp is 4: write one of 1, 2" in refused.log()
+
+
+@pytest.fixture(scope="module")
+def piped(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
+    """A pipeline, and one that has the checkpoint that it left after step 4."""
+    job, other, env = tmp_path_factory.mktemp("piped"), tmp_path_factory.mktemp("again"), layout_variable(LayoutSpec(pp=2))
+    whole = attempt(job, data, 1, env=env, **CHANGED)
+    assert whole.codes == [0, 0], whole.log()
+    fourth = next(Path(str(folder)) for step, folder in manifest.committed(job / "checkpoints") if step == 4)
+    shutil.copytree(fourth, other / "checkpoints" / fourth.name)
+    again = attempt(other, data, 2, env=env, **CHANGED)
+    assert again.codes == [0, 0], again.log()
+    return [whole, again]
+
+
+def test_a_pipeline_trains_as_one_process_does(runs: list[Attempt], piped: list[Attempt]) -> None:
+    alone, (whole, _) = runs[0], piped
+    assert whole.losses(0) == whole.losses(1) and len(whole.losses()) == 8, "each rank knows the loss"
+    for record, step in zip(whole.of_kind("step", 1), alone.of_kind("step"), strict=True):
+        assert record["tokens"] == step["tokens"] == 4 * 16
+        assert record["loss"] == pytest.approx(step["loss"], rel=1e-5)
+        assert record["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
+        assert record["local_us"] == 0, "other layers take another time"
+    one, other = alone.of_kind("model")[0]["metrics"], whole.of_kind("model")[0]["metrics"]
+    assert other["val_loss_first"] == pytest.approx(one["val_loss_first"], rel=1e-6)
+    assert other["val_loss_final"] == pytest.approx(one["val_loss_final"], rel=1e-4)
+    assert not whole.of_kind("corruption") + whole.of_kind("corruption", 1)
+
+
+def test_a_pipeline_goes_on_from_its_checkpoint_bit_for_bit(piped: list[Attempt]) -> None:
+    whole, again = piped
+    assert again.of_kind("resumed")[0]["step"] == 4
+    assert again.losses() == {step: loss for step, loss in whole.losses().items() if step > 4}
+    digests = [one.of_kind("model")[0]["weights_digest"] for one in piped]
+    assert digests[0] == digests[1]
+    newest = dict(manifest.committed(again.folder.parent / "checkpoints"))[8]
+    assert manifest.read(newest)[0].origin.layout == {"pp": 2, "dp_shard": 1}
+
+
+def test_a_pipeline_saves_the_whole_model(runs: list[Attempt], piped: list[Attempt]) -> None:
+    model, of_one = (load_model(*_model(run))[0] for run in (piped[0], runs[0]))
+    found, wanted = dict(model.named_parameters()), dict(of_one.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert all((found[name] - one).abs().max() < 1e-3 for name, one in wanted.items())
+    assert len(list((piped[0].folder.parent / "deliveries").iterdir())) == 1, "one record for both ranks"
+
+
+def _model(run: Attempt) -> tuple[Path, str]:
+    said = run.of_kind("model")[0]
+    return Path(said["path"]), said["weights_digest"]

@@ -68,9 +68,11 @@ def test_what_waits_around_a_block_is_none_of_its_time() -> None:
 @pytest.mark.parametrize(
     ("layout", "measured"),
     [(None, True), (Layout(dp_replicate=2, dp_shard=2), True), (Layout(tp=2), False), (Layout(cp=2), False),
-     (Layout(dp_shard=2, ep=2), False)],
+     (Layout(dp_shard=2, ep=2), False), (Layout(pp=2), False)],
 )  # fmt: skip
-def test_ranks_that_wait_for_others_inside_a_block_measure_nothing(layout: Layout | None, measured: bool) -> None:
+def test_ranks_that_wait_for_others_inside_a_block_or_have_other_layers_measure_nothing(
+    layout: Layout | None, measured: bool
+) -> None:
     block = nn.Linear(8, 8)
     timer = local_timer([block], Rank(rank=0, world_size=4, device=CPU, device_name="cpu", layout=layout))
     timer.start()

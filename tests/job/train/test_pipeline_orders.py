@@ -16,14 +16,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.fabric.layouts import Layout
 from phalanx.fabric.pipeline.actions import Action, Kind, Order, orders
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.train.device import Rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
+from phalanx.job.train.parallel import make_mesh
+from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.pipeline import TORCH_NAMES, Pipeline, pipeline_parallel
 from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.stage import RankPart, Stage, llama_costs
@@ -126,6 +130,7 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
         for recipe, layout, field, fix in (
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
             (LlamaRecipe(fused_loss=True), folded, "schedule", "the recipe's fused_loss"),
+            (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "the recipe's activation_checkpointing"),
             (LlamaRecipe(lora_rank=4), one, "lora_rank", "write 0"),
         ):
             with pytest.raises(SpecError) as refused:
@@ -138,6 +143,16 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             Stage(replace(SHAPE, experts=4), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
+
+
+def test_a_gang_that_makes_too_few_microbatches_of_a_step_is_told_so_by_its_ranks() -> None:
+    """At submit it was right: other ranks of data go on with the same samples."""
+    with ranks_of(2):
+        rank = Rank(rank=0, world_size=2, device=torch.device("cpu"), device_name="cpu", layout=Layout(pp=2))
+        with pytest.raises(
+            SpecError, match=r"layout.schedule: '1f1b': this gang makes 1 microbatch of a step's samples; write 2 or more"
+        ):
+            laid_llama(SHAPE, LlamaRecipe(accumulate=2), rank, make_mesh(rank), "fp32", 1)
 
 
 def test_stages_have_the_model_s_parts_under_its_names_and_its_forward() -> None:

@@ -14,7 +14,8 @@ from torch import nn
 
 from phalanx.core import wire
 from phalanx.core.health import SpikeAction
-from phalanx.core.recipe import SPIKE_STEPS, LlamaRecipe
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe_checks import SPIKE_STEPS
 from phalanx.core.spec_data import SOURCES_MAX, TEXT_BYTES_MAX
 from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.checkpoint.segment import NOTE_BYTES_MAX

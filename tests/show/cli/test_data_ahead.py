@@ -39,6 +39,15 @@ def test_what_cannot_be_seen_from_here_is_a_warning_beside_the_answer(answering:
     assert unscored.err.startswith("Warning: 32 tokens, 0 held out")
 
 
+def test_of_a_recipe_of_images_it_is_asked_how_many_are_held_out(answering: Terminal, tmp_path: Path) -> None:
+    job = JOB.replace("llama", "vit").replace("{sequence: 32, ", "{held_out: 99, ")
+    (tmp_path / "job.yaml").write_text(job)
+    shown = answering("plan", str(tmp_path / "job.yaml"))
+    assert shown.err.startswith("Warning: 0 tokens, 60 held out"), "and no rows of tokens"
+    mixed = answering("data", "mix", str(tmp_path / "job.yaml"))
+    assert mixed.code == 2 and "is of a job that reads images" in mixed.err
+
+
 def test_the_folder_of_init_is_looked_at_too(answering: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("hyperparameters: {", "hyperparameters: {init: models/a, "))
     assert answering("plan", str(tmp_path / "job.yaml")).err.endswith(f"{{'AWS_REGION': 'here'}}{tmp_path}/models/a\\x1b.\n")

@@ -1,8 +1,9 @@
 """How a model and its samples are laid over the ranks of a gang: axes, what cannot work and why, and which rank is where."""
 
 from phalanx.fabric.layouts.layout import AXES, Axis, Layout, laid_out
-from phalanx.fabric.layouts.problems import ModelFacts, Problem, RankFacts, facts_of, problems, recipe_problems
+from phalanx.fabric.layouts.problems import ModelFacts, Problem, RankFacts, facts_of, named, problems, recipe_problems
 from phalanx.fabric.layouts.reach import Reach, reach
+from phalanx.fabric.layouts.stages import pipeline_of
 
 __all__ = [
     "AXES",
@@ -15,6 +16,8 @@ __all__ = [
     "recipe_problems",
     "facts_of",
     "laid_out",
+    "named",
+    "pipeline_of",
     "problems",
     "reach",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from phalanx.core.spec import ContextKind, LayoutSpec, Zero
+from phalanx.core.spec import ContextKind, LayoutSpec, ScheduleName, Zero
 
 Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 AXES: Final[tuple[Axis, ...]] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -24,10 +24,11 @@ OF_MODEL: Final[tuple[Axis, ...]] = ("pp", "cp", "tp")
 class Layout:
     """Every rank of the gang has one place on these axes: their product is the world size.
 
-    pp: stages of the pipeline. dp_replicate: groups that hold the whole state each, between their ranks. dp_shard: ranks that share
+    pp: ranks of the pipeline. dp_replicate: groups that hold the whole state each, between their ranks. dp_shard: ranks that share
     the state, as far as `zero` says. cp: parts of the sequence. tp: parts of each matrix. ep: ranks that share the experts of a
-    layer; no axis of its own, but so many neighbours on dp_shard. zero: of the state, what data-parallel ranks share: 0
-    nothing, 1 the optimiser's, 2 and gradients, 3 and weights. context: how ranks of cp share a sequence.
+    layer; no axis of its own, but so many neighbours of those that share the state: of tp first, then cp, then dp_shard. zero:
+    of the state, what data-parallel ranks share: 0 nothing, 1 the optimiser's, 2 and gradients, 3 and weights. context: how ranks
+    of cp share a sequence. schedule, stages_per_rank: of the pipeline.
     """
 
     pp: int = 1
@@ -38,6 +39,8 @@ class Layout:
     ep: int = 1
     zero: Zero = 3
     context: ContextKind = "ring"
+    schedule: ScheduleName = "1f1b"
+    stages_per_rank: int = 0
 
     @property
     def sizes(self) -> Mapping[Axis, int]:
@@ -61,9 +64,10 @@ class Layout:
         return self.pp * self.cp * self.tp
 
     @property
-    def waits_in_blocks(self) -> bool:
-        """Whether ranks wait for each other inside a block: for their parts of a row, of a matrix, or of the experts."""
-        return max(self.cp, self.tp, self.ep) > 1
+    def computes_alike(self) -> bool:
+        """Whether each rank computes as much as any other, and waits for none inside a block: for parts of a row, of a matrix, or
+        of the experts. Ranks of a pipeline have other layers."""
+        return max(self.pp, self.cp, self.tp, self.ep) == 1
 
     def coordinates(self, rank: int) -> Mapping[Axis, int]:
         """Where `rank` is on each axis. Raises IndexError outside the world."""
@@ -121,5 +125,5 @@ def laid_out(asked: LayoutSpec, world_size: int) -> Layout:
         raise ValueError(f"{asked} does not fit {world_size} ranks")
     return Layout(
         pp=asked.pp, dp_replicate=replicate, dp_shard=data_size // replicate, cp=asked.cp, tp=asked.tp,
-        ep=asked.ep, zero=asked.zero, context=asked.context,
+        ep=asked.ep, zero=asked.zero, context=asked.context, schedule=asked.schedule, stages_per_rank=asked.stages_per_rank,
     )  # fmt: skip

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import LayoutSpec
+from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
+from phalanx.fabric.layouts.stages import stage_problems, stages_per_rank
 
 Problem = tuple[str, object, str]
 """(field, value, what to change)."""
@@ -18,7 +20,9 @@ NAMED_MAX: Final = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
-    inner width of the feed-forward. sequence: tokens of a sample that are computed. experts: of a layer; 0 in a dense model."""
+    inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
+    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward.
+    tied: whether its output is its embedding."""
 
     layers: int
     heads: int
@@ -26,6 +30,8 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
+    tied: bool = False
+    shared_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +50,25 @@ class _Rule:
     why: str
 
 
-def facts_of(recipe: LlamaRecipe) -> ModelFacts:
+def facts_of(recipe: AnyRecipe) -> ModelFacts:
     """Of the model that a recipe trains, whose shape has to be known: with `init` the folder says it."""
+    if isinstance(recipe, VitRecipe):
+        seen = recipe.shape(classes=1)
+        return ModelFacts(layers=seen.layers, heads=seen.heads, kv_heads=seen.heads, ffn_dim=seen.ffn_dim, sequence=seen.tokens)
     shape = recipe.shape(vocab=1)
+    moe = shape.moe
     return ModelFacts(
-        layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, ffn_dim=shape.ffn_dim, sequence=recipe.sequence,
-        experts=shape.experts,
+        layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
+        ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
+        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
     )  # fmt: skip
 
 
-def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
+def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
     """What else a recipe asks for that a layout cannot have, whatever the model."""
+    if isinstance(recipe, VitRecipe):
+        fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
+        return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
     if asked.tp > 1 and recipe.lora is not None:
         fix = "write 1: adapters (lora_rank) are not cut over ranks; zero shares their model out among the ranks"
@@ -71,7 +85,12 @@ def recipe_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> list[Problem]:
         found.append(("cp", asked.cp, fix))
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
-    return found
+    return [*found, *stage_problems(asked, recipe)]
+
+
+def named(field: str) -> str:
+    """A problem's field as in a job file: of the layout where it does not say of what else."""
+    return field if "." in field else f"layout.{field}"
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -100,8 +119,7 @@ def _rules(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts, axis: 
         case "cp":
             yield from _of_context(asked, model)
         case "pp" if model is not None:
-            layers = model.layers
-            yield _Rule(lambda pp: pp <= layers, f"each stage has one of the model's {layers} layers at least")
+            yield from _of_stages(asked, model)
         case "ep":
             yield from _of_experts(asked, model, ranks)
         case "replicate":
@@ -117,20 +135,27 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _Rule(lambda tp: ranks.per_domain % tp == 0, domain)
     if model is None:
         return
-    if model.experts:
-        yield _Rule(lambda tp: tp == 1, "the matrices of experts are not cut; share experts by ep")
     yield _divides(model.heads, "its ranks share the model's {} heads evenly")
     yield _divides(model.kv_heads, "its ranks share the model's {} heads of keys and values evenly")
     yield _divides(model.ffn_dim, "its ranks share the feed-forward's width of {} evenly")
+    yield _divides(model.shared_dim, "its ranks share the width of {} of the shared experts evenly")
     if model.sequence % asked.cp == 0:
         yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
+
+
+def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
+    if model.tied:
+        yield _Rule(lambda pp: pp == 1, "the model's output is its embedding (tied), which would be on two ranks")
+    if model.experts:
+        yield _Rule(lambda pp: pp == 1, "stages of a pipeline have no experts yet; share experts by ep")
+    layers, stages = model.layers, stages_per_rank(asked)
+    each = "each stage" if stages == 1 else f"each of the {stages} stages of a rank"
+    yield _Rule(lambda pp: pp == 1 or pp * stages <= layers, f"{each} has one of the model's {layers} layers at least")
 
 
 def _of_context(asked: LayoutSpec, model: ModelFacts | None) -> Iterator[_Rule]:
     if model is None:
         return
-    if model.experts:
-        yield _Rule(lambda cp: cp == 1, "sequences of a model with experts are not shared yet")
     sequence = model.sequence
     if asked.context == "ring":
         halves = f"each rank has two parts of the sequence of {sequence}, one from its head and one from its tail"
@@ -150,7 +175,7 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
         yield _divides(model.experts, "its ranks share the {} experts of a layer evenly")
     data_size, rest = divmod(ranks.world_size, asked.pp * asked.cp * asked.tp)
     if not rest and data_size and data_size % asked.replicate == 0:
-        there = data_size // (data_size if asked.zero == 0 else asked.replicate)
+        there = asked.tp * (1 if asked.zero == 0 else data_size // asked.replicate * asked.cp)
         yield _divides(there, "it is made of the {} ranks that share the state")
 
 

@@ -1,11 +1,11 @@
 """What a pipeline is made of, what each schedule asks of it, and which stages a rank holds."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from phalanx.core.errors import SpecError
+from phalanx.core.spec import ScheduleName
 
-ScheduleName = Literal["gpipe", "1f1b", "bfs", "interleaved", "zb1p", "zbv", "dualpipev"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 V_SHAPED: Final = ("zbv", "dualpipev")
 """Stages go down the ranks and up again: the first rank has the first stage and the last one."""
@@ -108,6 +108,11 @@ class PipelineLayout:
             return [("stages_per_rank", self.stages_per_rank, fix)]
         fix = f"the model has {num_layers} layers and a stage has one at least; write {num_layers // self.stages_per_rank} or less"
         return [("num_ranks", self.num_ranks, fix)]
+
+
+def fewest_stages(schedule: ScheduleName) -> int:
+    """That a rank may have."""
+    return _allowed_stages(schedule)[0]
 
 
 def num_rounds(num_microbatches: int, num_ranks: int) -> int:

@@ -6,9 +6,10 @@ from typing import Final, cast
 
 from phalanx.core.errors import SpecError
 from phalanx.core.pipeline import PipelineAsked, PipelineView, ScheduleView
+from phalanx.core.spec import ScheduleName
 from phalanx.fabric.pipeline.balance import LayerCosts, balanced_stages
 from phalanx.fabric.pipeline.formulas import bubble_formula
-from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout, ScheduleName
+from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout
 from phalanx.fabric.pipeline.shown import chrome_trace, timeline_lines
 from phalanx.fabric.pipeline.timeline import PassCost, Timeline, ideal
 

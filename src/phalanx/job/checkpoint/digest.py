@@ -1,18 +1,22 @@
 """Numbers for sets of tensors: equal exactly when the tensors are, or, the cheap ones, different whenever one bit is."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.odd import Odd, odd_ones
+from phalanx.job.checkpoint.together import told_by_all
 
 _PIECE: Final = 65_536
+_CARRIED: Final = 4 * 2**20
+"""Elements of what lies on the host and is summed by a GPU, at once."""
 _INTEGER: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -26,14 +30,17 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the tensor's device.
+def bit_sum(tensor: torch.Tensor, by: torch.device | None = None) -> torch.Tensor:
+    """The elements' bit patterns, summed as whole numbers modulo 2^64: int64 () on the device `by` or, without one, the tensor's.
 
     One flipped bit always changes it; so do any others, but for one in 2^32 or so. The order of summing does not, nor into which
     parts a tensor is cut: the sum over them is that of the whole.
     """
     local = local_of(tensor.detach())
     bits = local.contiguous().view(_INTEGER[local.element_size()])
+    if by is not None and by.type != bits.device.type:
+        pieces = torch.split(bits.view(-1), _CARRIED)  # what lies on the host may be more than the device has room for
+        return sum((piece.to(by).sum(dtype=torch.int64) for piece in pieces), torch.zeros((), dtype=torch.int64, device=by))
     return _sum_on_cpu(bits) if bits.device.type == "cpu" else bits.sum(dtype=torch.int64)
 
 
@@ -52,20 +59,36 @@ class StateDigest:
     odd: Mapping[str, Odd]
 
 
-def state_digest(state: Mapping[str, torch.Tensor], device: torch.device) -> StateDigest:
-    """A collective of all ranks; the same on every one. Names are the same on all ranks."""
-    names = sorted(state)
-    table = gathered(torch.stack([bit_sum(state[name]).to(device) for name in names]))  # some are on the host, such as step counts
-    odd, total = {}, hashlib.sha256()
-    for column, name in enumerate(names):
-        groups = replicas(state[name], len(table))
+def state_digest(
+    state: Mapping[str, torch.Tensor], device: torch.device, mesh: DeviceMesh | None = None, names: Collection[str] | None = None
+) -> StateDigest:
+    """A collective of all ranks; the same on every one. mesh: of the ranks that have the same tensors, all where None. names: of
+    every rank's tensors, where these are not the same."""
+    every, nothing = sorted(state if names is None else names), torch.zeros((), dtype=torch.int64, device=device)
+    sums = [bit_sum(state[name], device) if name in state else nothing for name in every]  # step counts are on the host
+    table = gathered(torch.stack(sums))
+    alike: Sequence[int] = range(len(table)) if mesh is None else sorted(mesh.mesh.flatten().tolist())
+    odd: dict[str, Odd] = {}
+    wholes: dict[str, int] = {}
+    for column, name in ((column, name) for column, name in enumerate(every) if name in state):
+        groups = replicas(state[name], alike)
         for group in groups:
             found = odd_ones({rank: table[rank][column] for rank in group})
             if found is not None:
                 odd[name] = found
-        whole = sum(table[group[0]][column] for group in groups) % 2**64
-        total.update(f"{name} {whole}\n".encode())
-    return StateDigest(text=total.hexdigest(), odd=odd)
+        wholes[name] = sum(table[group[0]][column] for group in groups) % 2**64
+    if names is not None:
+        odd, wholes = _of_all(odd, wholes, is_first=dist.get_rank() == alike[0])
+    lines = "".join(f"{name} {wholes[name]}\n" for name in every)
+    return StateDigest(text=hashlib.sha256(lines.encode()).hexdigest(), odd=odd)
+
+
+def _of_all(odd: dict[str, Odd], wholes: dict[str, int], is_first: bool) -> tuple[dict[str, Odd], dict[str, int]]:
+    """is_first: of the ranks that have the same tensors."""
+    told = told_by_all((odd, wholes) if is_first else ({}, {}))
+    return {name: one for of_rank, _ in told for name, one in of_rank.items()}, {
+        name: one for _, of_rank in told for name, one in of_rank.items()
+    }
 
 
 def gathered(mine: torch.Tensor) -> list[list[int]]:
@@ -76,10 +99,10 @@ def gathered(mine: torch.Tensor) -> list[list[int]]:
     return table
 
 
-def replicas(tensor: torch.Tensor, world_size: int) -> list[Sequence[int]]:
-    """The ranks in groups that hold the same part of it: all of them when it is no DTensor."""
+def replicas(tensor: torch.Tensor, ranks: Sequence[int]) -> list[Sequence[int]]:
+    """The ranks in groups that hold the same part of it: all of `ranks` when it is no DTensor."""
     if not isinstance(tensor, DTensor):
-        return [range(world_size)]
+        return [ranks]
     mesh = tensor.device_mesh.mesh
     sharded = [at for at, placement in enumerate(tensor.placements) if not placement.is_replicate()]
     groups: dict[tuple[int, ...], list[int]] = {}

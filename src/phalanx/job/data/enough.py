@@ -89,6 +89,17 @@ def check_held_out(tokens: Mapping[Split, int], samples: int, sequence: int, bat
         raise DataError("held-out samples", samples, fix)
 
 
+def check_images(samples: int, held_out: int, batch: int) -> None:
+    """Of a data set. batch: samples of one held-out batch over all ranks. Raises DataError where nothing is left to train on, or
+    not one held-out batch is kept."""
+    if held_out >= samples:
+        fix = f"the data has {samples} samples, and some are to be trained on; write less"
+        raise DataError("held_out", held_out, fix)
+    if held_out < batch:
+        fix = f"one held-out batch takes {batch} samples; write at least that, lower `batch_per_rank`, or write `eval_batches: 0`"
+        raise DataError("held_out", held_out, fix)
+
+
 def _share_needed(wanted: int, tokens: Mapping[Split, int], share: float | None) -> float:
     """From what the share there is has given: it is one of documents, drawn by lot, and a few may hold far fewer tokens than that.
     With a margin, in two digits; above what there is, also where there are tokens enough and not rows, as of whole documents."""

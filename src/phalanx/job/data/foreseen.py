@@ -19,6 +19,7 @@ from phalanx.core.unprepared import unprepared
 from phalanx.job.data import manifest as manifests
 from phalanx.job.data.enough import (
     check_held_out,
+    check_images,
     check_tokenizers,
     check_train,
     held_out_share,
@@ -104,6 +105,9 @@ def _check_beside(folder: Path, manifest: Manifest, by_document: bool) -> None:
 def _is_tokens(asked: ForeseeAsked, name: str, place: Path | str, manifest: bytes, seen: _Seen) -> bool:
     """A script may read anything else too, such as samples."""
     kind = manifests.kind(manifest)
+    if asked.images is not None and kind != "samples":
+        fix = "holds no samples, and the recipe reads images: name a folder made by `phalanx data pack` or `phalanx data index`"
+        raise DataError(asked.data.field_of(name), str(place), fix)
     if kind is None and not asked.sequence:
         seen.unseen[name] = f"its {manifests.MANIFEST} is none of ours"
         return False
@@ -114,17 +118,20 @@ def _is_tokens(asked: ForeseeAsked, name: str, place: Path | str, manifest: byte
 
 def _check_samples(asked: ForeseeAsked, name: str, place: Path | str) -> None:
     if asked.sequence:
-        fix = "holds samples, such as images, and a recipe reads tokens: name a folder made by `phalanx data prepare`"
-        raise DataError(asked.data.field_of(name), str(place), f"{fix}, or train by a script")
-    if isinstance(place, Path):
-        open_samples(place)
+        fix = "holds samples, such as images, and the recipe reads tokens: name a folder made by `phalanx data prepare`"
+        raise DataError(asked.data.field_of(name), str(place), f"{fix}, or train by recipe `vit` or a script")
+    if not isinstance(place, Path):
+        return
+    opened = open_samples(place)
+    if asked.images is not None:
+        check_images(len(opened), asked.images, asked.held_out)
 
 
 def _look_far(asked: ForeseeAsked, far: Mapping[str, str], environ: Mapping[str, str], patience_s: float, seen: _Seen) -> None:
     """All at once. What has not answered in time is let go of: its request ends soon after."""
     if not far:
         return
-    for name, url in far.items() if asked.sequence else ():  # a script may read what we do not know
+    for name, url in far.items() if asked.sequence or asked.images is not None else ():  # a script may read what we do not know
         parse_place(url, asked.data.field_of(name))
     threads = ThreadPoolExecutor(min(_AT_ONCE, len(far)))
     asking = {name: threads.submit(_manifest_at, url, environ, patience_s) for name, url in far.items()}

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError
@@ -19,9 +20,10 @@ from phalanx.core.training_data import ONE, Blocks, DataCache, DataSource, in_st
 from phalanx.job.data.asked import check_asked, order_of
 from phalanx.job.data.bad_block import Block
 from phalanx.job.data.checked import check_within, numbers_of, split_of, whole
+from phalanx.job.data.deliveries import content_of
 from phalanx.job.data.documents import document_lengths
 from phalanx.job.data.draws import DataOrder, Draws
-from phalanx.job.data.enough import check_tokenizers, check_train, window_bytes
+from phalanx.job.data.enough import check_held_out, check_tokenizers, check_train, held_out_share, window_bytes
 from phalanx.job.data.manifest import SPLITS, Split
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices
@@ -107,6 +109,16 @@ class Sources:
 
     def num_samples(self, split: Split, sequence: int) -> int:
         return sum(self.sizes(split, sequence).values())
+
+    def check_held_out(self, sequence: int, batch: int) -> None:
+        """Raises DataError where there is not one held-out batch of `batch` samples."""
+        tokens = {split: self.num_tokens(split) for split in SPLITS}
+        share = held_out_share(one.manifest for one in self.opened.values())
+        check_held_out(tokens, self.num_samples("held_out", sequence), sequence, batch, share)
+
+    def contents(self, rows: Rows) -> NDArray[np.uint64]:
+        """XXH3 of each row."""
+        return content_of(rows)
 
     def order(self, sequence: int, *, seed: int, global_batch: int) -> DataOrder:
         """Of the run over the training split. Raises DataError for a source that has not one sample."""
@@ -241,7 +253,7 @@ def open_sources(asked: DataSource) -> Sources:
     """Opens every folder, or place in a store. Raises DataError naming the first that cannot be read, or whose tokens are not those
     of the others."""
     check_asked(asked)
-    cache = _cache_of(asked)
+    cache = cache_of(asked)
     opened = {}
     for name, path in asked.paths.items():
         with named(asked, name):
@@ -261,7 +273,7 @@ def named(asked: DataSource, name: str) -> Iterator[None]:
         raise DataError(asked.field_of(name), asked.paths[name], error.fix) from error
 
 
-def _cache_of(asked: DataSource) -> "NodeCache | None":
+def cache_of(asked: DataSource) -> "NodeCache | None":
     """That is said with the data, if any."""
     if asked.cache == DataCache() or not any(in_store(path) for path in asked.paths.values()):
         return None

@@ -3,6 +3,8 @@ that share a row (`job.train.context`)."""
 
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
@@ -30,6 +32,15 @@ class Context:
     def attend(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, documents: Any) -> Tensor:
         """(b, h, s, k): what each of this rank's tokens gets from its document up to itself."""
         return attention(q_bhsk, k_bgsk, v_bgsk, documents)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # what waits for other ranks is no part of a graph
+@torch.no_grad()
+def mean_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Of tensors that each rank of a group has, without a gradient. A collective of these ranks."""
+    total = x.detach().clone()
+    dist.all_reduce(total, group=group)
+    return total / group.size()
 
 
 def attention(q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask_b1ss: Tensor | None = None) -> Tensor:

@@ -89,9 +89,14 @@ class Block(nn.Module):
         self.feed = feed_of(shape, index)
 
     def forward(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, documents)
-        fed: Tensor = x_bsd + self.feed(self.feed_norm(x_bsd))
+        x_bsd, normed_bsd = self.attended(x_bsd, cos_sk, sin_sk, documents)
+        fed: Tensor = x_bsd + self.feed(normed_bsd)
         return fed
+
+    def attended(self, x_bsd: Tensor, cos_sk: Tensor, sin_sk: Tensor, documents: Any = None) -> tuple[Tensor, Tensor]:
+        """After attention: the residual stream, and what the feed-forward is given of it."""
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sk, sin_sk, documents)
+        return x_bsd, self.feed_norm(x_bsd)
 
 
 class Output(nn.Linear):

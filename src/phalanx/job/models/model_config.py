@@ -29,6 +29,7 @@ def read_shape(folder: Path) -> LlamaShape:
 def read_config(folder: Path) -> tuple[LlamaShape, bool]:
     """The shape, and whether it is a model that a run of ours saved. Raises CheckpointError."""
     config = read_json(folder / CONFIG)
+    refuse_images(folder, config)
     if ADAPTER in config:
         raise CheckpointError("model", str(folder), "holds adapters alone; name what `phalanx model export` makes of it")
     return _shape(folder, config), _is_own(config)
@@ -70,6 +71,13 @@ def read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(path.name, str(path), "holds no mapping")
     return found
+
+
+def refuse_images(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a saved model of another recipe than of language."""
+    if config.get("recipe") == "vit":
+        fix = "is a model of images; a script reads it with `job.models.vit`, and here a model of language is needed"
+        raise CheckpointError("model", str(folder), fix)
 
 
 def _is_own(config: Mapping[str, Any]) -> bool:

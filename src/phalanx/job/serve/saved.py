@@ -16,7 +16,7 @@ from phalanx.core.lora import Lora
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.models.lora import adapter_shapes, merge
-from phalanx.job.models.model_config import ADAPTER
+from phalanx.job.models.model_config import ADAPTER, refuse_images
 from phalanx.job.models.model_folder import ModelFolder
 from phalanx.storage.hashes import sha256_file
 
@@ -46,6 +46,7 @@ def open_saved(folder: Path, digest: str = "") -> SavedModel:
     are not those that config.json says."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        refuse_images(folder, config)
         shape: LlamaShape = wire.build(LlamaShape, config["shape"])
         sequence = int(config["config"]["sequence"])
         own = str(config["weights_digest"])

@@ -4,31 +4,25 @@ import logging
 import os
 import sys
 import time
-from typing import Final
 
 from phalanx.core.errors import PhalanxError, SpecError
 from phalanx.core.imports import long_imports
-from phalanx.core.recipe import RECIPES, LlamaRecipe
+from phalanx.core.recipe import RECIPES, AnyRecipe, LlamaRecipe
 
 with long_imports():  # torch's
-    from phalanx.job.data.open import TokenData
-    from phalanx.job.data.sources import Sources, open_sources
     from phalanx.job.sdk import Session, attach
     from phalanx.job.sdk.gang import Gang
     from phalanx.job.sdk.gang import attach as attach_gang
     from phalanx.job.train.device import gang
+    from phalanx.job.train.feed import RunData
     from phalanx.job.train.finish import finish
-    from phalanx.job.train.initial import check_init
     from phalanx.job.train.loop import run
-    from phalanx.job.train.recipe import llama_recipe
+    from phalanx.job.train.opened import decoding_threads, opened_images, opened_tokens
+    from phalanx.job.train.recipe import recipe_of
     from phalanx.job.train.recover import Recipe
     from phalanx.job.train.saves import saving
     from phalanx.job.train.setup import set_up
     from phalanx.job.train.warm import warm_up
-
-_CHECKED_FIRST_BYTES_MAX: Final = 256 * 2**20
-"""Data up to this size is read whole before the first step, in 0.2 s, so that damage shows before anything is trained. Of more,
-each block is checked when it is first read."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,10 +42,10 @@ def train(arguments: list[str]) -> None:
         raise SpecError("recipe", " ".join(arguments), f"write one of {', '.join(RECIPES)}")
     coordinated = attach_gang()
     if coordinated is not None:
-        train_in_generations(coordinated)
+        train_in_generations(coordinated, arguments[0])
         return
     session = attach()
-    recipe = llama_recipe(session.hyperparameters)
+    recipe = recipe_of(arguments[0], session.hyperparameters)
     data = _data(session, recipe)
     log = logging.getLogger(__name__)
     try:
@@ -66,10 +60,10 @@ def train(arguments: list[str]) -> None:
             log.warning("%d records were lost: the record file could not be written", session.lost_records)
 
 
-def train_in_generations(coordinated: Gang) -> None:
+def train_in_generations(coordinated: Gang, name: str) -> None:
     """The same in a gang that recovers inside, as one of its ranks or as a spare."""
     session = attach()
-    recipe = llama_recipe(session.hyperparameters)
+    recipe = recipe_of(name, session.hyperparameters)
     run_of_recipe = Recipe(coordinated, recipe, _data(session, recipe), attach)
     log = logging.getLogger(__name__)
     warm_up()  # ranks too: what torch loads late would else look like a hang in the first step of a busy machine
@@ -81,23 +75,13 @@ def train_in_generations(coordinated: Gang) -> None:
             log.warning("%d records were lost: the record file could not be written", run_of_recipe.lost_records)
 
 
-def _data(session: Session, recipe: LlamaRecipe) -> Sources:
+def _data(session: Session, recipe: AnyRecipe) -> RunData:
     if session.data_source is None:
-        raise SpecError("data", session.data, "a recipe needs data: {path: DIR} made by `phalanx data prepare`")
-    sources = open_sources(session.data_source)
-    check_init(recipe, sources)
-    for data in checked_first(sources):
-        data.verify()
-    sources.prepare(recipe.sequence)
-    return sources
-
-
-def checked_first(sources: Sources) -> list[TokenData]:
-    """What is read whole before the first step. Of a store nothing: each rank would read all of it past the node's cache."""
-    near = [data for data in sources.opened.values() if data.far("train") is None]
-    size = sum(entry.size_bytes for data in near for entry in data.manifest.files)
-    stops = sources.asked.on_bad_data == "stop"  # else damage is set aside where it is met
-    return near if stops and size <= _CHECKED_FIRST_BYTES_MAX else []
+        made = "phalanx data prepare" if isinstance(recipe, LlamaRecipe) else "phalanx data pack"
+        raise SpecError("data", session.data, f"a recipe needs data: {{path: DIR}} made by `{made}`")
+    if isinstance(recipe, LlamaRecipe):
+        return opened_tokens(session.data_source, recipe)
+    return opened_images(session.data_source, recipe, decoding_threads(recipe, os.environ))
 
 
 if __name__ == "__main__":

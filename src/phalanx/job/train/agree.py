@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from phalanx.core import wire
 from phalanx.core.errors import DataError, SpecError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.spec_layout import LAYOUT_VARIABLE
 from phalanx.job.checkpoint.together import told_by_all
@@ -18,7 +18,7 @@ from phalanx.job.sdk.session import Session
 Given = Mapping[str, str | int | float]
 
 
-def check_all_agree(session: Session, recipe: LlamaRecipe, data: str) -> None:
+def check_all_agree(session: Session, recipe: AnyRecipe, data: str) -> None:
     """A collective of all ranks. Raises, on every rank, DataError for other data and SpecError for another setting.
 
     Each names the first rank that was given something else than rank 0. data: the hash of what is read, and how.

@@ -16,6 +16,7 @@ from phalanx.job.checkpoint.odd import Odd, after_second_look, odd_ones
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.train.device import Rank
 from phalanx.job.train.parallel.experts import is_expert_parallel
+from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.recompute import recomputed
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Audit:
 
     def compute(self, training: "Training", step: int, microbatch: Callable[[int], torch.Tensor]) -> None:
         """Before step `step`: all ranks compute rank 0's first microbatch of it. A collective of all ranks. Not where experts lie
-        over ranks: each computes with other weights than its peers."""
-        if not self.is_due(step) or not self._peers or is_expert_parallel(training.model):
+        over ranks: each computes with other weights than its peers. Nor over a pipeline, whose ranks compute no sample alone."""
+        if not self.is_due(step) or not self._peers or is_expert_parallel(training.model) or isinstance(training.model, RankPart):
             return
         samples = microbatch(step)
         names, mine = recomputed(training.model, training.optimizer, samples)
@@ -109,7 +110,7 @@ def _sums(training: "Training") -> torch.Tensor:
         for tensor in (parameter, *(value for _, value in sorted(state.get(parameter, {}).items())))
         if isinstance(tensor, torch.Tensor)
     ]
-    return torch.stack([bit_sum(part).to(training.rank.device) for part in parts])
+    return torch.stack([bit_sum(part, training.rank.device) for part in parts])
 
 
 def _column(table: Sequence[Sequence[int]], column: int) -> Mapping[int, int]:

@@ -1,7 +1,7 @@
 """Samples of a step as tensors: the data room's order, this rank's part of it, on this rank's device.
 
-A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart; below, a row. Nothing is counted: the samples of a step
-are a function of the step, so a batch that was read and not trained on is read again after a resume.
+A sample is (s + 1) token ids, or (2, s + 1) where documents are told apart, or the words of an image; below, a row. Nothing is
+counted: the samples of a step are a function of the step, so a batch that was read and not trained on is read again after a resume.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.draws import batch as global_batch
-from phalanx.job.data.enough import check_held_out, held_out_share
-from phalanx.job.data.manifest import SPLITS
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.samples import Rows
-from phalanx.job.data.sources import Sources
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.train.device import Rank
-from phalanx.job.train.feed import Feed
+from phalanx.job.train.feed import Feed, RunData
 
 _HELD_OUT_SEED: Final = 0
 """Not the run's: the held-out batches are the same whatever is being compared."""
@@ -44,14 +41,14 @@ class Batch:
     accumulate: int
 
 
-def first_batch(recipe: LlamaRecipe, data_size: int, whole_size: int | None = None) -> Batch:
+def first_batch(recipe: AnyRecipe, data_size: int, whole_size: int | None = None) -> Batch:
     """Of a run that begins with this gang, whose ranks cut the samples into `data_size` parts. whole_size: into how many they would
     have been cut if all ranks had lived."""
     samples = recipe.batch_per_rank * recipe.accumulate * (whole_size or data_size)
     return batch_of_run(samples, recipe, data_size)
 
 
-def batch_of_run(samples: int, recipe: LlamaRecipe, data_size: int, ranks_a_sample: int = 1) -> Batch:
+def batch_of_run(samples: int, recipe: AnyRecipe, data_size: int, ranks_a_sample: int = 1) -> Batch:
     """Of a gang that goes on with a run of `samples` in each step. ranks_a_sample: ranks that get the same ones. Raises SpecError
     when its ranks cannot share them evenly."""
     microbatches = samples // recipe.batch_per_rank
@@ -65,7 +62,7 @@ def batch_of_run(samples: int, recipe: LlamaRecipe, data_size: int, ranks_a_samp
     return Batch(samples=samples, held_out=samples // recipe.accumulate, accumulate=microbatches // data_size)
 
 
-def order_of_run(data: Sources, recipe: LlamaRecipe, batch: Batch) -> DataOrder:
+def order_of_run(data: RunData, recipe: AnyRecipe, batch: Batch) -> DataOrder:
     """The same for a gang of any size. Raises DataError for a source without any sample."""
     return data.order(recipe.sequence, seed=recipe.seed, global_batch=batch.samples)
 
@@ -75,7 +72,7 @@ def train_draws(order: DataOrder, step: int) -> Draws:
     return global_batch(order, step - 1)
 
 
-def train_batches(feed: Feed, recipe: LlamaRecipe, batch: Batch) -> Callable[[int], Tensor]:
+def train_batches(feed: Feed, recipe: AnyRecipe, batch: Batch) -> Callable[[int], Tensor]:
     """A function from step (counted from 1) to this rank's (accumulate, b, *row)."""
 
     def fetch(step: int) -> Tensor:
@@ -85,7 +82,7 @@ def train_batches(feed: Feed, recipe: LlamaRecipe, batch: Batch) -> Callable[[in
     return fetch
 
 
-def shared_batches(feed: Feed, recipe: LlamaRecipe) -> Callable[[int], Tensor]:
+def shared_batches(feed: Feed, recipe: AnyRecipe) -> Callable[[int], Tensor]:
     """A function from step to the first microbatch (b, *row) of its global batch, the same samples on every rank."""
     return lambda step: feed.shared(step, recipe.batch_per_rank)
 
@@ -100,14 +97,12 @@ class HeldOut:
     whatever the mixture. num_batches: a short held-out split gives fewer than asked. Raises DataError when it gives none,
     and some are asked for."""
 
-    def __init__(self, data: Sources, recipe: LlamaRecipe, rank: Rank, batch: Batch) -> None:
+    def __init__(self, data: RunData, recipe: AnyRecipe, rank: Rank, batch: Batch) -> None:
         self._data, self._rank, self._samples = data, rank, batch.held_out
         self._sequence, self._size = recipe.sequence, recipe.batch_per_rank
         self._count = data.num_samples("held_out", recipe.sequence) if recipe.eval_batches else 0
         if recipe.eval_batches:
-            tokens = {split: data.num_tokens(split) for split in SPLITS}
-            share = held_out_share(one.manifest for one in data.opened.values())
-            check_held_out(tokens, self._count, recipe.sequence, batch.held_out, share)
+            data.check_held_out(recipe.sequence, batch.held_out)
         self.num_batches = min(recipe.eval_batches, self._count // batch.held_out)
 
     @contextmanager

@@ -8,7 +8,7 @@ nothing. Passes without gradients run as they are: there are few, of other shape
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Final
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from phalanx.core.errors import SetupError
 from phalanx.core.recipe import Switch
 from phalanx.job.checkpoint.together import told_by_all
+from phalanx.job.models.llama import Block
+from phalanx.job.models.moe.mixture import gated, mixtures, summed
 from phalanx.job.train.activations import Run, plain
 
 _log: Final = logging.getLogger(__name__)
@@ -56,6 +58,21 @@ def run_by(blocks: Iterable[nn.Module], runs: Iterable[Run], compile_them: bool,
             block.forward = partial(_forward, training, block)
 
 
+def parts_run_compiled(blocks: Iterable[Any], backend: Any = BACKEND) -> None:
+    """Of blocks that are no one graph, since they hand tokens on to experts elsewhere: all up to the experts' router; what is
+    between an expert's products, of which nobody knows beforehand how many rows it gets; and the sum of what a token's experts
+    say. To be called before blocks are sharded."""
+    for block in blocks:
+        block.attended = partial(_training, Block.attended, _compiled_part(Block.attended, backend), block)
+        for mixture in mixtures(block):
+            mixture.experts.gated = partial(_training, gated, _compiled_part(gated, backend, dynamic=True))
+            mixture.summed = partial(_training, summed, _compiled_part(summed, backend))
+
+
+def _training(part: Callable[..., Any], compiled: Callable[..., Any], *given: Any) -> Any:
+    return compiled(*given) if torch.is_grad_enabled() else part(*given)
+
+
 def _forward(training: Run, block: nn.Module, *given: Any) -> Tensor:
     return training(block, *given) if torch.is_grad_enabled() else plain(block, *given)
 
@@ -73,4 +90,10 @@ def _compiled(run: Run, backend: str) -> Run:
     """By torch's own defaults: parts that wait for other ranks (shared rows, experts elsewhere) run as they are, between compiled
     ones, and numbers of tokens that change from step to step become variables."""
     made: Run = torch.compile(run, backend=backend)
+    return made
+
+
+@cache
+def _compiled_part(part: Callable[..., Any], backend: Any, dynamic: bool | None = None) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(part, backend=backend, dynamic=dynamic)
     return made

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from phalanx.job.data.cursor import Cursor
-from phalanx.job.data.deliveries import DeliveryLog, content_of
+from phalanx.job.data.deliveries import DeliveryLog
 from phalanx.job.data.draws import DataOrder, positions
+from phalanx.job.data.images.open import ImageData
 from phalanx.job.data.order import Indices, rank_slice
 from phalanx.job.data.quarantine import set_aside_of
 from phalanx.job.data.samples import Rows
@@ -32,6 +33,8 @@ _KEEP: Final = 2
 """Batches whose arrays are not filled again yet: one is trained on, and the next may be on its way to the device."""
 
 T = TypeVar("T")
+RunData = Sources | ImageData
+"""What a run reads: token shards, or images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Feed:
     """
 
     def __init__(
-        self, data: Sources, order: DataOrder, sequence: int, rank: Rank, bad_data: BadData = STOP, steps: int | None = None
+        self, data: RunData, order: DataOrder, sequence: int, rank: Rank, bad_data: BadData = STOP, steps: int | None = None
     ) -> None:
         self._data, self._sequence, self._rank, self._steps = data, sequence, rank, steps
         self._sound = SoundOrder(order, lambda block: data.touching(block, "train", sequence), bad_data, rank.world_size)
@@ -190,7 +193,7 @@ class Feed:
         if self._copies is not None:
             self._copies.settle()
         rows = next(stream)
-        content = content_of(rows) if self._log is not None else None
+        content = self._data.contents(rows) if self._log is not None else None
         batch = torch.from_numpy(rows) if self._copies is None else self._copies.begin(rows)
         return _Taken(stream.step, batch, stream.newest, content)
 

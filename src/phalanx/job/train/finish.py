@@ -10,21 +10,23 @@ from typing import Any, Final, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from phalanx.core import wire
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.lora import Lora
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import name_of
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.checkpoint.rows import as_saved, rows_of
 from phalanx.job.checkpoint.together import decided_by_rank_zero
+from phalanx.job.data.images.open import ImageData
 from phalanx.job.data.quarantine import set_aside_of
-from phalanx.job.models.llama import LlamaShape
 from phalanx.job.models.model_config import ADAPTER, CONTEXT, carried, context_of
 from phalanx.job.train.environment import describe_environment, lock_of
 from phalanx.job.train.loop import Trained
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import gathered_weights
 from phalanx.job.train.set_aside import set_aside_lineage
 from phalanx.job.train.setup import Training
 from phalanx.storage.atomic import fsync_folder, write_atomic
@@ -38,11 +40,16 @@ TOKENIZER: Final = "tokenizer.json"
 def finish(training: Training, trained: Trained) -> Path:
     """Saves the model, or the adapters that were trained, and says so. A collective of all ranks. Raises StoreUnavailable when
     either cannot be written."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    gathered = cast(dict[str, Tensor], get_model_state_dict(training.model, options=options))  # empty but on rank 0
-    rows = rows_of(training.model)
-    whole = {name: as_saved(one, rows[name]) if name in rows else one for name, one in gathered.items()}
+    model = training.model
+    whole = gathered_weights(model) if isinstance(model, RankPart) else _gathered(model)
     return decided_by_rank_zero(lambda: _save_and_say(training, trained, whole))
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
+    """In host memory, on rank 0 alone."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    gathered, rows = cast(dict[str, Tensor], get_model_state_dict(model, options=options)), rows_of(model)
+    return {name: as_saved(one, rows[name]) if name in rows else one for name, one in gathered.items()}
 
 
 def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tensor]) -> Path:
@@ -64,9 +71,9 @@ def _save_and_say(training: Training, trained: Trained, whole: Mapping[str, Tens
 
 
 def measured(trained: Trained) -> dict[str, float]:
-    """The held-out losses; none of a run that leaves them out."""
-    losses = {"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final}
-    return {name: loss for name, loss in losses.items() if not math.isnan(loss)}
+    """The held-out scores; none of a run that leaves them out."""
+    scores = {"val_loss_first": trained.val_loss_first, "val_loss_final": trained.val_loss_final, **trained.scores}
+    return {name: score for name, score in scores.items() if not math.isnan(score)}
 
 
 def _write(folder: Path, training: Training, whole: Mapping[str, Tensor], digest: str) -> None:
@@ -87,26 +94,38 @@ def _fill(beside: Path, training: Training, whole: Mapping[str, Tensor], digest:
     save_file({name: tensor.contiguous() for name, tensor in whole.items()}, beside / WEIGHTS)
     with (beside / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())
-    tokenizer = training.data.first.tokenizer_path.read_bytes()
+    for name, data in _beside(training).items():
+        write_atomic(beside / name, data)
+    write_atomic(beside / CONFIG, json.dumps(_config(training, digest), indent=1).encode())
+
+
+def _config(training: Training, digest: str) -> dict[str, Any]:
+    recipe, shape = training.recipe, training.shape
     config: dict[str, Any] = {
         "format": 1,
-        "recipe": "llama",
-        "shape": wire.plain(LlamaShape, training.shape),
-        "config": wire.plain(LlamaRecipe, training.recipe),
+        "recipe": name_of(recipe),
+        "shape": wire.plain(type(shape), shape),
+        "config": wire.plain(type(recipe), recipe),
         "weights_digest": digest,
-        "tokenizer_sha256": sha256_bytes(tokenizer),
-        "end_of_document": training.data.first.end_of_document,
     }
-    init = Path(training.recipe.init) if training.recipe.init else None
-    if init is not None:
-        config[CONTEXT] = max(training.recipe.sequence, context_of(init, 0))
-        for name, data in carried(init).items():
-            write_atomic(beside / name, data)
-    if training.recipe.lora is not None:
-        base = {"base": training.recipe.init, "base_digest": training.init_digest}
-        config[ADAPTER] = {**wire.plain(Lora, training.recipe.lora), **base}
-    write_atomic(beside / CONFIG, json.dumps(config, indent=1).encode())
-    write_atomic(beside / TOKENIZER, tokenizer)
+    if isinstance(training.data, ImageData):
+        return {**config, "classes": list(training.data.names_of_classes)}
+    first = training.data.first
+    config |= {"tokenizer_sha256": sha256_bytes(first.tokenizer_path.read_bytes()), "end_of_document": first.end_of_document}
+    if recipe.init:
+        config[CONTEXT] = max(recipe.sequence, context_of(Path(recipe.init), 0))
+    if recipe.lora is not None:
+        base = {"base": recipe.init, "base_digest": training.init_digest}
+        config[ADAPTER] = {**wire.plain(Lora, recipe.lora), **base}
+    return config
+
+
+def _beside(training: Training) -> Mapping[str, bytes]:
+    """Further files, by name."""
+    if isinstance(training.data, ImageData):
+        return {}
+    of_init = carried(Path(training.recipe.init)) if training.recipe.init else {}
+    return {**of_init, TOKENIZER: training.data.first.tokenizer_path.read_bytes()}
 
 
 def _lineage(training: Training, trained: Trained) -> dict[str, str]:
@@ -119,7 +138,7 @@ def _lineage(training: Training, trained: Trained) -> dict[str, str]:
         "config": training.identity.origin.config,
         "checkpoint": trained.checkpoint,
         **({"init": training.recipe.init, "init_weights": training.init_digest} if training.recipe.init else {}),
-        "recipe": "llama",
+        "recipe": name_of(training.recipe),
         "dtype": training.identity.dtype,
         "device": training.rank.device_name,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train import spikes
 from phalanx.job.train.spikes import Curve, Judged, Rule
 
@@ -14,7 +14,7 @@ NUMBER: Final = "losses"
 class Guard:
     """curve: what it remembers. judged: the newest step's judgement, None before the first."""
 
-    def __init__(self, recipe: LlamaRecipe) -> None:
+    def __init__(self, recipe: AnyRecipe) -> None:
         self.curve = Curve()
         self.judged: Judged | None = None
         self._rule = Rule(on_spike=recipe.on_spike, budget=recipe.spike_budget)

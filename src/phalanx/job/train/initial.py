@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.core.errors import CheckpointError, DataError, SpecError
-from phalanx.core.recipe import SHAPE_FIELDS, LlamaRecipe
+from phalanx.core.recipe import SHAPE_FIELDS, AnyRecipe, LlamaRecipe
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.data import tokens
 from phalanx.job.data.sources import Sources
@@ -56,7 +56,7 @@ def fill_part(part: nn.Module, name: str, first: Fill, device: torch.device) -> 
     first(part, name)
 
 
-def agreed_digest(recipe: LlamaRecipe, node: str, saved: str = "") -> str:
+def agreed_digest(recipe: AnyRecipe, node: str, saved: str = "") -> str:
     """Of the weights of `init`, the same on every rank; '' without one. A collective of all ranks, of which one a node reads them.
     node: which one this rank is on, by `Session.node`; the machine's name where that is ''. saved: what a checkpoint says, which
     needs them no more unless it is of adapters.
@@ -82,7 +82,7 @@ def agreed_digest(recipe: LlamaRecipe, node: str, saved: str = "") -> str:
     return digest
 
 
-def _digest_of_node(recipe: LlamaRecipe, node: str) -> str | CheckpointError:
+def _digest_of_node(recipe: AnyRecipe, node: str) -> str | CheckpointError:
     """'' on all ranks of a node but the first. A collective of all ranks."""
     nodes = told_by_all(node)
     rank = dist.get_rank()

@@ -4,7 +4,7 @@ FSDP gathers a block's weights in a hook before the block and lets go of them in
 No barrier, nothing to wait for: on a GPU the times are read from events after the step, when the device is idle anyway.
 
 Ranks that share rows (`cp`), matrices (`tp`) or experts (`ep`) wait for each other inside a block, so that one slow rank makes all
-of its group slow: there nothing is measured, and the time is 0.
+of its group slow; ranks of a pipeline (`pp`) have other layers than each other. There nothing is measured, and the time is 0.
 """
 
 import time
@@ -18,9 +18,9 @@ from phalanx.job.train.device import Rank
 
 
 def local_timer(blocks: Iterable[nn.Module], rank: Rank) -> "LocalTimer":
-    """Of this rank's blocks; of none, and so always at 0, where others would be waited for inside them."""
-    waits = rank.layout is not None and rank.layout.waits_in_blocks
-    return LocalTimer(() if waits else blocks, rank.device)
+    """Of this rank's blocks; of none, and so always at 0, where its times say nothing beside those of others."""
+    alike = rank.layout is None or rank.layout.computes_alike
+    return LocalTimer(blocks if alike else (), rank.device)
 
 
 class LocalTimer:

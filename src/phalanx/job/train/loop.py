@@ -2,19 +2,20 @@
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import UserError
 from phalanx.core.records import StepRecord
 from phalanx.job.train.collector import collected_at_steps
-from phalanx.job.train.measure import measure
+from phalanx.job.train.measure import measure, measure_all
 from phalanx.job.train.mend import mend
 from phalanx.job.train.mfu import mfu
 from phalanx.job.train.recorded import recording
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Start, Training
-from phalanx.job.train.sizes import flops_per_token
+from phalanx.job.train.sizes import step_flops_per_token
 from phalanx.job.train.step import StepFacts, train_step
 from phalanx.job.train.traces.timeline import CHECKPOINT
 from phalanx.job.train.traces.traced import Traced, traced
@@ -28,13 +29,14 @@ WAIT_S_MIN: Final = 0.001
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The end of a run. val_loss_*: NaN in one that measures none. `checkpoint`: digest of the last manifest. `failed_saves`:
-    checkpoints that a full disk cost."""
+    checkpoints that a full disk cost. scores: all that was measured at the end, by name."""
 
     step: int
     val_loss_first: float
     val_loss_final: float
     checkpoint: str
     failed_saves: int
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def run(training: Training, start: Start, saves: Saves) -> Trained:
@@ -43,13 +45,14 @@ def run(training: Training, start: Start, saves: Saves) -> Trained:
     assert first is not None, "a run that has made its steps knows where it began"
     if start.from_memory and start.step == training.recipe.steps:
         _save_again(training, saves, start, first)
-    final = measure(training, "val_loss_final", training.recipe.steps)
+    scores = measure_all(training, "val_loss_final", training.recipe.steps)
+    final = scores.get("val_loss_final", math.nan)
     if training.held_out.num_batches and not math.isfinite(final):
         raise UserError("val_loss_final", final, "the weights are broken; lower lr or clip, or set on_spike to rollback")
     saves.finish()
     return Trained(
         step=training.recipe.steps, val_loss_first=first, val_loss_final=final, checkpoint=saves.newest or start.checkpoint,
-        failed_saves=saves.failed,
+        failed_saves=saves.failed, scores=scores,
     )  # fmt: skip
 
 
@@ -144,7 +147,7 @@ def _record(
 ) -> StepRecord:
     """Times are cut, not rounded, so that the phases never add up to more than the step. waited_s: of step_s, for a copy."""
     recipe, rank = training.recipe, training.rank
-    flops = flops_per_token(training.shape, recipe.sequence, frozen=recipe.lora is not None)
+    flops = step_flops_per_token(training.shape, recipe)
     tokens = training.batch.samples * recipe.sequence
     tokens_per_s = tokens / max(step_s, 1e-9)
     return StepRecord(

@@ -14,8 +14,8 @@ from phalanx.core.health import NAMED_MAX, BadSample, LossSpike
 from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.data.draws import Draws
 from phalanx.job.train.batches import train_draws
-from phalanx.job.train.loss import of_whole_rows, sample_losses
 from phalanx.job.train.parallel import let_go
+from phalanx.job.train.passes import losses_of
 from phalanx.job.train.resumed import of_any_data
 from phalanx.job.train.saves import Saves
 from phalanx.job.train.setup import Training
@@ -47,9 +47,7 @@ def worst_samples(training: Training, step: int) -> tuple[BadSample, ...]:
     rank; costs one forward pass."""
     model, device = training.model, training.rank.device
     model.eval()
-    mine = of_whole_rows(
-        model, torch.cat([sample_losses(model, samples) for samples in training.train_batch(step)]).to(torch.float64)
-    )
+    mine = torch.cat([losses_of(model, samples) for samples in training.train_batch(step)])
     model.train()
     let_go(model)
     everyone = [torch.empty_like(mine, device=device) for _ in range(training.rank.world_size)]
@@ -81,7 +79,7 @@ def _put_back(training: Training, saves: Saves, step: int) -> int:
     if found is None:
         _log.warning("no checkpoint to go back to before step %d; the step is skipped", step)
         return step - 1
-    found = load(found, origin, training.model, training.optimizer, training.rank.device)
+    found = load(found, origin, training.model, training.optimizer, training.rank.device, tensors=training.identity.tensors)
     training.watch.replaced()
     training.guard.roll_back(found.manifest.extra)
     return found.manifest.step

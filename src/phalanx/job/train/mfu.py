@@ -9,6 +9,6 @@ def peak_flops(device_name: str) -> float:
     return model.peak_bf16_flops or 0.0 if model else 0.0
 
 
-def mfu(tokens_per_s: float, flops_per_token: int, peak_flops_total: float) -> float:
+def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_total: float) -> float:
     """Between 0 and 1; 0.0 when no peak is known."""
     return tokens_per_s * flops_per_token / peak_flops_total if peak_flops_total else 0.0

@@ -1,22 +1,25 @@
 """AdamW, and a learning rate that is a function of the step alone, so that a resume needs no scheduler's state."""
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
+from phalanx.job.train.offload import OffloadPlace, streamed_adamw
 
 _MATRIX: Final = 2
 """Dimensions; of experts' matrices, which are stacked, one more."""
 
 
-def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
+def make_adamw(model: nn.Module, recipe: AnyRecipe, place: OffloadPlace | None = None) -> torch.optim.AdamW:
     """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros.
     Frozen weights have none.
 
     Experts are a group of their own: they may lie on another mesh than the rest, and one update takes one mesh.
+
+    place: of the moments, None for beside the weights. With one this is a collective of all ranks, and raises as `streamed_adamw`.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.dim() == _MATRIX]
@@ -25,7 +28,10 @@ def make_adamw(model: nn.Module, recipe: LlamaRecipe) -> torch.optim.AdamW:
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}]
     groups += [{"params": vectors, "weight_decay": 0.0}] if vectors else []  # of adapters none is one
     groups += [{"params": experts, "weight_decay": recipe.weight_decay}] if experts else []
-    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+    options: dict[str, Any] = {"lr": recipe.lr, "betas": (recipe.beta1, recipe.beta2), "fused": True}
+    if place is not None:
+        return streamed_adamw(groups, place, **options)
+    optimizer = torch.optim.AdamW(groups, **options)
     for parameter in trained:
         optimizer.state[parameter] = _moments(parameter)
     return optimizer
@@ -40,7 +46,7 @@ def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     }
 
 
-def lr_at(step: int, recipe: LlamaRecipe) -> float:
+def lr_at(step: int, recipe: AnyRecipe) -> float:
     """Of update `step`, counted from 1: linear up to `lr` at `warmup_steps`, then a cosine down to `lr * min_lr_ratio`."""
     if step <= recipe.warmup_steps:
         return recipe.lr * step / recipe.warmup_steps

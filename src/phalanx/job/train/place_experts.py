@@ -52,7 +52,8 @@ def _moved(mixture: Mixture, optimizer: torch.optim.Optimizer, expert_s: Tensor)
         moments = [one for one in optimizer.state.get(weight, {}).values() if isinstance(one, Tensor) and one.dim()]
         for tensor in (weight, *moments):
             piece = local_of(tensor)
-            piece.copy_(_taken(piece, source_s.tolist(), mixture.experts.exchange.group))
+            near = piece.to(local_of(weight).device)  # moments may lie on the host, where NCCL reaches nothing
+            piece.copy_(_taken(near, source_s.tolist(), mixture.experts.exchange.group))
     mixture.slots[expert_s] = torch.arange(len(expert_s), device=expert_s.device)
     return int((source_s != torch.arange(len(source_s), device=source_s.device)).sum())
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.hooks import RemovableHandle
 
 from phalanx.job.checkpoint.digest import bit_sum
-from phalanx.job.train.loss import token_loss
+from phalanx.job.train.objective import batch_loss
 from phalanx.job.train.parallel import sync_gradients
 
 Sums = dict[str, Tensor]
@@ -26,7 +26,7 @@ def recomputed(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Tens
     sums: Sums = {}
     with _watched(model, sums):
         sync_gradients(model, True)
-        token_loss(model, samples).backward()  # type: ignore[no-untyped-call]
+        batch_loss(model, samples).backward()  # type: ignore[no-untyped-call]
     optimizer.zero_grad()
     names = sorted(sums, reverse=True)  # weights before gradients: of other weights the gradients are others too
     return names, torch.stack([sums[name] for name in names])

@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.job.data.deliveries import FOLDER, DeliveryLog, Head
+from phalanx.job.data.images.open import ImageData
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.train.setup import Start, Training
 
@@ -46,10 +47,11 @@ def _opened(training: Training, start: Start) -> DeliveryLog | None:
 
 def _head(training: Training, start: Start) -> Head:
     data, rank = training.data, training.rank
+    sequence = 0 if isinstance(data, ImageData) else training.recipe.sequence
     attempt = 0
     with contextlib.suppress(ValueError):
         attempt = split_attempt(AttemptId(training.session.attempt))[1]
     return Head(
         attempt=attempt, generation=rank.generation, rank=rank.data_rank, world_size=rank.data_size, start=start.step,
-        order=facts_of(training.order), data=data.manifests, sequence=training.recipe.sequence, asked=data.asked,
+        order=facts_of(training.order), data=data.manifests, sequence=sequence, asked=data.asked,
     )  # fmt: skip

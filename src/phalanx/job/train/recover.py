@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final, cast
 
 from phalanx.core.errors import CheckpointError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.checkpoint.keeper.place import Place as KeeperPlace
 from phalanx.job.checkpoint.replicas import Moment
 from phalanx.job.checkpoint.together import told_by_all
-from phalanx.job.data.sources import Sources
 from phalanx.job.sdk.gang import Gang, Place
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.batches import batch_of_run
 from phalanx.job.train.device import Rank
+from phalanx.job.train.feed import RunData
 from phalanx.job.train.finish import finish
 from phalanx.job.train.initial import agreed_digest
 from phalanx.job.train.loop import Trained, run
@@ -111,7 +111,7 @@ class GangWatch(Watch):
 class Recipe:
     """One process's run of a recipe. `session` attaches when the process has a rank, which a spare has not at its start."""
 
-    def __init__(self, gang: Gang, recipe: LlamaRecipe, data: Sources, session: Callable[[], Session]) -> None:
+    def __init__(self, gang: Gang, recipe: AnyRecipe, data: RunData, session: Callable[[], Session]) -> None:
         self._gang = gang
         self._recipe = recipe
         self._data = data

@@ -12,8 +12,8 @@ from phalanx.job.checkpoint.restore import ANY_DATA, Found, Patience, load
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.data.cursor import EXTRA, Cursor
 from phalanx.job.data.draws import DataOrder
-from phalanx.job.data.sources import Sources
 from phalanx.job.train.audit import tell
+from phalanx.job.train.feed import RunData
 
 if TYPE_CHECKING:
     from phalanx.job.train.setup import Training
@@ -50,13 +50,14 @@ def state_numbers(training: "Training", step: int, val_loss_first: float) -> dic
 def digest_numbers(training: "Training", step: int) -> dict[str, str]:
     """What it carries besides `state_numbers`: a digest of all of its tensors, the same in every layout. Says where replicas of a
     part differ. A collective of all ranks that reads the whole state."""
-    digest = state_digest(training_state(training.model, training.optimizer), training.rank.device)
+    state, identity = training_state(training.model, training.optimizer), training.identity
+    digest = state_digest(state, training.rank.device, identity.mesh, identity.tensors)
     for name, odd in list(digest.odd.items())[:1]:
         tell(training, step, "state", name, odd)
     return {STATE: digest.text}
 
 
-def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: Sources) -> str:
+def check_cursor(extra: Mapping[str, object], step: int, order: DataOrder, data: RunData) -> str:
     """The data cursor of what was saved after `step`. Checkpoints of older versions have none: they are of one data set and the
     full shuffle, and the hashes of that and of their configuration, with the number of samples, said the same.
 
@@ -101,7 +102,8 @@ def resumed(training: "Training", found: Found, patience: Patience) -> tuple[int
     """Goes on from a checkpoint: after which step, with which first held-out loss, the digest of what was loaded. A collective of
     all ranks. Raises CheckpointError where weights and data cursor differ, or loading has changed anything, and as `load` does."""
     _check_data(training, found)  # before gigabytes are read
-    found = load(found, of_any_data(training.identity.origin), training.model, training.optimizer, training.rank.device, patience)
+    identity, device = training.identity, training.rank.device
+    found = load(found, of_any_data(identity.origin), training.model, training.optimizer, device, patience, identity.tensors)
     step, extra = found.manifest.step, {CURSOR: _check_data(training, found), **found.manifest.extra}
     try:
         first = float.fromhex(str(extra["val_loss_first"]))

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
-from phalanx.core.recipe import LlamaRecipe, config_text
+from phalanx.core.recipe import AnyRecipe, config_text
 from phalanx.job.checkpoint.fence import Holder
 from phalanx.job.checkpoint.folder import Folder, folder_at
 from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, Patience, find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
+from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.sound import BadData
-from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.vit import Vit, VitShape
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.agree import check_all_agree, on_bad_blocks
 from phalanx.job.train.arithmetic import settle_arithmetic
@@ -40,13 +41,18 @@ from phalanx.job.train.batches import (
 from phalanx.job.train.device import Rank
 from phalanx.job.train.expert_loads import ExpertLoads
 from phalanx.job.train.expert_places import ExpertPlaces
-from phalanx.job.train.feed import Feed
+from phalanx.job.train.feed import Feed, RunData
 from phalanx.job.train.guard import Guard
 from phalanx.job.train.initial import agreed_digest
+from phalanx.job.train.laid import laid_model
 from phalanx.job.train.local_time import LocalTimer, local_timer
 from phalanx.job.train.mfu import peak_flops
+from phalanx.job.train.offload import offload_place
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel import layout_of, make_mesh, placed, sharded_llama
+from phalanx.job.train.parallel import layout_of, make_mesh, placed
+from phalanx.job.train.parallel.mesh import stage_mesh
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import whole_tensors
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.resumed import INIT, of_any_data, resumed
@@ -59,13 +65,13 @@ _log: Final = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
-    `train_batch` reads from. init_digest: of the weights of the recipe's `init`."""
+    `train_batch` reads from. model: this rank's part of it. init_digest: of the weights of the recipe's `init`."""
 
     session: Session
-    recipe: LlamaRecipe
+    recipe: AnyRecipe
     rank: Rank
-    data: Sources
-    model: Llama
+    data: RunData
+    model: Llama | RankPart | Vit
     optimizer: torch.optim.Optimizer
     feed: Feed
     train_batch: Callable[[int], Tensor]
@@ -91,7 +97,7 @@ class Training:
         return self.feed.order
 
     @property
-    def shape(self) -> LlamaShape:
+    def shape(self) -> LlamaShape | VitShape:
         return self.model.shape
 
 
@@ -108,8 +114,8 @@ class Start:
 
 def set_up(
     session: Session,
-    recipe: LlamaRecipe,
-    data: Sources,
+    recipe: AnyRecipe,
+    data: RunData,
     rank: Rank,
     clock_s: Callable[[], float],
     unix_ms: Callable[[], int],
@@ -137,8 +143,8 @@ def set_up(
 
 def assemble(
     session: Session,
-    recipe: LlamaRecipe,
-    data: Sources,
+    recipe: AnyRecipe,
+    data: RunData,
     rank: Rank,
     dtype: Dtype,
     batch: Batch,
@@ -152,8 +158,8 @@ def assemble(
     else with none, for who loads them. init_digest: see `Training`. A collective of all ranks."""
     settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
-    model = sharded_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, fresh)
-    optimizer = make_adamw(model, recipe)
+    model = laid_model(recipe, data, rank, mesh, dtype, batch.accumulate, fresh)
+    optimizer = make_adamw(model, recipe, offload_place(session, recipe))
     local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
@@ -168,7 +174,7 @@ def assemble(
         model=model,
         optimizer=optimizer,
         feed=feed,
-        train_batch=planted(session, model.blocks[0], train_batches(feed, recipe, batch)),
+        train_batch=planted(session, next(iter(model.blocks)), train_batches(feed, recipe, batch)),
         batch=batch,
         held_out=HeldOut(data, recipe, rank, batch),
         policy=SavePolicy(root=checkpoints_of(session), every=session.checkpoint_every, keep=keep_of(session)),
@@ -178,7 +184,8 @@ def assemble(
             device=rank.device,
             attempt=session.attempt,
             generation=rank.generation,
-            mesh=mesh,
+            mesh=stage_mesh(mesh),
+            tensors=whole_tensors(model.shape, training_state(model, optimizer)) if isinstance(model, RankPart) else None,
         ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,
@@ -198,7 +205,7 @@ def checkpoints_of(session: Session) -> Folder:
     return folder_at(session.checkpoints_at)
 
 
-def origin_of(recipe: LlamaRecipe, data: Sources, rank: Rank) -> Origin:
+def origin_of(recipe: AnyRecipe, data: RunData, rank: Rank) -> Origin:
     return Origin(config=config_hash(recipe), data=data.manifest_hash, world_size=rank.world_size, layout=layout_of(rank))
 
 
@@ -227,14 +234,14 @@ def claim_beside(session: Session, rank: Rank) -> None:
     threading.Thread(target=work, name="claim", daemon=True).start()
 
 
-def dtype_of_run(found: Found | None, recipe: LlamaRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
+def dtype_of_run(found: Found | None, recipe: AnyRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
     """The checkpoint's where there is one: another machine's probe may answer otherwise, and the losses would differ."""
     if found is not None:
         return cast(Dtype, found.manifest.dtype)
     return decided_by_rank_zero(lambda: choose_dtype(recipe.dtype, rank.device, clock_s))
 
 
-def batch_of(found: Found | None, recipe: LlamaRecipe, rank: Rank) -> Batch:
+def batch_of(found: Found | None, recipe: AnyRecipe, rank: Rank) -> Batch:
     """Raises SpecError for a world size that cannot keep the run's global batch, CheckpointError when that is not said."""
     if found is None:
         return first_batch(recipe, rank.data_size, rank.whole_data_size)
@@ -272,6 +279,6 @@ def _claim(root: Folder, holder: Holder) -> None:
         _log.warning("the job's checkpoints could not be claimed: %s", error)
 
 
-def config_hash(recipe: LlamaRecipe) -> str:
+def config_hash(recipe: AnyRecipe) -> str:
     """SHA-256 of the recipe's configuration."""
     return hashlib.sha256(config_text(recipe).encode()).hexdigest()

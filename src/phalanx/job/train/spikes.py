@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final, Literal
 
 from phalanx.core.health import SpikeAction
-from phalanx.core.recipe import SPIKE_STEPS
+from phalanx.core.recipe_checks import SPIKE_STEPS
 
 RECENT: Final = 64
 WARM: Final = 32

@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.balance import balance, begin_step
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import synchronise
-from phalanx.job.train.loss import mean_over_ranks, token_loss
+from phalanx.job.train.loss import mean_over_ranks
 from phalanx.job.train.optimizer import lr_at, set_lr
-from phalanx.job.train.parallel import sync_gradients
+from phalanx.job.train.passes import gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     fetch: Callable[[int], Tensor],
-    recipe: LlamaRecipe,
+    recipe: AnyRecipe,
     step: int,
     clock_s: Callable[[], float],
     moved: Callable[[int, int], None] = lambda step, mark: None,
@@ -70,7 +70,7 @@ def train_step(
     microbatches = fetch(step)
     mark()
     begin_step(model, recipe.balance_loss / len(microbatches))
-    mine = _gradients(model, microbatches)
+    mine = gradients(model, microbatches)
     synchronise(microbatches.device)
     mark()
     before_agreement()
@@ -89,14 +89,3 @@ def train_step(
         loss=loss, grad_norm=grad_norm, lr=lr,
         data_wait_s=data_wait_s, compute_s=compute_s, comm_s=comm_s, optimizer_s=optimizer_s, updated=updated,
     )  # fmt: skip
-
-
-def _gradients(model: nn.Module, microbatches: Tensor) -> Tensor:
-    """Accumulates the mean gradient over the microbatches (FSDP takes the mean over ranks); the sum of this rank's losses."""
-    total = torch.zeros((), dtype=torch.float64, device=microbatches.device)
-    for index, samples in enumerate(microbatches):
-        sync_gradients(model, index == len(microbatches) - 1)
-        loss = token_loss(model, samples)
-        (loss / len(microbatches)).backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
-    return total

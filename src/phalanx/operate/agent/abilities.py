@@ -12,6 +12,7 @@ ALWAYS: Final = (
     features.CHECKPOINT_STORE,
     features.DATA_SPEC,
     features.LAYOUT,
+    features.PIPELINE,
     features.LEASE,
     features.PROFILE,
     features.RECOVERY,

@@ -4,7 +4,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_layout import PLAIN
 from phalanx.core.spec_parse import recipe_config
-from phalanx.fabric.layouts import RankFacts, facts_of, problems, recipe_problems
+from phalanx.fabric.layouts import RankFacts, facts_of, named, problems, recipe_problems
 
 
 def refuse_unfitting(spec: JobSpec) -> None:
@@ -16,7 +16,7 @@ def refuse_unfitting(spec: JobSpec) -> None:
     ranks = RankFacts(world_size=spec.num_ranks, per_domain=ranks_per_domain(spec))
     of_recipe = recipe_problems(spec.layout, recipe) if recipe is not None else []
     for field, value, fix in (*of_recipe, *problems(spec.layout, model, ranks)):
-        raise SpecError(f"layout.{field}", value, fix)
+        raise SpecError(named(field), value, fix)
 
 
 def ranks_per_domain(spec: JobSpec) -> int:

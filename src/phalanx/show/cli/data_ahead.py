@@ -15,11 +15,14 @@ def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
         return
     from phalanx.core.data_asked import ForeseeAsked
     from phalanx.core.spec_parse import recipe_config
+    from phalanx.core.vit_recipe import VitRecipe
 
     asked = ForeseeAsked(data=spec.data, env=spec.env)
     if spec.recipe:
         recipe = recipe_config(spec)
         held_out = recipe.batch_per_rank * spec.num_data_ranks if recipe.eval_batches else 0
-        asked = ForeseeAsked(data=spec.data, env=spec.env, sequence=recipe.sequence, held_out=held_out, init=recipe.init)
+        of_images = isinstance(recipe, VitRecipe)
+        reads = {"images": recipe.held_out} if of_images else {"sequence": recipe.sequence, "init": recipe.init}
+        asked = ForeseeAsked(data=spec.data, env=spec.env, held_out=held_out, **reads)
     for warning in tools.foresee_data(asked):
         note(f"Warning: {warning}.")

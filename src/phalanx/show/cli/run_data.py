@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phalanx.core.errors import SpecError
+from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec_parse import load_spec, recipe_config
 from phalanx.core.training_data import DataSource, Packing
 from phalanx.show.cli.overrides import changed
@@ -51,6 +52,8 @@ def job_data(file: Path, changes: Sequence[str], **given: int | None) -> RunData
     said: dict[str, int | None] = dict.fromkeys(_FIELDS)
     if spec.recipe and spec.name != _NAMELESS:
         recipe = recipe_config(spec)
+        if not isinstance(recipe, LlamaRecipe):
+            raise SpecError("recipe", spec.recipe, f"{file} is of a job that reads images; name one that trains on tokens")
         said = {
             "sequence": recipe.sequence, "seed": recipe.seed, "steps": recipe.steps,
             "batch": recipe.batch_per_rank * recipe.accumulate * spec.num_data_ranks,

@@ -29,6 +29,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.DATA_SPEC: "data",
         features.CHECKPOINT_STORE: "checkpoint.store",
         features.LAYOUT: "layout",
+        features.PIPELINE: "layout.pp",
     }
 )
 """Feature to the field of the spec that needs it."""
@@ -45,6 +46,7 @@ _MEANS: Final = MappingProxyType(
         features.DATA_SPEC: "upgrade phalanx on more nodes to one whose recipes mix and fetch data, or name one folder",
         features.CHECKPOINT_STORE: "upgrade phalanx on more nodes to one whose ranks save elsewhere than in the job's folder",
         features.LAYOUT: "upgrade phalanx on more nodes to one whose recipes know layouts",
+        features.PIPELINE: "upgrade phalanx on more nodes to one whose recipes know pipelines",
     }
 )
 """Feature to what gives it to a node."""

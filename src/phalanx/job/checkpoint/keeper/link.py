@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from errno import ENOENT
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from phalanx.core import wire
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable, UserError
@@ -43,6 +44,7 @@ TAKING_S: Final = 900.0
 _REFUSALS: Final[dict[str, type[UserError]]] = {TOO_LITTLE: SetupError, "host": SetupError, "replica": NotFound}
 _POLL_S: Final = 0.005
 _START_AGAIN_S: Final = 0.5
+_TRIES: Final = 100
 _LOG_LINES: Final = 3
 
 
@@ -189,6 +191,15 @@ def look(place: Place) -> tuple[Link, Holding, list[int]]:
     return _greeted(Link(channel), place, reads=True)
 
 
+def _log_of(place: Place) -> BinaryIO:
+    """Made with its folder, once more where a keeper that has just ended took that along in between."""
+    for _ in range(_TRIES):
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return (place.folder / place.log_name).open("ab")
+    raise FileNotFoundError(ENOENT, "another keeper's end removes it again and again", str(place.folder))
+
+
 def _greeted(link: Link, place: Place, reads: bool = False) -> tuple[Link, Holding, list[int]]:
     try:
         return (link, *link.ask(Hello(attempt=place.attempt, reads=reads)))
@@ -220,8 +231,7 @@ def _start(place: Place, idle_s: float) -> None:
     path = os.pathsep.join([root, *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)]).rstrip(os.pathsep)
     words = [str(place.folder), str(place.slot), place.attempt, str(idle_s)]
     try:
-        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (place.folder / place.log_name).open("ab") as log:
+        with _log_of(place) as log:
             subprocess.run(
                 [sys.executable, "-P", "-m", "phalanx.job.checkpoint.keeper", *words],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

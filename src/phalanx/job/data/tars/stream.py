@@ -77,10 +77,15 @@ class Making:
         if self.transform is None:
             return made
         began = time.monotonic()
-        made = self.transform(made, np.random.default_rng([self.seed & _WORD, epoch, sample.number]))
+        made = self.transform(made, generator_of(self.seed, epoch, sample.number))
         if tell is not None:
             tell("transform", began, time.monotonic())
         return made
+
+
+def generator_of(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """Of a sample in an epoch, for what is drawn about it."""
+    return np.random.default_rng([seed & _WORD, epoch, number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +172,18 @@ def made_stream(
         return made
 
     def read_ahead(tell: Tell) -> "ReadAhead | None":
-        return _read_ahead(sources, making.fields, lambda step: draws_of_rank(order, step, rank, world_size), start, stop, tell)
+        return samples_ahead(sources, making.fields, lambda step: draws_of_rank(order, step, rank, world_size), start, stop, tell)
 
     return Ahead(fetch, start, stop, depth=depth, threads=threads, named=CAUSES, name="samples", read_ahead=read_ahead)
 
 
-def _read_ahead(
+def samples_ahead(
     sources: Sequence[SampleData],
     fields: Sequence[str] | None,
     rows: Callable[[int], Draws],
     start: int,
     stop: int | None,
-    tell: Tell,
+    tell: Tell | None = None,
 ) -> "ReadAhead | None":
     """What fetches the steps to come of those that lie in a store; None where none does."""
     caches = [data.cache for data in sources if data.cache is not None]

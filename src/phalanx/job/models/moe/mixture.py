@@ -5,22 +5,39 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.grouped import grouped
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
+from phalanx.job.models.parts import part_of
+
+Gated = Callable[[Tensor], Tensor]
+
+
+def gated(gate_up_nf: Tensor) -> Tensor:
+    """Of both products, the gate's first: (n, 2f) to (n, f)."""
+    gate_nf, up_nf = gate_up_nf.chunk(2, dim=-1)
+    return F.silu(gate_nf) * up_nf
+
+
+Summed = Callable[[Tensor, Tensor], Tensor]
+
+
+def summed(y_tkd: Tensor, weight_tk: Tensor) -> Tensor:
+    """What the experts of each token say, by their weights: (t, d) in y's dtype, added up in that of the weights."""
+    return (y_tkd * weight_tk.unsqueeze(-1)).sum(dim=1).to(y_tkd.dtype)
 
 
 class Experts(nn.Module):
     """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
-    lie on several ranks, how rows get to theirs; None where all lie here."""
+    lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster."""
 
     def __init__(self, dim: int, shape: MoeShape) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
+        self.gated: Gated = gated
         self.gate_up = nn.Parameter(torch.empty(shape.experts, dim, 2 * shape.ffn_dim))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn_dim, dim))
 
@@ -31,13 +48,12 @@ class Experts(nn.Module):
         return self.exchange(x_nd, count_e, self._fed)
 
     def _fed(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
-        gate_nf, up_nf = grouped(x_nd, _here(self.gate_up), count_e).chunk(2, dim=-1)
-        return grouped(F.silu(gate_nf) * up_nf, _here(self.down), count_e)
+        return grouped(self.gated(grouped(x_nd, part_of(self.gate_up), count_e)), part_of(self.down), count_e)
 
 
 class Mixture(nn.Module):
     """slots: int64 (e), the place of each expert among the stacked weights: they lie in their order until they are placed by their
-    loads. A part of the model's state, as the weights are."""
+    loads. A part of the model's state, as the weights are. summed: `summed`, or the same made faster."""
 
     slots: Tensor
 
@@ -45,6 +61,7 @@ class Mixture(nn.Module):
         """feed: makes a plain feed-forward of that inner width."""
         super().__init__()
         self.shape = shape
+        self.summed: Summed = summed
         self.router = Router(dim, shape)
         self.experts = Experts(dim, shape)
         self.shared = feed(shape.shared * shape.ffn_dim) if shape.shared else None
@@ -60,8 +77,7 @@ class Mixture(nn.Module):
         order = ordered(self.slots[index_tk].flatten(), self.shape.experts)
         self.router.count(order.count_e[self.slots])
         y_nd = self.experts(to_experts(x_td, order, self.shape.per_token), order.count_e)
-        y_tkd = to_tokens(y_nd, order, self.shape.per_token)
-        y_bsd: Tensor = (y_tkd * weight_tk.unsqueeze(-1)).sum(dim=1).to(x_bsd.dtype).view_as(x_bsd)
+        y_bsd = self.summed(to_tokens(y_nd, order, self.shape.per_token), weight_tk).to(x_bsd.dtype).view_as(x_bsd)
         if self.shared is not None:
             y_bsd = y_bsd + self.shared(x_bsd)
         return y_bsd
@@ -82,8 +98,3 @@ def reset_buffers(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Mixture | Router):
             part.reset_buffers()
-
-
-def _here(weight: Tensor) -> Tensor:
-    """This rank's experts."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight

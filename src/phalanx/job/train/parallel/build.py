@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Block, Llama, LlamaShape
 from phalanx.job.models.lora import adapt
-from phalanx.job.train.compiled import compiled_by_all, compiles
+from phalanx.job.train.compiled import compiled_by_all, compiles, parts_run_compiled
 from phalanx.job.train.context.shared import context_parallel
 from phalanx.job.train.device import Rank
 from phalanx.job.train.initial import fill_part, first_weights
@@ -36,14 +36,16 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     layout, compiled = of_rank(rank), compiled_by_all(recipe.compile, rank.device)
     blocks = uncompiled(replace(recipe, compile=compiled), layout) if recipe.compile == "auto" else recipe
     quicken(model, blocks, dtype, rank.device)
+    if layout.ep > 1 and layout.cp == layout.tp == 1 and compiles(compiled, rank.device):  # with these it was never measured
+        parts_run_compiled(model.blocks)
     model.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiles(compiled, rank.device))
     fill = first_weights(recipe, fresh)
     data, tensors = DataParallel(mesh, dtype, layout.zero, recipe), TensorParallel(mesh)
     experts = ExpertParallel(mesh, layout.ep, dtype, recipe)
     for index, block in enumerate(model.blocks):
         fill_part(block, f"blocks.{index}", fill, rank.device)
-        tensors.block(cast(Block, block), f"blocks.{index}")
         experts.block(block, data.reshards)
+        tensors.block(cast(Block, block), f"blocks.{index}")
         data.part(block)
     for name, part in model.named_children():
         if name != "blocks":

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import Zero
 from phalanx.job.train.parallel.mesh import data_mesh
 from phalanx.job.train.precision import Dtype, policy
@@ -29,7 +29,7 @@ _ZERO: Final = "data_parallel_zero"
 class DataParallel:
     """Wraps the parts of one model, and at last the model itself."""
 
-    def __init__(self, mesh: DeviceMesh, dtype: Dtype, zero: Zero, recipe: LlamaRecipe) -> None:
+    def __init__(self, mesh: DeviceMesh, dtype: Dtype, zero: Zero, recipe: AnyRecipe) -> None:
         self._zero = zero
         self._how: dict[str, Any] = {"mesh": data_mesh(mesh), "mp_policy": policy(dtype, recipe.reduce_dtype)}
         self._lets_go = zero == 3 and recipe.reshard_after_forward  # else backward finds the weights where forward left them

@@ -1,7 +1,9 @@
 """Expert parallelism: each rank has some experts of every mixture, and tokens travel to theirs (GShard, arXiv:2006.16668).
 
-Neighbours on the axis that shares the state share the experts, `ep` of them all of a layer; along the rest of that axis each expert
-is cut as FSDP does. Everything that is no expert is cut over all of them, and every rank has tokens of its own.
+Neighbours among the ranks that share the state share the experts, `ep` of them all of a layer; along the rest each expert is cut
+as FSDP does. Everything that is no expert is cut over all of them, and every rank has tokens of its own: of another sample, of
+another part of a row (context parallel), or of another part of the sequence between matrices (tensor parallel). So the ranks that
+share a row or the matrices are among those that share the experts, the nearest first, and no expert's matrix is cut by `tp`.
 """
 
 from collections.abc import Callable
@@ -16,19 +18,22 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.mixture import mixtures
-from phalanx.job.train.parallel.mesh import REPLICATE, SHARD
+from phalanx.job.train.parallel.mesh import REPLICATE, SHARD, TENSORS, data_mesh
 from phalanx.job.train.precision import Dtype, policy
 
 AXIS: Final = "ep"
 REST: Final = "dp_rest"
+_STATE: Final = "dp_state"
 
 
 class ExpertParallel:
-    """Cuts the experts of one model's blocks, before data parallelism wraps those; nothing where `ep` is 1."""
+    """Cuts the experts of one model's blocks, before tensor and data parallelism lay out the rest of them; nothing where each rank
+    has all experts, and no tensor-parallel ones beside it."""
 
     def __init__(self, mesh: DeviceMesh, ep: int, dtype: Dtype, recipe: LlamaRecipe) -> None:
         """A collective of all ranks. Raises SpecError where `ep` does not divide the ranks that share the state."""
-        self._mesh = expert_mesh(mesh, ep) if ep > 1 else None
+        self._mesh = expert_mesh(mesh, ep) if ep > 1 or TENSORS in (mesh.mesh_dim_names or ()) else None
+        self._means = data_mesh(mesh).size()
         self._policy = policy(dtype, recipe.reduce_dtype)
 
     def block(self, block: nn.Module, reshards: bool) -> None:
@@ -36,23 +41,28 @@ class ExpertParallel:
         pass. Raises SpecError where its experts are not as many for each rank, or cannot be cut further."""
         if self._mesh is None:
             return
-        cut_experts(block, self._mesh)
+        is_cut = self._mesh[AXIS].size() > 1
+        if is_cut:
+            cut_experts(block, self._mesh)
         names = tuple(name for name in (REPLICATE, REST) if name in (self._mesh.mesh_dim_names or ()))
         rest = self._mesh[names]
         for mixture in mixtures(block):
             fully_shard(
                 mixture.experts, mesh=rest, mp_policy=self._policy, reshard_after_forward=reshards,
-                shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()),
+                shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()) if is_cut else None,
             )  # fmt: skip
-            _mean_over_all(mixture.experts, rest.size() * self._mesh[AXIS].size(), self._mesh[REST].size())
+            _mean_over(mixture.experts, self._means, self._mesh[REST].size())
 
 
 def expert_mesh(mesh: DeviceMesh, ep: int) -> DeviceMesh:
-    """The same ranks, with the axis that shares the state as two. Raises SpecError where `ep` does not divide it."""
-    ranks = mesh[SHARD].size()
-    if ranks % ep:
-        raise SpecError("layout.ep", ep, f"{ranks} ranks share the state; write a number that divides them")
-    return mesh._unflatten(SHARD, (ranks // ep, ep), (REST, AXIS))
+    """The same ranks, with those that share the state, tensor-parallel ones among them, as two axes. Raises SpecError where `ep`
+    does not divide them."""
+    names = mesh.mesh_dim_names or ()
+    state = mesh[SHARD, TENSORS]._flatten(_STATE) if TENSORS in names else mesh[SHARD]
+    if state.size() % ep:
+        raise SpecError("layout.ep", ep, f"{state.size()} ranks share the state; write a number that divides them")
+    found = state._unflatten(0, (state.size() // ep, ep), (REST, AXIS))
+    return DeviceMesh._concatenate([mesh[REPLICATE], found]) if REPLICATE in names else found
 
 
 def cut_experts(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -86,9 +96,10 @@ def _along(ep: int, ranks: int) -> Callable[[nn.Parameter], Shard]:
     return side
 
 
-def _mean_over_all(experts: nn.Module, ranks: int, shards: int) -> None:
-    """An expert has gradients of the tokens of all `ep` ranks, whose losses are means over their own tokens: what FSDP makes the
-    mean over the rest alone is `ep` times too large (T13)."""
+def _mean_over(experts: nn.Module, ranks: int, shards: int) -> None:
+    """An expert has gradients of the tokens of all `ep` ranks, and ranks have losses of their own tokens: what FSDP makes the mean
+    over the rest alone is `ep` times too large (T13). ranks: those with a loss of their own; tensor-parallel ones have one among
+    them, of which each has a part of the gradients."""
     assert isinstance(experts, FSDPModule)
     experts.set_gradient_divide_factor(float(ranks))
     if shards > 1:  # gloo has no sum that divides by itself; of one rank torch would divide twice

@@ -6,19 +6,21 @@ from dataclasses import replace
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
-from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, problems, recipe_problems
+from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, named, problems, recipe_problems
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
 SHARD = "dp_shard"
 REPLICATE = "dp_replicate"
 CONTEXT = "cp"
+PIPELINE = "pp"
+TENSORS = "tp"
 _ROWS = "dp_rows"
 
 
-def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
+def placed(rank: Rank, session: Session, recipe: AnyRecipe) -> Rank:
     """The rank with its layout. Raises SpecError, on every rank, for one that this gang cannot have, whoever started it."""
     asked = session.layout
     if asked == PLAIN:
@@ -26,7 +28,7 @@ def placed(rank: Rank, session: Session, recipe: LlamaRecipe) -> Rank:
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
     for field, value, fix in (*recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
-        raise SpecError(f"layout.{field}", value, fix)
+        raise SpecError(named(field), value, fix)
     return replace(rank, layout=laid_out(asked, rank.world_size))
 
 
@@ -57,7 +59,19 @@ def context_mesh(rank: Rank, mesh: DeviceMesh) -> DeviceMesh | None:
     if layout.cp == 1:
         return None
     axis = _axis_of_rows(layout)
-    return mesh._unflatten(axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+    return parted(mesh, axis, (mesh[axis].size() // layout.cp, layout.cp), (_ROWS, CONTEXT))[CONTEXT]
+
+
+def parted(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """The same ranks, with several axes instead of one. A collective of all ranks."""
+    # By its number: of an axis by its name torch 2.11 says that there is none, of all those that there are.
+    return mesh._unflatten((mesh.mesh_dim_names or ()).index(axis), sizes, names)
+
+
+def stage_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks with the same stages as this one; all without a pipeline."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != PIPELINE)
+    return mesh[names] if len(names) < mesh.ndim else mesh
 
 
 def _axis_of_rows(layout: Layout) -> str:
@@ -72,7 +86,8 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def uncompiled(recipe: LlamaRecipe, layout: Layout) -> LlamaRecipe:
-    """Without compiled blocks where these are no one graph: a block that hands tokens on, since how many come is known only when it
-    runs; and one that is computed again although it waits for others in between, which torch then does not compile at all."""
+    """Without compiled blocks where these are no one graph: a block that hands tokens on, since how many come is known only when
+    it runs (its parts are: `parts_run_compiled`); and one that is computed again although it waits for others in between, which
+    torch then does not compile at all."""
     computed_again = layout.cp > 1 and recipe.activation_checkpointing != "none"
     return replace(recipe, compile=False) if layout.ep > 1 or computed_again else recipe

@@ -4,6 +4,9 @@ The cuts are those of Megatron-LM (arXiv:1909.08053, arXiv:2205.05198), made by 
 matrices give each rank its heads, or its part of the feed-forward, and the last ones sum over ranks while they deal out the
 sequence.
 The vocabulary is cut too, in the embedding and in the output, and the loss is taken where its logits lie.
+
+A mixture of experts routes each rank's part of the sequence; its experts are no matter of this axis (`experts`), its shared ones
+are cut as any feed-forward.
 """
 
 import contextlib
@@ -12,7 +15,7 @@ from typing import Final
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -27,10 +30,12 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from phalanx.core.errors import SpecError
 from phalanx.job.checkpoint.rows import Rows, fused, lay_anew, set_rows
 from phalanx.job.models.llama import Block, Llama
+from phalanx.job.models.moe.mixture import Mixture
+from phalanx.job.models.moe.router import Router
+from phalanx.job.train.parallel.mesh import TENSORS
 
-AXIS: Final = "tp"
 _QKV: Final = "attention.qkv"
-_MATRICES: Final = (_QKV, "attention.out", "feed.gate", "feed.up", "feed.down")
+_OUT: Final = "attention.out"
 _always: Final = contextlib.ExitStack()
 _is_begun = [False]
 
@@ -39,7 +44,7 @@ class TensorParallel:
     """Cuts the parts of one model over an axis of the mesh, before data parallelism wraps them; nothing where the mesh has none."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh[AXIS] if AXIS in (mesh.mesh_dim_names or ()) else None
+        self._mesh = mesh[TENSORS] if TENSORS in (mesh.mesh_dim_names or ()) else None
         self._rows: dict[str, Rows] = {}
 
     @property
@@ -54,7 +59,8 @@ class TensorParallel:
         one of which something is not cut: data parallelism wraps it next, and `whole` could not tell."""
         if self._mesh is None:
             return
-        for matrix in _MATRICES:
+        feed = _feed_of(block)
+        for matrix in (_QKV, _OUT, *(f"{feed}.{one}" for one in ("gate", "up", "down") if feed)):
             if type(_part(block, matrix)) is not nn.Linear:
                 raise SpecError("layout.tp", self._mesh.size(), f"write 1: nobody can cut {name}.{matrix} of this model yet")
         attention, ranks = block.attention, self._mesh.size()
@@ -66,6 +72,8 @@ class TensorParallel:
         attention.widths = (queries, keys, values)
         attention.heads, attention.kv_heads = attention.heads // ranks, attention.kv_heads // ranks
         self._cut(block, _of_block(block))
+        if isinstance(block.feed, Mixture):
+            self._share_tokens(block.feed.router)
         self._check_cut(block, f"{name}.")
 
     def whole(self, model: Llama) -> None:
@@ -81,6 +89,13 @@ class TensorParallel:
         set_rows(model, self._rows)
         _cut_losses()
 
+    def _share_tokens(self, router: Router) -> None:
+        """Each rank routes tokens of its own, by weights that all have."""
+        assert self._mesh is not None
+        weight = distribute_tensor(router.weight.detach(), self._mesh, [Replicate()], src_data_rank=None)
+        router.weight = nn.Parameter(weight)
+        router.adding = self._mesh.get_group()
+
     def _check_cut(self, module: nn.Module, prefix: str = "") -> None:
         assert self._mesh is not None
         for name, parameter in module.named_parameters():
@@ -95,18 +110,27 @@ def _part(block: Block, name: str) -> nn.Module | None:
     return dict(block.named_modules()).get(name)
 
 
+def _feed_of(block: Block) -> str:
+    """Where a block has a feed-forward that every token passes; '' where it has none."""
+    if not isinstance(block.feed, Mixture):
+        return "feed"
+    return "feed.shared" if block.feed.shared is not None else ""
+
+
 def _of_block(block: Block) -> dict[str, ParallelStyle]:
     along = Shard(1)  # the sequence
     plan: dict[str, ParallelStyle] = {
         "attention_norm": SequenceParallel(),
         _QKV: ColwiseParallel(input_layouts=along),
-        "attention.out": RowwiseParallel(output_layouts=along),
+        _OUT: RowwiseParallel(output_layouts=along),
         "feed_norm": SequenceParallel(),
-        "feed": PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(Replicate(),)),
-        "feed.gate": ColwiseParallel(),
-        "feed.up": ColwiseParallel(),
-        "feed.down": RowwiseParallel(output_layouts=along),
     }
+    if isinstance(block.feed, Mixture):
+        plan["feed"] = PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(along,), use_local_output=True)
+    if feed := _feed_of(block):
+        plan[feed] = PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(Replicate(),))
+        plan |= {f"{feed}.gate": ColwiseParallel(), f"{feed}.up": ColwiseParallel()}
+        plan[f"{feed}.down"] = RowwiseParallel(output_layouts=along)
     if not isinstance(block.attention.q_norm, nn.Identity):  # of (b, s, h, k), whose heads are cut
         for norm in ("q_norm", "k_norm"):
             plan[f"attention.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -117,10 +141,10 @@ def _of_model(model: Llama) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
-    if not isinstance(model.output, nn.Identity):
-        plan["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-    return plan
+    has = dict(model.named_children())  # a stage of a pipeline lacks some, as a tied model does its output
+    return {name: style for name, style in plan.items() if any(True for _ in has[name].parameters())}
 
 
 def _cut_losses() -> None:

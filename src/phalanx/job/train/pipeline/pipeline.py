@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from phalanx.core.errors import SpecError
+from phalanx.core.spec import ScheduleName
 from phalanx.fabric.pipeline.balance import LayerCosts, balanced_stages
-from phalanx.fabric.pipeline.layout import PipelineLayout, ScheduleName
+from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.job.models.llama import LlamaShape
 from phalanx.job.train.pipeline.forward import relayed
 from phalanx.job.train.pipeline.stage import RankPart, Stage
@@ -93,6 +94,7 @@ class Pipeline:
         sequence_parts: int = 1,
     ) -> None:
         self.layout, self.layers, self.part = layout, tuple(layers), RankPart(list(stages.values()))
+        self.part.passes = self
         self._stages, self._group, self._device = dict(stages), group, device
         self._dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         self._sequence_parts = sequence_parts

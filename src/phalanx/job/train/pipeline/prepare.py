@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,16 +11,25 @@ from torch.distributed.fsdp import fully_shard
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout
+from phalanx.job.models.llama import Block
 from phalanx.job.train.initial import fill_part, first_weights
+from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.speed import quicken
 
 
 def sharded_stage(
-    recipe: LlamaRecipe, layout: PipelineLayout, mesh: DeviceMesh, device: torch.device, dtype: Dtype, fresh: bool = True
+    recipe: LlamaRecipe,
+    layout: PipelineLayout,
+    mesh: DeviceMesh,
+    device: torch.device,
+    dtype: Dtype,
+    fresh: bool = True,
+    tensors: TensorParallel | None = None,
 ) -> Callable[[Stage], None]:
     """For `pipeline_parallel`. mesh: of data-parallel ranks. fresh: with initial values; else it holds nothing, for who loads it.
+    tensors: cuts its matrices before.
 
     Weights stay gathered over a step: gathering them for each microbatch would cost more than a step without a pipeline does, and
     a weight pass that was put off finds them. Raises SpecError for what a schedule cannot do.
@@ -31,10 +41,14 @@ def sharded_stage(
         quicken(stage, recipe, dtype, device)
         for name, block in stage.blocks.named_children():
             fill_part(block, f"blocks.{name}", first, device)
+            if tensors is not None:
+                tensors.block(cast(Block, block), f"blocks.{name}")
             fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
         for name, part in stage.named_children():
             if name != "blocks":
                 fill_part(part, name, first, device)
+        if tensors is not None:
+            tensors.whole(stage)
         fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
 
     return prepare
@@ -42,12 +56,16 @@ def sharded_stage(
 
 def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> LlamaRecipe:
     """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
-    piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can)."""
+    piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can). Through a region of selective
+    checkpointing torch goes back once."""
     if recipe.lora is not None:
         raise SpecError("lora_rank", recipe.lora_rank, "adapters are not trained over a pipeline yet; write 0, or no pipeline")
     if layout.schedule not in SPLITS_BACKWARD:
         return recipe
-    asked = {"compile": recipe.compile is True, "fused_loss": recipe.fused_loss is True, "dtype": dtype in ("fp8", "fp8_rowwise")}
+    asked = {
+        "compile": recipe.compile is True, "fused_loss": recipe.fused_loss is True, "dtype": dtype in ("fp8", "fp8_rowwise"),
+        "activation_checkpointing": recipe.activation_checkpointing == "selective",
+    }  # fmt: skip
     for field in (name for name, is_asked in asked.items() if is_asked):
         whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
         fix = f"parts the backward pass, which cannot be done with the recipe's {field}; write one of {whole}, or change that"

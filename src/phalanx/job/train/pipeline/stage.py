@@ -5,13 +5,14 @@ a pipeline, by the model and the loss. The last one gives the loss.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.core.errors import SpecError
 from phalanx.fabric.pipeline.balance import LayerCosts
+from phalanx.job.checkpoint.rows import rows_of, set_rows
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.train.loss import token_loss
 
@@ -70,7 +71,7 @@ class Stage(Llama):
         if isinstance(self.embedding, Received):
             self.embedding.given = given
         if self.is_last:
-            return loss(_Model(self), samples)
+            return loss(_Model(self), samples).clone()  # a view, of what tensor parallelism cuts, is nothing for FSDP to hook
         return _Model(self)(*inputs_of(samples))
 
 
@@ -100,13 +101,29 @@ def inputs_of(samples: Tensor) -> tuple[Tensor, ...]:
     return (samples[:, :-1],)
 
 
+class Passes(Protocol):
+    """What a pipeline does with samples (b, *row), which all of its ranks give alike. Collectives of them."""
+
+    def gradients(self, microbatches: Tensor) -> Tensor:
+        """Adds the mean gradient over the microbatches to what the stages have; the sum of their losses, on every rank."""
+        ...
+
+    def sample_losses(self, samples: Tensor) -> Tensor:
+        """Of each sample, on every rank."""
+        ...
+
+
 class RankPart(nn.Module):
-    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. Never run."""
+    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. Never run: its
+    pipeline is, by `passes`."""
+
+    passes: Passes
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
-        self.shape = stages[0].shape
+        self.shape, self.context = stages[0].shape, stages[0].context
         self.blocks = nn.ModuleList()
+        set_rows(self, {name: rows for stage in stages for name, rows in rows_of(stage).items()})
         for stage in stages:
             for name, part in stage.named_children():
                 if name == "blocks":

@@ -1,11 +1,15 @@
-"""What a checkpoint of a pipeline holds: every tensor of the model, of which a rank has those of its stages."""
+"""The whole model of a pipeline, of which a rank has what is its stages': what checkpoints hold, and all weights in one place."""
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from phalanx.job.checkpoint.owners import code_of
+from phalanx.job.checkpoint.rows import Rows, as_saved, rows_of
+from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.checkpoint.whole import TensorSpec
 from phalanx.job.models.llama import Llama, LlamaShape
 
@@ -27,3 +31,30 @@ def whole_tensors(shape: LlamaShape, own: Mapping[str, Tensor]) -> dict[str, Ten
             for name, size in shapes.items()
         }
     return found
+
+
+@torch.no_grad()
+def gathered_weights(part: nn.Module) -> dict[str, Tensor]:
+    """All weights of the model in the host memory of rank 0, as in checkpoints; none elsewhere. One after another, so that no
+    device holds more than one of them whole. A collective of all ranks, each with its own part."""
+    own, rows, rank, found = dict(part.named_parameters()), rows_of(part), dist.get_rank(), {}
+    told = told_by_all({name: (tuple(one.shape), one.dtype) for name, one in own.items()})
+    for name in sorted({name for of_rank in told for name in of_rank}):
+        holder = next(at for at, of_rank in enumerate(told) if name in of_rank)
+        if name in own:
+            whole = _on_host(own[name], name, rows)
+            if 0 != rank == holder:
+                dist.send(whole, 0)
+        elif rank == 0:
+            shape, dtype = told[holder][name]
+            whole = torch.empty(shape, dtype=dtype)
+            dist.recv(whole, holder)
+        if rank == 0:
+            found[name] = whole
+    return found
+
+
+def _on_host(weight: Tensor, name: str, rows: Mapping[str, Rows]) -> Tensor:
+    """A collective of the ranks that have a part of it."""
+    whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().cpu()
+    return (as_saved(whole, rows[name]) if name in rows else whole).contiguous()

@@ -1,0 +1,65 @@
+"""What a job's pipeline asks of its recipe, and what both cannot have together; part of `problems`."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.core.spec import LayoutSpec
+from phalanx.fabric.layouts.layout import Layout
+from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout, fewest_stages
+
+Problem = tuple[str, object, str]
+_NAMES: Final = {"num_ranks": "pp", "num_microbatches": "hyperparameters.accumulate"}
+"""Fields of a pipeline as a job has them."""
+
+
+def pipeline_of(asked: LayoutSpec | Layout, num_microbatches: int) -> PipelineLayout:
+    """Of a layout with `pp` above 1. num_microbatches: of a step."""
+    return PipelineLayout(
+        schedule=asked.schedule, num_ranks=asked.pp, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank(asked)
+    )
+
+
+def stages_per_rank(asked: LayoutSpec | Layout) -> int:
+    return asked.stages_per_rank or fewest_stages(asked.schedule)
+
+
+def stage_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Whatever the model."""
+    if asked.pp == 1:
+        return
+    if recipe.lora is not None:
+        fix = "write 1: adapters (lora_rank) are not trained over a pipeline; zero shares their model out among the ranks"
+        yield "pp", asked.pp, fix
+    yield from _parted(asked, recipe)
+    for field, value, fix in pipeline_of(asked, recipe.accumulate).problems():
+        yield _NAMES.get(field, field), value, fix + (_others(asked, recipe) if field == "num_microbatches" else "")
+
+
+def _parted(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Where the gradient of weights is a pass of its own, nothing that makes it together with the rest can be, nor what can go back
+    but once through what it has kept."""
+    if asked.schedule not in SPLITS_BACKWARD:
+        return
+    whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
+    asks = {
+        "dtype: bf16": recipe.dtype.startswith("fp8"), "compile: auto": recipe.compile is True,
+        "fused_loss: auto": recipe.fused_loss is True,
+        "activation_checkpointing: full": recipe.activation_checkpointing == "selective",
+    }  # fmt: skip
+    for change in (change for change, is_asked in asks.items() if is_asked):
+        field = change.split(":")[0]
+        fix = f"write one of {whole}, or {change}: it parts the backward pass, which cannot be done with {field}"
+        yield "schedule", asked.schedule, f"{fix}: {getattr(recipe, field)}".replace("True", "true")
+
+
+def _others(asked: LayoutSpec, recipe: LlamaRecipe) -> str:
+    """Schedules that do with the recipe's microbatches."""
+    fits = [
+        name
+        for name in SCHEDULES
+        if not PipelineLayout(
+            schedule=name, num_ranks=asked.pp, num_microbatches=recipe.accumulate, stages_per_rank=fewest_stages(name)
+        ).problems()
+    ]
+    return f", or layout.schedule: {fits[0]}" if fits else ""
