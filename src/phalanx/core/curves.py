@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import AttemptId, JobId
-from phalanx.core.records import NAN_AS_TEXT
 
+_NAN_AS_TEXT: Final = {"ser_json_inf_nan": "strings"}
+"""As in `core.records`, without Pydantic, which a help page does not need."""
 POINTS: Final = 400
 POINTS_MAX: Final = 4_000
 METRICS_MAX: Final = 64
@@ -19,7 +20,7 @@ class CurvePoint:
     """Means over `steps` steps, the last of which is `step`; of the loss also the least and the most. other_ms: of a step, what is
     none of its phases."""
 
-    __pydantic_config__ = NAN_AS_TEXT
+    __pydantic_config__ = _NAN_AS_TEXT
 
     step: int
     steps: int
@@ -42,7 +43,7 @@ class CurvePoint:
 class MetricPoint:
     """A named value, the mean of as many steps."""
 
-    __pydantic_config__ = NAN_AS_TEXT
+    __pydantic_config__ = _NAN_AS_TEXT
 
     step: int
     value: float
