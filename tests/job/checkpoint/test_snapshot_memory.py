@@ -1,5 +1,6 @@
 """Snapshots outlive the rank that made them, are whole or absent, and nothing of them is left behind."""
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,8 +340,7 @@ def test_snapshots_may_lie_on_a_disk_and_take_no_memory(place: Place, tmp_path: 
     on_disk = replace(place, scratch=str(scratch))
     memory = Memory.attach(on_disk, PARTS, buffers=2)
     snapshot(memory, 1)
-    held = Path(f"/proc/{memory.keeper_pid}/fd")
-    assert sum(one.startswith(str(scratch)) for one in {str(opened.readlink()) for opened in held.iterdir()}) == 2
+    assert sum(one.startswith(str(scratch)) for one in _open_in(memory.keeper_pid)) == 2
     assert list(scratch.iterdir()) == []
     memory.leave()
     after = Memory.attach(on_disk)
@@ -429,3 +430,12 @@ def _killed_rank(place: Place, act: str) -> int:
     keeper = _keeper_of(rank)
     _kill(rank)
     return keeper
+
+
+def _open_in(pid: int) -> set[str]:
+    """What a process has open, but for what it closes meanwhile."""
+    found = set()
+    for opened in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(opened.readlink()))
+    return found
