@@ -64,7 +64,7 @@ FAULTY = ("-m", "tests.job.train.faulty_trainer")
 def attempt(job: Path, data: Path, number: int, *arguments: Any, saved: int = 0, **more: Any) -> Attempt:
     """As `start_attempt`, and waits for its end; saved: and for that step's checkpoint, on which keepers go on after the ranks."""
     ended = ended_attempt(job, number, start_attempt(job, data, number, *arguments, **more))
-    eventually(lambda: not saved or saved in [step for step, _ in manifest.committed(job / "checkpoints")], limit_s=60)
+    eventually(lambda: not saved or saved in [step for step, _ in manifest.committed(job / "checkpoints")], limit_s=200)
     return ended
 
 
