@@ -17,8 +17,8 @@ PHASES: Final = ("data_wait_ms", "compute_ms", "comm_ms", "optimizer_ms", "check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Means over `steps` steps, the last of which is `step`; of the loss also the least and the most. other_ms: of a step, what is
-    none of its phases."""
+    """Means over `steps` steps, the last of which is `step`, and no number where one of them was none; of the loss also the least
+    and the most that were numbers. other_ms: of a step, what is none of its phases."""
 
     __pydantic_config__ = _NAN_AS_TEXT
 
@@ -41,7 +41,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPoint:
-    """A named value, the mean of as many steps."""
+    """A named value, the mean over as many steps as its own span needs to a point; no number where one of them was none."""
 
     __pydantic_config__ = _NAN_AS_TEXT
 
@@ -52,7 +52,8 @@ class MetricPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvesView:
     """Of one rank of a job. Steps that were made again are those of the later attempt. begins: where each attempt went on, as its
-    first step. metrics: of other names that the run measured."""
+    first step. metrics: of other names that the run measured; of a name that the rank did not tell in an attempt, those of the
+    lowest rank that did."""
 
     job: JobId
     rank: int
