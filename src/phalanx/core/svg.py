@@ -25,6 +25,8 @@ GAP: Final = 8
 """Between two ticks: else the second one is left out in that text."""
 
 _SPAN_LEAST: Final = 0.1
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Of what is drawn: beyond them a difference, or a tenth, is no float any more. What is larger lies at the edge."""
 _TIMES: Final = {
     1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 d", 864_000: "10 d",
     8_640_000: "100 d", 86_400_000: "1,000 d", 864_000_000: "10,000 d",
@@ -66,11 +68,18 @@ class Axis:
             return f"{100 * value:.0f} %"
         if self.log and self.time:
             return _TIMES[round(value)]
-        if value >= 1_000_000:
+        if abs(value) >= 1e12:
+            return f"{value:g}"
+        if abs(value) >= 1_000_000:
             return f"{value / 1_000_000:g}M"
-        if value >= 100_000:
+        if abs(value) >= 100_000:
             return f"{value / 1000:g}k"
-        return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
+        return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
+
+
+def drawable(value: float) -> float:
+    """A number that is drawn where this finite one would be."""
+    return 0.0 if abs(value) < SMALLEST else min(LARGEST, max(-LARGEST, value))
 
 
 def nice(step: float) -> float:
@@ -84,7 +93,7 @@ def nice(step: float) -> float:
 def around(label: str, values: Iterable[float], percent: bool = False) -> Axis:
     """An axis that holds all of them, from 0 where that is not far, and over a tenth of their size at least: what is nearly even
     shall look so."""
-    known = [value for value in values if math.isfinite(value)]
+    known = [drawable(value) for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=1.0)
     if 0 < low < high / 2:
         low = 0.0
@@ -98,7 +107,7 @@ def around(label: str, values: Iterable[float], percent: bool = False) -> Axis:
 
 def up_to(values: Iterable[float], least: float = 1.0) -> float:
     """The end of an axis from 0 that holds all of them."""
-    most = max((value for value in values if math.isfinite(value)), default=least)
+    most = max((drawable(value) for value in values if math.isfinite(value)), default=least)
     step = nice(max(most, least) / 5)
     return step * math.ceil(max(most, least) / step - 1e-9)
 

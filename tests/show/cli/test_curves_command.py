@@ -81,6 +81,19 @@ def test_a_page_of_a_diverged_run_has_gaps_and_no_nonsense() -> None:
     assert "<h2>Loss</h2>" in alone and "<h2>Gradient norm</h2>" not in alone
 
 
+EXTREMES = (1.7e308, -1.7e308, 1e308, 5e-324, -5e-324, 1e-310, 0.0, 3.0, math.nan, math.inf)
+
+
+@pytest.mark.parametrize("values", [(one, two) for one in EXTREMES for two in EXTREMES])
+def test_every_two_floats_are_drawn_in_little_room(values: tuple[float, float]) -> None:
+    for plain in (False, True):
+        assert max(map(len, chart(list(enumerate(values)), 40, plain))) <= 40
+    metrics = {"wild": tuple(MetricPoint(step=step, value=value) for step, value in enumerate(values, 1))}
+    points = tuple(replace(point(step, 1.0), loss=value, loss_min=value, grad_norm=value) for step, value in enumerate(values, 1))
+    plots = re.findall(r"<section>.*?</section>", curves_html(replace(VIEW, points=points, metrics=metrics)))
+    assert "wild" in plots[-1] and not any(re.search(r"(nan|inf)[,\s]|[0-9]{20}", plot) for plot in plots)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from phalanx.core.svg import drawable
+
 _FIRST: Final = 0x2800
 _DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """By row and column of a character (Unicode, Braille Patterns)."""
@@ -16,7 +18,7 @@ SPAN_LEAST: Final = 0.1
 def chart(points: Sequence[tuple[float, float]], width: int, plain: bool = False) -> list[str]:
     """HEIGHT lines of (where, value), at most `width` columns with the labels of least and most before them. Values that are no
     number are left out. plain: in ASCII."""
-    known = [(at, value) for at, value in points if math.isfinite(value)]
+    known = [(at, drawable(value)) for at, value in points if math.isfinite(value)]
     if not known:
         return ["nothing to draw"]
     columns = max(8, width - LABEL - 1)
@@ -46,4 +48,7 @@ def _text(row: Sequence[int], plain: bool) -> str:
 
 
 def label_of(value: float) -> str:
+    """At most LABEL characters, but for a tiny one."""
+    if abs(value) >= 1e7:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

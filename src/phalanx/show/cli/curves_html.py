@@ -8,10 +8,13 @@ from phalanx.core.curves import PHASES, CurvePoint, CurvesView, MetricPoint
 from phalanx.core.plot_page import plot_page, section, tiles_of
 from phalanx.core.svg import Axis, Points, around, line_plot, stack_plot, up_to
 from phalanx.core.units import count_of
+from phalanx.show.cli.chart import label_of
 from phalanx.show.cli.text import clean
 
 OTHERS_MAX: Final = 16
 """Plots of metrics of other names."""
+_LONG: Final = 1e12
+"""A number as large as that is shown by its power of ten."""
 _WORDS: Final = {
     "data_wait_ms": "data wait", "compute_ms": "forward and backward", "comm_ms": "wait for other ranks",
     "optimizer_ms": "optimizer", "checkpoint_ms": "checkpoint", "other_ms": "other",
@@ -33,8 +36,8 @@ def _tiles(view: CurvesView) -> str:
     of_all = f" of {view.total_steps:,}" if view.total_steps else ""
     tiles = [
         (f"{newest.step:,}{of_all}", "steps"),
-        (f"{newest.loss:.4f}", "loss"),
-        (f"{newest.tokens_per_s:,.0f}", "tokens/s"),
+        (f"{newest.loss:.4f}" if abs(newest.loss) < _LONG else label_of(newest.loss), "loss"),
+        (f"{newest.tokens_per_s:,.0f}" if newest.tokens_per_s < _LONG else label_of(newest.tokens_per_s), "tokens/s"),
         (f"{newest.mfu:.1%}" if newest.mfu > 0 else "-", "MFU"),
     ]
     tiles += [
