@@ -52,6 +52,11 @@ def test_an_operator_counts_without_those_that_it_calls() -> None:
     assert busiest == {"outer": (1, 4.0), "inner": (2, 7.0)}
 
 
+def test_one_that_begins_before_another_ends_takes_only_what_both_have() -> None:
+    events = [event("early", "kernel", 0, 2), event("late", "kernel", 1, 10)]
+    assert {one.name: one.total_ms for one in summarised(events, 0).busiest} == {"early": 1.0, "late": 9.0}
+
+
 def test_a_trace_is_there_also_where_it_cannot_be_summed_up(tmp_path: Path) -> None:
     raw = tmp_path / "raw.json"
     raw.write_text('{"traceEvents": [')

@@ -95,19 +95,21 @@ def test_summaries_of_traces_are_read_together_and_what_is_none_is_named(server:
     where = f"/jobs/{playing.job}/profile"
     with server.http() as http:
         assert "it has no traces" in http.get(where).text and http.get(where).status_code == 404
-        for rank, exposed_ms in ((0, 10.0), (1, 20.0)):
+        for rank, exposed_ms in ((0, 10.0), (1, 20.0), (2, 30.0)):  # there is no third rank
             steps = (StepTrace(step=7, wall_ms=50, communication_ms=30, exposed_communication_ms=exposed_ms),)
             text = wire.dumps(RankTrace, RankTrace(rank=rank, on_gpu=False, steps=steps))
             playing.give(f"profile/{trace_name(rank, 7, 7)}.summary.json", text.encode())
-        playing.give(f"profile/{trace_name(2, 7, 7)}.summary.json", b"{")
-        playing.give(f"profile/{trace_name(3, 7, 7)}.summary.json", b" " * 300_000)
+        playing.give(f"profile/{trace_name(0, 5, 7)}.summary.json", text.encode())
+        playing.give(f"profile/{trace_name(1, 5, 7)}.summary.json", text.replace("50", "1e308").encode())
         playing.give(f"profile/{trace_name(0, 3, 4)}.summary.json", b"{}")
+        playing.give(f"profile/{trace_name(1, 3, 4)}.summary.json", b" " * 300_000)
         view = wire.loads(ProfileView, http.get(where).text)
-        assert (view.first, view.last, view.others, view.unread) == (7, 7, ((3, 4),), (2, 3))
+        assert (view.first, view.last, view.others, view.unread) == (7, 7, ((3, 4), (5, 7)), ())
         assert [one.exposed_communication_ms for one in (*view.ranks, view.whole)] == [10, 20, 15]
+        assert http.get(where, params={"first": 5}).json()["unread"] == [1]
         assert http.get(where, params={"attempt": "1", "first": 7}).json()["attempt"] == playing.launch.attempt
         assert "can be read" in http.get(where, params={"first": 3}).text
-        assert "has traces of 3 to 4, 7 to 7" in http.get(where, params={"first": 5}).text
+        assert "has traces of 3 to 4, 5 to 7, 7 to 7" in http.get(where, params={"first": 6}).text
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", "a\nb", "esc\x1b[2J", "", "x" * 600])

@@ -226,7 +226,7 @@ def _own_times(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
                 _, name, own_us = open_ones.pop()
                 found.append((name, own_us))
             if open_ones:
-                open_ones[-1][2] -= end - begin
+                open_ones[-1][2] -= min(end, open_ones[-1][0]) - begin  # one kernel may begin before another ends
             open_ones.append([end, str(event["name"]), end - begin])
         found += [(name, own_us) for _, name, own_us in open_ones]
     return found

@@ -13,7 +13,7 @@ from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts, profiles
 from phalanx.operate.control.api.access import JobHere, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.services import Services
-from phalanx.operate.control.blob_threads import on_blob_thread
+from phalanx.operate.control.blob_threads import for_each_blob, on_blob_thread
 from phalanx.operate.control.world import JobRecord
 
 router = APIRouter(tags=["profile"])
@@ -36,7 +36,7 @@ async def profile(
 def _profile(services: Services, job: JobRecord, attempts: tuple[AttemptId, ...], first: int) -> ProfileView:
     for attempt in reversed(attempts):
         files = {one.name: one for one in artifacts.of_attempts(services.store, (attempt,), (attempt, f"{FOLDER}/"), FILES_MAX)}
-        windows = profiles.windows_of(files)
+        windows = profiles.windows_of(files, _world_size(services, attempt))
         if windows:
             break
     else:
@@ -44,8 +44,9 @@ def _profile(services: Services, job: JobRecord, attempts: tuple[AttemptId, ...]
     found = max((window for window in windows if first in (0, window[0])), default=None)
     if found is None:
         raise NotFound("first", first, f"{attempt} has traces of {_said(list(windows))}")
-    names = sorted(windows[found].items())[:RANKS_READ_MAX]
-    read = {rank: _read(services, files[name]) for rank, name in names}
+    names = dict(sorted(windows[found].items())[:RANKS_READ_MAX])
+    means = for_each_blob(lambda name: _read(services, files[name]), names.values())
+    read = dict(zip(names, means, strict=True))
     traces = {rank: trace for rank, trace in read.items() if trace is not None}
     if not traces:
         raise NotFound("profile", job.id, f"none of its summaries of steps {found[0]} to {found[1]} can be read; trace them again")
@@ -54,8 +55,13 @@ def _profile(services: Services, job: JobRecord, attempts: tuple[AttemptId, ...]
     )
 
 
-def _read(services: Services, file: ArtifactView) -> RankTrace | None:
-    """None for what is no summary, whatever its name says."""
+def _world_size(services: Services, attempt: AttemptId) -> int:
+    record = services.control.world.attempts.get(attempt)
+    return RANKS_READ_MAX if record is None else record.placement.world_size
+
+
+def _read(services: Services, file: ArtifactView) -> profiles.RankMeans | None:
+    """Its means at once: a thousand summaries are many times as large. None for what is no summary, whatever its name says."""
     if file.size_bytes > SUMMARY_BYTES_MAX:
         return None
     try:
@@ -64,7 +70,7 @@ def _read(services: Services, file: ArtifactView) -> RankTrace | None:
         return None
     except SetupError as error:  # the store's: for the platform's admin to mend
         raise StoreUnavailable(str(error)) from error
-    return trace if trace.steps else None
+    return profiles.means_of(trace)
 
 
 def _said(windows: list[profiles.Window]) -> str:
