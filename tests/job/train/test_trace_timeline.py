@@ -2,16 +2,19 @@
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.core import wire
 from phalanx.core.profile import RankTrace
 from phalanx.fabric.pipeline.actions import Action, Kind
 from phalanx.job.checkpoint import beside
-from phalanx.job.train.traces.timeline import COPY, OF_PIPELINE, overlap, summarised, union, without, write
+from phalanx.job.train.traces.timeline import COPY, OF_PIPELINE, Span, overlap, summarised, union, without, write
 
 
 def event(name: str, cat: str, begin_ms: float, end_ms: float, tid: int = 1) -> dict[str, object]:
@@ -23,6 +26,34 @@ def test_spans() -> None:
     assert overlap([(0, 4), (6, 9)], [(1, 2), (3, 7)]) == [(1, 2), (3, 4), (6, 7)]
     assert without([(0, 10)], [(2, 3), (5, 7)]) == [(0, 2), (3, 5), (7, 10)]
     assert without([(2, 3)], [(0, 9)]) == []
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=20)
+
+
+@given(SPANS, SPANS)
+def test_what_is_left_of_spans_is_every_instant_of_one_that_is_not_in_the_other(one: list[Span], two: list[Span]) -> None:
+    some, others = (union((begin, begin + long) for begin, long in spans if long) for spans in (one, two))
+
+    def instants(spans: Sequence[Span]) -> set[int]:
+        return {instant for begin, end in spans for instant in range(int(begin), int(end))}
+
+    left = without(some, others)
+    assert instants(left) == instants(some) - instants(others) and all(begin < end for begin, end in left)
+
+
+class Counted(list[Span]):
+    looked = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.looked += 1
+        return super().__getitem__(at)
+
+
+def test_many_spans_are_swept_once() -> None:
+    some, others = ([(4 * number + begin, 4 * number + begin + 1) for number in range(300)] for begin in (0, 2))
+    swept = Counted(others)
+    assert without(some, swept) == some and swept.looked < 20 * len(some)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -185,16 +185,20 @@ def overlap(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def without(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Instants of a union that are not in another one."""
-    found = []
+    """Instants of a union that are not in another one. One sweep over both: a trace has a hundred thousand of each."""
+    found, at = [], 0
     for begin, end in some:
-        at = begin
-        for cut_begin, cut_end in overlap([(begin, end)], others):
-            if cut_begin > at:
-                found.append((at, cut_begin))
-            at = cut_end
-        if end > at:
-            found.append((at, end))
+        while at < len(others) and others[at][1] <= begin:
+            at += 1
+        look, since = at, begin
+        while look < len(others) and others[look][0] < end:
+            if others[look][0] > since:
+                found.append((since, others[look][0]))
+            since = others[look][1]
+            look += 1
+        if end > since:
+            found.append((since, end))
+        at = max(at, look - 1)  # the last one may reach into the next span
     return found
 
 
