@@ -22,6 +22,7 @@ with long_imports():  # torch's
     from phalanx.job.train.recover import Recipe
     from phalanx.job.train.saves import saving
     from phalanx.job.train.setup import set_up
+    from phalanx.job.train.traces.traced import finish_traces
     from phalanx.job.train.warm import warm_up
 
 
@@ -54,6 +55,7 @@ def train(arguments: list[str]) -> None:
             with saving(training) as saves:
                 trained = run(training, start, saves)
             folder = finish(training, trained)
+        finish_traces(training)  # the group is left: nobody waits for this rank
         log.info("model saved in %s; %d saves failed", folder, trained.failed_saves)
     finally:
         if session.lost_records:

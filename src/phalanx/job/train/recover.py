@@ -29,6 +29,7 @@ from phalanx.job.train.resumed import INIT, resume_data, state_numbers
 from phalanx.job.train.saves import keeper_place, saving
 from phalanx.job.train.setup import Start, Training, assemble, claim_beside, set_up
 from phalanx.job.train.snapshots import Snapshots
+from phalanx.job.train.traces.traced import finish_traces
 from phalanx.job.train.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
@@ -59,6 +60,11 @@ class GangWatch(Watch):
     def moved(self, step: int, mark: int) -> None:
         self._at = (step, mark)
         self._gang.moved(step, mark)
+
+    @property
+    def patience_s(self) -> float:
+        """For so long the other ranks can be let wait in a collective."""
+        return self._gang.timeouts.collective_ms / 2000
 
     def waiting(self) -> None:
         """Whoever waits for a store does not hang; and it comes out in time. Raises Over."""
@@ -143,7 +149,9 @@ class Recipe:
                 self._gang.settled()
                 trained = run(training, start, saves)
             self._watch.tell_fault(training)
-            return finish(training, trained), trained
+            made = finish(training, trained), trained
+            finish_traces(training, self._watch.patience_s)
+            return made
         finally:
             assert self._watch.snapshots is not None
             self._watch.snapshots.new_model()  # the dead one is held by nobody once memory is swept, before there is another

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -59,13 +59,17 @@ from phalanx.job.train.resumed import INIT, of_any_data, resumed
 from phalanx.job.train.set_aside import tell_set_aside
 from phalanx.job.train.watch import Watch
 
+if TYPE_CHECKING:
+    from phalanx.job.train.traces.traced import Traced
+
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that a run needs. `train_batch(step)` gives this rank's samples, `shared_batch(step)` rank 0's first ones. feed: what
-    `train_batch` reads from. model: this rank's part of it. init_digest: of the weights of the recipe's `init`."""
+    `train_batch` reads from. model: this rank's part of it. init_digest: of the weights of the recipe's `init`. traces: that
+    ended, and may still be written."""
 
     session: Session
     recipe: AnyRecipe
@@ -89,6 +93,7 @@ class Training:
     expert_loads: ExpertLoads
     expert_places: ExpertPlaces
     watch: Watch = field(default_factory=Watch)
+    traces: list["Traced"] = field(default_factory=list)
     init_digest: str = ""
 
     @property

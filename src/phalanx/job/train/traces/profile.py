@@ -70,15 +70,19 @@ class Profile:
         if self._is_recording and mfu > 0:
             self._mfu[str(step)] = mfu
 
+    def end(self) -> None:
+        """Of a trace that is not whole what there is, is kept. What is being written goes on; `close` waits for it."""
+        self._carefully(self._end)
+
     def close(self, failed: bool = False, wait_s: float | None = None, waiting: Callable[[], None] = lambda: None) -> None:
-        """Of a trace that is not whole what there is, is kept; waits for what is being written. failed: after an error, when a GPU
+        """`end`, and waits for what is being written. failed: after an error, when a GPU
         may never be done, and to end a trace is to wait for it: it is given up. wait_s: at most so long. waiting: called again and
         again meanwhile; what it raises ends the wait."""
         if failed and self._on_gpu and self._profiler is not None:
             self._profiler, self._is_recording = None, False
             self._marks.clear()
             _log.warning("the trace of steps %d to %d is given up", self._first, self._last)
-        self._carefully(self._end)
+        self.end()
         if wait_s is None and failed:
             wait_s = _END_S
         until_s = time.monotonic() + (wait_s if wait_s is not None else threading.TIMEOUT_MAX)
@@ -86,6 +90,8 @@ class Profile:
             while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
                 waiting()
                 thread.join(min(_SLICE_S, left_s))
+            if thread.is_alive() and not failed:
+                _log.warning("a trace is not summed up in time; it is waited for no longer")
 
     def _carefully(self, act: Callable[[], None]) -> None:
         """A profiler that fails is no reason for a training to do so too: after its first fault there is none any more."""

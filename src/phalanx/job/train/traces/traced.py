@@ -40,7 +40,8 @@ def _pipeline(model: nn.Module) -> dict[str, Any] | None:
 def traced(training: Training, step: int) -> Iterator[Traced]:
     """While steps are made, the first of them after `step`; of those that were asked for the ones that are left are traced.
 
-    What is being written at the end is waited for; after an error, which others may have to recover from, nothing is.
+    What is being written at the end is waited for by `finish_traces`; after an error, which others may have to recover from,
+    nothing is.
     """
     trace, asked = Traced(training, training.watch.moved), training.session.profile
     if asked is not None and asked.first + asked.count - 1 > step:
@@ -51,4 +52,12 @@ def traced(training: Training, step: int) -> Iterator[Traced]:
     except BaseException:
         trace.close(failed=True, wait_s=0.0)
         raise
-    trace.close(waiting=training.watch.waiting)
+    trace.end()
+    training.traces.append(trace)
+
+
+def finish_traces(training: Training, wait_s: float | None = None) -> None:
+    """Waits for what is being written. To be called after the last collective of the run: a rank whose trace takes minutes would
+    else have the others wait in one, longer than NCCL does. wait_s: at most so long."""
+    for trace in training.traces:
+        trace.close(wait_s=wait_s, waiting=training.watch.waiting)
