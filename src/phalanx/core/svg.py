@@ -71,7 +71,7 @@ class Axis:
         if abs(value) >= 1e12:
             return f"{value:g}"
         if abs(value) >= 1_000_000:
-            return f"{value / 1_000_000:g}M"
+            return f"{value / 1_000_000:.9g}M"
         if abs(value) >= 100_000:
             return f"{value / 1000:g}k"
         return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"

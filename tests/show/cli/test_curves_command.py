@@ -9,6 +9,8 @@ import pytest
 
 from phalanx.core.curves import CurvePoint, CurvesView, MetricPoint
 from phalanx.core.ids import AttemptId
+from phalanx.core.svg import BOTTOM
+from phalanx.core.svg import HEIGHT as SVG_HEIGHT
 from phalanx.show.cli.chart import HEIGHT, chart
 from phalanx.show.cli.curves_html import curves_html
 from tests.recorded import JOB
@@ -79,6 +81,18 @@ def test_a_page_of_a_diverged_run_has_gaps_and_no_nonsense() -> None:
     assert "nan" not in html.replace("<b>nan</b>", "") and "inf" not in html.replace("inform", "")
     alone = curves_html(replace(VIEW, points=(replace(point(1, 0.0), grad_norm=0.0, tokens_per_s=0.0, lr=0.0),), metrics={}))
     assert "<h2>Loss</h2>" in alone and "<h2>Gradient norm</h2>" not in alone
+
+
+@pytest.mark.parametrize("first", [1, 2, 1_000_001, 999_999_950])
+def test_a_run_that_begins_late_fills_its_plots(first: int) -> None:
+    late = tuple(point(step, 2.0) for step in range(first, first + 100))
+    told = (MetricPoint(step=first - 1, value=1.0), MetricPoint(step=first + 99, value=2.0))
+    view = replace(VIEW, points=late, begins={AttemptId(f"{JOB}.1"): first}, metrics={"val": told})
+    page = curves_html(view)
+    ticks = re.findall(rf'y="{SVG_HEIGHT - BOTTOM + 24}">(.*?)<', page.partition("</section>")[0])
+    assert len(ticks) == len(set(ticks)) > 2
+    lines = re.findall(r'class="line s0" d="M([0-9.]+),\S+.*? L([0-9.]+),[0-9.]+"', page)
+    assert len(lines) == 5 and all(float(begin) < 200 and float(end) > 700 for begin, end in lines)
 
 
 EXTREMES = (1.7e308, -1.7e308, 1e308, 5e-324, -5e-324, 1e-310, 0.0, 3.0, math.nan, math.inf)

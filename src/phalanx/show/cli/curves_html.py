@@ -6,7 +6,7 @@ from typing import Final
 
 from phalanx.core.curves import PHASES, CurvePoint, CurvesView, MetricPoint
 from phalanx.core.plot_page import plot_page, section, tiles_of
-from phalanx.core.svg import Axis, Points, around, line_plot, stack_plot, up_to
+from phalanx.core.svg import Axis, Points, around, line_plot, nice, stack_plot, up_to
 from phalanx.core.units import count_of
 from phalanx.show.cli.chart import label_of
 from phalanx.show.cli.text import clean
@@ -49,7 +49,7 @@ def _tiles(view: CurvesView) -> str:
 
 
 def _sections(view: CurvesView) -> Iterator[str]:
-    x = Axis("step", 0, max(point.step for point in view.points))
+    x = _over([*view.begins.values(), *(point.step for point in view.points)])
     marks = {f"{attempt} goes on at step {first:,}": float(first) for attempt, first in list(view.begins.items())[1:]}
     each = max(point.steps for point in view.points)
     thinned = (
@@ -94,6 +94,16 @@ def _values(label: str, several: Sequence[MetricPoint]) -> Axis:
     return around(label, [one.value for one in several])
 
 
+def _over(steps: Sequence[int]) -> Axis:
+    """From 0, or where they begin late from a round number before that."""
+    first, last = min(steps), max(steps)
+    if first <= last / 2:
+        return Axis("step", min(0, first), max(1, last))
+    each = nice((last - first) / 5)
+    return Axis("step", min(each * (first // each), last - 1), last)
+
+
 def _reaching(x: Axis, several: Sequence[MetricPoint]) -> Axis:
-    """A metric may be said beyond the last step."""
-    return Axis(x.label, x.low, max(x.high, *(one.step for one in several)))
+    """A metric may be said before the first step and beyond the last one."""
+    steps = [one.step for one in several]
+    return x if x.low <= min(steps) and max(steps) <= x.high else _over([round(x.low), round(x.high), *steps])
