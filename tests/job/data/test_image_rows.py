@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.training_data import Blocks, DataSource
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.draws import batch
 from phalanx.job.data.images import boxes
+from phalanx.job.data.images.decode import LARGE, decoded
 from phalanx.job.data.images.open import ImageData, Look, open_images
 from phalanx.job.data.images.rows import contents, words_of
 from phalanx.job.data.order import rank_slice
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.tars.ingest import index
+from phalanx.job.data.tars.open import Sample
 from phalanx.job.data.tars.pack import pack
 from phalanx.job.train.classes import ImageClasses
 from tests.job.data.image_folders import write_images, write_tar
@@ -47,7 +50,7 @@ def numbers(data: ImageData, epoch: int, samples: Sequence[int]) -> NDArray[np.i
     return epoch * len(data.samples) + np.array(samples, dtype=np.int64)
 
 
-def image(encoded: str, pixels: NDArray[np.uint8]) -> bytes:
+def image(encoded: str, pixels: NDArray[Any]) -> bytes:
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, encoded)
     return written.getvalue()
@@ -180,6 +183,67 @@ def test_jpeg_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
     index([tmp_path / "a.tar"])
     rows = open_images(DataSource(path=str(tmp_path)), LOOK, 2, 0, 1).gather("train", np.arange(2), 0)
     assert pixels(rows, 5)[0].min() >= 199 and (pixels(rows, 5)[1] == 90).all() and rows[:, 0].tolist() == [0, 1]
+
+
+def looked_at(encoded: str, data: bytes, side: int = 3, box: Any = boxes.middle) -> NDArray[np.uint8]:
+    return decoded(Sample(number=0, key="one", fields={encoded.lower(): data}), side, box)
+
+
+def test_grey_of_16_bits_is_scaled_and_not_cut_off() -> None:
+    deep = np.array([[0, 200, 30_000], [255, 256, 65_535], [32_768, 1_000, 60_000]], dtype=np.uint16)
+    assert (looked_at("PNG", image("PNG", deep)) == deep >> 8).all()
+
+
+@pytest.mark.parametrize("encoded", ["JPEG", "PNG", "WEBP"])
+def test_an_image_is_turned_as_its_camera_was_held(encoded: str) -> None:
+    """As Pillow does it, of which only a part is used."""
+    seen = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 16, 3), dtype=np.uint8))
+    found = []
+    for orientation in range(1, 9):
+        exif, written = Image.Exif(), io.BytesIO()
+        exif[ExifTags.Base.Orientation] = orientation
+        seen.save(written, encoded, exif=exif)
+        with Image.open(written) as opened:
+            upright = image("PNG", np.asarray(ImageOps.exif_transpose(opened)))
+        found.append(looked_at(encoded, written.getvalue(), 8))
+        assert (found[-1] == looked_at("PNG", upright, 8)).all(), orientation
+    assert len({pixels.tobytes() for pixels in found}) == 8
+
+
+def test_exif_that_nobody_can_read_turns_nothing() -> None:
+    plain, text, written = np.full((3, 3, 3), 70, dtype=np.uint8), PngInfo(), io.BytesIO()
+    text.add_text("Raw profile type exif", "\nexif\n4\nno digits")
+    Image.fromarray(plain).save(written, "PNG", pnginfo=text)
+    assert (looked_at("PNG", written.getvalue()) == 70).all()
+
+
+def test_of_an_image_that_moves_the_first_frame_is_looked_at() -> None:
+    frames, written = [Image.new("RGB", (3, 3), (shade, shade, shade)) for shade in (50, 150, 250)], io.BytesIO()
+    frames[0].save(written, "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    assert (looked_at("WEBP", written.getvalue()) == 50).all()
+
+
+def test_colour_is_not_copied_and_large_images_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = []
+
+    def box(width: int, height: int) -> boxes.Box:
+        alone.append(LARGE.locked())
+        return boxes.middle(width, height)
+
+    monkeypatch.setattr("phalanx.job.data.images.decode.LARGE_PIXELS", 12)
+    for width in (3, 4):
+        looked_at("PNG", plain_png(width, 4), 3, box)
+    assert alone == [False, True] and not LARGE.locked()
+    monkeypatch.delattr(Image.Image, "convert")
+    assert (looked_at("PNG", image("PNG", np.full((4, 4, 3), 9, dtype=np.uint8))) == 9).all()
+
+
+def test_too_little_memory_is_no_fault_of_the_image() -> None:
+    def box(width: int, height: int) -> boxes.Box:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        looked_at("PNG", plain_png(3, 3), 3, box)
 
 
 def test_classes_are_the_data_s_or_the_job_s_and_some_samples_are_left_to_train_on(folder: Path, tmp_path: Path) -> None:
