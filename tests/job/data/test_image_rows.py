@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from phalanx.job.data.images.decode import LARGE, decoded
 from phalanx.job.data.images.open import ImageData, Look, open_images
 from phalanx.job.data.images.rows import contents, words_of
 from phalanx.job.data.order import rank_slice
+from phalanx.job.data.sound import BadData, SoundOrder, tried
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.open import Sample
@@ -151,6 +153,32 @@ def test_damage_is_told_of_every_sample_and_held_out_ones_have_no_part_in_the_or
     assert broken.touching(Block(data="other", shard=block.shard, block=3), "train", 0) == {"data": []}
     with pytest.raises(BadBlock):
         broken.gather("held_out", np.array([2]), 0)
+
+
+def test_others_stand_in_for_what_is_no_image_the_same_on_every_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = plain_png(9, 9), {2: b"no image", 5: plain_png(9, 9)[:-20]}
+    members = [
+        (f"{number}.{name}", value) for number in range(12) for name, value in (("png", bad.get(number, good)), ("cls", b"0"))
+    ]
+    write_tar(tmp_path / "a.tar", members)
+    index([tmp_path / "a.tar"])
+    data = open_images(DataSource(path=str(tmp_path)), LOOK, 1, 2, 2)
+    order = data.order(0, seed=1, global_batch=10)
+    numbers = data.numbers(batch(order, 0), "train", 0)  # a whole epoch
+    met = [tried(partial(data.gather, "train", rank_slice(numbers, rank, 2), 0))[1] for rank in range(2)]
+    with pytest.raises(BadBlock) as whole:
+        data.gather("train", numbers, 0)
+    told = sorted({block for one in met if one is not None for block in one.blocks})
+    assert [one.block for one in told] == [2, 5] and told == sorted(whole.value.blocks)
+    policy = BadData(policy="quarantine", share_max=0.5, agree=lambda blocks: told)
+    sound = [SoundOrder(order, partial(data.touching, split="train", sequence=0), policy, 2) for _ in range(2)]
+    assert all(one.changed_by(error, 0) for one, error in zip(sound, met, strict=True))
+    draws = [batch(one.order, 0).sample.tolist() for one in sound]
+    assert draws[0] == draws[1] and not {2, 5} & set(draws[0]) and len(draws[0]) == 10
+    data.gather("train", data.numbers(batch(sound[0].order, 0), "train", 0), 0)
+    assert all(one.sentence() in caplog.text and "cannot be decoded as PNG" in one.fix for one in met if one is not None)
+    with pytest.raises(BadBlock):
+        SoundOrder(order, partial(data.touching, split="train", sequence=0)).changed_by(whole.value, 0)
 
 
 @pytest.mark.parametrize(
