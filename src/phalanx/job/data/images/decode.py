@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final[Mapping[str, str]] = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 """Field of a sample to the only decoder that gets its bytes: those of rare formats are where decoders go wrong."""
+CLASS_FIELD: Final = "cls"
 PIXELS_MAX: Final = 2**26
 """Of an image as it is stored: a small file may say any size."""
 LARGE: Final = threading.Lock()
@@ -95,14 +96,15 @@ def _rgb(image: "Image") -> "Image":
 
 def label_of(sample: Sample, classes: int) -> int:
     """The number of its class. Raises DataError where it has none, or one that the model does not know."""
-    said = sample.fields.get("cls")
+    said = sample.fields.get(CLASS_FIELD)
     if said is None:
-        raise DataError(f"fields of sample {sample.number}", sample.key, "has no field cls, the number of its class; add it")
+        fix = f"has no field {CLASS_FIELD}, the number of its class; add it"
+        raise DataError(f"fields of sample {sample.number}", sample.key, fix)
     try:
         label = int(said)
     except ValueError:
         label = -1
     if not 0 <= label < classes:
         fix = f"is no class: the model tells {classes} apart, from 0 on; mend the data, or write more `classes`"
-        raise DataError(f"cls of sample {sample.number}", said[:20].decode(errors="replace"), fix)
+        raise DataError(f"{CLASS_FIELD} of sample {sample.number}", said[:20].decode(errors="replace"), fix)
     return label

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core import wire
-from phalanx.core.errors import DataError, SetupError, SpecError
+from phalanx.core.errors import DataError, SetupError
 from phalanx.core.training_data import ONE, DataSource
 from phalanx.job.data.asked import check_asked, order_of
 from phalanx.job.data.bad_block import BadBlock, Block
@@ -23,6 +23,7 @@ from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.enough import check_images
 from phalanx.job.data.images import boxes
 from phalanx.job.data.images.decode import Pixels, decoded, label_of
+from phalanx.job.data.images.needs import check_fields, num_classes
 from phalanx.job.data.images.rows import contents, fill, words_of
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices
@@ -153,18 +154,14 @@ class ImageData:
 
 
 def open_images(asked: DataSource, look: Look, classes: int, held_out: int, threads: int) -> ImageData:
-    """classes: that a recipe asks for; 0 for as many as the data names. Raises DataError where the data cannot be read, or is all
-    held out, SpecError where nobody says how many classes there are, or fewer are asked for than there are."""
+    """classes: that a recipe asks for; 0 for as many as the data names. Raises DataError where the data cannot be read, lacks
+    images or classes, or is all held out, SpecError as `num_classes` does."""
     check_asked(asked)
     if find_spec("PIL") is None:
         raise SetupError("pillow", "(missing)", "images are decoded by it: install phalanx[train]")
     with named(asked, ONE):
         data = open_samples(asked.path, cache=cache_of(asked))
-    there = len(data.classes)
-    if not classes and not there:
-        fix = "write how many there are: the data does not name them (`phalanx data index --classes FILE` does)"
-        raise SpecError("hyperparameters.classes", classes, fix)
-    if classes and classes < there:
-        raise SpecError("hyperparameters.classes", classes, f"the data has {there}; write at least that, or leave it out")
+    check_fields(asked, data.manifest)
+    told_apart = num_classes(classes, len(data.classes))
     check_images(len(data), held_out, 0)
-    return ImageData(asked, data, look, classes or there, held_out, threads)
+    return ImageData(asked, data, look, told_apart, held_out, threads)
