@@ -129,7 +129,9 @@ def test_training_images_are_cut_and_mirrored() -> None:
 def test_a_sample_without_an_image_or_a_class_is_told_by_its_key() -> None:
     """Where the counts of the data's fields do not tell, as other samples have several images."""
     sample = Sample(number=0, key="one", fields={"txt": b"words"})
-    with pytest.raises(DataError, match=r"fields of sample 0: 'one': has txt, and no image .*leave it out of the data, let others"):
+    with pytest.raises(
+        DataError, match=r"fields of sample 0: 'one': has txt, and no image .*; convert it, leave it out of the data"
+    ):
         decoded(sample, 3, boxes.middle)
     with pytest.raises(DataError, match=r"fields of sample 0: 'one': has no field cls"):
         label_of(sample, 2)

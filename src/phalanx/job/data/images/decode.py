@@ -32,7 +32,7 @@ _TURNS: Final[Mapping[int, str]] = {
 }  # fmt: skip
 """By EXIF's orientation, what sets an image upright (CIPA DC-008, section 4.6.5)."""
 
-_LEFT_OUT: Final = "leave it out of the data, let others stand in for it (`data.on_bad_data: quarantine`)"
+_LEFT_OUT: Final = "leave it out of the data, or let others stand in for it in training (`data.on_bad_data: quarantine`)"
 
 Pixels = NDArray[np.uint8]
 
@@ -43,7 +43,7 @@ def decoded(sample: Sample, side: int, box: Callable[[int, int], Box]) -> Pixels
     field = next((name for name in FORMATS if name in sample.fields), None)
     if field is None:
         there = ", ".join(sample.fields)
-        fix = f"has {there}, and no image ({', '.join(FORMATS)}); {_LEFT_OUT}, or convert it"
+        fix = f"has {there}, and no image ({', '.join(FORMATS)}); convert it, {_LEFT_OUT}"
         raise DataError(f"fields of sample {sample.number}", sample.key, fix)
     try:
         return _pixels(sample.fields[field], FORMATS[field], side, box)
