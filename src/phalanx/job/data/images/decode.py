@@ -30,7 +30,7 @@ _DEEP_SHIFT: Final = 8
 _TURNS: Final[Mapping[int, str]] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90",
 }  # fmt: skip
-"""By EXIF's orientation, what sets an image upright (CIPA DC-008, section 4.6.5)."""
+"""By EXIF's orientation, what sets an image upright (tag 274 of CIPA DC-008)."""
 
 _LEFT_OUT: Final = "leave it out of the data, or let others stand in for it in training (`data.on_bad_data: quarantine`)"
 
