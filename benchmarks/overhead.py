@@ -35,6 +35,7 @@ from typing import Any, Final
 import numpy as np
 import recovery  # type: ignore[import-not-found]  # beside this file, where a script's imports are looked for first
 import recovery_agent  # type: ignore[import-not-found]
+from parts.gang import free_port  # type: ignore[import-not-found]
 from parts.processes import end  # type: ignore[import-not-found]
 
 from phalanx.client import connect
@@ -140,7 +141,7 @@ def alone(folder: Path) -> Iterator[Turns]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")} | recovery.HIDDEN
     kept |= {
         "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(recovery.free_ports()), MARK: str(path), "PHALANX_DATA": str(folder / "data"),
+        "MASTER_PORT": str(free_port()), MARK: str(path), "PHALANX_DATA": str(folder / "data"),
         "PHALANX_JOB_DIR": str(folder / "alone-job"), "PHALANX_CHECKPOINT_EVERY": "0",
         "PHALANX_HYPERPARAMETERS": json.dumps(recovery.MODEL | {"steps": STEPS}),
     }  # fmt: skip

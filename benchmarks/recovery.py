@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from parts.gang import free_port  # type: ignore[import-not-found]  # beside this file
 from parts.processes import child_of, end, marked, sweep  # type: ignore[import-not-found]  # beside this file
 
 from phalanx.core.timeouts import HANG_MS_MIN, timeouts
@@ -368,7 +368,7 @@ def torchrun(options: argparse.Namespace) -> list[float]:
     (folder / "artifacts").mkdir(parents=True)
     count = PEER_KILLS_QUICK if options.quick else PEER_KILLS
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", f"--max-restarts={count + 1}", __file__]
-    env = peer_environment(options, folder) | {"PEER_PORT": str(free_ports())}
+    env = peer_environment(options, folder) | {"PEER_PORT": str(free_port())}
     with (folder / "torchrun.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
     found, seconds = Ranks(folder), []
@@ -391,8 +391,8 @@ def elastic(options: argparse.Namespace) -> float | str:
     checkpoint. The one that is killed is the one without the rendezvous, which nobody survives."""
     folder = Path(options.folder) / "elastic"
     (folder / "artifacts").mkdir(parents=True)
-    env = peer_environment(options, folder) | {"PEER_PORT": str(free_ports())}
-    endpoint = f"127.0.0.1:{free_ports()}"
+    env = peer_environment(options, folder) | {"PEER_PORT": str(free_port())}
+    endpoint = f"127.0.0.1:{free_port()}"
     words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
     words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", __file__, "--peer", str(folder)]
     agents, found = [], Ranks(folder)
@@ -420,13 +420,6 @@ def peer_environment(options: argparse.Namespace, folder: Path) -> dict[str, str
     return environment(options, folder, 1_000_000) | {"PHALANX_CHECKPOINT_EVERY": str(PEER_EVERY), "PHALANX_ATTEMPT": ""}
 
 
-def free_ports() -> int:
-    """The first of some that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return min(int(probe.getsockname()[1]), 65_000)
-
-
 def peer_main(folder: Path) -> None:
     """One rank of torchrun's."""
     from phalanx.job.train.__main__ import main as train
@@ -447,7 +440,7 @@ def in_process(options: argparse.Namespace) -> str | float:
         return "not measured: nvidia_resiliency_ext is not installed"
     folder = Path(options.folder) / "nvrx"
     (folder / "artifacts").mkdir(parents=True)
-    env = peer_environment(options, folder) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+    env = peer_environment(options, folder) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = []
     for rank in range(RANKS):
         with (folder / f"rank-{rank}.log").open("wb") as log:

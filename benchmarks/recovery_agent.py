@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import recovery  # type: ignore[import-not-found]  # beside this file, where a script's imports are looked for first
+from parts.gang import free_port  # type: ignore[import-not-found]
 
 from phalanx.client import Client, connect
 
@@ -196,7 +197,7 @@ def alive(pid: int) -> bool:
 
 def start(options: argparse.Namespace, folder: Path) -> "subprocess.Popen[bytes]":
     words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={recovery.RANKS}", str(recovery.__file__)]
-    env = recovery.peer_environment(options, folder) | {"PEER_PORT": str(recovery.free_ports())}
+    env = recovery.peer_environment(options, folder) | {"PEER_PORT": str(free_port())}
     with (folder / "torchrun.log").open("ab") as log:
         return subprocess.Popen([sys.executable, *words, "--peer", str(folder)], env=env, stdout=log, stderr=log)
 

@@ -27,7 +27,6 @@ import os
 import platform as machine
 import selectors
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from parts.crowd import DEADLINE_S, OPEN, Crowd  # type: ignore[import-not-found]  # beside this file
+from parts.gang import free_port  # type: ignore[import-not-found]
 from torch.distributed.distributed_c10d import PrefixStore, _store_based_barrier
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
@@ -252,12 +252,6 @@ def torchrun(size: Size) -> float:
 
 def last(instants: Iterable[tuple[float, ...]]) -> float:
     return max(one[-1] for one in instants if one)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # The claim

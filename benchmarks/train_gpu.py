@@ -189,6 +189,8 @@ def firsts(entries: Sequence[Entry]) -> list[Entry]:
 
 
 LOSS = "fp8_7b_loss"
+SAME_SIZE = 0.01
+"""By which numbers of parameters may differ."""
 
 
 def speed(bench: Bench, name: str, claim: Claim) -> Answer:
@@ -202,11 +204,19 @@ def speed(bench: Bench, name: str, claim: Claim) -> Answer:
             (to_peer, claim.ratio_min), (over_plain, claim.over_min), (mfu_of(ours, claim.mfu), claim.mfu_min),
         )
     ]  # fmt: skip
+    holds.append(are_alike(ours, peer))
     return {
         "id": name, "ours": round(rate(ours)), "peer": round(rate(peer)), "ratio": to_peer,
         **({f"ratio_to_{claim.over}": over_plain, **facts(plain, claim.over)} if claim.over else {}),
         "unit": "tokens/s a GPU", **facts(ours, "ours"), **facts(peer, "peer"), "target": claim.target, "holds": all(holds),
     }  # fmt: skip
+
+
+def are_alike(ours: Answer, peer: Answer) -> bool:
+    """The speed of a model of another size is no measure. Of a pipeline the peer's ranks count their own stages alone."""
+    if "parameters" not in ours or "parameters" not in peer or "pp" in peer["case"].layout:
+        return True
+    return bool(abs(peer["parameters"] / ours["parameters"] - 1) < SAME_SIZE)
 
 
 def fp8_loss(bench: Bench, name: str, claim: Claim) -> Answer:
@@ -342,6 +352,7 @@ def conditions(bench: Bench) -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)), "card": _CARD[0],
         "versions": versions, "ranks": bench.options.ranks, "seeds": [0], "tiny": bench.is_tiny,
+        "quick": bench.options.quick, "changed": {"ours": bench.options.ours, "peer": bench.options.peer},
     }  # fmt: skip
 
 
@@ -397,7 +408,7 @@ def measured(options: argparse.Namespace, folder: Path) -> int:
     bench.measure()
     played = [{"side": side, "slot": slot, **line_of(one)} for (side, slot), many in bench.found.items() for one in many]
     claims = [] if options.search else [JUDGES.get(name, speed)(bench, name, CLAIMS[name]) for name in bench.names]
-    claimed = [] if is_tiny else claims
+    claimed = [] if is_tiny or options.ours or options.peer else claims  # no claim is of options that somebody chose
     if is_tiny:
         print("no such GPUs here: the roles were played by a tiny model, and nothing is claimed")
     more = {} if claimed else {"found": played} if options.search else {"played": claims}

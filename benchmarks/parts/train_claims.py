@@ -28,6 +28,10 @@ PEER_FP8: Final[Options] = {
     "quantize.linear.float8.enable_fsdp_float8_all_gather": True,
     "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": True,
 }  # fmt: skip
+PEER_ROWWISE: Final[Options] = {
+    "model.converters": ["quantize.linear.float8"], "quantize.linear.float8.filter_fqns": ["output"],
+    "quantize.linear.float8.recipe_name": "rowwise",
+}  # fmt: skip
 ASYNC: Final[Options] = {"parallelism.enable_async_tensor_parallel": True}
 UNCOMPILED: Final[Options] = {"compile.enable": False}
 LOSS_STEPS: Final = 200
@@ -81,7 +85,10 @@ _TRIED_7B: Final[tuple[tuple[int, Options], ...]] = (
 CLAIMS: Final[dict[str, Claim]] = {
     "dense_1b": Claim(
         ours=_ours(DENSE_1B, (8, KEPT), (4, KEPT), (8, {}), (12, KEPT), (8, {**KEPT, "prefetch_blocks": 1}), **_SHORT),
-        peer=_peer(DENSE_1B, (2, NEVER), (2, {}), (4, NEVER), (4, PEER_OPS), (8, PEER_OPS)),
+        peer=_peer(
+            DENSE_1B, (2, NEVER), (4, NEVER), (8, NEVER), (2, {}), (4, PEER_OPS), (8, PEER_OPS), (8, {}), (12, PEER_OPS),
+            (8, {**PEER_SECOND, **NEVER}), **_SHORT,
+        ),
         ratio_min=1.10, mfu_min=0.62, mfu="full",
     ),
     "dense_7b": Claim(
@@ -99,7 +106,8 @@ CLAIMS: Final[dict[str, Claim]] = {
         ),
         peer=_peer(
             DENSE_7B, *((batch, {**PEER_FP8, **more}) for batch, more in (
-                (1, {}), (1, PEER_FULL), (2, PEER_SECOND), (2, PEER_FOURTH), (2, PEER_OPS))), **_SHORT,
+                (1, {}), (1, PEER_FULL), (2, PEER_SECOND), (2, PEER_FOURTH), (1, NEVER), (2, PEER_OPS))),
+            (1, PEER_ROWWISE), **_SHORT,
         ),
         over="dense_7b", over_min=1.30, ratio_min=1.0, mfu="full",
     ),
@@ -111,18 +119,19 @@ CLAIMS: Final[dict[str, Claim]] = {
         ),
         peer=_peer(
             LONG_1B, (1, {}), (1, UNCOMPILED), (1, PEER_FULL), (1, {**PEER_FULL, **UNCOMPILED}),
-            (1, {"parallelism.context_parallel_rotate_method": "alltoall"}), **_CP, **_SHORT,
+            (1, {"parallelism.context_parallel_rotate_method": "alltoall"}), (1, NEVER), (1, {**PEER_FULL, **NEVER}), **_CP,
+            **_SHORT,
         ),
         mfu_min=0.45,
     ),
     "moe_ep2": Claim(
         ours=_ours(MOE, (2, KEPT), (3, KEPT), (4, {**KEPT, **FULL}), **_EP),
-        peer=_peer(MOE, (2, {}), (1, {}), (2, PEER_FULL), (2, UNCOMPILED), **_EP),
+        peer=_peer(MOE, (2, NEVER), (2, {}), (3, NEVER), (4, {**PEER_FULL, **NEVER}), (2, UNCOMPILED), (1, {}), **_EP),
         mfu_min=0.40,
     ),
     "tp2": Claim(
         ours=_ours(DENSE_1B, (4, KEPT), **_TP, **_SHORT),
-        peer=_peer(DENSE_1B, (4, {}), (4, ASYNC), (4, PEER_OPS), **_TP, **_SHORT),
+        peer=_peer(DENSE_1B, (4, NEVER), (4, {**ASYNC, **NEVER}), (4, PEER_OPS), (4, {}), **_TP, **_SHORT),
         ratio_min=1.0,
     ),
     "pp2": Claim(

@@ -5,7 +5,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from parts.gang import free_port  # type: ignore[import-not-found]  # beside this folder
 from parts.train_case import Answer, Asked, Case, heard, told  # type: ignore[import-not-found]  # beside this folder
 
 SAID = "said.jsonl"
@@ -27,6 +27,8 @@ ENV: Final = {
     # Multicast over NVLink is of little use to two GPUs, and not everywhere may it be used.
     "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
 }  # fmt: skip
+STARTED_BY: Final = "PHALANX_BENCH_STARTED_BY"
+"""Process that started a rank."""
 _HUNG_TIMES: Final = 3.0
 _EMPTY_GANGS_MAX: Final = 2
 """That end before any answer: then it is not the case."""
@@ -64,14 +66,14 @@ class _Gang:
         self.at: int | None = None
         (folder / ASKED).write_text(json.dumps(told(asked)))
         (folder / SAID).write_text("")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(free_port())
         words = [sys.executable, sys.argv[0], "--as-rank", str(folder), "--side", side]
         self._started = []
         for rank in range(ranks):
             torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-            own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+            own = {**torchrun, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHINDUCTOR_CACHE_DIR": str(cache)} | {
+                STARTED_BY: str(os.getpid())
+            }
             with self._log(rank).open("wb") as log:
                 started = subprocess.Popen(words, env={**ENV, **os.environ, **own}, stdout=log, stderr=log, start_new_session=True)
             self._started.append(started)
@@ -134,6 +136,8 @@ def end_with_parent() -> None:
     """A call that is cut leaves no rank behind that holds its GPU: ranks have sessions of their own, so that they can be ended with
     all that they started."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.environ.get(STARTED_BY, str(os.getppid())) != str(os.getppid()):  # it was over before this was asked for
+        sys.exit(1)
 
 
 def asked_in(folder: Path) -> Asked:

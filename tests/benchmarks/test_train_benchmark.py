@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SPEEDS = {"long_64k": "cp 2", "moe_ep2": "ep 2", "tp2": "tp 2", "pp2": "16 microbatches, pp 2, schedule 1f1b"}
 SLOTS = [*SPEEDS, "fp8_7b_loss bf16", "fp8_7b_loss fp8"]
@@ -19,6 +21,7 @@ def ran(*words: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
+@pytest.mark.timeout(1_300)
 def test_a_tiny_model_plays_every_layout_to_the_last_line_in_one_gang(tmp_path: Path) -> None:
     only = [word for name in (*SPEEDS, "fp8_7b_loss") for word in ("--only", name)]
     done = ran("--tiny", *only, "--folder", str(tmp_path), "--seconds", "1200")

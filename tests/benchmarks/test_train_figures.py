@@ -106,3 +106,13 @@ def test_every_case_is_one_that_the_trainer_takes() -> None:
             for world in (2, 4):
                 ranks = RankFacts(world_size=world, per_domain=world)
                 assert [*recipe.problems(), *recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)] == []
+
+
+def test_a_model_of_another_size_is_no_peer() -> None:
+    alike, case = importlib.import_module("train_gpu").are_alike, part("train_case").Case
+    size = part("train_claims").DENSE_1B
+    whole, stages = case(size=size, batch=1), case(size=size, batch=1, layout={"pp": 2})
+    assert alike({"parameters": 1000, "case": whole}, {"parameters": 1009, "case": whole})
+    assert not alike({"parameters": 1000, "case": whole}, {"parameters": 900, "case": whole})
+    assert alike({"parameters": 1000, "case": stages}, {"parameters": 500, "case": stages}), "of its own stages"
+    assert alike({"failed": "no room"}, {"parameters": 900, "case": whole}), "nothing to compare with"

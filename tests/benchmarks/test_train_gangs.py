@@ -126,6 +126,16 @@ def test_a_rank_ends_with_the_call_that_started_it(tmp_path: Path) -> None:
     assert not alive(number)
 
 
+def test_a_rank_whose_call_was_over_before_it_began_ends() -> None:
+    gang = part("train_gang")
+    code = "from parts.train_gang import end_with_parent\nend_with_parent()\nprint('began')"
+    env = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent / 'src'}"}
+    for starter, said in ((os.getpid(), "began\n"), (1, "")):
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, env={**env, gang.STARTED_BY: str(starter)}, capture_output=True, text=True, check=False)
+        assert done.stdout == said, done.stderr
+
+
 def alive(number: int) -> bool:
     """Not as a process that nobody has asked about yet."""
     try:

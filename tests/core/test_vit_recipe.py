@@ -55,7 +55,7 @@ def test_a_named_size_gives_the_shape_and_what_is_said_goes_over_it() -> None:
     [
         ("size", "vit-x"), ("image", 30), ("patch", 0), ("heads", 3), ("classes", -1), ("label_smoothing", 1.0), ("crop_min", 0.0),
         ("flip", 1.5), ("held_out", 0), ("decode_threads", -1), ("lr", 0.0), ("activation_blocks", 2), ("dtype", "fp8"),
-        ("normalise", "none"), ("init", "folder"), ("steps", 0), ("norm_epsilon", 0.0),
+        ("normalise", "none"), ("init", "folder"), ("steps", 0), ("norm_epsilon", 0.0), ("image", 4_100), ("classes", 2**24 + 1),
     ],
 )  # fmt: skip
 def test_a_hyperparameter_that_cannot_work_is_refused_by_its_name(field: str, value: object) -> None:
@@ -63,6 +63,10 @@ def test_a_hyperparameter_that_cannot_work_is_refused_by_its_name(field: str, va
     with pytest.raises(SpecError) as told:
         parse_spec(job(None, **{field: value}))
     assert told.value.field == f"hyperparameters.{named}"
+
+
+def test_the_largest_image_and_the_most_classes_are_let_pass() -> None:
+    assert parse_spec(job(image=4_096, classes=2**24)).hyperparameters["image"] == 4_096
 
 
 def test_data_of_tokens_is_not_for_images() -> None:

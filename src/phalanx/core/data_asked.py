@@ -136,7 +136,7 @@ class ForeseeAsked:
 
     sequence: tokens of a recipe's rows; 0 of a script, of which nobody knows what it reads. held_out: samples of one held-out batch
     over all ranks. init: folder of the weights that a recipe begins with; empty for none. images: samples at the end that a recipe
-    of images does not train on; None of another one, or of a script.
+    of images does not train on; None of another one, or of a script. classes: that it asks for; 0 for those that the data names.
     """
 
     data: DataSource
@@ -145,6 +145,7 @@ class ForeseeAsked:
     held_out: int = 0
     init: str = ""
     images: int | None = None
+    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

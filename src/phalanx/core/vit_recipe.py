@@ -12,6 +12,10 @@ from phalanx.core.vit_shape import VitShape
 from phalanx.core.vit_sizes import SIZES
 
 THREADS_MAX: Final = 1_024
+IMAGE_MAX: Final = 4_096
+"""Pixels of a side: a sample of so many is 50 MB in memory, and several batches are read ahead."""
+CLASSES_MAX: Final = 2**24
+"""More than any data set has; a mistyped number would be weights without end."""
 IMAGES_FREE: Final = ("decode_threads",)
 """Of this recipe alone, beside those of `recipe.FREE`: fields by which no loss changes."""
 _POSITIVE: Final = ("image", "patch", "dim", "layers", "heads", "batch_per_rank", "accumulate", "steps")
@@ -117,6 +121,9 @@ class VitRecipe:
             yield "activation_blocks", self.activation_blocks, "write activation_checkpointing: full too, or leave it out"
 
     def _image_problems(self) -> Iterator[Problem]:
+        for name, largest in (("image", IMAGE_MAX), ("classes", CLASSES_MAX)):
+            if getattr(self, name) > largest:
+                yield name, getattr(self, name), f"write at most {largest}"
         if not 0 <= self.label_smoothing < 1:
             yield "label_smoothing", self.label_smoothing, "write a number from 0 up to, but not, 1"
         if not 0 < self.crop_min <= 1:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.data_asked import ForeseeAsked
-from phalanx.core.errors import DataError, SetupError
+from phalanx.core.errors import DataError, SetupError, SpecError
 from phalanx.core.training_data import DataSource, MixtureSource
 from phalanx.job.data.foreseen import foreseen
+from phalanx.job.data.images.open import Look, open_images
 from phalanx.job.data.sources import open_sources
+from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.pack import pack
-from tests.job.data.image_folders import write_images
+from tests.job.data.image_folders import write_images, write_tar
 from tests.job.data.random_tokens import write_tokens
 
 RECIPE = ForeseeAsked(data=DataSource(), env={}, sequence=64, held_out=16)
@@ -100,6 +102,42 @@ def test_samples_are_for_scripts_and_for_recipes_of_images(tmp_path: Path) -> No
     assert refused(of(of_images, tmp_path / "web")).fix.startswith("holds no samples, and the recipe reads images")
     with pytest.raises(SetupError):
         foreseen(of(of_images, "ftp://host/tars"))
+
+
+IMAGES = replace(SCRIPT, images=1, held_out=1)
+
+
+@pytest.mark.parametrize("url", ["{}", "file://{}"])
+def test_samples_that_no_recipe_of_images_reads_are_refused_in_the_words_of_the_ranks(tmp_path: Path, url: str) -> None:
+    members = [("a.png", b"x"), ("a.cls", b"0"), ("b.tif", b"x"), ("b.cls", b"0"), ("c.bmp", b"x"), ("c.cls", b"1")]
+    write_tar(tmp_path / "a.tar", members)
+    index([tmp_path / "a.tar"])
+    asked, look = of(IMAGES, url.format(tmp_path), on_bad_data="stop"), Look(side=4, area_min=1.0, flip=0.0, seed=0)
+    error = refused(replace(asked, classes=2))
+    assert error.field == "data.path" and error.fix.startswith("2 of 3 samples have no image that is read (jpg, jpeg, png, webp)")
+    assert "what else there is: bmp, tif; convert them" in error.fix
+    with pytest.raises(DataError) as of_ranks:
+        open_images(asked.data, look, 2, 1, 1)
+    assert str(of_ranks.value) == str(error)
+    spared = replace(asked, data=replace(asked.data, on_bad_data="quarantine", bad_data_max=0.9), classes=2)
+    assert foreseen(spared) == (), "others stand in for so many"
+    assert "2 of 3" in refused(replace(spared, data=replace(spared.data, bad_data_max=0.1))).fix
+
+
+def test_samples_without_a_class_and_a_model_of_too_few_are_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.png", b"x"), ("a.cls", b"0"), ("b.png", b"x"), ("b.cls", b"1")])
+    index([tmp_path / "a.tar"])
+    assert foreseen(of(replace(IMAGES, classes=2), tmp_path)) == ()
+    with pytest.raises(SpecError, match=r"hyperparameters\.classes: 0: write how many there are: the data does not name them"):
+        foreseen(of(IMAGES, tmp_path))
+    index([tmp_path / "a.tar"], classes=["cat", "dog"], force=True)
+    assert foreseen(of(IMAGES, tmp_path)) == ()
+    with pytest.raises(SpecError, match=r"hyperparameters\.classes: 1: the data has 2"):
+        foreseen(of(replace(IMAGES, classes=1), tmp_path))
+    (tmp_path / "b").mkdir()
+    write_tar(tmp_path / "b" / "b.tar", [("a.png", b"x"), ("a.cls", b"0"), ("b.png", b"x")])
+    index([tmp_path / "b" / "b.tar"])
+    assert refused(of(replace(IMAGES, classes=1), tmp_path / "b")).fix.startswith("1 of 2 samples have no field cls")
 
 
 def test_what_is_no_data_and_what_is_damaged_is_refused_by_the_field_of_its_source(folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.training_data import Blocks, DataSource
 from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.draws import batch
 from phalanx.job.data.images import boxes
+from phalanx.job.data.images.decode import LARGE, decoded, label_of
 from phalanx.job.data.images.open import ImageData, Look, open_images
 from phalanx.job.data.images.rows import contents, words_of
 from phalanx.job.data.order import rank_slice
+from phalanx.job.data.sound import BadData, SoundOrder, tried
 from phalanx.job.data.stream import BatchStream
 from phalanx.job.data.tars.ingest import index
+from phalanx.job.data.tars.open import Sample
 from phalanx.job.data.tars.pack import pack
 from phalanx.job.train.classes import ImageClasses
 from tests.job.data.image_folders import write_images, write_tar
@@ -47,7 +52,7 @@ def numbers(data: ImageData, epoch: int, samples: Sequence[int]) -> NDArray[np.i
     return epoch * len(data.samples) + np.array(samples, dtype=np.int64)
 
 
-def image(encoded: str, pixels: NDArray[np.uint8]) -> bytes:
+def image(encoded: str, pixels: NDArray[Any]) -> bytes:
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, encoded)
     return written.getvalue()
@@ -121,6 +126,17 @@ def test_training_images_are_cut_and_mirrored() -> None:
     assert boxes.drawn(40, 30, 1.0, np.random.default_rng(0)) == (5, 0, 35, 30)
 
 
+def test_a_sample_without_an_image_or_a_class_is_told_by_its_key() -> None:
+    """Where the counts of the data's fields do not tell, as other samples have several images."""
+    sample = Sample(number=0, key="one", fields={"txt": b"words"})
+    with pytest.raises(
+        DataError, match=r"fields of sample 0: 'one': has txt, and no image .*; convert it, leave it out of the data"
+    ):
+        decoded(sample, 3, boxes.middle)
+    with pytest.raises(DataError, match=r"fields of sample 0: 'one': has no field cls"):
+        label_of(sample, 2)
+
+
 def test_half_of_them_are_mirrored(folder: Path) -> None:
     look = replace(LOOK, side=20, area_min=1.0)
     data, mirrored = opened(folder, look), opened(folder, replace(look, flip=1.0))
@@ -150,13 +166,37 @@ def test_damage_is_told_of_every_sample_and_held_out_ones_have_no_part_in_the_or
         broken.gather("held_out", np.array([2]), 0)
 
 
+def test_others_stand_in_for_what_is_no_image_the_same_on_every_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = plain_png(9, 9), {2: b"no image", 5: plain_png(9, 9)[:-20]}
+    members = [
+        (f"{number}.{name}", value) for number in range(12) for name, value in (("png", bad.get(number, good)), ("cls", b"0"))
+    ]
+    write_tar(tmp_path / "a.tar", members)
+    index([tmp_path / "a.tar"])
+    data = open_images(DataSource(path=str(tmp_path)), LOOK, 1, 2, 2)
+    order = data.order(0, seed=1, global_batch=10)
+    numbers = data.numbers(batch(order, 0), "train", 0)  # a whole epoch
+    met = [tried(partial(data.gather, "train", rank_slice(numbers, rank, 2), 0))[1] for rank in range(2)]
+    with pytest.raises(BadBlock) as whole:
+        data.gather("train", numbers, 0)
+    told = sorted({block for one in met if one is not None for block in one.blocks})
+    assert [one.block for one in told] == [2, 5] and told == sorted(whole.value.blocks)
+    policy = BadData(policy="quarantine", share_max=0.5, agree=lambda blocks: told)
+    sound = [SoundOrder(order, partial(data.touching, split="train", sequence=0), policy, 2) for _ in range(2)]
+    assert all(one.changed_by(error, 0) for one, error in zip(sound, met, strict=True))
+    draws = [batch(one.order, 0).sample.tolist() for one in sound]
+    assert draws[0] == draws[1] and not {2, 5} & set(draws[0]) and len(draws[0]) == 10
+    data.gather("train", data.numbers(batch(sound[0].order, 0), "train", 0), 0)
+    assert all(one.sentence() in caplog.text and "cannot be decoded as PNG" in one.fix for one in met if one is not None)
+    with pytest.raises(BadBlock):
+        SoundOrder(order, partial(data.touching, split="train", sequence=0)).changed_by(whole.value, 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"png": b"no image", "cls": b"0"}, "cannot be decoded as PNG"),
         ({"jpg": b"GIF89a" + bytes(30), "cls": b"0"}, "cannot be decoded as JPEG"),
-        ({"txt": b"words", "cls": b"0"}, "has cls, txt, and no image"),
-        ({"png": None}, "has no field cls"),
         ({"png": None, "cls": b"2"}, "the model tells 2 apart"),
         ({"png": None, "cls": b"x"}, "the model tells 2 apart"),
         ({"png": "large", "cls": b"0"}, "81000000 pixels, more than 67108864"),
@@ -180,6 +220,67 @@ def test_jpeg_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
     index([tmp_path / "a.tar"])
     rows = open_images(DataSource(path=str(tmp_path)), LOOK, 2, 0, 1).gather("train", np.arange(2), 0)
     assert pixels(rows, 5)[0].min() >= 199 and (pixels(rows, 5)[1] == 90).all() and rows[:, 0].tolist() == [0, 1]
+
+
+def looked_at(encoded: str, data: bytes, side: int = 3, box: Any = boxes.middle) -> NDArray[np.uint8]:
+    return decoded(Sample(number=0, key="one", fields={encoded.lower(): data}), side, box)
+
+
+def test_grey_of_16_bits_is_scaled_and_not_cut_off() -> None:
+    deep = np.array([[0, 200, 30_000], [255, 256, 65_535], [32_768, 1_000, 60_000]], dtype=np.uint16)
+    assert (looked_at("PNG", image("PNG", deep)) == deep >> 8).all()
+
+
+@pytest.mark.parametrize("encoded", ["JPEG", "PNG", "WEBP"])
+def test_an_image_is_turned_as_its_camera_was_held(encoded: str) -> None:
+    """As Pillow does it, of which only a part is used."""
+    seen = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 16, 3), dtype=np.uint8))
+    found = []
+    for orientation in range(1, 9):
+        exif, written = Image.Exif(), io.BytesIO()
+        exif[ExifTags.Base.Orientation] = orientation
+        seen.save(written, encoded, exif=exif)
+        with Image.open(written) as opened:
+            upright = image("PNG", np.asarray(ImageOps.exif_transpose(opened)))
+        found.append(looked_at(encoded, written.getvalue(), 8))
+        assert (found[-1] == looked_at("PNG", upright, 8)).all(), orientation
+    assert len({pixels.tobytes() for pixels in found}) == 8
+
+
+def test_exif_that_nobody_can_read_turns_nothing() -> None:
+    plain, text, written = np.full((3, 3, 3), 70, dtype=np.uint8), PngInfo(), io.BytesIO()
+    text.add_text("Raw profile type exif", "\nexif\n4\nno digits")
+    Image.fromarray(plain).save(written, "PNG", pnginfo=text)
+    assert (looked_at("PNG", written.getvalue()) == 70).all()
+
+
+def test_of_an_image_that_moves_the_first_frame_is_looked_at() -> None:
+    frames, written = [Image.new("RGB", (3, 3), (shade, shade, shade)) for shade in (50, 150, 250)], io.BytesIO()
+    frames[0].save(written, "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    assert (looked_at("WEBP", written.getvalue()) == 50).all()
+
+
+def test_colour_is_not_copied_and_large_images_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = []
+
+    def box(width: int, height: int) -> boxes.Box:
+        alone.append(LARGE.locked())
+        return boxes.middle(width, height)
+
+    monkeypatch.setattr("phalanx.job.data.images.decode.LARGE_PIXELS", 12)
+    for width in (3, 4):
+        looked_at("PNG", plain_png(width, 4), 3, box)
+    assert alone == [False, True] and not LARGE.locked()
+    monkeypatch.delattr(Image.Image, "convert")
+    assert (looked_at("PNG", image("PNG", np.full((4, 4, 3), 9, dtype=np.uint8))) == 9).all()
+
+
+def test_too_little_memory_is_no_fault_of_the_image() -> None:
+    def box(width: int, height: int) -> boxes.Box:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        looked_at("PNG", plain_png(3, 3), 3, box)
 
 
 def test_classes_are_the_data_s_or_the_job_s_and_some_samples_are_left_to_train_on(folder: Path, tmp_path: Path) -> None:

@@ -31,10 +31,12 @@ from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import set_training_state, training_state
 from phalanx.job.sdk.session import Session
 from phalanx.job.train import optimizer as optimizers
+from phalanx.job.train import setup
 from phalanx.job.train.device import Rank, alone, prepare_device, this_rank
 from phalanx.job.train.offload import OffloadPlace, StreamedAdamW, offload_place, streamed_adamw
+from phalanx.job.train.offload import place as place_module
 from phalanx.job.train.offload.pieces import ALIGN, plan
-from phalanx.job.train.offload.place import check_room
+from phalanx.job.train.offload.place import agreed, check_room
 from phalanx.job.train.offload.stores import TURNS, OnDisk
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama
@@ -255,6 +257,38 @@ def test_too_little_room_is_refused_with_bytes_needed_and_free(rank: Rank, on_di
         check_room(on_disk, 10**18)
     with pytest.raises(SetupError, match="needs 4096 bytes of host memory, and 0 are free; give the job more memory"):
         check_room(replace(on_disk, kind="cpu"), 4096, lambda: 2**20)
+
+
+def test_what_the_system_refuses_is_told_to_all_and_what_was_made_goes(
+    rank: Rank, on_disk: OffloadPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that failed alone would leave the others waiting."""
+    undone: list[int] = []
+    with pytest.raises(SetupError, match=r"hyperparameters.offload: 'nvme': .* cannot be made \(no room\); write offload: none"):
+        agreed(on_disk, lambda: (_ for _ in ()).throw(RuntimeError("no room")), undone.append)
+    elsewhere = SetupError("hyperparameters.offload", "nvme", "give another folder")
+    monkeypatch.setattr(place_module, "told_by_all", lambda error: [error, elsewhere])
+    with pytest.raises(SetupError, match="give another folder"):
+        agreed(on_disk, lambda: 7, undone.append)
+    assert undone == [7]
+
+
+def test_a_step_without_any_gradient_changes_nothing(rank: Rank, on_disk: OffloadPlace) -> None:
+    weight = nn.Parameter(torch.ones(200))
+    streamed_adamw([{"params": [weight], "weight_decay": 0.1}], on_disk, 256, fused=True).step()
+    assert torch.equal(weight, torch.ones(200))
+
+
+def test_a_gang_that_goes_on_after_a_fault_may_be_tried_again(
+    rank: Rank, on_disk: OffloadPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bad input of its user: an attempt that ends so would end the job."""
+    recipe, model = replace(RECIPE, offload="cpu"), nn.Linear(4, 4)
+    monkeypatch.setattr(place_module.check_room, "__defaults__", (lambda: 0,))
+    with pytest.raises(SetupError, match="give the job more memory"):
+        setup._optimizer(model, recipe, Session(node="n"), rank)
+    with pytest.raises(StoreUnavailable, match=r"give the job more memory.*; the gang cannot go on with 1 ranks"):
+        setup._optimizer(model, recipe, Session(node="n"), replace(rank, generation=1))
 
 
 @contextmanager

@@ -121,7 +121,8 @@ def foresee_data(asked: ForeseeAsked) -> Sequence[str]:
     """Of a path that ends in `tars` it is refused, of any other it says what it was asked."""
     if asked.data.path.endswith("tars"):
         raise DataError("data.path", asked.data.path, "holds samples\x1b")
-    return (f"{asked.sequence} tokens, {asked.held_out} held out, {dict(asked.env)}{asked.init}\x1b",)
+    images = f" {asked.images} of images, {asked.classes} classes" if asked.images is not None else ""
+    return (f"{asked.sequence} tokens, {asked.held_out} held out, {dict(asked.env)}{asked.init}{images}\x1b",)
 
 
 def mix_data(asked: MixAsked) -> MixView:

@@ -40,10 +40,11 @@ def test_what_cannot_be_seen_from_here_is_a_warning_beside_the_answer(answering:
 
 
 def test_of_a_recipe_of_images_it_is_asked_how_many_are_held_out(answering: Terminal, tmp_path: Path) -> None:
-    job = JOB.replace("llama", "vit").replace("{sequence: 32, ", "{held_out: 99, ")
+    job = JOB.replace("llama", "vit").replace("{sequence: 32, ", "{held_out: 99, classes: 7, ")
     (tmp_path / "job.yaml").write_text(job)
     shown = answering("plan", str(tmp_path / "job.yaml"))
     assert shown.err.startswith("Warning: 0 tokens, 60 held out"), "and no rows of tokens"
+    assert shown.err.endswith(" 99 of images, 7 classes\\x1b.\n")
     mixed = answering("data", "mix", str(tmp_path / "job.yaml"))
     assert mixed.code == 2 and "is of a job that reads images" in mixed.err
 

@@ -111,8 +111,9 @@ class PageLocks:
     the address, or that memory cannot be locked, and the refusal fails the next thing that the GPU is asked for.
     """
 
-    def __init__(self, device: torch.device, driver: Any = None) -> None:
+    def __init__(self, device: torch.device, driver: Any = None, what: str = "the snapshots' memory") -> None:
         """driver: the CUDA runtime; torch's own when None."""
+        self._what = what
         self._device = device
         self._driver: Any = driver
         if driver is None and device.type == "cuda":
@@ -126,7 +127,7 @@ class PageLocks:
         if answer == 0:
             self._locked.append(memory)
             return
-        _log.warning("the driver does not page-lock the snapshots' memory (error %d): copies to it are slower", answer)
+        _log.warning("the driver does not page-lock %s (error %d): copies to it are slower", self._what, answer)
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)  # the runtime keeps the refusal, and gives it to whatever runs next
 

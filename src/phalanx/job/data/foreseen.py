@@ -27,10 +27,12 @@ from phalanx.job.data.enough import (
     rows_of,
     window_bytes,
 )
+from phalanx.job.data.images.needs import check_fields, num_classes
 from phalanx.job.data.manifest import SPLITS, Manifest, Split
 from phalanx.job.data.open import TokenData, open_unread
 from phalanx.job.data.shards import unreadable, wrong_size
 from phalanx.job.data.sources import Sources, named
+from phalanx.job.data.tars.manifest import parse as sample_manifest
 from phalanx.job.data.tars.open import open_samples
 from phalanx.storage.places import parse_place
 
@@ -52,8 +54,8 @@ class _Seen:
 
 
 def foreseen(asked: ForeseeAsked, environ: Mapping[str, str] = os.environ, patience_s: float = PATIENCE_S) -> tuple[str, ...]:
-    """Warnings of what could not be looked at. Raises DataError for what a rank would refuse, SetupError for a URL that names no
-    place."""
+    """Warnings of what could not be looked at. Raises DataError for what a rank would refuse, SpecError for a number of
+    classes that it would, SetupError for a URL that names no place."""
     seen, data = _Seen(), asked.data
     far = {name: path for name, path in data.paths.items() if in_store(path)}
     for name, path in data.paths.items():
@@ -112,19 +114,21 @@ def _is_tokens(asked: ForeseeAsked, name: str, place: Path | str, manifest: byte
         seen.unseen[name] = f"its {manifests.MANIFEST} is none of ours"
         return False
     if kind == "samples":
-        _check_samples(asked, name, place)
+        _check_samples(asked, name, place, manifest)
     return kind != "samples"
 
 
-def _check_samples(asked: ForeseeAsked, name: str, place: Path | str) -> None:
+def _check_samples(asked: ForeseeAsked, name: str, place: Path | str, manifest: bytes) -> None:
     if asked.sequence:
         fix = "holds samples, such as images, and the recipe reads tokens: name a folder made by `phalanx data prepare`"
         raise DataError(asked.data.field_of(name), str(place), f"{fix}, or train by recipe `vit` or a script")
-    if not isinstance(place, Path):
-        return
-    opened = open_samples(place)
+    if isinstance(place, Path):
+        open_samples(place)  # of which each file has to be there
     if asked.images is not None:
-        check_images(len(opened), asked.images, asked.held_out)
+        of_images = sample_manifest(manifest, f"{place}/{manifests.MANIFEST}")
+        check_fields(asked.data, of_images)
+        num_classes(asked.classes, len(of_images.classes))
+        check_images(of_images.samples, asked.images, asked.held_out)
 
 
 def _look_far(asked: ForeseeAsked, far: Mapping[str, str], environ: Mapping[str, str], patience_s: float, seen: _Seen) -> None:

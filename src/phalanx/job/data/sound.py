@@ -99,6 +99,8 @@ class SoundOrder:
         new = set(after.set_aside) - set(before.set_aside)
         if not new:  # nothing of this order needs it, so reading again would meet it again
             raise met or DataError("block", blocks[0].shard, "another rank cannot read it, and no sample of this order needs it")
+        if met is not None:
+            _log.warning("%s", met.sentence())  # which says what it is about the block, and of which sample
         found = [one for one in after.set_aside if one in new]
         for one in found:
             what = f"block {one.block} of shard {one.shard[:12]} of {one.source} is damaged"

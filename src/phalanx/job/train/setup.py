@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.core.errors import CheckpointError, SetupError, StoreUnavailable
 from phalanx.core.recipe import AnyRecipe, config_text
@@ -164,7 +164,7 @@ def assemble(
     settle_arithmetic(recipe.deterministic, rank.device)
     mesh = make_mesh(rank)
     model = laid_model(recipe, data, rank, mesh, dtype, batch.accumulate, fresh)
-    optimizer = make_adamw(model, recipe, offload_place(session, recipe))
+    optimizer = _optimizer(model, recipe, session, rank)
     local_time = local_timer(model.blocks, rank)
     order = order_of_run(data, recipe, batch)
     asked = data.asked
@@ -204,6 +204,16 @@ def assemble(
         watch=watch or Watch(),
         init_digest=init_digest,
     )
+
+
+def _optimizer(model: nn.Module, recipe: AnyRecipe, session: Session, rank: Rank) -> torch.optim.Optimizer:
+    """Raises StoreUnavailable where a gang that goes on after a fault has no room for moments elsewhere: the next attempt may."""
+    try:
+        return make_adamw(model, recipe, offload_place(session, recipe))
+    except SetupError as error:
+        if not rank.generation:
+            raise
+        raise StoreUnavailable(f"{error.sentence()}; the gang cannot go on with {rank.world_size} ranks") from error
 
 
 def checkpoints_of(session: Session) -> Folder:

@@ -48,7 +48,7 @@ def make_segments(
         try:
             made.extend(_descriptor(f"phalanx-snapshot-{index}", scratch) for index in range(buffers))
             with ThreadPoolExecutor(buffers) as pool:  # the kernel clears pages on one core a segment
-                list(pool.map(lambda descriptor: _take(descriptor, layout.size_bytes, is_wanted), made))
+                list(pool.map(lambda descriptor: _take(descriptor, layout.size_bytes, is_wanted, not scratch), made))
         except (OSError, Unwanted) as error:
             for descriptor in made:
                 os.close(descriptor)
@@ -73,13 +73,13 @@ def _descriptor(name: str, scratch: str) -> int:
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _take(descriptor: int, size_bytes: int, is_wanted: Callable[[], bool]) -> None:
-    """Now: a snapshot under way must not be what runs the node out of it."""
+def _take(descriptor: int, size_bytes: int, is_wanted: Callable[[], bool], is_memory: bool) -> None:
+    """Now: a snapshot under way must not be what runs the node out of it. is_memory: a file of a disk has no seals."""
     for start in range(0, size_bytes, _AT_ONCE_BYTES):
         if not is_wanted():
             raise Unwanted
         os.posix_fallocate(descriptor, start, min(_AT_ONCE_BYTES, size_bytes - start))
-    with contextlib.suppress(OSError):  # a file of a disk has no seals
+    if is_memory:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core import wire
-from phalanx.core.errors import SetupError, SpecError
+from phalanx.core.errors import DataError, SetupError
 from phalanx.core.training_data import ONE, DataSource
 from phalanx.job.data.asked import check_asked, order_of
-from phalanx.job.data.bad_block import Block
+from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.draws import DataOrder, Draws
 from phalanx.job.data.enough import check_images
 from phalanx.job.data.images import boxes
-from phalanx.job.data.images.decode import decoded, label_of
+from phalanx.job.data.images.decode import Pixels, decoded, label_of
+from phalanx.job.data.images.needs import check_fields, num_classes
 from phalanx.job.data.images.rows import contents, fill, words_of
 from phalanx.job.data.manifest import Split
 from phalanx.job.data.order import Indices
@@ -30,7 +31,7 @@ from phalanx.job.data.quarantine import Touching
 from phalanx.job.data.samples import Rows
 from phalanx.job.data.shards import Watch
 from phalanx.job.data.sources import cache_of, named
-from phalanx.job.data.tars.open import Sample, SampleData, open_samples
+from phalanx.job.data.tars.open import Sample, SampleData, all_of, open_samples
 from phalanx.job.data.tars.stream import generator_of, samples_ahead
 
 if TYPE_CHECKING:
@@ -107,14 +108,14 @@ class ImageData:
         return contents(rows)
 
     def gather(self, split: Split, numbers: Indices, sequence: int, out: Rows | None = None, watch: Watch | None = None) -> Rows:
-        """Rows as `rows` has them, in the order asked. Raises BadBlock for damage, of all that is in the batch, and DataError for
-        what is no image of a class."""
+        """Rows as `rows` has them, in the order asked. Raises BadBlock for damage, or else for what is no image, of all that is in
+        the batch, and DataError for what is of no class."""
         rows = np.empty((len(numbers), *self.row_shape(sequence)), dtype=np.int64) if out is None else out
         epochs, samples = self._placed(split, numbers)
         read = list(self.samples.read_all(samples.tolist(), None, watch))
         make = partial(self._make, split, rows)
-        for _ in self._threads.map(make, range(len(read)), read, epochs.tolist()):
-            pass  # what one raised is raised here
+        if bad := [one for one in self._threads.map(make, range(len(read)), read, epochs.tolist()) if one is not None]:
+            raise all_of(bad)
         return rows
 
     def read_ahead(
@@ -133,30 +134,34 @@ class ImageData:
         epochs, samples = np.divmod(numbers, np.int64(len(self.samples)))
         return epochs, samples if split == "train" else samples + self._train
 
-    def _make(self, split: Split, rows: Rows, at: int, sample: Sample, epoch: int) -> None:
-        look, label = self.look, label_of(sample, self.classes)
+    def _make(self, split: Split, rows: Rows, at: int, sample: Sample, epoch: int) -> BadBlock | None:
+        """What is wrong with the image: its bytes are those that were indexed, and every rank meets the same."""
+        label = label_of(sample, self.classes)
+        try:
+            fill(rows[at], label, sample.content, self._seen(split, sample, epoch))
+        except DataError as error:
+            return BadBlock(error.field, error.value, error.fix, self.samples.block_of(sample.number))
+        return None
+
+    def _seen(self, split: Split, sample: Sample, epoch: int) -> Pixels:
+        look = self.look
         if split != "train":
-            fill(rows[at], label, sample.content, decoded(sample, look.side, boxes.middle))
-            return
+            return decoded(sample, look.side, boxes.middle)
         random = generator_of(look.seed, epoch, sample.number)
         mirrored = random.random() < look.flip
         pixels = decoded(sample, look.side, lambda width, height: boxes.drawn(width, height, look.area_min, random))
-        fill(rows[at], label, sample.content, pixels[:, :, ::-1] if mirrored else pixels)
+        return pixels[:, :, ::-1] if mirrored else pixels
 
 
 def open_images(asked: DataSource, look: Look, classes: int, held_out: int, threads: int) -> ImageData:
-    """classes: that a recipe asks for; 0 for as many as the data names. Raises DataError where the data cannot be read, or is all
-    held out, SpecError where nobody says how many classes there are, or fewer are asked for than there are."""
+    """classes: that a recipe asks for; 0 for as many as the data names. Raises DataError where the data cannot be read, lacks
+    images or classes, or is all held out, SpecError as `num_classes` does."""
     check_asked(asked)
     if find_spec("PIL") is None:
         raise SetupError("pillow", "(missing)", "images are decoded by it: install phalanx[train]")
     with named(asked, ONE):
         data = open_samples(asked.path, cache=cache_of(asked))
-    there = len(data.classes)
-    if not classes and not there:
-        fix = "write how many there are: the data does not name them (`phalanx data index --classes FILE` does)"
-        raise SpecError("hyperparameters.classes", classes, fix)
-    if classes and classes < there:
-        raise SpecError("hyperparameters.classes", classes, f"the data has {there}; write at least that, or leave it out")
+    check_fields(asked, data.manifest)
+    told_apart = num_classes(classes, len(data.classes))
     check_images(len(data), held_out, 0)
-    return ImageData(asked, data, look, classes or there, held_out, threads)
+    return ImageData(asked, data, look, told_apart, held_out, threads)

@@ -112,6 +112,11 @@ class SampleData:
         indices = self._needed({shard for shard, _ in ats}, watch)
         return [self._asked(number, *at, indices[at[0]], fields) for number, at in zip(numbers, ats, strict=True)]
 
+    def block_of(self, number: int) -> Block:
+        """That a sample is, for who finds its contents to be of no use. Raises IndexError."""
+        shard, row = self._at(number)
+        return Block(data=self.manifest_hash, shard=self.manifest.shards[shard].tar_sha256, block=row)
+
     def touching(self, block: Block) -> tuple[tuple[int, int], ...]:
         """Stretches [first, stop) of the samples that a block is: in tars, one by its place there. None where it is none of this
         data, several where tars have the same bytes."""
@@ -178,8 +183,7 @@ class SampleData:
     def _bad(self, asked: Asked, name: str, place: Place, what: str) -> BadBlock:
         tar = self.manifest.shards[asked.shard].tar
         fix = f"{place.size} bytes at {place.offset} of {self.place}/{tar.name} are damaged, also when read again: {what}"
-        block = Block(data=self.manifest_hash, shard=tar.sha256, block=asked.row)
-        return BadBlock(tar.name, f"{asked.key}.{name}", f"{fix}; {self.tars.advice}", block)
+        return BadBlock(tar.name, f"{asked.key}.{name}", f"{fix}; {self.tars.advice}", self.block_of(asked.number))
 
     def _needed(self, shards: Collection[int], watch: Watch | None) -> dict[int, Index]:
         with self._lock:

@@ -49,7 +49,7 @@ def scratch_of(session: Session, recipe: AnyRecipe) -> str:
 def check_room(place: OffloadPlace, needed: int, host_free: Callable[[], int] = free_bytes) -> None:
     """A collective of all ranks. needed: bytes of this rank. Raises SetupError, on every rank, where those of one node have too
     little together, or one has no such folder."""
-    where, free = agreed(lambda: _room(place, host_free))
+    where, free = agreed(place, lambda: _room(place, host_free))
     told = told_by_all((where, needed, free))
     together: Counter[str] = Counter()
     for one, size, _ in told:
@@ -59,17 +59,23 @@ def check_room(place: OffloadPlace, needed: int, host_free: Callable[[], int] = 
             raise _too_little(place, together[one], there)
 
 
-def agreed(make: Callable[[], T]) -> T:
-    """What `make` gives. A collective of all ranks: the first SetupError of one is raised on every rank."""
+def agreed(place: OffloadPlace, make: Callable[[], T], undo: Callable[[T], None] = lambda made: None) -> T:
+    """What `make` gives. A collective of all ranks: the first SetupError of one is raised on every rank, and so is what the system
+    or the device refuses. undo: of what a rank has made while another could not."""
+    made: list[T] = []
     error: SetupError | None = None
     try:
-        made = make()
+        made.append(make())
     except SetupError as refused:
         error = refused
+    except (OSError, MemoryError, RuntimeError) as failed:  # a device's refusal is a RuntimeError
+        error = SetupError(_KIND, place.kind, f"the place of the optimiser's state cannot be made ({failed}); write offload: none")
     first = next((told for told in told_by_all(error) if told is not None), None)
-    if first is not None:
-        raise first
-    return made
+    if first is None:
+        return made[0]
+    for one in made:
+        undo(one)
+    raise first
 
 
 def _room(place: OffloadPlace, host_free: Callable[[], int]) -> tuple[str, int]:

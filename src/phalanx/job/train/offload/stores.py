@@ -67,7 +67,7 @@ class InMemory:
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
         """count: elements of one array."""
-        self._locks = PageLocks(device)
+        self._locks = PageLocks(device, what="the optimiser's moments")
         size = count * dtype.itemsize
         if not size:
             self.arrays: Pair = (torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
@@ -110,7 +110,7 @@ class OnDisk:
         locked = device.type != "cpu"
         self._buffers = [torch.empty(2, min(piece_count, count), dtype=dtype, pin_memory=locked) for _ in range(TURNS)]
         self.buffer_bytes = sum(buffer.nbytes for buffer in self._buffers)
-        self._threads = ThreadPoolExecutor(_THREADS, "offload")
+        self._threads = ThreadPoolExecutor(_THREADS, "offload", _settle, (device,))
         self._reads: dict[int, list[Future[None]]] = {}
         self._writes: dict[int, Future[None]] = {}
         self._written: deque[int] = deque()  # places in the file, the newest last
@@ -176,6 +176,12 @@ class OnDisk:
         self._written.append(offset)
         if len(self._written) > 2 * TURNS:
             os.posix_fadvise(self.descriptor, self._written.popleft(), size, os.POSIX_FADV_DONTNEED)
+
+
+def _settle(device: torch.device) -> None:
+    """In a thread, which would wait for an event by way of the first GPU, and take memory there, whatever its rank's."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _halves(memory: memoryview, size: int, dtype: torch.dtype) -> Pair:

@@ -66,7 +66,8 @@ class StreamedAdamW(torch.optim.AdamW):
             for later in pieces[number + AHEAD : number + AHEAD + 1]:
                 self.store.begin((number + AHEAD) % TURNS, later)
             self._one(number % TURNS, piece, due)
-        torch._foreach_add_([one.step for one in due.values()], 1)
+        if due:
+            torch._foreach_add_([one.step for one in due.values()], 1)
         self.carrier.finish()
         self.store.finish()
         return loss
@@ -115,15 +116,17 @@ def streamed_adamw(
     pieces = plan([weight.numel() for weight in weights], piece_bytes // dtype.itemsize)
     check_room(place, 2 * pieces.count * dtype.itemsize)
     largest = max((piece.count for piece in pieces.pieces), default=0)
-    store: Store = agreed(
-        lambda: (
-            InMemory(pieces.count, dtype, device)
-            if place.kind == "cpu"
-            else OnDisk(place.folder, pieces.count, dtype, largest, device)
-        )
-    )
-    carrier = Across(largest, dtype, device) if staged or device.type != "cpu" else Here()
-    return StreamedAdamW(groups, store, carrier, pieces, **options)
+
+    def kept() -> Store:
+        if place.kind == "cpu":
+            return InMemory(pieces.count, dtype, device)
+        return OnDisk(place.folder, pieces.count, dtype, largest, device)
+
+    def carrier() -> Here | Across:
+        return Across(largest, dtype, device) if staged or device.type != "cpu" else Here()
+
+    store = agreed(place, kept, lambda made: made.close())
+    return StreamedAdamW(groups, store, agreed(place, carrier), pieces, **options)
 
 
 def _state(parameter: nn.Parameter, arrays: Pair, start: int) -> dict[str, Tensor]:
