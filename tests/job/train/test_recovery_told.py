@@ -31,9 +31,9 @@ def test_who_is_in_the_gang_is_said_before_the_model_also_where_no_step_was_left
 ) -> None:
     heard = _Heard()
     here = Rank(rank=rank, world_size=2, device=torch.device("cpu"), device_name="cpu", generation=2, slots=(1, 2), num_slots=3)
-    training = SimpleNamespace(rank=here, session=heard)
+    training = SimpleNamespace(rank=here, session=heard, traces=[])
     place: Any = SimpleNamespace(generation=2, why="rank 0 was killed by SIGKILL", since_ms=0, planned=False)
-    gang: Any = SimpleNamespace(settled=lambda: None)
+    gang: Any = SimpleNamespace(settled=lambda: None, timeouts=SimpleNamespace(collective_ms=2_000))
 
     def finish(*_: object) -> Path:
         heard.said.append(("model", None))
