@@ -278,7 +278,7 @@ def test_options_that_are_possible_are_taken() -> None:
 def test_a_run_may_go_on_with_other_options_that_change_no_loss() -> None:
     changed = {
         "activation_checkpointing": "full", "activation_blocks": 2, "activation_budget": 0.1, "reshard_after_forward": False,
-        "prefetch_blocks": 1,
+        "prefetch_blocks": 1, "offload": "nvme", "offload_dir": "/scratch",
     }  # fmt: skip
     assert set(changed) == set(FREE)
     assert config_text(replace(RECIPE, **changed)) == config_text(RECIPE)  # type: ignore[arg-type]
