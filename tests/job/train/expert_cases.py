@@ -335,9 +335,10 @@ def case_moments_in_a_file_go_with_experts_that_move_and_change_no_bit_of_a_loss
 def case_replicas_of_hot_experts_equal_one_process_and_level_what_ranks_compute(root: Path, rank: Rank) -> None:
     """Two experts of one rank get every token; other ranks compute a part of them, and some have no replica."""
     plain, again = alone(all_to_two), replace(RECIPE, activation_checkpointing="full")
-    hot, few = [[1, 1] + [0] * (RECIPE.experts - 2)] * RECIPE.layers, [[3, 3, 2, 2, 2, 2, 1, 1]] * RECIPE.layers
+    hot, few = [[1, 1, *[0] * 6]] * RECIPE.layers, [[3, 3, 2, 2, 2, 2, 1, 1]] * RECIPE.layers
+    first = [[2, 1, *[0] * 6]] * RECIPE.layers  # of two ranks the other takes three quarters of its tokens
     for layout, recipe, loads, most in (
-        (EP4, RECIPE, hot, 1.05), (EP2, RECIPE, hot, 1.05), (replace(CP2_TP2, ep=4), again, hot, 1.05),
+        (EP4, RECIPE, hot, 1.05), (EP2, RECIPE, first, 1.26), (replace(CP2_TP2, ep=4), again, hot, 1.05),
         (replace(EP4, zero=1), RECIPE, few, 2.7),  # the last rank alone helps the first
     ):  # fmt: skip
         (model, optimizer), ran = sharded(layout, all_to_two, recipe), Ran()
