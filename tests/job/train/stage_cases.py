@@ -154,7 +154,7 @@ def trained(pipeline: Pipeline, mesh: DeviceMesh, packed: bool, plain: PlainRun)
         total = pipeline.gradients(every[mesh["dp_shard"].get_local_rank()])
         loss = float(sum_over_ranks(total)) / (every.shape[1] * dist.get_world_size())
         grads = {name: whole(one.grad) for name, one in pipeline.part.named_parameters() if one.grad is not None}
-        norm = clip(pipeline.part, RECIPE.clip)
+        norm = float(clip(pipeline.part, RECIPE.clip))
         optimizer.step()
         optimizer.zero_grad()
         apart = max(float((grads[name] - wanted[name]).abs().max()) for name in grads)
