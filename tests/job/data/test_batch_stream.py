@@ -206,7 +206,7 @@ def test_what_was_waited_for_is_named(data: TokenData) -> None:
     order, released = order_of(data), threading.Event()
 
     def held(step: int) -> Indices:
-        released.wait(20)
+        released.wait(60)
         return order(step)
 
     with BatchStream(data, "train", SEQUENCE, held) as stream:

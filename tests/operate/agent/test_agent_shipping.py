@@ -89,7 +89,7 @@ def test_a_caller_that_sends_a_line_without_end_is_cut_off_and_others_are_served
     path = str(agent_socket(socket_folder(cell.home)))
     with socket.socket(socket.AF_UNIX) as rude, socket.socket(socket.AF_UNIX) as polite:
         rude.connect(path)
-        rude.settimeout(10)
+        rude.settimeout(60)
         polite.connect(path)
         with pytest.raises(OSError):
             while True:
