@@ -9,6 +9,7 @@ from phalanx.core.recipe import FP8_MULTIPLE, AnyRecipe, LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
+from phalanx.fabric.layouts.experts import experts_can_be_cut
 from phalanx.fabric.layouts.stages import stage_problems, stages_per_rank
 
 Problem = tuple[str, object, str]
@@ -21,8 +22,8 @@ NAMED_MAX: Final = 12
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
     inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
-    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward.
-    tied: whether its output is its embedding."""
+    tied: whether its output is its embedding. experts: of a layer; 0 in a dense model, as are the rest. shared_dim: inner width
+    of those that compute every token, as one feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one."""
 
     layers: int
     heads: int
@@ -32,6 +33,8 @@ class ModelFacts:
     experts: int = 0
     tied: bool = False
     shared_dim: int = 0
+    dim: int = 0
+    expert_ffn_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ def facts_of(recipe: AnyRecipe) -> ModelFacts:
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
         ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
         shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
+        dim=shape.dim if moe is not None else 0, expert_ffn_dim=moe.ffn_dim if moe is not None else 0,
     )  # fmt: skip
 
 
@@ -189,6 +193,18 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     if not rest and data_size and data_size % asked.replicate == 0:
         there = asked.tp * (1 if asked.zero == 0 else data_size // asked.replicate * asked.cp)
         yield _divides(there, "it is made of the {} ranks that share the state")
+        if model is not None and model.experts:
+            yield _of_cut_experts(asked.ep, model, there)
+
+
+def _of_cut_experts(asked_ep: int, model: ModelFacts, there: int) -> _Rule:
+    """there: ranks that share the state. Those that `ep` leaves cut each expert."""
+    dim, inner = model.dim, model.expert_ffn_dim
+    why = (
+        f"with {asked_ep} each expert is cut over {there // asked_ep} ranks, of which neither dim ({dim}) nor the inner width of "
+        f"an expert ({inner}) is a multiple; or change expert_ffn_dim"
+    )
+    return _Rule(lambda ep: ep == 1 or there % ep > 0 or experts_can_be_cut(dim, inner, there // ep), why)
 
 
 def _of_replicas(asked: LayoutSpec, ranks: RankFacts) -> Iterator[_Rule]:
