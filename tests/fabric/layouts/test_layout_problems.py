@@ -124,6 +124,20 @@ def test_ranks_that_ep_leaves_cut_each_expert_along_a_side_that_they_divide(
     assert problems(asked, replace(experts, expert_ffn_dim=12), EIGHT) == problems(asked, replace(experts, dim=8), EIGHT) == []
 
 
+def test_ranks_whose_parts_8_bit_products_cannot_take_are_refused_with_every_width_that_is_wrong() -> None:
+    recipe = LlamaRecipe(dtype="fp8", dim=128, heads=8, head_dim=10, ffn_dim=128, experts=4, shared_experts=1, expert_ffn_dim=32)
+    assert problems(LayoutSpec(), facts_of(recipe), EIGHT) == []
+    ((field, value, fix),) = problems(LayoutSpec(tp=4), facts_of(recipe), EIGHT)
+    assert (field, value) == ("tp", 4) and fix == (
+        "write 1: 8-bit products need multiples of 16, and a rank would have 20 of the queries (heads x head_dim: 80), 60 of the "
+        "queries, keys and values ((heads + 2 x kv_heads) x head_dim: 240), 8 of the shared experts (shared_experts x "
+        "expert_ffn_dim: 32); or change all of these, or write dtype: bf16"
+    )
+    ((_, _, fix),) = problems(LayoutSpec(tp=4), facts_of(replace(recipe, head_dim=16)), EIGHT)
+    assert fix.startswith("write one of 1, 2: ") and "a rank would have 8 of the shared experts" in fix
+    assert problems(LayoutSpec(tp=4), facts_of(replace(recipe, head_dim=16, dtype="bf16")), EIGHT) == []
+
+
 def test_tensor_parallelism_stays_within_a_domain() -> None:
     two_nodes = RankFacts(world_size=16, per_domain=4)
     assert problems(LayoutSpec(tp=4), replace(MODEL, heads=16, kv_heads=8, ffn_dim=256), two_nodes) == []

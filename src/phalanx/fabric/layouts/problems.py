@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import FP8_MULTIPLE, AnyRecipe, LlamaRecipe
+from phalanx.core.fp8 import NEED, Width, fits_fp8, fp8_widths, is_fp8
+from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
@@ -23,7 +24,8 @@ class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
     inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
     tied: whether its output is its embedding. experts: of a layer; 0 in a dense model, as are the rest. shared_dim: inner width
-    of those that compute every token, as one feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one."""
+    of those that compute every token, as one feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one.
+    fp8: widths that tensor-parallel ranks share of matrices whose products are of 8-bit floats; none with other arithmetic."""
 
     layers: int
     heads: int
@@ -35,6 +37,7 @@ class ModelFacts:
     shared_dim: int = 0
     dim: int = 0
     expert_ffn_dim: int = 0
+    fp8: tuple[Width, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def facts_of(recipe: AnyRecipe) -> ModelFacts:
         ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
         shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
         dim=shape.dim if moe is not None else 0, expert_ffn_dim=moe.ffn_dim if moe is not None else 0,
+        fp8=tuple(width for width in fp8_widths(shape) if width.is_cut) if is_fp8(recipe.dtype) else (),
     )  # fmt: skip
 
 
@@ -74,8 +78,6 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
         return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.dtype.startswith("fp8") and not recipe.init:  # whose shape is known when ranks start
-        found += _uneven_parts(asked.tp, recipe)
     if asked.tp > 1 and recipe.fused_loss is True:
         found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
@@ -92,21 +94,6 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
 def named(field: str) -> str:
     """A problem's field as in a job file: of the layout where it does not say of what else."""
     return field if "." in field else f"layout.{field}"
-
-
-def _uneven_parts(tp: int, recipe: LlamaRecipe) -> Iterator[Problem]:
-    """Of matrices with 8-bit products, over tensor-parallel ranks."""
-    shape, model = recipe.shape(vocab=1), facts_of(recipe)
-    widths = {
-        "heads": shape.q_dim, "heads of queries, keys and values": shape.q_dim + 2 * shape.kv_dim, "feed-forward": model.ffn_dim,
-        "shared experts": model.shared_dim,
-    }  # fmt: skip
-    for name, width in widths.items():
-        if width % tp == 0 and width // tp % FP8_MULTIPLE:
-            fits = [one for one in _divisors(tp) if width // one % FP8_MULTIPLE == 0]
-            need = f"8-bit products (dtype: {recipe.dtype}) need multiples of {FP8_MULTIPLE}"
-            yield "tp", tp, f"{_one_of(fits)}: {need}, and a rank would have {width // tp} of the width of the {name}"
-            return
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -157,6 +144,14 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _divides(model.shared_dim, "its ranks share the width of {} of the shared experts evenly")
     if model.sequence % asked.cp == 0:
         yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
+    yield _of_fp8(asked.tp, model.fp8)
+
+
+def _of_fp8(asked_tp: int, widths: Sequence[Width]) -> _Rule:
+    bad = [width for width in widths if not fits_fp8(width.number, asked_tp)]
+    parts = ", ".join(f"{width.number // asked_tp} of the {width.name} ({width.made_of}: {width.number})" for width in bad)
+    why = f"{NEED}, and a rank would have {parts}; or change {'that' if len(bad) == 1 else 'all of these'}, or write dtype: bf16"
+    return _Rule(lambda tp: tp == 1 or all(fits_fp8(width.number, tp) for width in widths), why)
 
 
 def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from phalanx.core.fp8 import is_fp8
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts.layout import Layout
@@ -43,7 +44,7 @@ def _parted(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
         return
     whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
     asks = {
-        "dtype: bf16": recipe.dtype.startswith("fp8"), "compile: auto": recipe.compile is True,
+        "dtype: bf16": is_fp8(recipe.dtype), "compile: auto": recipe.compile is True,
         "fused_loss: auto": recipe.fused_loss is True,
         "activation_checkpointing: full": recipe.activation_checkpointing == "selective",
     }  # fmt: skip

@@ -48,13 +48,12 @@ def carried(folder: Path) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in found if path.is_file() and path.stat().st_size <= _CARRIED_BYTES_MAX}
 
 
-def foreseen_init(folder: Path) -> tuple[str, ...]:
-    """Of a job's `init`, before it is submitted: warnings of what is not seen from here. Raises CheckpointError for what a rank
-    would refuse of its configuration."""
+def foreseen_init(folder: Path) -> tuple[LlamaShape | None, tuple[str, ...]]:
+    """Of a job's `init`, before it is submitted: the model's shape, or none and warnings of what is not seen from here. Raises
+    CheckpointError for what a rank would refuse of its configuration."""
     if not folder.exists():
-        return (f"init {folder} is not there on this machine; if the machines of its ranks have it, all is well",)
-    read_config(folder)
-    return ()
+        return None, (f"init {folder} is not there on this machine; if the machines of its ranks have it, all is well",)
+    return read_shape(folder), ()
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
