@@ -245,7 +245,7 @@ def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, An
 
     Raises SpecError for a shape beside `init`.
     """
-    if recipe == "vit":
+    if reads_images(recipe):
         return over_vit_size(given)
     if not given.get("init"):
         return over_size(given)
@@ -288,7 +288,12 @@ RECIPES: Final[Mapping[str, type[AnyRecipe]]] = {"llama": LlamaRecipe, "vit": Vi
 
 def metrics_of(name: str) -> tuple[str, ...]:
     """What the recipe of that name can measure at a save."""
-    return (*RECIPE_METRICS, "val_accuracy") if name == "vit" else RECIPE_METRICS
+    return (*RECIPE_METRICS, "val_accuracy") if reads_images(name) else RECIPE_METRICS
+
+
+def reads_images(name: object) -> bool:
+    """Whether it is the name of a recipe of images; others, and scripts, read tokens or what they will."""
+    return isinstance(name, str) and RECIPES.get(name) is VitRecipe
 
 
 def name_of(recipe: AnyRecipe) -> str:

@@ -20,7 +20,7 @@ from phalanx.job.models.moe.mixture import Mixture, mixtures, reset_buffers
 from phalanx.job.models.moe.router import Router, sequence_loss
 from phalanx.job.train.balance import bias_change
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel.mesh import uncompiled
+from phalanx.job.train.parallel.mesh import compiles_parts, uncompiled
 from phalanx.job.train.sizes import active_parameters, causal_flops_per_token, flops_per_token, num_parameters
 
 DIM = 16
@@ -259,6 +259,10 @@ def test_adapters_are_refused_for_experts_and_compiling_where_tokens_travel() ->
         uncompiled(LlamaRecipe(experts=4), Layout(tp=2)).compile is False
         and uncompiled(LlamaRecipe(), Layout(tp=2)).compile == "auto"
     )
+    assert uncompiled(LlamaRecipe(), Layout(pp=2, schedule="zbv")).compile is False
+    assert uncompiled(LlamaRecipe(), Layout(pp=2)).compile == "auto"
+    layouts = Layout(dp_shard=2, ep=2), Layout(cp=2, ep=2), Layout(tp=2, ep=2), Layout(dp_shard=2)
+    assert [compiles_parts(one) for one in layouts] == [True, False, False, False]
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own tracer

@@ -4,7 +4,7 @@ from phalanx.fabric.layouts.experts import side_to_cut
 from phalanx.fabric.layouts.layout import AXES, Axis, Layout, laid_out
 from phalanx.fabric.layouts.problems import ModelFacts, Problem, RankFacts, facts_of, named, problems, recipe_problems
 from phalanx.fabric.layouts.reach import Reach, reach
-from phalanx.fabric.layouts.stages import pipeline_of
+from phalanx.fabric.layouts.stages import parted_problems, pipeline_of
 
 __all__ = [
     "AXES",
@@ -18,6 +18,7 @@ __all__ = [
     "facts_of",
     "laid_out",
     "named",
+    "parted_problems",
     "pipeline_of",
     "problems",
     "reach",

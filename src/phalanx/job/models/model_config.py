@@ -8,6 +8,7 @@ from typing import Any, Final
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
 from phalanx.core.llama_shape import LlamaShape
+from phalanx.core.recipe import reads_images
 from phalanx.job.models.hf_config import shape_of
 
 CONFIG: Final = "config.json"
@@ -74,7 +75,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 def refuse_images(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a saved model of another recipe than of language."""
-    if config.get("recipe") == "vit":
+    if reads_images(config.get("recipe")):
         fix = "is a model of images; a script reads it with `job.models.vit`, and here a model of language is needed"
         raise CheckpointError("model", str(folder), fix)
 
