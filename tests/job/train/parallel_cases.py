@@ -96,6 +96,7 @@ CARRIED = (
     ("pp2 x dp2", "fsdp4"),
     ("tp4", "pp2 folded x tp2"),
 )
+UNHELD = ("fsdp4", "cp2 x dp2", "cp4 by heads", "tp2 x dp2", "cp2 x tp2")
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
 WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
@@ -291,7 +292,7 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
 def without_logits(rank: Rank) -> Answer:
     """Losses that are computed without holding all logits, of whole rows and of shared ones, and of packed rows."""
     answer: Answer = {}
-    for name in ("fsdp4", "cp2 x dp2", "cp4 by heads"):
+    for name in UNHELD:
         run = Run(rank, LAYOUTS[name], recipe=replace(RECIPE, fused_loss=True))
         mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
         whole = token_loss(run.model, mine)
@@ -307,7 +308,11 @@ def other_shape(rank: Rank) -> Answer:
     """Heads that share keys, norms of heads, biases, a tied output."""
     plain, run = Plain(OTHER_SHAPE), Run(rank, LAYOUTS["tp2 x dp2"], shape=OTHER_SHAPE)
     numbers = run.steps(1, RECIPE.steps)
-    return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
+    unheld = Run(rank, LAYOUTS["tp2 x dp2"], shape=OTHER_SHAPE, recipe=replace(RECIPE, fused_loss=True))
+    return {
+        "numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients),
+        "unheld": unheld.steps(1, RECIPE.steps), "unheld_gradients": error(unheld.gradients, plain.gradients),
+    }  # fmt: skip
 
 
 def adapted(rank: Rank, folder: Path) -> Answer:

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
-from tests.job.train.parallel_cases import ADAPTED_LAYOUTS, CARRIED, KINDS_OF_8_BITS, LAYOUTS, OFFLOADED, PIPELINES, SAMPLES, SHAPE
+from tests.job.train.parallel_cases import (
+    ADAPTED_LAYOUTS,
+    CARRIED,
+    KINDS_OF_8_BITS,
+    LAYOUTS,
+    OFFLOADED,
+    PIPELINES,
+    SAMPLES,
+    SHAPE,
+    UNHELD,
+)
 
 TOLERANCE = 2e-6
 """Of losses and norms of gradients over five steps in float32: sums are taken in another order, which was seen to change 1.2e-7."""
@@ -53,9 +63,11 @@ def test_gradients_and_weights_are_those_of_one_process(answer: dict[str, Any], 
 def test_another_attention_is_cut_head_by_head(answer: dict[str, Any]) -> None:
     found = answer["other"]
     assert flat(found["numbers"]) == pytest.approx(flat(found["plain"]), rel=TOLERANCE) and found["gradients"] < GRADIENTS_TOLERANCE
+    assert flat(found["unheld"]) == pytest.approx(flat(found["plain"]), rel=TOLERANCE), "with a tied output, and no logits held"
+    assert found["unheld_gradients"] < GRADIENTS_TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["fsdp4", "cp2 x dp2", "cp4 by heads"])
+@pytest.mark.parametrize("name", UNHELD)
 def test_losses_without_logits_are_those_of_one_process(answer: dict[str, Any], name: str) -> None:
     found, plain = answer["without_logits"][name], answer["plain"]
     assert found["packed"] == pytest.approx(sum(plain["packed"]) / SAMPLES, rel=TOLERANCE)

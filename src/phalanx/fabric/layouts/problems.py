@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.fp8 import NEED, Width, fits_fp8, fp8_widths, is_fp8
-from phalanx.core.recipe import AnyRecipe
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
@@ -78,8 +78,6 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
         return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.fused_loss is True:
-        found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
         fix = "write 1, or activation_checkpointing: full: what goes round would be kept, far above activation_budget"
         found.append(("cp", asked.cp, fix))
@@ -88,7 +86,20 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         found.append(("cp", asked.cp, fix))
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
-    return [*found, *stage_problems(asked, recipe)]
+    return [*found, *_of_replicated(asked, recipe), *stage_problems(asked, recipe)]
+
+
+def _of_replicated(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Of experts that other ranks compute too."""
+    field, spare = "hyperparameters.expert_replicas", recipe.expert_replicas
+    if spare and asked.ep == 1:
+        yield field, spare, "write 0, or a layout.ep above 1: a rank that has all experts has no use for replicas"
+    if spare and asked.pp > 1:
+        yield field, spare, "write 0, or layout.pp: 1: replicas of experts are not computed over a pipeline yet"
+    own = recipe.experts // max(asked.ep, 1)
+    if asked.ep > 1 and not recipe.init and spare > recipe.experts - own:  # else the folder says how many there are
+        fix = f"write {recipe.experts - own} or less: a rank has {own} of the {recipe.experts} experts, and no use for more"
+        yield field, spare, fix
 
 
 def named(field: str) -> str:
