@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ import pytest
 from phalanx import app
 from phalanx.core import wire
 from phalanx.core.data_asked import ExportMdsAsked, ImportMdsAsked, IndexAsked, PackAsked, PrepareAsked
-from phalanx.core.errors import DataError, SetupError
+from phalanx.core.errors import DataError, SetupError, SpecError
+from phalanx.core.llama_shape import LlamaShape
+from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec_parse import parse_spec
 from phalanx.operate import daemons
 from phalanx.operate.control.questions import Question
 from phalanx.operate.control.scheduler_process import Answer
@@ -182,3 +186,23 @@ def test_what_a_run_reads_is_said_by_the_data_itself(tmp_path: Path, capsys: pyt
     assert app.main(["data", "mix", str(tmp_path / "data.yaml"), "--steps", "9", *words]) == 0
     (source,) = json.loads(capsys.readouterr().out)["sources"]
     assert (source["samples"], source["read"], source["next_epochs"]) == (17, 36, [4, 8])
+
+
+def test_what_the_model_of_init_cannot_have_is_refused_before_a_job_waits(tmp_path: Path) -> None:
+    shape = LlamaShape(vocab=64, dim=64, layers=2, heads=6, head_dim=16, ffn_dim=64)
+    (tmp_path / "config.json").write_text(json.dumps({"shape": wire.plain(LlamaShape, shape), "recipe": {}}))
+
+    def foreseen(layout: LayoutSpec, **asked: object) -> Sequence[str]:
+        job = {"name": "lm", "kind": "train", "recipe": "llama", "data": {"path": "d"}, "resources": {"gpus": "4"}}
+        return app.foresee_model(replace(parse_spec({**job, "hyperparameters": {"init": str(tmp_path), **asked}}), layout=layout))
+
+    assert foreseen(LayoutSpec(tp=2)) == foreseen(LayoutSpec(tp=2), dtype="fp8") == ()
+    with pytest.raises(SpecError, match=r"layout\.tp: 4: write one of 1, 2: its ranks share the model's 6 heads evenly"):
+        foreseen(LayoutSpec(tp=4))
+    (tmp_path / "config.json").write_text(json.dumps({"shape": wire.plain(LlamaShape, replace(shape, ffn_dim=48)), "recipe": {}}))
+    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: 8-bit .* have 24 of the feed-forward \(ffn_dim: 48\); or change"):
+        foreseen(LayoutSpec(tp=2), dtype="fp8")
+    (tmp_path / "config.json").write_text(json.dumps({"shape": wire.plain(LlamaShape, replace(shape, ffn_dim=40)), "recipe": {}}))
+    with pytest.raises(SpecError, match=r"hyperparameters\.dtype: 'fp8': write bf16: the width of the feed-forward .* is 40"):
+        foreseen(LayoutSpec(), dtype="fp8")
+    assert "is not there on this machine" in foreseen(LayoutSpec(tp=4), init=str(tmp_path / "none"))[0]

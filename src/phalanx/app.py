@@ -53,7 +53,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
+            export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -140,9 +140,21 @@ def audit_data(asked: "AuditAsked", progress: "ProgressSink") -> "DataAudit":
 
 def foresee_data(asked: "ForeseeAsked") -> "Sequence[str]":
     from phalanx.job.data.foreseen import foreseen
-    from phalanx.job.models.model_config import foreseen_init
 
-    return (*foreseen(asked), *(foreseen_init(Path(asked.init)) if asked.init else ()))
+    return foreseen(asked)
+
+
+def foresee_model(spec: "JobSpec") -> "Sequence[str]":
+    from phalanx.core.recipe import of_given
+    from phalanx.core.spec_parse import recipe_config
+    from phalanx.job.models.model_config import foreseen_init
+    from phalanx.operate.control.layouts import refuse_unfitting
+
+    recipe = recipe_config(spec)
+    shape, warnings = foreseen_init(Path(recipe.init))
+    if shape is not None:
+        refuse_unfitting(spec, of_given(recipe, shape))
+    return warnings
 
 
 def mix_data(asked: "MixAsked") -> "MixView":

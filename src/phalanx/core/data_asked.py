@@ -131,11 +131,11 @@ class AuditAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeseeAsked:
-    """The data of a job that is about to be submitted, and the model it begins with. env: what the job itself gives its ranks,
+    """The data of a job that is about to be submitted. env: what the job itself gives its ranks,
     such as the address of a store.
 
     sequence: tokens of a recipe's rows; 0 of a script, of which nobody knows what it reads. held_out: samples of one held-out batch
-    over all ranks. init: folder of the weights that a recipe begins with; empty for none. images: samples at the end that a recipe
+    over all ranks. images: samples at the end that a recipe
     of images does not train on; None of another one, or of a script. classes: that it asks for; 0 for those that the data names.
     """
 
@@ -143,7 +143,6 @@ class ForeseeAsked:
     env: Mapping[str, str]
     sequence: int = 0
     held_out: int = 0
-    init: str = ""
     images: int | None = None
     classes: int = 0
 

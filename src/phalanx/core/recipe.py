@@ -1,13 +1,14 @@
 """Configuration of the built-in training recipes. Here, not in `job`, so that a bad hyperparameter is refused at submit."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
+from phalanx.core.fp8 import fp8_problems, is_fp8
 from phalanx.core.health import SpikeAction
 from phalanx.core.llama_shape import NORM_EPSILON, ROPE_BASE, LlamaShape
 from phalanx.core.llama_sizes import SIZES, over_size
@@ -17,8 +18,6 @@ from phalanx.core.recipe_checks import determinism_problem, run_problems
 from phalanx.core.vit_recipe import IMAGES_FREE, VitRecipe
 from phalanx.core.vit_sizes import over_size as over_vit_size
 
-FP8_MULTIPLE: Final = 16
-"""Of both dimensions of a matrix whose products are of 8-bit floats (cuBLAS's documentation, its table of FP8 kernels)."""
 Switch = Literal["auto", True, False]
 FREE: Final = (
     "activation_checkpointing", "activation_blocks", "activation_budget", "reshard_after_forward", "prefetch_blocks", "offload",
@@ -206,6 +205,8 @@ class LlamaRecipe:
             yield "dim", self.dim, f"write a multiple of 2 x heads ({2 * self.heads}), or the width of a head as head_dim"
             return
         yield from self.shape(1).problems()
+        if not self.init:
+            yield from fp8_problems(self.shape(1), self.dtype, is_given=False)
 
     def _speed_problems(self) -> Iterator[tuple[str, object, str]]:
         blocks = self.layers if self.layers > 0 and not self.init else _BLOCKS_MAX
@@ -215,10 +216,8 @@ class LlamaRecipe:
         if not 0 <= self.activation_budget <= 1:
             yield "activation_budget", self.activation_budget, "write a number from 0 to 1"
         yield from determinism_problem(self)
-        if self.dtype in ("fp8", "fp8_rowwise") and self.lora_rank:
+        if is_fp8(self.dtype) and self.lora_rank:
             yield "dtype", self.dtype, "write bf16: low-rank adapters have no 8-bit products"
-        if self.dtype in ("fp8", "fp8_rowwise") and not self.init:
-            yield from self._uneven_widths()
         if self.activation_checkpointing == "selective" and self.experts:
             fix = "write full or none: what a budget keeps of experts is not known"
             yield "activation_checkpointing", self.activation_checkpointing, fix
@@ -237,21 +236,6 @@ class LlamaRecipe:
         if self.offload_dir and not self.offload_dir.startswith("/"):
             yield "offload_dir", self.offload_dir, "write an absolute path: it is a folder of each node"
 
-    def _uneven_widths(self) -> Iterator[tuple[str, object, str]]:
-        """Of layers that are computed in 8 bits."""
-        fix = f"8-bit products need multiples of {FP8_MULTIPLE}"
-        for name in ("dim", "ffn_dim"):
-            if getattr(self, name) % FP8_MULTIPLE:
-                yield name, getattr(self, name), f"write a multiple of {FP8_MULTIPLE}: {fix}"
-        head = self.head_dim or self.dim // max(1, self.heads)
-        kv_heads = self.kv_heads or self.heads
-        for heads, of in ((self.heads, "queries"), (self.heads + 2 * kv_heads, "queries, keys and values")):
-            if head * heads % FP8_MULTIPLE:
-                yield "head_dim", head, f"{heads} heads of {of} are {head * heads} wide, and {fix}; change head_dim or the heads"
-        shared = self.shared_experts * (self.expert_ffn_dim or self.ffn_dim)
-        if shared % FP8_MULTIPLE:
-            yield "shared_experts", self.shared_experts, f"together they are {shared} wide, and {fix}; change expert_ffn_dim"
-
 
 SHAPE_FIELDS: Final = tuple(one.name for one in fields(LlamaShape))
 """Hyperparameters that the folder of `init` says; each is a field of the recipe too."""
@@ -264,7 +248,7 @@ def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, An
 
     Raises SpecError for a shape beside `init`.
     """
-    if recipe == "vit":
+    if reads_images(recipe):
         return over_vit_size(given)
     if not given.get("init"):
         return over_size(given)
@@ -272,6 +256,15 @@ def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, An
         if name in given:
             raise SpecError(f"hyperparameters.{name}", given[name], "leave it out: the folder of init says the model's shape")
     return dict(given)
+
+
+def of_given(recipe: LlamaRecipe, shape: LlamaShape) -> LlamaRecipe:
+    """With the shape of the model that its `init` names. Raises SpecError for what such a model cannot have: who had not seen it
+    could not tell."""
+    known = replace(recipe, **{name: getattr(shape, name) for name in SHAPE_FIELDS})
+    for name, value, fix in (*known.problems(), *fp8_problems(shape, known.dtype, is_given=True)):
+        raise SpecError(f"hyperparameters.{name}", value, fix)
+    return known
 
 
 AnyRecipe = LlamaRecipe | VitRecipe
@@ -298,7 +291,12 @@ RECIPES: Final[Mapping[str, type[AnyRecipe]]] = {"llama": LlamaRecipe, "vit": Vi
 
 def metrics_of(name: str) -> tuple[str, ...]:
     """What the recipe of that name can measure at a save."""
-    return (*RECIPE_METRICS, "val_accuracy") if name == "vit" else RECIPE_METRICS
+    return (*RECIPE_METRICS, "val_accuracy") if reads_images(name) else RECIPE_METRICS
+
+
+def reads_images(name: object) -> bool:
+    """Whether it is the name of a recipe of images; others, and scripts, read tokens or what they will."""
+    return isinstance(name, str) and RECIPES.get(name) is VitRecipe
 
 
 def name_of(recipe: AnyRecipe) -> str:

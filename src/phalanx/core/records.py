@@ -24,7 +24,8 @@ class StepRecord:
     """One optimiser step of one rank, written before the next step starts.
 
     step: 1 for the first update. loss: mean over the global batch, the same on every rank; `loss_hex` is `float.hex` of it.
-    tokens: of the global batch. tokens_per_s: global. mfu: model FLOPs over the devices' peak, 0 where no peak is known.
+    tokens: of the global batch. images: in it; 0 of other samples. tokens_per_s, images_per_s: global. mfu: model FLOPs over the
+    devices' peak, 0 where no peak is known.
     local_us: microseconds that this rank computed in it without waiting for another, in its forward passes; 0 is not measured, as
     where ranks share rows, matrices or experts and so wait for each other inside a block.
     *_ms: wall time of this rank; the phases lie inside [started_ms, ended_ms] (Unix time) and need not fill it.
@@ -52,7 +53,12 @@ class StepRecord:
     checkpoint_ms: int = 0
     local_us: int = 0
     data_wait_cause: Annotated[str, Field(max_length=CAUSE_CHARS_MAX, pattern=r"^[a-z_]*$")] = ""
+    images: int = 0
     kind: Literal["step"] = "step"
+
+    @property
+    def images_per_s(self) -> float:
+        return self.tokens_per_s * self.images / self.tokens if self.tokens > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from phalanx.core.devices import parse_devices
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
 from phalanx.core.lock_file import checked_lock, kind_of
-from phalanx.core.recipe import RECIPES, written_out
+from phalanx.core.recipe import RECIPES, reads_images, written_out
 from phalanx.core.spec import (
     Array,
     CheckpointPolicy,
@@ -246,9 +246,9 @@ def _pair_checks(spec: JobSpec) -> Iterable[Check]:
         hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(RECIPES)}"
         yield "recipe", spec.recipe, spec.recipe in RECIPES, hint
         yield "kind", spec.kind, spec.kind == "train", "a recipe trains: write kind: train"
-        made = "phalanx data pack" if spec.recipe == "vit" else "phalanx data prepare"
+        made = "phalanx data pack" if reads_images(spec.recipe) else "phalanx data prepare"
         yield "data", spec.data, spec.data is not None, f"a recipe needs data: {{path: DIR}} made by `{made}`"
-        if spec.recipe == "vit":
+        if reads_images(spec.recipe):
             yield from image_checks(spec)
 
 

@@ -12,8 +12,8 @@ from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The newest step of the current attempt. `eta_ms`, by the mean of many steps, is None until a rate is known. data_wait_*: as
-    in StepRecord."""
+    """The newest step of the current attempt. `eta_ms`, by the mean of many steps, is None until a rate is known. data_wait_*,
+    images_per_s: as in StepRecord."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -25,6 +25,7 @@ class Progress:
     eta_ms: int | None
     data_wait_ms: int = 0
     data_wait_cause: str = ""
+    images_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ ASKED = st.builds(
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
     ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8]),
-    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(),
+    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(), dim=NUMBERS, expert_ffn_dim=NUMBERS,
 )  # fmt: skip
 RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
 
@@ -96,7 +96,7 @@ def test_tensor_parallel_ranks_share_everything_evenly(changed: dict[str, Any], 
 def test_experts_are_shared_by_ranks_that_share_the_state_those_of_rows_and_matrices_among_them(
     asked: LayoutSpec, shares: int
 ) -> None:
-    experts = replace(MODEL, experts=16)
+    experts = replace(MODEL, experts=16, dim=64)
     assert problems(replace(asked, ep=shares), experts, EIGHT) == []
     ((field, _, fix),) = problems(replace(asked, ep=16), experts, RankFacts(world_size=8, per_domain=8))
     fits = ", ".join(str(size) for size in (1, 2, 4, 8) if size <= shares)
@@ -104,6 +104,38 @@ def test_experts_are_shared_by_ranks_that_share_the_state_those_of_rows_and_matr
         field == "ep"
         and fix == f"write {'one of ' if shares > 1 else ''}{fits}: it is made of the {shares} ranks that share the state"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "dim", "inner", "fix"),
+    [
+        (LayoutSpec(ep=2), 6, 10, "write one of 1, 4, 8: with 2 each expert is cut over 4 ranks, of which neither dim (6) nor"),
+        (LayoutSpec(ep=2, tp=4), 6, 10, "write one of 1, 4, 8: with 2 each expert is cut over 4 ranks"),
+        (LayoutSpec(ep=2, replicate=2), 7, 9, "write one of 1, 4: with 2 each expert is cut over 2 ranks"),
+        (LayoutSpec(ep=2, zero=0, tp=4), 7, 9, "write one of 1, 4: with 2 each expert is cut over 2 ranks"),
+    ],
+)
+def test_ranks_that_ep_leaves_cut_each_expert_along_a_side_that_they_divide(
+    asked: LayoutSpec, dim: int, inner: int, fix: str
+) -> None:
+    experts = replace(MODEL, experts=16, dim=dim, expert_ffn_dim=inner)
+    ((field, value, told),) = problems(asked, experts, EIGHT)
+    assert (field, value) == ("ep", 2) and told.startswith(fix) and told.endswith("or change expert_ffn_dim")
+    assert problems(asked, replace(experts, expert_ffn_dim=12), EIGHT) == problems(asked, replace(experts, dim=8), EIGHT) == []
+
+
+def test_ranks_whose_parts_8_bit_products_cannot_take_are_refused_with_every_width_that_is_wrong() -> None:
+    recipe = LlamaRecipe(dtype="fp8", dim=128, heads=8, head_dim=10, ffn_dim=128, experts=4, shared_experts=1, expert_ffn_dim=32)
+    assert problems(LayoutSpec(), facts_of(recipe), EIGHT) == []
+    ((field, value, fix),) = problems(LayoutSpec(tp=4), facts_of(recipe), EIGHT)
+    assert (field, value) == ("tp", 4) and fix == (
+        "write 1: 8-bit products need multiples of 16, and a rank would have 20 of the queries (heads x head_dim: 80), 60 of the "
+        "queries, keys and values ((heads + 2 x kv_heads) x head_dim: 240), 8 of the shared experts (shared_experts x "
+        "expert_ffn_dim: 32); or change all of these, or write dtype: bf16"
+    )
+    ((_, _, fix),) = problems(LayoutSpec(tp=4), facts_of(replace(recipe, head_dim=16)), EIGHT)
+    assert fix.startswith("write one of 1, 2: ") and "a rank would have 8 of the shared experts" in fix
+    assert problems(LayoutSpec(tp=4), facts_of(replace(recipe, head_dim=16, dtype="bf16")), EIGHT) == []
 
 
 def test_tensor_parallelism_stays_within_a_domain() -> None:
@@ -176,7 +208,9 @@ def test_a_recipe_says_what_its_model_is() -> None:
     recipe = LlamaRecipe(layers=3, heads=8, dim=64, ffn_dim=128, sequence=32)
     assert facts_of(recipe) == ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32)
     mixed = replace(recipe, experts=4, experts_per_token=2, expert_ffn_dim=24, shared_experts=2, dense_layers=1)
-    experts = ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32, experts=4, shared_dim=48)
+    experts = ModelFacts(
+        layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32, experts=4, shared_dim=48, dim=64, expert_ffn_dim=24
+    )
     assert facts_of(mixed) == experts
     assert facts_of(replace(mixed, dense_layers=0)) == replace(experts, ffn_dim=0)
 
@@ -202,6 +236,8 @@ def test_every_named_value_mends_its_field_and_without_problems_everything_divid
         assert layout.pp <= model.layers and ranks.per_domain % layout.tp == model.shared_dim % layout.tp == 0
         state = layout.tp * (layout.dp_shard * layout.cp if layout.zero else 1)
         assert state % layout.ep == 0 and (model.experts or layout.ep == 1)
+        rest = state // layout.ep
+        assert layout.ep == 1 or model.dim % rest == 0 or model.expert_ffn_dim % rest == 0
 
 
 def _shares_rows(layout: Layout, model: ModelFacts) -> bool:

@@ -224,8 +224,9 @@ def test_configurations_of_old_and_new_libraries_are_read(changed: dict[str, Any
 
 
 def test_a_folder_is_looked_at_before_a_job_waits(model: Llama, tmp_path: Path) -> None:
-    assert foreseen_init(write(tmp_path / "out", model)) == ()
-    assert foreseen_init(tmp_path / "none") == (
+    assert foreseen_init(write(tmp_path / "out", model)) == (SHAPE, ())
+    shape, warnings = foreseen_init(tmp_path / "none")
+    assert shape is None and warnings == (
         f"init {tmp_path}/none is not there on this machine; if the machines of its ranks have it, all is well",
     )
     config(architectures=["GPT2LMHeadModel"])(tmp_path / "out")

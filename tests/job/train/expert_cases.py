@@ -14,8 +14,8 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
@@ -30,6 +30,7 @@ from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.moe.mixture import gated, mixtures
+from phalanx.job.models.parts import part_of, wide_part_of
 from phalanx.job.sdk.journal import Bell, Journal
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.balance import balance, begin_step, loads_of, routers
@@ -257,6 +258,19 @@ def case_ranks_of_the_same_part_compute_the_same_bits(root: Path, rank: Rank) ->
         table = gathered(recomputed(model, optimizer, samples_of(1)[0][:2])[1])
         parts = [table[other] for other in range(RANKS) if layout.model_rank(other) == layout.model_rank(rank.rank)]
         assert len(parts) == 2 and parts[0] == parts[1]
+
+
+def case_gradients_of_what_tensor_parallel_ranks_have_whole_are_added_up_in_float32(root: Path, rank: Rank) -> None:
+    """And rounded once: of routers, whose scores are float32, and of adapters. So they are those of one process with all tokens."""
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    given = torch.randn(RANKS, 64, 16, generator=torch.Generator().manual_seed(0))
+    for part, dtype in ((wide_part_of, torch.float32), (part_of, torch.bfloat16)):
+        weight = nn.Parameter(distribute_tensor(torch.ones(64, 16, dtype=torch.bfloat16), mesh, [Replicate()]))
+        used = part(weight)
+        assert used.dtype == dtype
+        (used * given[rank.rank].to(dtype)).sum().backward()  # type: ignore[no-untyped-call]
+        exact = given.to(dtype).double().sum(dim=0).to(torch.bfloat16)
+        assert isinstance(weight.grad, DTensor) and weight.grad.full_tensor().equal(exact)
 
 
 def case_experts_that_nobody_chose_and_ranks_without_a_row(root: Path, rank: Rank) -> None:

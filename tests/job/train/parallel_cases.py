@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,7 @@ from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
 from phalanx.job.train.parallel import layout_of, let_go, make_mesh
 from phalanx.job.train.parallel.mesh import stage_mesh
 from phalanx.job.train.passes import losses_of, mean_scores
+from phalanx.job.train.pipeline import whole
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
@@ -246,7 +249,10 @@ def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     numbers = run.steps(1, RECIPE.steps)
     state = run.state()
     weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
-    saved = gathered_weights(run.model)
+    with patch.object(whole, "_on_host", wraps=whole._on_host) as copying:
+        saved = gathered_weights(run.model)
+    copied: list[list[str]] = [[]] * rank.world_size
+    dist.all_gather_object(copied, [call.args[1] for call in copying.call_args_list])
     return {
         "numbers": numbers,
         "gradients": error(run.gradients, plain.gradients),
@@ -254,7 +260,7 @@ def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "mean": float(mean) / rank.world_size,
         "digest": run.digest(),
         "digest_of_whole": state_digest(state, rank.device).text,
-        "saved": _equal(saved, weights if rank.rank == 0 else {}),
+        "saved": _equal(saved, weights if rank.rank == 0 else {}) and sorted(chain(*copied)) == sorted(weights),
     }
 
 

@@ -1,20 +1,28 @@
 """The trainer under a layout: two ranks share every matrix, are killed, and two ranks that share every sequence finish; and two
-ranks share the layers, of which others go on from their checkpoint bit for bit."""
+ranks share the layers, as the example of a pipeline does, of which others go on from their checkpoint bit for bit, with moments
+where the example of `offload` has them."""
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from phalanx.core import wire
+from phalanx.core.profile import FOLDER, SUMMARY, TRACE, RankTrace
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.spec_layout import layout_variable
+from phalanx.core.spec_parse import parse_spec
+from phalanx.core.spec_profile import profile_variable
 from phalanx.job.checkpoint import manifest
 from phalanx.job.serve.sample import load_model
-from tests.job.train.test_train_gang import VOCAB, Attempt, attempt
+from tests.job.train.test_train_gang import HYPERPARAMETERS, VOCAB, Attempt, attempt
 from tests.job.train.test_train_gang import data as data
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CHANGED: dict[str, Any] = {"accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32"}
 
 
@@ -72,13 +80,19 @@ def test_a_tensor_parallel_gang_saves_the_model_that_one_process_would(tmp_path:
 
 @pytest.fixture(scope="module")
 def piped(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
-    """A pipeline, and one that has the checkpoint that it left after step 4."""
-    job, other, env = tmp_path_factory.mktemp("piped"), tmp_path_factory.mktemp("again"), layout_variable(LayoutSpec(pp=2))
-    whole = attempt(job, data, 1, env=env, **CHANGED)
+    """The example of a pipeline with its trace, of a smaller model; and one that has the checkpoint that it left after step 4, with
+    what the example of `offload` asks for."""
+    job, other = tmp_path_factory.mktemp("piped"), tmp_path_factory.mktemp("again")
+    example, offload = (parse_spec(yaml.safe_load((EXAMPLES / name / "job.yaml").read_text())) for name in ("pipeline", "offload"))
+    assert example.profile is not None and example.layout == LayoutSpec(pp=2)
+    traced = profile_variable(replace(example.profile, first=5)) | {"PHALANX_ARTIFACTS": str(job / "artifacts")}
+    env, asked = layout_variable(example.layout), {**example.hyperparameters, **HYPERPARAMETERS, **CHANGED}
+    whole = attempt(job, data, 1, env=env | traced, **asked)
     assert whole.codes == [0, 0], whole.log()
     fourth = next(Path(str(folder)) for step, folder in manifest.committed(job / "checkpoints") if step == 4)
     shutil.copytree(fourth, other / "checkpoints" / fourth.name)
-    again = attempt(other, data, 2, env=env, **CHANGED)
+    assert offload.hyperparameters["offload"] == "nvme"
+    again = attempt(other, data, 2, env=env, **{**offload.hyperparameters, **asked, "offload_dir": str(other)})
     assert again.codes == [0, 0], again.log()
     return [whole, again]
 
@@ -105,6 +119,15 @@ def test_a_pipeline_goes_on_from_its_checkpoint_bit_for_bit(piped: list[Attempt]
     assert digests[0] == digests[1]
     newest = dict(manifest.committed(again.folder.parent / "checkpoints"))[8]
     assert manifest.read(newest)[0].origin.layout == {"pp": 2, "dp_shard": 1}
+
+
+def test_the_example_of_a_pipeline_leaves_its_trace_and_what_it_says(piped: list[Attempt]) -> None:
+    folder = piped[0].folder.parent / "artifacts" / FOLDER
+    for rank in (0, 1):
+        assert (folder / f"rank-{rank}-steps-5-7{TRACE}").stat().st_size > 0
+        said = wire.loads(RankTrace, (folder / f"rank-{rank}-steps-5-7{SUMMARY}").read_text())
+        assert said.pipeline is not None and (said.pipeline.schedule, said.pipeline.num_ranks) == ("1f1b", 2)
+        assert [step.step for step in said.steps] == [5, 6, 7] and said.passes.keys() == {"F", "B"}
 
 
 def test_a_pipeline_saves_the_whole_model(runs: list[Attempt], piped: list[Attempt]) -> None:

@@ -20,7 +20,8 @@ from phalanx.job.models.moe.mixture import Mixture, mixtures, reset_buffers
 from phalanx.job.models.moe.router import Router, sequence_loss
 from phalanx.job.train.balance import bias_change
 from phalanx.job.train.optimizer import make_adamw
-from phalanx.job.train.parallel.mesh import uncompiled
+from phalanx.job.train.parallel.mesh import compiles_parts, uncompiled
+from phalanx.job.train.place_experts import parts
 from phalanx.job.train.sizes import active_parameters, causal_flops_per_token, flops_per_token, num_parameters
 
 DIM = 16
@@ -259,6 +260,10 @@ def test_adapters_are_refused_for_experts_and_compiling_where_tokens_travel() ->
         uncompiled(LlamaRecipe(experts=4), Layout(tp=2)).compile is False
         and uncompiled(LlamaRecipe(), Layout(tp=2)).compile == "auto"
     )
+    assert uncompiled(LlamaRecipe(), Layout(pp=2, schedule="zbv")).compile is False
+    assert uncompiled(LlamaRecipe(), Layout(pp=2)).compile == "auto"
+    layouts = Layout(dp_shard=2, ep=2), Layout(cp=2, ep=2), Layout(tp=2, ep=2), Layout(dp_shard=2)
+    assert [compiles_parts(one) for one in layouts] == [True, False, False, False]
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own tracer
@@ -274,3 +279,14 @@ def test_a_compiler_sees_one_graph() -> None:
     wanted = tuple(mixture.parameters())
     for one, other in zip(gradients(ours, wanted), gradients(plain, wanted), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_moments_that_lie_elsewhere_are_carried_a_few_columns_at_a_time() -> None:
+    moments = torch.zeros(4, 6, 5)
+    found = parts(moments, torch.device("meta"), most=32)
+    for part in found:
+        assert part.numel() <= 32 and len(part) == 4
+        part.add_(1)
+    assert moments.eq(1).all() and len(found) == 4, "each element once, in place"
+    assert parts(moments, moments.device, most=32)[0] is moments, "nothing is carried"
+    assert len(parts(moments, torch.device("meta"), most=1)) == 30

@@ -4,6 +4,7 @@ import errno
 import functools
 import gc
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from torch import nn
 from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.core.recipe import LlamaRecipe, config_text
 from phalanx.job.checkpoint.commit import Saved
-from phalanx.job.checkpoint.digest import state_digest
+from phalanx.job.checkpoint.digest import bit_sum, state_digest
 from phalanx.job.checkpoint.live import LiveState, is_in_place
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.checkpoint.manifest import Origin
@@ -202,6 +203,35 @@ def test_host_memory_is_a_few_pieces_whatever_the_moments_take_and_no_file_has_a
     del run, store
     gc.collect()
     assert not held_below(on_disk.folder), "the file has gone"
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["in place", "copied"])
+def test_a_digest_reads_a_file_piece_by_piece_and_leaves_none_of_it_in_memory(
+    rank: Rank, on_disk: OffloadPlace, staged: bool
+) -> None:
+    run = Run(rank, on_disk, piece_bytes=ALIGN * 16, staged=staged)
+    run.steps(1, 1)
+    state, whole = run.state(), run.digest()
+    assert mapped_bytes(on_disk.folder) > 0, "whoever looks at moments themselves has them in memory"
+    summed = run.streamed().bit_sums(CPU)
+    assert mapped_bytes(on_disk.folder) == 0
+    assert state_digest(state, CPU, summed=summed).text == whole and mapped_bytes(on_disk.folder) == 0
+    moments = {name: local_of(one) for name, one in state.items() if ".exp_avg" in name}
+    assert {one.data_ptr() for one in moments.values()} == summed.keys()
+    assert all(summed[one.data_ptr()].equal(bit_sum(one)) for one in moments.values())
+    run.steps(2, 2)
+    assert mapped_bytes(on_disk.folder) == 0, "a step lets go of what a snapshot looked at"
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Of the files in that folder, in this process's memory."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
 
 
 def held_below(folder: Path) -> bool:

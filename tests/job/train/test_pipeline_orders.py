@@ -131,8 +131,8 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
         mesh = init_device_mesh("cpu", (2,))
         for recipe, layout, field, fix in (
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
-            (LlamaRecipe(fused_loss=True), folded, "schedule", "the recipe's fused_loss"),
-            (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "the recipe's activation_checkpointing"),
+            (LlamaRecipe(fused_loss=True), folded, "schedule", "cannot be done with fused_loss: true"),
+            (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "or activation_checkpointing: full"),
             (LlamaRecipe(lora_rank=4), one, "lora_rank", "write 0"),
         ):
             with pytest.raises(SpecError) as refused:

@@ -254,10 +254,10 @@ REFUSED = [
     ({"activation_checkpointing": "selective", "experts": 4}, "activation_checkpointing.*write full or none"),
     ({"activation_blocks": 2}, "activation_blocks.*write activation_checkpointing"),
     ({"activation_checkpointing": "full", "activation_budget": 0.1}, "activation_budget.*selective too"),
-    ({"dtype": "fp8", "ffn_dim": 344}, r"ffn_dim.*multiple of 16"),
-    ({"dtype": "fp8", "dim": 64, "heads": 4, "head_dim": 10}, "head_dim.*4 heads of queries are 40 wide"),
-    ({"dtype": "fp8", "heads": 4, "kv_heads": 1, "head_dim": 4}, "head_dim.*6 heads of queries, keys and values are 24 wide"),
-    ({"dtype": "fp8", "experts": 4, "shared_experts": 1, "expert_ffn_dim": 24}, "shared_experts.*24 wide"),
+    ({"dtype": "fp8", "ffn_dim": 344}, r"ffn_dim.*multiples of 16"),
+    ({"dtype": "fp8", "dim": 64, "heads": 4, "head_dim": 10}, "head_dim.*heads x head_dim. is 40"),
+    ({"dtype": "fp8", "heads": 4, "kv_heads": 1, "head_dim": 4}, "head_dim.*2 x kv_heads. x head_dim. is 24"),
+    ({"dtype": "fp8", "experts": 4, "shared_experts": 1, "expert_ffn_dim": 24}, "shared_experts x expert_ffn_dim. is 24"),
     ({"reduce_dtype": "fp16"}, "reduce_dtype"),
 ]
 

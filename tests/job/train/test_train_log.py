@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,8 @@ def test_the_first_rank_logs_about_twenty_lines_a_run_and_always_the_last_step(
         tell(record(step, total), rank=1)
     assert len(caplog.messages) == lines
     assert caplog.messages[-1] == f"step {total}/{total}  loss 6.2500  lr 0.0003  5,120 tokens/s"
+    tell(replace(record(total, total), images=4), rank=0)
+    assert caplog.messages[-1] == f"step {total}/{total}  loss 6.2500  lr 0.0003  320 images/s"
 
 
 class _Told:

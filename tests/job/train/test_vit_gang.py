@@ -75,6 +75,7 @@ def test_the_model_says_what_it_is_and_how_well_it_does(
     said = answer["whole"]["model"]
     assert said["lineage"]["recipe"] == "vit" and said["metrics"]["val_loss_final"] < said["metrics"]["val_loss_first"]
     assert 0 <= said["metrics"]["val_accuracy_final"] <= 1 and said["metrics"]["val_accuracy_final"] * HELD_OUT % 1 == 0
+    assert answer["whole"]["images"] == [BATCH]
     assert answer["whole"]["tokens"] == [BATCH * 5], "four patches and the class's token of each image"
     folder = Path(said["path"])
     config = json.loads((folder / "config.json").read_text())

@@ -83,6 +83,7 @@ def leg(out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: i
     return {
         "losses": {one["step"]: one["loss_hex"] for one in said if one["kind"] == "step"},
         "tokens": sorted({one["tokens"] for one in said if one["kind"] == "step"}),
+        "images": sorted({one["images"] for one in said if one["kind"] == "step"}),
         "model": next((one for one in said if one["kind"] == "model"), None),
         "corruption": [one for one in said if one["kind"] == "corruption"],
     }

@@ -217,6 +217,7 @@ def test_the_time_left_goes_by_many_steps() -> None:
     assert progress_of(newest, at(10, 0, 100.0)).eta_ms == 880_000
     assert progress_of(newest).eta_ms == 16_000_000
     assert progress_of(at(200, 0, 0.0)).eta_ms is None
+    assert progress_of(newest).images_per_s == 0 and progress_of(replace(newest, images=20)).images_per_s == 1
     assert progress_of(at(1000, 209_000, 5.0), at(900, 0, 1.0)).eta_ms == 0
     assert progress_of(newest, at(10, 209_000, 1.0)).eta_ms == 16_000_000, "a clock that stood still says nothing"
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -167,6 +168,9 @@ def test_metrics_are_read_when_the_end_of_a_run_is_delivered() -> None:
     assert isinstance(points, MetricPoints)
     assert [(point.step, point.at_ms) for point in points.points if point.name == "loss"] == [(1, 17), (2, 27), (3, 37)]
     assert {point.name for point in points.points} == {"loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_ms", "v"}
+    images, _ = to_deliver(finished, lambda _: ([replace(step(1), images=2, tokens=4)], []))
+    assert isinstance(images, MetricPoints)
+    assert [point.value for point in images.points if point.name == "images_per_s"] == [5.0]
     assert to_deliver(finished, lambda _: ([], [])) == [finished]
 
 

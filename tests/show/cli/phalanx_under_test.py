@@ -122,7 +122,15 @@ def foresee_data(asked: ForeseeAsked) -> Sequence[str]:
     if asked.data.path.endswith("tars"):
         raise DataError("data.path", asked.data.path, "holds samples\x1b")
     images = f" {asked.images} of images, {asked.classes} classes" if asked.images is not None else ""
-    return (f"{asked.sequence} tokens, {asked.held_out} held out, {dict(asked.env)}{asked.init}{images}\x1b",)
+    return (f"{asked.sequence} tokens, {asked.held_out} held out, {dict(asked.env)}{images}\x1b",)
+
+
+def foresee_model(spec: JobSpec) -> Sequence[str]:
+    """Of a folder that ends in `odd` its layout is refused, of any other it says which."""
+    folder = str(spec.hyperparameters["init"])
+    if folder.endswith("odd"):
+        raise SpecError("layout.tp", spec.layout.tp, "write 1\x1b")
+    return (f"{folder}\x1b",)
 
 
 def mix_data(asked: MixAsked) -> MixView:
@@ -308,7 +316,7 @@ TOOLS = Tools(
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
     mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-    export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=fabric_tested,
+    foresee_model=foresee_model, export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=fabric_tested,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from phalanx.core.views import (
     SubmitRequest,
     WhyView,
 )  # fmt: skip
+from phalanx.show.cli.follow import progress_numbers
 from phalanx.show.cli.job_page import gang_devices, submitted_page
 from phalanx.show.cli.main import run
 from tests.recorded import (
@@ -207,6 +209,14 @@ def test_a_wait_for_data_is_shown_with_its_cause(phalanx: Terminal) -> None:
     )
     phalanx.server.view(f"/jobs/{JOB}", JobView, job_view(progress=seen))
     assert "12 ms of this step (read)" in phalanx("describe", JOB).out
+
+
+def test_the_speed_of_a_recipe_of_images_is_that_of_images(phalanx: Terminal) -> None:
+    seen = Progress(step=3, total_steps=9, loss=2.0, tokens_per_s=900.0, mfu=0.0, eta_ms=None, images_per_s=36.0)
+    view = job_view(progress=seen)
+    phalanx.server.view(f"/jobs/{JOB}", JobView, view)
+    assert re.search(r"Images/s +36\n", phalanx("describe", JOB).out)
+    assert progress_numbers(view)[1] == "36 images/s"
 
 
 def test_why_shows_the_place_in_the_line(phalanx: Terminal) -> None:

@@ -51,10 +51,12 @@ def test_of_a_recipe_of_images_it_is_asked_how_many_are_held_out(answering: Term
 
 def test_the_folder_of_init_is_looked_at_too(answering: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("hyperparameters: {", "hyperparameters: {init: models/a, "))
-    assert answering("plan", str(tmp_path / "job.yaml")).err.endswith(f"{{'AWS_REGION': 'here'}}{tmp_path}/models/a\\x1b.\n")
+    assert answering("plan", str(tmp_path / "job.yaml")).err.endswith(f"Warning: {tmp_path}/models/a\\x1b.\n")
     monkeypatch.chdir(tmp_path / "home")
     shown = answering("plan", str(tmp_path / "job.yaml"), "--set", "hyperparameters.init=models/b")
     assert shown.err.endswith(f"{tmp_path}/home/models/b\\x1b.\n")
+    refused = answering("submit", str(tmp_path / "job.yaml"), "--set", "hyperparameters.init=odd")
+    assert refused.code == 2 and refused.err.endswith("Error: layout.tp is 1: write 1\\x1b\n")
 
 
 @pytest.mark.parametrize("command", ["submit", "plan"])

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recipe import FP8_MULTIPLE, AnyRecipe, LlamaRecipe
+from phalanx.core.fp8 import NEED, Width, fits_fp8, fp8_widths, is_fp8
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.context import ContextCut, head_problems
+from phalanx.fabric.layouts.experts import experts_can_be_cut
 from phalanx.fabric.layouts.stages import stage_problems, stages_per_rank
 
 Problem = tuple[str, object, str]
@@ -21,8 +23,9 @@ NAMED_MAX: Final = 12
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
     inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
-    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward.
-    tied: whether its output is its embedding."""
+    tied: whether its output is its embedding. experts: of a layer; 0 in a dense model, as are the rest. shared_dim: inner width
+    of those that compute every token, as one feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one.
+    fp8: widths that tensor-parallel ranks share of matrices whose products are of 8-bit floats; none with other arithmetic."""
 
     layers: int
     heads: int
@@ -32,6 +35,9 @@ class ModelFacts:
     experts: int = 0
     tied: bool = False
     shared_dim: int = 0
+    dim: int = 0
+    expert_ffn_dim: int = 0
+    fp8: tuple[Width, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ def facts_of(recipe: AnyRecipe) -> ModelFacts:
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
         ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
         shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
+        dim=shape.dim if moe is not None else 0, expert_ffn_dim=moe.ffn_dim if moe is not None else 0,
+        fp8=tuple(width for width in fp8_widths(shape) if width.is_cut) if is_fp8(recipe.dtype) else (),
     )  # fmt: skip
 
 
@@ -70,8 +78,6 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         fix = "write 1: a vision transformer is not cut over ranks; zero and replicate share it out among them"
         return [(axis, getattr(asked, axis), fix) for axis in ("pp", "cp", "tp", "ep") if getattr(asked, axis) > 1]
     found: list[Problem] = []
-    if asked.tp > 1 and recipe.dtype.startswith("fp8") and not recipe.init:  # whose shape is known when ranks start
-        found += _uneven_parts(asked.tp, recipe)
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
         fix = "write 1, or activation_checkpointing: full: what goes round would be kept, far above activation_budget"
         found.append(("cp", asked.cp, fix))
@@ -99,21 +105,6 @@ def _of_replicated(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
 def named(field: str) -> str:
     """A problem's field as in a job file: of the layout where it does not say of what else."""
     return field if "." in field else f"layout.{field}"
-
-
-def _uneven_parts(tp: int, recipe: LlamaRecipe) -> Iterator[Problem]:
-    """Of matrices with 8-bit products, over tensor-parallel ranks."""
-    shape, model = recipe.shape(vocab=1), facts_of(recipe)
-    widths = {
-        "heads": shape.q_dim, "heads of queries, keys and values": shape.q_dim + 2 * shape.kv_dim, "feed-forward": model.ffn_dim,
-        "shared experts": model.shared_dim,
-    }  # fmt: skip
-    for name, width in widths.items():
-        if width % tp == 0 and width // tp % FP8_MULTIPLE:
-            fits = [one for one in _divisors(tp) if width // one % FP8_MULTIPLE == 0]
-            need = f"8-bit products (dtype: {recipe.dtype}) need multiples of {FP8_MULTIPLE}"
-            yield "tp", tp, f"{_one_of(fits)}: {need}, and a rank would have {width // tp} of the width of the {name}"
-            return
 
 
 def problems(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -> list[Problem]:
@@ -164,6 +155,14 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     yield _divides(model.shared_dim, "its ranks share the width of {} of the shared experts evenly")
     if model.sequence % asked.cp == 0:
         yield _divides(model.sequence // asked.cp, "between matrices its ranks share a sequence of {} tokens evenly")
+    yield _of_fp8(asked.tp, model.fp8)
+
+
+def _of_fp8(asked_tp: int, widths: Sequence[Width]) -> _Rule:
+    bad = [width for width in widths if not fits_fp8(width.number, asked_tp)]
+    parts = ", ".join(f"{width.number // asked_tp} of the {width.name} ({width.made_of}: {width.number})" for width in bad)
+    why = f"{NEED}, and a rank would have {parts}; or change {'that' if len(bad) == 1 else 'all of these'}, or write dtype: bf16"
+    return _Rule(lambda tp: tp == 1 or all(fits_fp8(width.number, tp) for width in widths), why)
 
 
 def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
@@ -200,6 +199,18 @@ def _of_experts(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
     if not rest and data_size and data_size % asked.replicate == 0:
         there = asked.tp * (1 if asked.zero == 0 else data_size // asked.replicate * asked.cp)
         yield _divides(there, "it is made of the {} ranks that share the state")
+        if model is not None and model.experts:
+            yield _of_cut_experts(asked.ep, model, there)
+
+
+def _of_cut_experts(asked_ep: int, model: ModelFacts, there: int) -> _Rule:
+    """there: ranks that share the state. Those that `ep` leaves cut each expert."""
+    dim, inner = model.dim, model.expert_ffn_dim
+    why = (
+        f"with {asked_ep} each expert is cut over {there // asked_ep} ranks, of which neither dim ({dim}) nor the inner width of "
+        f"an expert ({inner}) is a multiple; or change expert_ffn_dim"
+    )
+    return _Rule(lambda ep: ep == 1 or there % ep > 0 or experts_can_be_cut(dim, inner, there // ep), why)
 
 
 def _of_replicas(asked: LayoutSpec, ranks: RankFacts) -> Iterator[_Rule]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from phalanx.core.fp8 import is_fp8
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec import LayoutSpec, ScheduleName
 from phalanx.fabric.layouts.layout import Layout
 from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout, fewest_stages
 
@@ -31,26 +32,27 @@ def stage_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     if recipe.lora is not None:
         fix = "write 1: adapters (lora_rank) are not trained over a pipeline; zero shares their model out among the ranks"
         yield "pp", asked.pp, fix
-    yield from _parted(asked, recipe)
+    yield from parted_problems(asked.schedule, recipe)
     for field, value, fix in pipeline_of(asked, recipe.accumulate).problems():
         yield _NAMES.get(field, field), value, fix + (_others(asked, recipe) if field == "num_microbatches" else "")
 
 
-def _parted(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+def parted_problems(schedule: ScheduleName, recipe: LlamaRecipe) -> Iterator[Problem]:
     """Where the gradient of weights is a pass of its own, nothing that makes it together with the rest can be, nor what can go back
-    but once through what it has kept."""
-    if asked.schedule not in SPLITS_BACKWARD:
+    but once through what it has kept: a compiled backward pass is one piece, and torch 2.11 cannot part one with a function of ours
+    that has weights (2.13 can)."""
+    if schedule not in SPLITS_BACKWARD:
         return
     whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
     asks = {
-        "dtype: bf16": recipe.dtype.startswith("fp8"), "compile: auto": recipe.compile is True,
+        "dtype: bf16": is_fp8(recipe.dtype), "compile: auto": recipe.compile is True,
         "fused_loss: auto": recipe.fused_loss is True,
         "activation_checkpointing: full": recipe.activation_checkpointing == "selective",
     }  # fmt: skip
     for change in (change for change, is_asked in asks.items() if is_asked):
         field = change.split(":")[0]
         fix = f"write one of {whole}, or {change}: it parts the backward pass, which cannot be done with {field}"
-        yield "schedule", asked.schedule, f"{fix}: {getattr(recipe, field)}".replace("True", "true")
+        yield "schedule", schedule, f"{fix}: {getattr(recipe, field)}".replace("True", "true")
 
 
 def _others(asked: LayoutSpec, recipe: LlamaRecipe) -> str:

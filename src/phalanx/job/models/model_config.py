@@ -8,6 +8,7 @@ from typing import Any, Final
 from phalanx.core import wire
 from phalanx.core.errors import CheckpointError
 from phalanx.core.llama_shape import LlamaShape
+from phalanx.core.recipe import reads_images
 from phalanx.job.models.hf_config import shape_of
 
 CONFIG: Final = "config.json"
@@ -48,13 +49,12 @@ def carried(folder: Path) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in found if path.is_file() and path.stat().st_size <= _CARRIED_BYTES_MAX}
 
 
-def foreseen_init(folder: Path) -> tuple[str, ...]:
-    """Of a job's `init`, before it is submitted: warnings of what is not seen from here. Raises CheckpointError for what a rank
-    would refuse of its configuration."""
+def foreseen_init(folder: Path) -> tuple[LlamaShape | None, tuple[str, ...]]:
+    """Of a job's `init`, before it is submitted: the model's shape, or none and warnings of what is not seen from here. Raises
+    CheckpointError for what a rank would refuse of its configuration."""
     if not folder.exists():
-        return (f"init {folder} is not there on this machine; if the machines of its ranks have it, all is well",)
-    read_config(folder)
-    return ()
+        return None, (f"init {folder} is not there on this machine; if the machines of its ranks have it, all is well",)
+    return read_shape(folder), ()
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 def refuse_images(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a saved model of another recipe than of language."""
-    if config.get("recipe") == "vit":
+    if reads_images(config.get("recipe")):
         fix = "is a model of images; a script reads it with `job.models.vit`, and here a model of language is needed"
         raise CheckpointError("model", str(folder), fix)
 

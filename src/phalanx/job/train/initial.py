@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,27 +10,18 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.core.errors import CheckpointError, DataError, SpecError
-from phalanx.core.recipe import SHAPE_FIELDS, AnyRecipe, LlamaRecipe
+from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.data import tokens
 from phalanx.job.data.sources import Sources
 from phalanx.job.models.llama import initialise
 from phalanx.job.models.lora import initialise_adapters
-from phalanx.job.models.model_config import read_shape
 from phalanx.job.models.model_folder import ModelFolder
 from phalanx.job.models.moe.mixture import reset_buffers
 
 Fill = Callable[[nn.Module, str], None]
 """Gives every parameter of a part of the model, by its name in that, its first value."""
 _TOKENIZER = "tokenizer.json"
-
-
-def with_shape_of_init(recipe: LlamaRecipe) -> LlamaRecipe:
-    """The recipe with the shape that its folder says, if it names one. Raises CheckpointError."""
-    if not recipe.init:
-        return recipe
-    shape = read_shape(Path(recipe.init))
-    return replace(recipe, **{name: getattr(shape, name) for name in SHAPE_FIELDS})
 
 
 def first_weights(recipe: LlamaRecipe, fresh: bool) -> Fill:

@@ -8,6 +8,7 @@ from typing import Final
 
 from phalanx.core.errors import UserError
 from phalanx.core.records import StepRecord
+from phalanx.core.vit_recipe import VitRecipe
 from phalanx.job.train.collector import collected_at_steps
 from phalanx.job.train.measure import measure, measure_all
 from phalanx.job.train.mend import mend
@@ -138,7 +139,8 @@ def tell(record: StepRecord, rank: int) -> None:
         return
     if record.step % max(1, record.total_steps // LINES_A_RUN) == 0 or record.step == record.total_steps:
         waited = f"  waited {record.data_wait_ms} ms for data ({record.data_wait_cause})" if record.data_wait_cause else ""
-        numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {record.tokens_per_s:,.0f} tokens/s{waited}"
+        speed = f"{record.images_per_s:,.0f} images/s" if record.images else f"{record.tokens_per_s:,.0f} tokens/s"
+        numbers = f"loss {record.loss:.4f}  lr {record.lr:.3g}  {speed}{waited}"
         _log.info("step %d/%d  %s", record.step, record.total_steps, numbers)
 
 
@@ -159,6 +161,7 @@ def _record(
         grad_norm=facts.grad_norm,
         lr=facts.lr,
         tokens=tokens,
+        images=training.batch.samples if isinstance(recipe, VitRecipe) else 0,
         tokens_per_s=tokens_per_s,
         mfu=mfu(tokens_per_s, flops, training.peak_flops_total),
         started_ms=started_ms,

@@ -4,6 +4,7 @@ Each expert lies in one place here. Replicas of one have no state that could mov
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,9 @@ from phalanx.core.errors import DataError
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.models.moe.exchange import all_to_all
 from phalanx.job.models.moe.mixture import Mixture, mixtures
+
+CARRIED: Final = 16 * 2**20
+"""Elements of moments that lie elsewhere, at once on the device."""
 
 
 @torch.no_grad()
@@ -51,11 +55,19 @@ def _moved(mixture: Mixture, optimizer: torch.optim.Optimizer, expert_s: Tensor)
     for weight in mixture.experts.parameters(recurse=False):
         moments = [one for one in optimizer.state.get(weight, {}).values() if isinstance(one, Tensor) and one.dim()]
         for tensor in (weight, *moments):
-            piece = local_of(tensor)
-            near = piece.to(local_of(weight).device)  # moments may lie on the host, where NCCL reaches nothing
-            piece.copy_(_taken(near, source_s.tolist(), mixture.experts.exchange.group))
+            for piece in parts(local_of(tensor), local_of(weight).device):
+                near = piece.to(local_of(weight).device)  # moments may lie on the host, where NCCL reaches nothing
+                piece.copy_(_taken(near, source_s.tolist(), mixture.experts.exchange.group))
     mixture.slots[expert_s] = torch.arange(len(expert_s), device=expert_s.device)
     return int((source_s != torch.arange(len(source_s), device=source_s.device)).sum())
+
+
+def parts(piece: Tensor, device: torch.device, most: int = CARRIED) -> Sequence[Tensor]:
+    """Of each slot some columns, where the whole has to be carried to the device: that has no room for all moments of a layer."""
+    if piece.device == device:
+        return [piece]
+    flat = piece.view(len(piece), -1)
+    return torch.split(flat, max(1, most // len(flat)), dim=1)
 
 
 def _taken(piece: Tensor, source_s: Sequence[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,12 +1,13 @@
 """A recipe's configuration from the hyperparameters that a rank was given."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import RECIPES, AnyRecipe, LlamaRecipe, written_out
+from phalanx.core.recipe import RECIPES, AnyRecipe, LlamaRecipe, of_given, written_out
 from phalanx.core.spec import Scalar
-from phalanx.job.train.initial import with_shape_of_init
+from phalanx.job.models.model_config import read_shape
 
 
 def recipe_of(name: str, hyperparameters: Mapping[str, Scalar]) -> AnyRecipe:
@@ -16,10 +17,10 @@ def recipe_of(name: str, hyperparameters: Mapping[str, Scalar]) -> AnyRecipe:
         recipe: AnyRecipe = wire.build(RECIPES[name], written_out(hyperparameters, name))
     except ValueError as error:
         raise SpecError("hyperparameters", dict(hyperparameters), str(error)) from error
-    _check(recipe)
+    for field, value, fix in recipe.problems():
+        raise SpecError(f"hyperparameters.{field}", value, fix)
     if isinstance(recipe, LlamaRecipe) and recipe.init:
-        recipe = with_shape_of_init(recipe)
-        _check(recipe)  # what hangs on the shape could not be seen before
+        recipe = of_given(recipe, read_shape(Path(recipe.init)))
     return recipe
 
 
@@ -28,8 +29,3 @@ def llama_recipe(hyperparameters: Mapping[str, Scalar]) -> LlamaRecipe:
     recipe = recipe_of("llama", hyperparameters)
     assert isinstance(recipe, LlamaRecipe)
     return recipe
-
-
-def _check(recipe: AnyRecipe) -> None:
-    for name, value, fix in recipe.problems():
-        raise SpecError(f"hyperparameters.{name}", value, fix)

@@ -14,6 +14,7 @@ from phalanx.job.data.cursor import EXTRA, Cursor
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.train.audit import tell
 from phalanx.job.train.feed import RunData
+from phalanx.job.train.offload import StreamedAdamW
 
 if TYPE_CHECKING:
     from phalanx.job.train.setup import Training
@@ -52,7 +53,9 @@ def digest_numbers(training: "Training", step: int) -> dict[str, str]:
     """What it carries besides `state_numbers`: a digest of all of its tensors, the same in every layout. Says where replicas of a
     part differ. A collective of all ranks that reads the whole state."""
     state, identity = training_state(training.model, training.optimizer), training.identity
-    digest = state_digest(state, training.rank.device, identity.mesh, identity.tensors)
+    device, optimizer = training.rank.device, training.optimizer
+    summed = optimizer.bit_sums(device) if isinstance(optimizer, StreamedAdamW) else None
+    digest = state_digest(state, device, identity.mesh, identity.tensors, summed)
     for name, odd in list(digest.odd.items())[:1]:
         tell(training, step, "state", name, odd)
     return {STATE: digest.text}

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from phalanx.core.fp8 import is_fp8
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.job.models.llama import Llama
 from phalanx.job.train.activations import runs
@@ -18,7 +19,7 @@ from phalanx.job.train.precision import Dtype
 def quicken(model: Llama, recipe: LlamaRecipe, dtype: Dtype, device: torch.device) -> None:
     """A whole model, or a stage that has some of its blocks under their own numbers; before these are filled and sharded. Raises
     SetupError where the machine cannot do what the recipe asks for."""
-    if dtype in ("fp8", "fp8_rowwise"):
+    if is_fp8(dtype):
         for block in model.blocks:
             to_float8(block, dtype, device)
     compiled, every = compiles(recipe.compile, device), runs(model.shape, recipe)

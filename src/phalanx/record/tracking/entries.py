@@ -203,5 +203,6 @@ def _points(record: StepRecord | Metric) -> list[MetricPoint]:
         "tokens_per_s": record.tokens_per_s,
         "mfu": record.mfu,
         "step_ms": float(record.ended_ms - record.started_ms),
+        **({"images_per_s": record.images_per_s} if record.images else {}),
     }
     return [MetricPoint(name, record.step, value, record.ended_ms) for name, value in values.items()]

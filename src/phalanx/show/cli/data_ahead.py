@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
-    """Warns of what cannot be seen from here. Raises DataError, SpecError for a number of classes, CheckpointError for the folder
-    of `init`."""
+    """Warns of what cannot be seen from here. Raises DataError, SpecError for a number of classes or for what the model of `init`
+    cannot have, CheckpointError for its folder."""
     if spec.data is None:
         return
     from phalanx.core.data_asked import ForeseeAsked
@@ -23,8 +23,9 @@ def look_ahead(tools: "Tools", spec: "JobSpec") -> None:
         recipe = recipe_config(spec)
         held_out = recipe.batch_per_rank * spec.num_data_ranks if recipe.eval_batches else 0
         of_images = isinstance(recipe, VitRecipe)
-        of_tokens = {} if of_images else {"sequence": recipe.sequence, "init": recipe.init}
+        of_tokens = {} if of_images else {"sequence": recipe.sequence}
         reads = of_tokens or {"images": recipe.held_out, "classes": recipe.classes}
         asked = ForeseeAsked(data=spec.data, env=spec.env, held_out=held_out, **reads)
-    for warning in tools.foresee_data(asked):
+    begins = spec.recipe and spec.hyperparameters.get("init")
+    for warning in (*tools.foresee_data(asked), *(tools.foresee_model(spec) if begins else ())):
         note(f"Warning: {warning}.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TextIO
 from phalanx.core.errors import Exit, WorldError
 from phalanx.core.records import ranks_text
 from phalanx.core.units import show_duration
-from phalanx.core.views import AttemptView, JobView
+from phalanx.core.views import AttemptView, JobView, Progress
 from phalanx.show.cli.attempts_page import exits_text
 from phalanx.show.cli.job_page import outcome_exit, outcome_text
 from phalanx.show.cli.options import Output
@@ -110,7 +110,12 @@ def progress_numbers(view: JobView) -> list[str]:
     if seen is None:
         return []
     mfu = [f"MFU {seen.mfu:.1%}"] if seen.mfu > 0 else []
-    return [f"loss {seen.loss:.4f}", f"{seen.tokens_per_s:,.0f} tokens/s", *mfu, *eta_text(view)]
+    return [f"loss {seen.loss:.4f}", speed_text(seen), *mfu, *eta_text(view)]
+
+
+def speed_text(seen: Progress) -> str:
+    """In images where a recipe reads these."""
+    return f"{seen.images_per_s:,.0f} images/s" if seen.images_per_s > 0 else f"{seen.tokens_per_s:,.0f} tokens/s"
 
 
 def eta_text(view: JobView) -> list[str]:

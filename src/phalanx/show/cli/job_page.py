@@ -249,6 +249,8 @@ def _progress(job: JobView) -> Iterator[tuple[str, object]]:
     assert seen is not None
     yield "Step", f"{seen.step} of {seen.total_steps}"
     yield "Loss", f"{seen.loss:.6g}"
+    if seen.images_per_s > 0:
+        yield "Images/s", f"{seen.images_per_s:,.0f}"
     yield "Tokens/s", f"{seen.tokens_per_s:,.0f}"
     if seen.data_wait_cause:
         yield "Data wait", f"{seen.data_wait_ms} ms of this step ({seen.data_wait_cause})"

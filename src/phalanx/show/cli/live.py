@@ -12,7 +12,7 @@ from rich.text import Text
 
 from phalanx.core.units import show_duration
 from phalanx.core.views import JobView
-from phalanx.show.cli.follow import eta_text
+from phalanx.show.cli.follow import eta_text, speed_text
 from phalanx.show.cli.text import clean
 
 GAP: Final = 2
@@ -68,7 +68,7 @@ class LiveLine:
             parts["bar"] = ProgressBar(total=max(seen.total_steps, 1), completed=seen.step, width=BAR_COLUMNS)
             parts["step"] = Text(f"step {seen.step}/{seen.total_steps}")
             parts["loss"] = Text(f"loss {seen.loss:.4f}")
-            parts["tokens"] = Text(f"{seen.tokens_per_s:,.0f} tokens/s")
+            parts["tokens"] = Text(speed_text(seen))
             if seen.mfu > 0:
                 parts["mfu"] = Text(f"MFU {seen.mfu:.1%}")
             for text in eta_text(view):

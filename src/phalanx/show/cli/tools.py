@@ -43,7 +43,8 @@ class Tools:
     audit_data(asked, progress): what the ranks of the job in a folder were given, held against its order and its newest
         checkpoint; where that is asked also against the data. progress as of prepare_data, in samples.
     foresee_data(asked): refuses the data of a job for what its ranks would refuse, as far as it is seen from here; returns warnings
-        of what is not. The same of the folder of the model that it begins with.
+        of what is not.
+    foresee_model(spec): the same of the folder of the model that a recipe's job begins with, and of the layout that it asks for.
     mix_data(asked): what a run will read of each source.
     sample_model(path, digest, prompt, tokens, seed, temperature): writes the prompt and its continuation to file descriptor 1
         from the model folder at `path`, after checking that its weights have `digest`; returns the exit code.
@@ -74,6 +75,7 @@ class Tools:
     sample_data: "Callable[[SampleAsked], SamplesView]"
     audit_data: "Callable[[AuditAsked, ProgressSink], DataAudit]"
     foresee_data: "Callable[[ForeseeAsked], Sequence[str]]"
+    foresee_model: "Callable[[JobSpec], Sequence[str]]"
     mix_data: "Callable[[MixAsked], MixView]"
     push_data: Callable[[Path, str, ProgressSink], Mapping[str, Any]]
     sample_model: Callable[[Path, str, str, int, int, float], int]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.context import WHOLE, Context, mean_over
-from phalanx.job.models.parts import part_of
+from phalanx.job.models.parts import wide_part_of
 
 
 class Router(nn.Module):
@@ -58,7 +58,7 @@ class Router(nn.Module):
     def scores(self, x_bsd: Tensor) -> Tensor:
         """Of every expert, without the bias."""
         wide = torch.promote_types(x_bsd.dtype, torch.float32)
-        answers_bse = F.linear(x_bsd.to(wide), part_of(self.weight).to(wide))
+        answers_bse = F.linear(x_bsd.to(wide), wide_part_of(self.weight).to(wide))
         return answers_bse.softmax(dim=-1) if self.shape.score == "softmax" else answers_bse.sigmoid()
 
     @torch.no_grad()

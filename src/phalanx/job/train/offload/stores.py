@@ -144,8 +144,8 @@ class OnDisk:
         except OSError as error:
             fix = f"{size} bytes of the optimiser's state do not fit there ({error.strerror}); make room, or give another folder"
             raise SetupError(DIR, str(self._folder), fix) from error
-        memory = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED))
-        return _cut(_halves(memory, self._half, dtype), 0, count)
+        self._mapping = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED)
+        return _cut(_halves(memoryview(self._mapping), self._half, dtype), 0, count)
 
     def _pair(self, turn: int, piece: Piece) -> Pair:
         first, second = self._buffers[turn]
@@ -160,7 +160,9 @@ class OnDisk:
             raise StoreUnavailable(f"{self._folder}: the optimiser's state could not be moved ({error.strerror})") from error
 
     def _read(self, half: int, into: Tensor, first: int) -> None:
-        _all(os.preadv, self.descriptor, into, half * self._half + first * self._itemsize)
+        offset = half * self._half + first * self._itemsize
+        _all(os.preadv, self.descriptor, into, offset)
+        self._let_go(offset, into.nbytes)
 
     def _write(self, pair: Pair, first: int, when: Event) -> None:
         when.synchronize()
@@ -172,10 +174,17 @@ class OnDisk:
     def _pass_on(self, offset: int, size: int) -> None:
         """Has the disk begin to write now, and the kernel keep nothing of what was written some pieces ago: a pass over all of it
         would push out what others need, and none of it would still be there when it is read again."""
-        os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+        self._let_go(offset, size)
         self._written.append(offset)
         if len(self._written) > 2 * TURNS:
-            os.posix_fadvise(self.descriptor, self._written.popleft(), size, os.POSIX_FADV_DONTNEED)
+            self._let_go(self._written.popleft(), size)
+
+    def _let_go(self, offset: int, size: int) -> None:
+        """Of what the kernel keeps of the file there; also of what a snapshot looked at through the mapping, or it would be kept.
+        Nothing is lost by it, not even what is yet to be written."""
+        first, end = offset // mmap.PAGESIZE * mmap.PAGESIZE, min(offset + size, 2 * self._half)
+        self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+        os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _settle(device: torch.device) -> None:

@@ -6,7 +6,7 @@ on the host would move half of that, and do there, in other bits, what a GPU doe
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.core.errors import Bug
+from phalanx.job.checkpoint.digest import bit_sum
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.train.local_adamw import MOMENTS, update
 from phalanx.job.train.offload.carriers import Across, Here
@@ -58,18 +59,37 @@ class StreamedAdamW(torch.optim.AdamW):
             with torch.enable_grad():
                 loss = closure()
         due = self._due()
-        pieces = [piece for piece in self._plan.pieces if any(one.array in due for one in piece.stretches)]
-        for number, piece in enumerate(pieces[:AHEAD]):
-            self.store.begin(number % TURNS, piece)
-        for number, piece in enumerate(pieces):
-            for later in pieces[number + AHEAD : number + AHEAD + 1]:
-                self.store.begin((number + AHEAD) % TURNS, later)
-            self._one(number % TURNS, piece, due)
+        for turn, piece in self._in_turns(piece for piece in self._plan.pieces if any(one.array in due for one in piece.stretches)):
+            self._one(turn, piece, due)
         if due:
             torch._foreach_add_([one.step for one in due.values()], 1)
         self.carrier.finish()
         self.store.finish()
         return loss
+
+    @torch.no_grad()
+    def bit_sums(self, device: torch.device) -> Mapping[int, Tensor]:
+        """`bit_sum` of this rank's part of each moment, on the device, by the address of where it lies. A file is read ahead piece
+        by piece as in a step, so that all of it is never in memory. Raises StoreUnavailable."""
+        found: dict[int, Tensor] = {}
+        starts = [[array[start:].data_ptr() for start in self._plan.starts] for array in self.store.arrays]
+        for turn, piece in self._in_turns(self._plan.pieces):
+            for places, half in zip(starts, self.store.there(turn, piece), strict=True):
+                for one in piece.stretches:
+                    total = bit_sum(half[one.at : one.at + one.count], device)
+                    place = places[one.array]
+                    found[place] = found[place] + total if place in found else total
+        return found
+
+    def _in_turns(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, Piece]]:
+        """Each with its turn, once those that follow are begun."""
+        every = list(pieces)
+        for number, piece in enumerate(every[:AHEAD]):
+            self.store.begin(number % TURNS, piece)
+        for number, piece in enumerate(every):
+            for later in every[number + AHEAD : number + AHEAD + 1]:
+                self.store.begin((number + AHEAD) % TURNS, later)
+            yield number % TURNS, piece
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What is loaded is copied to where the moments lie; torch's own would move it to the weights' device."""

@@ -17,7 +17,7 @@ from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.loss import HeadPlan
 from phalanx.job.train.parallel.data import DataParallel
 from phalanx.job.train.parallel.experts import ExpertParallel
-from phalanx.job.train.parallel.mesh import context_mesh, of_rank, uncompiled
+from phalanx.job.train.parallel.mesh import compiles_parts, context_mesh, of_rank, uncompiled
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.precision import Dtype
 from phalanx.job.train.speed import look_ahead, quicken
@@ -36,7 +36,7 @@ def sharded_llama(shape: LlamaShape, recipe: LlamaRecipe, rank: Rank, mesh: Devi
     layout, compiled = of_rank(rank), compiled_by_all(recipe.compile, rank.device)
     blocks = uncompiled(replace(recipe, compile=compiled), layout) if recipe.compile == "auto" else recipe
     quicken(model, blocks, dtype, rank.device)
-    if layout.ep > 1 and layout.cp == layout.tp == 1 and compiles(compiled, rank.device):  # with these it was never measured
+    if compiles_parts(layout) and compiles(compiled, rank.device):
         parts_run_compiled(model.blocks)
     model.head_plan = HeadPlan(fused=recipe.fused_loss, compiled=compiles(compiled, rank.device))
     fill = first_weights(recipe, fresh)

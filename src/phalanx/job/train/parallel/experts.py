@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
+from phalanx.fabric.layouts import side_to_cut
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.mixture import mixtures
 from phalanx.job.train.parallel.mesh import REPLICATE, SHARD, TENSORS, data_mesh
@@ -84,14 +85,13 @@ def is_expert_parallel(model: nn.Module) -> bool:
 
 
 def _along(ep: int, ranks: int) -> Callable[[nn.Parameter], Shard]:
-    """Not along the experts, which `ep` has cut: so a rank's piece is one box, and a checkpoint can cut it anew."""
+    """See `side_to_cut`; `problems` refuses what has none before ranks start."""
 
     def side(weight: nn.Parameter) -> Shard:
-        sides = [dim for dim in (1, 2) if weight.shape[dim] % ranks == 0]
-        if not sides:
-            fix = f"no side of an expert's weights {list(weight.shape[1:])} is a multiple of the {ranks} ranks it is cut over"
-            raise SpecError("layout.ep", ep, f"{fix}; change dim or expert_ffn_dim, or write a larger ep")
-        return Shard(sides[0])
+        found = side_to_cut(weight.shape[1:], ranks)
+        if found is None:
+            raise SpecError("layout.ep", ep, f"experts of {list(weight.shape[1:])} cannot be cut over {ranks} ranks; write more")
+        return Shard(1 + found)
 
     return side
 

@@ -9,6 +9,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import AnyRecipe, LlamaRecipe
 from phalanx.core.spec_layout import PLAIN
 from phalanx.fabric.layouts import Layout, RankFacts, facts_of, laid_out, named, problems, recipe_problems
+from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD
 from phalanx.job.sdk.session import Session
 from phalanx.job.train.device import Rank
 
@@ -87,9 +88,16 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 def uncompiled(recipe: LlamaRecipe, layout: Layout) -> LlamaRecipe:
     """Without compiled blocks where these are no one graph: a block that hands tokens on, since how many come is known only when
-    it runs (its parts are: `parts_run_compiled`); and one that is computed again although it waits for others in between, which
-    torch then does not compile at all. Nor where tensor-parallel ranks have experts: these are gathered within a block, and what a
-    card's compiler makes of that nobody has measured."""
+    it runs (see `compiles_parts`); and one that is computed again although it waits for others in between, which torch then does
+    not compile at all. Nor where the schedule parts the backward pass. Nor where tensor-parallel ranks have experts: these are
+    gathered within a block, and what a card's compiler makes of that nobody has measured."""
     computed_again = layout.cp > 1 and recipe.activation_checkpointing != "none"
     gathers_within = layout.tp > 1 and recipe.experts > 0
-    return replace(recipe, compile=False) if layout.ep > 1 or computed_again or gathers_within else recipe
+    parts_backward = layout.pp > 1 and layout.schedule in SPLITS_BACKWARD
+    return replace(recipe, compile=False) if layout.ep > 1 or computed_again or gathers_within or parts_backward else recipe
+
+
+def compiles_parts(layout: Layout) -> bool:
+    """Whether of blocks that are no one graph the parts are compiled (`parts_run_compiled`): those that hand tokens on, where
+    nothing else is cut, with which it was never measured."""
+    return layout.ep > 1 and layout.cp == layout.tp == 1

@@ -31,7 +31,6 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import FP8_MULTIPLE
 from phalanx.job.checkpoint.rows import Rows, fused, lay_anew, set_rows
 from phalanx.job.models.llama import Block, Llama
 from phalanx.job.models.lora import AdaptedLinear
@@ -43,8 +42,6 @@ from phalanx.job.train.parallel.mesh import TENSORS
 
 _QKV: Final = "attention.qkv"
 _OUT: Final = "attention.out"
-_BY_ROWS: Final = (_OUT, ".down")
-"""Ends of the names of matrices whose inputs are cut."""
 _always: Final = contextlib.ExitStack()
 _is_begun = [False]
 
@@ -74,7 +71,6 @@ class TensorParallel:
             part = _part(block, matrix)
             if type(part) not in (nn.Linear, AdaptedLinear) and not (part is not None and has_8_bit_products(part)):
                 raise SpecError("layout.tp", ranks, f"write 1: nobody can cut {name}.{matrix} of this model yet")
-            _check_width(part, f"{name}.{matrix}", ranks)
         rows = fused(attention.widths, ranks)
         for kind, parameter in attention.qkv.named_parameters(recurse=False):
             parameter.copy_(lay_anew(parameter, rows))
@@ -150,16 +146,6 @@ def _of_block(block: Block) -> dict[str, ParallelStyle]:
         for norm in ("q_norm", "k_norm"):
             plan[f"attention.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
     return plan
-
-
-def _check_width(part: nn.Module | None, name: str, ranks: int) -> None:
-    """Of what a rank has of a matrix with 8-bit products."""
-    if not isinstance(part, nn.Linear) or not has_8_bit_products(part):
-        return
-    width = (part.in_features if name.endswith(_BY_ROWS) else part.out_features) // ranks
-    if width % FP8_MULTIPLE:
-        fix = f"8-bit products need multiples of {FP8_MULTIPLE}, and a rank would have {width} of {name}; write less, or bf16"
-        raise SpecError("layout.tp", ranks, fix)
 
 
 def _columns(block: Block, name: str, given: Placement) -> ParallelStyle:

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.layouts import Layout, pipeline_of
-from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout
+from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.train.compiled import compiled_by_all
 from phalanx.job.train.context.shared import context_parallel
@@ -44,11 +44,10 @@ def laid_llama(
 
 
 def compiled_or_not(recipe: LlamaRecipe, layout: Layout, device: torch.device) -> LlamaRecipe:
-    """What `compile: auto` becomes, on all ranks alike: nothing where the schedule parts the backward pass. A collective of all."""
+    """What `compile: auto` becomes, on all ranks alike. A collective of all."""
     if recipe.compile != "auto":
         return recipe
-    compiled = layout.schedule not in SPLITS_BACKWARD and compiled_by_all("auto", device)
-    return uncompiled(replace(recipe, compile=compiled), layout)
+    return uncompiled(replace(recipe, compile=compiled_by_all("auto", device)), layout)
 
 
 def _stages(layout: Layout, num_microbatches: int, shape: LlamaShape) -> PipelineLayout:

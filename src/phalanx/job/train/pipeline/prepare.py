@@ -10,7 +10,8 @@ from torch.distributed.fsdp import fully_shard
 
 from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout
+from phalanx.fabric.layouts import parted_problems
+from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout
 from phalanx.job.models.llama import Block
 from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.parallel.tensors import TensorParallel
@@ -55,19 +56,9 @@ def sharded_stage(
 
 
 def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> LlamaRecipe:
-    """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
-    piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can). Through a region of selective
-    checkpointing torch goes back once."""
+    """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: see `parted_problems`."""
     if recipe.lora is not None:
         raise SpecError("lora_rank", recipe.lora_rank, "adapters are not trained over a pipeline yet; write 0, or no pipeline")
-    if layout.schedule not in SPLITS_BACKWARD:
-        return recipe
-    asked = {
-        "compile": recipe.compile is True, "fused_loss": recipe.fused_loss is True, "dtype": dtype in ("fp8", "fp8_rowwise"),
-        "activation_checkpointing": recipe.activation_checkpointing == "selective",
-    }  # fmt: skip
-    for field in (name for name, is_asked in asked.items() if is_asked):
-        whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)
-        fix = f"parts the backward pass, which cannot be done with the recipe's {field}; write one of {whole}, or change that"
-        raise SpecError("schedule", layout.schedule, fix)
-    return replace(recipe, compile=False, fused_loss=False)
+    for problem in parted_problems(layout.schedule, replace(recipe, dtype=dtype)):
+        raise SpecError(*problem)
+    return replace(recipe, compile=False, fused_loss=False) if layout.schedule in SPLITS_BACKWARD else recipe

@@ -36,25 +36,29 @@ def whole_tensors(shape: LlamaShape, own: Mapping[str, Tensor]) -> dict[str, Ten
 @torch.no_grad()
 def gathered_weights(part: nn.Module) -> dict[str, Tensor]:
     """All weights of the model in the host memory of rank 0, as in checkpoints; none elsewhere. One after another, so that no
-    device holds more than one of them whole. A collective of all ranks, each with its own part."""
+    device holds more than one of them whole, and to the host goes what the first rank that has it hands on. A collective of all
+    ranks, each with its own part."""
     own, rows, rank, found = dict(part.named_parameters()), rows_of(part), dist.get_rank(), {}
     told = told_by_all({name: (tuple(one.shape), one.dtype) for name, one in own.items()})
     for name in sorted({name for of_rank in told for name in of_rank}):
         holder = next(at for at, of_rank in enumerate(told) if name in of_rank)
-        if name in own:
-            whole = _on_host(own[name], name, rows)
-            if 0 != rank == holder:
-                dist.send(whole, 0)
+        whole = _whole(own[name]) if name in own else None
+        if whole is not None and rank == holder:
+            found[name] = _on_host(whole, name, rows)
+            if rank != 0:
+                dist.send(found.pop(name), 0)
         elif rank == 0:
             shape, dtype = told[holder][name]
-            whole = torch.empty(shape, dtype=dtype)
-            dist.recv(whole, holder)
-        if rank == 0:
-            found[name] = whole
+            found[name] = torch.empty(shape, dtype=dtype)
+            dist.recv(found[name], holder)
     return found
 
 
-def _on_host(weight: Tensor, name: str, rows: Mapping[str, Rows]) -> Tensor:
+def _whole(weight: Tensor) -> Tensor:
     """A collective of the ranks that have a part of it."""
-    whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().cpu()
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+
+
+def _on_host(whole: Tensor, name: str, rows: Mapping[str, Rows]) -> Tensor:
+    whole = whole.cpu()
     return (as_saved(whole, rows[name]) if name in rows else whole).contiguous()

@@ -145,4 +145,5 @@ def progress_of(newest: StepRecord, before: StepRecord | None = None) -> Progres
         eta_ms=None if left_s is None else max(0, round(left_s * 1000)),
         data_wait_ms=newest.data_wait_ms,
         data_wait_cause=newest.data_wait_cause,
+        images_per_s=newest.images_per_s,
     )
