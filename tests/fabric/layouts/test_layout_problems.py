@@ -126,7 +126,6 @@ def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: s
 @pytest.mark.parametrize(
     ("asked", "recipe", "field", "fix"),
     [
-        ({}, {"lora_rank": 4, "init": "m"}, "pp", "write 1: adapters (lora_rank) are not trained over a pipeline; zero"),
         ({"pp": 4}, {}, "accumulate", "write 4 or more with schedule 1f1b over 4 ranks, or layout.schedule: gpipe"),
         (
             {"schedule": "interleaved", "pp": 3},

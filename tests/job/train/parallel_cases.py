@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from phalanx.job.train.parallel.mesh import stage_mesh
 from phalanx.job.train.passes import losses_of, mean_scores
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
-from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
+from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.step import train_step
@@ -56,6 +56,7 @@ RECIPE = LlamaRecipe(
 )
 DEEP = replace(SHAPE, layers=4)
 OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
+DEEP_OTHER = replace(OTHER_SHAPE, layers=4, tied=False)
 GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
 REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
 SAMPLES = 8
@@ -98,6 +99,7 @@ ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_p
 WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
 KINDS_OF_8_BITS: tuple[Dtype, ...] = ("fp8", "fp8_rowwise")
 ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
+ADAPTED_PIPELINES = ("pp2 x dp2", "pp2 folded x tp2")
 Answer = dict[str, Any]
 
 
@@ -137,7 +139,7 @@ class Run:
         place: OffloadPlace | None = None,
     ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
-        self.mesh = make_mesh(self.rank)
+        self.mesh, self.recipe = make_mesh(self.rank), recipe
         self.model = laid_llama(shape, recipe, self.rank, self.mesh, dtype, recipe.accumulate, fresh)
         if not fresh:
             with torch.no_grad():
@@ -173,12 +175,8 @@ class Run:
 
     def identity(self) -> Identity:
         origin = Origin(config="c", data="d", world_size=self.rank.world_size, layout=layout_of(self.rank))
-        tensors = whole_tensors(self.model.shape, training_state(self.model, self.optimizer)) if self.is_pipelined else None
+        tensors = tensors_of(self.model, self.optimizer, self.recipe.lora)
         return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=stage_mesh(self.mesh), tensors=tensors)
-
-    @property
-    def is_pipelined(self) -> bool:
-        return isinstance(self.model, RankPart)
 
     def digest(self) -> str:
         state, identity = training_state(self.model, self.optimizer), self.identity()
@@ -304,26 +302,31 @@ def other_shape(rank: Rank) -> Answer:
     return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
 
 
-def adapted(rank: Rank, folder: Path) -> Answer:
+def adapted(rank: Rank, folder: Path, shape: LlamaShape, names: Sequence[str], way: tuple[str, str]) -> Answer:
     """Adapters beside given weights: gradients of the last step, of which neither of an adapter's matrices is 0. Three steps in one
-    layout, and on in another from its checkpoint."""
+    layout, and on in another from its checkpoint, and what is saved as the model at the end."""
     lora = ADAPTED.lora
     assert lora is not None
-    plain, last = Plain(OTHER_SHAPE, lora, kept=RECIPE.steps), RECIPE.steps
+    plain, last = Plain(shape, lora, kept=RECIPE.steps), RECIPE.steps
     answer: Answer = {"plain": plain.numbers}
-    for name in ADAPTED_LAYOUTS:
-        run = Run(rank, LAYOUTS[name], shape=OTHER_SHAPE, recipe=ADAPTED)
+    for name in names:
+        run = Run(rank, ALL[name], shape=shape, recipe=ADAPTED)
         numbers = run.steps(1, last - 1) + run.steps(last, last)
         trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
-        assert trained == [name for name, one in plain.model.named_parameters() if one.requires_grad] == list(run.gradients)
+        assert trained == [name for name, _ in run.model.named_parameters() if name in plain.gradients]
         answer[name] = {"numbers": numbers, "gradients": error(run.gradients, plain.gradients)}
-    first = Run(rank, LAYOUTS["cp2 x tp2"], shape=OTHER_SHAPE, recipe=ADAPTED)
-    numbers = first.steps(1, 3)
-    first.save(folder / "adapted", 3)
-    second = Run(rank, LAYOUTS["fsdp4"], shape=OTHER_SHAPE, recipe=ADAPTED, fresh=False)
-    second.load(folder / "adapted")
+    here, there = way
+    first = Run(rank, ALL[here], shape=shape, recipe=ADAPTED)
+    numbers, root = first.steps(1, 3), folder / f"adapted {here}"
+    first.save(root, 3)
+    second = Run(rank, ALL[there], shape=shape, recipe=ADAPTED, fresh=False)
+    second.load(root)
     equal = _equal(first.state(), second.state())
-    return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
+    numbers += second.steps(4, last)
+    if isinstance(second.model, RankPart):
+        weights = {name.removeprefix("model."): one for name, one in second.state().items() if name.startswith("model.")}
+        equal = equal and _equal(gathered_weights(second.model), weights if rank.rank == 0 else {})
+    return answer | {"carried": {"numbers": numbers, "equal": equal}}
 
 
 def in_8_bits(rank: Rank) -> Answer:
@@ -463,7 +466,8 @@ def main(out: Path) -> None:
             "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
-            "adapted": adapted(rank, out.parent),
+            "adapted": adapted(rank, out.parent, OTHER_SHAPE, ADAPTED_LAYOUTS, ("cp2 x tp2", "fsdp4")),
+            "adapted_stages": adapted(rank, out.parent, DEEP_OTHER, ADAPTED_PIPELINES, ("fsdp4", "pp2 folded x tp2")),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),

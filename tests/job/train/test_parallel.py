@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
-from tests.job.train.parallel_cases import ADAPTED_LAYOUTS, CARRIED, KINDS_OF_8_BITS, LAYOUTS, OFFLOADED, PIPELINES, SAMPLES, SHAPE
+from tests.job.train.parallel_cases import (
+    ADAPTED_LAYOUTS,
+    ADAPTED_PIPELINES,
+    CARRIED,
+    KINDS_OF_8_BITS,
+    LAYOUTS,
+    OFFLOADED,
+    PIPELINES,
+    SAMPLES,
+    SHAPE,
+)
 
 TOLERANCE = 2e-6
 """Of losses and norms of gradients over five steps in float32: sums are taken in another order, which was seen to change 1.2e-7."""
@@ -139,16 +149,20 @@ def test_T02_a_checkpoint_of_one_layout_goes_on_in_another_and_back_with_equal_v
     assert flat(found["numbers"]) == pytest.approx(flat(plain["numbers"]), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", ADAPTED_LAYOUTS)
-def test_adapters_are_trained_as_by_one_process(answer: dict[str, Any], name: str) -> None:
-    found, plain = answer["adapted"][name], answer["adapted"]["plain"]
+ADAPTED = [*(("adapted", name) for name in ADAPTED_LAYOUTS), *(("adapted_stages", name) for name in ADAPTED_PIPELINES)]
+
+
+@pytest.mark.parametrize(("which", "name"), ADAPTED)
+def test_adapters_are_trained_as_by_one_process(answer: dict[str, Any], which: str, name: str) -> None:
+    found, plain = answer[which][name], answer[which]["plain"]
     assert flat(found["numbers"]) == pytest.approx(flat(plain), rel=TOLERANCE)
     assert found["gradients"] < ADAPTED_GRADIENTS_TOLERANCE
 
 
-def test_T02_adapters_of_one_layout_go_on_in_another_with_equal_values(answer: dict[str, Any]) -> None:
-    found = answer["adapted"]["carried"]
-    assert found["equal"] and flat(found["numbers"]) == pytest.approx(flat(answer["adapted"]["plain"]), rel=TOLERANCE)
+@pytest.mark.parametrize("which", ["adapted", "adapted_stages"])
+def test_T02_adapters_of_one_layout_go_on_in_another_with_equal_values(answer: dict[str, Any], which: str) -> None:
+    found = answer[which]["carried"]
+    assert found["equal"] and flat(found["numbers"]) == pytest.approx(flat(answer[which]["plain"]), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", KINDS_OF_8_BITS)

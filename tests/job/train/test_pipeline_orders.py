@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.errors import SpecError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import ScheduleName
 from phalanx.fabric.layouts import Layout
@@ -24,6 +25,7 @@ from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout, fewest_sta
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.lora import adapt
 from phalanx.job.train.device import Rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
@@ -33,7 +35,7 @@ from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.pipeline import TORCH_NAMES, Pipeline, pipeline_parallel
 from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.stage import RankPart, Stage, llama_costs
-from phalanx.job.train.pipeline.whole import whole_tensors
+from phalanx.job.train.pipeline.whole import tensors_of, whole_tensors
 from phalanx.job.train.sizes import flops_per_token
 
 COMPUTES = {str(kind) for kind in Kind}
@@ -133,7 +135,6 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
             (LlamaRecipe(fused_loss=True), folded, "schedule", "the recipe's fused_loss"),
             (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "the recipe's activation_checkpointing"),
-            (LlamaRecipe(lora_rank=4), one, "lora_rank", "write 0"),
         ):
             with pytest.raises(SpecError) as refused:
                 sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
@@ -190,6 +191,19 @@ def test_stages_have_the_model_s_parts_under_its_names_and_its_forward() -> None
     assert [name for name, _ in stages[1].named_parameters()] == [n for n in names if n not in dict(part.named_parameters())]
     everything = specs_of(training_state(whole, make_adamw(whole, LlamaRecipe())))
     assert whole_tensors(SHAPE, training_state(part, make_adamw(part, LlamaRecipe()))) == everything
+
+
+def test_a_run_s_tensors_are_those_that_it_trains() -> None:
+    """Of adapters beside frozen weights these alone, those of other ranks' stages too."""
+    lora = Lora(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
+    whole, stage = Llama(SHAPE), Stage(SHAPE, range(1, 3))
+    for model in (whole, stage):
+        adapt(model, lora)
+    stage.to_empty(device="cpu")
+    part = RankPart([stage])
+    found = tensors_of(part, make_adamw(part, LlamaRecipe()), lora)
+    assert found == specs_of(training_state(whole, make_adamw(whole, LlamaRecipe())))
+    assert len(found) == SHAPE.layers * 2 * 2 * 4
 
 
 def test_costs_of_a_llama_count_its_operations() -> None:

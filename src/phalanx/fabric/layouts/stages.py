@@ -28,9 +28,6 @@ def stage_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     """Whatever the model."""
     if asked.pp == 1:
         return
-    if recipe.lora is not None:
-        fix = "write 1: adapters (lora_rank) are not trained over a pipeline; zero shares their model out among the ranks"
-        yield "pp", asked.pp, fix
     yield from _parted(asked, recipe)
     for field, value, fix in pipeline_of(asked, recipe.accumulate).problems():
         yield _NAMES.get(field, field), value, fix + (_others(asked, recipe) if field == "num_microbatches" else "")

@@ -12,6 +12,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineLayout
 from phalanx.job.models.llama import Block
+from phalanx.job.models.lora import adapt
 from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.stage import Stage
@@ -38,6 +39,8 @@ def sharded_stage(
     first, how = first_weights(recipe, fresh), {"mesh": mesh, "mp_policy": policy(dtype, recipe.reduce_dtype)}
 
     def prepare(stage: Stage) -> None:
+        if recipe.lora is not None:
+            adapt(stage, recipe.lora)
         quicken(stage, recipe, dtype, device)
         for name, block in stage.blocks.named_children():
             fill_part(block, f"blocks.{name}", first, device)
@@ -58,8 +61,6 @@ def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> Llam
     """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
     piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can). Through a region of selective
     checkpointing torch goes back once."""
-    if recipe.lora is not None:
-        raise SpecError("lora_rank", recipe.lora_rank, "adapters are not trained over a pipeline yet; write 0, or no pipeline")
     if layout.schedule not in SPLITS_BACKWARD:
         return recipe
     asked = {

@@ -122,6 +122,7 @@ class RankPart(nn.Module):
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
         self.shape, self.context = stages[0].shape, stages[0].context
+        self.frozen_stay_out = stages[0].frozen_stay_out
         self.blocks = nn.ModuleList()
         set_rows(self, {name: rows for stage in stages for name, rows in rows_of(stage).items()})
         for stage in stages:

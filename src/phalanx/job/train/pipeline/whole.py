@@ -7,20 +7,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from phalanx.core.lora import Lora
 from phalanx.job.checkpoint.owners import code_of
 from phalanx.job.checkpoint.rows import Rows, as_saved, rows_of
+from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.checkpoint.whole import TensorSpec
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.lora import adapt
+from phalanx.job.train.pipeline.stage import RankPart
 
 _MODEL, _MOMENTS = "model.", "optimizer.state."
 
 
-def whole_tensors(shape: LlamaShape, own: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, lora: Lora | None) -> dict[str, TensorSpec] | None:
+    """See `Identity.tensors`; None without a pipeline. lora: of `whole_tensors`."""
+    if not isinstance(model, RankPart):
+        return None
+    return whole_tensors(model.shape, training_state(model, optimizer), lora)
+
+
+def whole_tensors(shape: LlamaShape, own: Mapping[str, Tensor], lora: Lora | None = None) -> dict[str, TensorSpec]:
     """Type and shape of every tensor of the run's state, by this rank's own one (`state.training_state`): moments are of the same
-    kinds for every parameter."""
+    kinds for every parameter. lora: the adapters that are trained, if these are all."""
     with torch.device("meta"):
-        shapes = {name: tuple(one.shape) for name, one in Llama(shape).named_parameters()}
+        model = Llama(shape)
+        if lora is not None:
+            adapt(model, lora)
+    shapes = {name: tuple(one.shape) for name, one in model.named_parameters() if one.requires_grad}
     mine = next(name for name in shapes if _MODEL + name in own)
     kinds = {key.removeprefix(f"{_MOMENTS}{mine}."): one for key, one in own.items() if key.startswith(f"{_MOMENTS}{mine}.")}
     code = code_of(mine, own[_MODEL + mine].dtype)
@@ -35,9 +49,10 @@ def whole_tensors(shape: LlamaShape, own: Mapping[str, Tensor]) -> dict[str, Ten
 
 @torch.no_grad()
 def gathered_weights(part: nn.Module) -> dict[str, Tensor]:
-    """All weights of the model in the host memory of rank 0, as in checkpoints; none elsewhere. One after another, so that no
-    device holds more than one of them whole. A collective of all ranks, each with its own part."""
-    own, rows, rank, found = dict(part.named_parameters()), rows_of(part), dist.get_rank(), {}
+    """All weights of the model that are trained in the host memory of rank 0, as in checkpoints; none elsewhere. One after another,
+    so that no device holds more than one of them whole. A collective of all ranks, each with its own part."""
+    own = {name: one for name, one in part.named_parameters() if one.requires_grad}
+    rows, rank, found = rows_of(part), dist.get_rank(), {}
     told = told_by_all({name: (tuple(one.shape), one.dtype) for name, one in own.items()})
     for name in sorted({name for of_rank in told for name in of_rank}):
         holder = next(at for at, of_rank in enumerate(told) if name in of_rank)
