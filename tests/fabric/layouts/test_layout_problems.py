@@ -115,7 +115,7 @@ def test_tensor_parallelism_stays_within_a_domain() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [({"tied": True}, "(tied), which would be on two ranks"), ({"experts": 8}, "no experts yet; share experts by ep")],
+    [({"tied": True}, "(tied), which would be on two ranks")],
 )
 def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: str) -> None:
     assert problems(LayoutSpec(pp=2), MODEL, EIGHT) == []
@@ -143,6 +143,7 @@ def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: s
         ({"schedule": "zb1p"}, {"fused_loss": True}, "schedule", f"{WHOLE} fused_loss: auto"),
         ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
         ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
+        ({"schedule": "zb1p"}, {"experts": 8}, "schedule", f"{WHOLE} experts: 0"),
     ],
 )
 def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(

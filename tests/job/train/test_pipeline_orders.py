@@ -26,6 +26,8 @@ from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape
 from phalanx.job.models.lora import adapt
+from phalanx.job.models.moe.mixture import reset_buffers
+from phalanx.job.train.balance import balance, loads_of_all, routers
 from phalanx.job.train.device import Rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
@@ -135,6 +137,7 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
             (LlamaRecipe(fused_loss=True), folded, "schedule", "the recipe's fused_loss"),
             (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "the recipe's activation_checkpointing"),
+            (LlamaRecipe(experts=8), folded, "schedule", "the recipe's experts"),
         ):
             with pytest.raises(SpecError) as refused:
                 sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
@@ -142,8 +145,6 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
         sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
         with pytest.raises(SpecError, match="tied"):
             Stage(replace(SHAPE, tied=True), range(2))
-        with pytest.raises(SpecError, match="have no experts yet"):
-            Stage(replace(SHAPE, experts=4), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
 
@@ -206,6 +207,30 @@ def test_a_run_s_tensors_are_those_that_it_trains() -> None:
     assert len(found) == SHAPE.layers * 2 * 2 * 4
 
 
+def test_loads_of_a_stage_s_mixtures_stand_at_their_place_among_all_and_its_biases_follow_them() -> None:
+    """A rank without a mixture takes part too."""
+    shape = replace(SHAPE, experts=4, dense_layers=1)
+    stages = [Stage(shape, layers) for layers in (range(1), range(1, 2), range(3, 5))]
+    parts = [RankPart([stages[0]]), RankPart([stages[1], stages[2]])]
+    for part in parts:
+        part.to_empty(device="cpu")
+        reset_buffers(part)
+        for number, router in enumerate(routers(part)):
+            router.load.copy_(torch.tensor([4, 0, 2, 2]) * (number + 1))
+    with ranks_of(2):  # of which the other one has nothing to add
+        for part in parts:
+            balance(part, rate=0.5)
+    first, second = (loads_of_all(part) for part in parts)
+    assert first is not None and not first.any() and first.shape == (4, 4)
+    assert second is not None and second.tolist() == [[4, 0, 2, 2], [0] * 4, [8, 0, 4, 4], [12, 0, 6, 6]]
+    assert [router.bias.tolist() for router in routers(parts[1])] == [[-0.5, 0.5, 0.0, 0.0]] * 3
+
+
 def test_costs_of_a_llama_count_its_operations() -> None:
     costs = llama_costs(SHAPE, sequence=16)
     assert 3 * (sum(costs.layers) + costs.output) == flops_per_token(SHAPE, 16) - 6 * (2 * SHAPE.layers + 1) * SHAPE.dim  # no norms
+    mixed = llama_costs(replace(SHAPE, experts=4, expert_ffn_dim=6, shared_experts=1, dense_layers=2), sequence=16).layers
+    assert mixed[:2] == costs.layers[:2] and len(set(mixed[2:])) == 1
+    assert mixed[2] - mixed[1] == 2 * SHAPE.dim * (4 + 3 * (2 + 1) * 6 - 3 * SHAPE.ffn_dim), (
+        "a token takes two of four and the shared one"
+    )

@@ -59,6 +59,7 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
         refuse_unfitting(spec(layout, hyperparameters=on_given))
         refuse_unfitting(spec(layout, hyperparameters={"experts": 4}))
     refuse_unfitting(spec(LayoutSpec(pp=2), hyperparameters={**on_given, "accumulate": 2}))
+    refuse_unfitting(spec(LayoutSpec(pp=2), hyperparameters={"experts": 4, "accumulate": 2}))
     refuse_unfitting(spec(LayoutSpec(tp=2, ep=2), hyperparameters={"experts": 4}))
 
 

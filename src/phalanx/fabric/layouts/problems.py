@@ -158,8 +158,6 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
 def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
     if model.tied:
         yield _Rule(lambda pp: pp == 1, "the model's output is its embedding (tied), which would be on two ranks")
-    if model.experts:
-        yield _Rule(lambda pp: pp == 1, "stages of a pipeline have no experts yet; share experts by ep")
     layers, stages = model.layers, stages_per_rank(asked)
     each = "each stage" if stages == 1 else f"each of the {stages} stages of a rank"
     yield _Rule(lambda pp: pp == 1 or pp * stages <= layers, f"{each} has one of the model's {layers} layers at least")

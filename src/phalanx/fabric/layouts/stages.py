@@ -42,7 +42,7 @@ def _parted(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     asks = {
         "dtype: bf16": recipe.dtype.startswith("fp8"), "compile: auto": recipe.compile is True,
         "fused_loss: auto": recipe.fused_loss is True,
-        "activation_checkpointing: full": recipe.activation_checkpointing == "selective",
+        "activation_checkpointing: full": recipe.activation_checkpointing == "selective", "experts: 0": recipe.experts > 0,
     }  # fmt: skip
     for change in (change for change, is_asked in asks.items() if is_asked):
         field = change.split(":")[0]

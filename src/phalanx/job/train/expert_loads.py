@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.job.sdk.session import Session
-from phalanx.job.train.balance import loads_of
+from phalanx.job.train.balance import loads_of_all
 
 _log: Final = logging.getLogger(__name__)
 FILE: Final = "expert-loads.json"
@@ -33,7 +33,7 @@ class ExpertLoads:
 
     def stepped(self, step: int) -> None:
         """After the update of `step`, which all ranks made. Waits for no other rank."""
-        loads_le = loads_of(self._model) if self._speaks else None
+        loads_le = loads_of_all(self._model) if self._speaks else None
         if loads_le is None:
             return
         loads_le = loads_le.cpu()

@@ -14,6 +14,7 @@ from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD, PipelineL
 from phalanx.job.models.llama import Block
 from phalanx.job.models.lora import adapt
 from phalanx.job.train.initial import fill_part, first_weights
+from phalanx.job.train.parallel.experts import ExpertParallel
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
@@ -28,9 +29,10 @@ def sharded_stage(
     dtype: Dtype,
     fresh: bool = True,
     tensors: TensorParallel | None = None,
+    experts: ExpertParallel | None = None,
 ) -> Callable[[Stage], None]:
     """For `pipeline_parallel`. mesh: of data-parallel ranks. fresh: with initial values; else it holds nothing, for who loads it.
-    tensors: cuts its matrices before.
+    tensors, experts: cut its matrices, and its experts, before.
 
     Weights stay gathered over a step: gathering them for each microbatch would cost more than a step without a pipeline does, and
     a weight pass that was put off finds them. Raises SpecError for what a schedule cannot do.
@@ -44,6 +46,8 @@ def sharded_stage(
         quicken(stage, recipe, dtype, device)
         for name, block in stage.blocks.named_children():
             fill_part(block, f"blocks.{name}", first, device)
+            if experts is not None:
+                experts.block(block, reshards=False)
             if tensors is not None:
                 tensors.block(cast(Block, block), f"blocks.{name}")
             fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
@@ -59,13 +63,13 @@ def sharded_stage(
 
 def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> LlamaRecipe:
     """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
-    piece, and torch 2.11 cannot part one with a function of ours that has weights (2.13 can). Through a region of selective
-    checkpointing torch goes back once."""
+    piece, and torch 2.11 cannot part one with a function of ours that has weights, as the experts' product has (2.13 can). Through
+    a region of selective checkpointing torch goes back once."""
     if layout.schedule not in SPLITS_BACKWARD:
         return recipe
     asked = {
         "compile": recipe.compile is True, "fused_loss": recipe.fused_loss is True, "dtype": dtype in ("fp8", "fp8_rowwise"),
-        "activation_checkpointing": recipe.activation_checkpointing == "selective",
+        "activation_checkpointing": recipe.activation_checkpointing == "selective", "experts": recipe.experts > 0,
     }  # fmt: skip
     for field in (name for name, is_asked in asked.items() if is_asked):
         whole = ", ".join(name for name in SCHEDULES if name not in SPLITS_BACKWARD)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.core.errors import SpecError
+from phalanx.core.moe import layer_feed_parameters
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.job.checkpoint.rows import rows_of, set_rows
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.train.balance import Mixtures
 from phalanx.job.train.loss import token_loss
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -50,10 +52,6 @@ class Stage(Llama):
     def __init__(self, shape: LlamaShape, layers: range) -> None:
         if shape.tied:
             raise SpecError("tied", True, "the embedding would be on two ranks; write no pipeline for a model whose output it is")
-        if shape.experts:
-            raise SpecError(
-                "experts", shape.experts, "stages of a pipeline have no experts yet; write no pipeline for such a model"
-            )
         with torch.device("meta"):
             super().__init__(shape)
         every, self.blocks = self.blocks, nn.ModuleList()
@@ -132,11 +130,22 @@ class RankPart(nn.Module):
                         self.blocks.add_module(index, block)
                 elif not isinstance(part, Received | HandedOn):
                     self.add_module(name, part)
+        self.mixtures = self._mixtures()
+
+    def _mixtures(self) -> Mixtures | None:
+        """Which these are among those of the whole model; None of a dense one."""
+        moe = self.shape.moe
+        if moe is None:
+            return None
+        own = [int(index) - moe.dense_layers for index, _ in self.blocks.named_children()]
+        total = self.shape.layers - moe.dense_layers
+        return Mixtures(tuple(number for number in own if number >= 0), total, moe.experts)
 
 
 def llama_costs(shape: LlamaShape, sequence: int) -> LayerCosts:
     """Of a forward pass, in floating-point operations a token; the backward pass is twice as dear everywhere. As `flops_per_token`
-    counts, with attention in full. The embedding only moves a row: it counts as one operation a number."""
-    matrices = shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim + 3 * shape.ffn_dim)
-    layer = 2 * matrices + 4 * shape.q_dim * sequence
-    return LayerCosts((layer,) * shape.layers, embedding=shape.dim, output=2 * shape.vocab * shape.dim)
+    counts, with attention in full, and of experts those that a token takes. The embedding only moves a row: it counts as one
+    operation a number."""
+    attention = 2 * shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim) + 4 * shape.q_dim * sequence
+    layers = tuple(attention + 2 * layer_feed_parameters(shape, layer, active=True) for layer in range(shape.layers))
+    return LayerCosts(layers, embedding=shape.dim, output=2 * shape.vocab * shape.dim)
