@@ -56,7 +56,7 @@ RECIPE = LlamaRecipe(
 )
 DEEP = replace(SHAPE, layers=4)
 OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
-DEEP_OTHER = replace(OTHER_SHAPE, layers=4, tied=False)
+DEEP_OTHER = replace(OTHER_SHAPE, layers=4)
 GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
 REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
 SAMPLES = 8
@@ -91,9 +91,12 @@ CARRIED = (
     ("tp2 x dp2", "fsdp4"),
     ("hsdp2x2", "tp4"),
     ("cp2 x tp2", "cp2 x ddp2"),
-    ("pp2 x dp2", "fsdp4"),
+    ("fsdp4", "pp2 x dp2"),
     ("tp4", "pp2 folded x tp2"),
 )
+CARRIED_TIED = (("fsdp4", "pp2 x dp2"),)
+TIED = ("pp2 x dp2", "pp2 folded x tp2")
+"""Pipelines that train a model whose output is its embedding: on two ranks, and on one."""
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
 WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
@@ -234,21 +237,24 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
 
 def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
     """As `laid`, of a pipeline."""
-    run = Run(rank, asked, shape=DEEP)
+    run = Run(rank, asked, shape=plain.model.shape)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
     losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
     dist.all_reduce(mean)
     everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
     dist.all_gather(everyone, losses)
-    numbers = run.steps(1, RECIPE.steps)
+    numbers, later = run.steps(1, RECIPE.steps), losses_of(run.model, mine)
     state = run.state()
     weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
+    with torch.no_grad():
+        late = sample_losses(plain.model, packed(ids(1))).chunk(run.rank.data_size)[run.rank.data_rank]
     saved = gathered_weights(run.model)
     return {
         "numbers": numbers,
         "gradients": error(run.gradients, plain.gradients),
         "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
         "mean": float(mean) / rank.world_size,
+        "later": [later.tolist(), late.tolist()],
         "digest": run.digest(),
         "digest_of_whole": state_digest(state, rank.device).text,
         "saved": _equal(saved, weights if rank.rank == 0 else {}),
@@ -382,12 +388,19 @@ def as_before(rank: Rank) -> list[tuple[float, float]]:
     return numbers
 
 
+def shape_of(here: str, there: str) -> LlamaShape:
+    """Of what is carried from one layout to another."""
+    if (here, there) in CARRIED_TIED:
+        return DEEP_OTHER
+    return DEEP if {here, there} & PIPELINES.keys() else SHAPE
+
+
 def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answer:
     """Three steps in one layout, saved; the last two in another, saved; and back. Whether values are equal, and the numbers."""
     answer: Answer = {}
     for here, there in ways:
         root = folder / f"{here}-{there}"
-        shape = DEEP if {here, there} & PIPELINES.keys() else SHAPE
+        shape = shape_of(here, there)
         first = Run(rank, ALL[here], shape=shape)
         numbers = first.steps(1, 3)
         first.save(root, 3)
@@ -458,12 +471,14 @@ def counted(*names: str) -> Iterator[list[str]]:
 
 def main(out: Path) -> None:
     with gang() as rank:
-        plain, deep = Plain(), Plain(DEEP)
+        plain, deep, tied = Plain(), Plain(DEEP), Plain(DEEP_OTHER)
         answer: Answer = {
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
             "deep": {"numbers": deep.numbers, "packed": deep.packed},
+            "deep_other": {"numbers": tied.numbers, "packed": tied.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
+            "tied": {name: piped(rank, PIPELINES[name], tied) for name in TIED},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
             "adapted": adapted(rank, out.parent, OTHER_SHAPE, ADAPTED_LAYOUTS, ("cp2 x tp2", "fsdp4")),

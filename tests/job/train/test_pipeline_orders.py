@@ -143,8 +143,6 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
                 sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
             assert (refused.value.field, fix in refused.value.fix) == (field, True), refused.value
         sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
-        with pytest.raises(SpecError, match="tied"):
-            Stage(replace(SHAPE, tied=True), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
 
@@ -224,6 +222,20 @@ def test_loads_of_a_stage_s_mixtures_stand_at_their_place_among_all_and_its_bias
     assert first is not None and not first.any() and first.shape == (4, 4)
     assert second is not None and second.tolist() == [[4, 0, 2, 2], [0] * 4, [8, 0, 4, 4], [12, 0, 6, 6]]
     assert [router.bias.tolist() for router in routers(parts[1])] == [[-0.5, 0.5, 0.0, 0.0]] * 3
+
+
+def test_what_a_rank_trains_of_a_tied_model_has_its_embedding_once() -> None:
+    """The copy that the last stage multiplies by is no weight of the model."""
+    shape = replace(SHAPE, tied=True)
+    first, last = Stage(shape, range(2)), Stage(shape, range(2, 5))
+    for part, names in ((RankPart([first, last]), {"embedding.weight", "norm.weight"}), (RankPart([last]), {"norm.weight"})):
+        assert {name for name, _ in part.named_parameters() if not name.startswith("blocks.")} == names
+        assert part.shape == shape
+    part = RankPart([first.to_empty(device="cpu")])
+    whole = Llama(shape)
+    assert tensors_of(part, make_adamw(part, LlamaRecipe()), None) == specs_of(
+        training_state(whole, make_adamw(whole, LlamaRecipe()))
+    )
 
 
 def test_costs_of_a_llama_count_its_operations() -> None:

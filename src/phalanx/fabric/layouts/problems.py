@@ -21,8 +21,7 @@ NAMED_MAX: Final = 12
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
     inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
-    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward.
-    tied: whether its output is its embedding."""
+    experts: of a layer; 0 in a dense model. shared_dim: inner width of those that compute every token, as one feed-forward."""
 
     layers: int
     heads: int
@@ -30,7 +29,6 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
-    tied: bool = False
     shared_dim: int = 0
 
 
@@ -60,7 +58,7 @@ def facts_of(recipe: AnyRecipe) -> ModelFacts:
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
         ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
-        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
+        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0,
     )  # fmt: skip
 
 
@@ -156,8 +154,6 @@ def _of_tensors(asked: LayoutSpec, model: ModelFacts | None, ranks: RankFacts) -
 
 
 def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
-    if model.tied:
-        yield _Rule(lambda pp: pp == 1, "the model's output is its embedding (tied), which would be on two ranks")
     layers, stages = model.layers, stages_per_rank(asked)
     each = "each stage" if stages == 1 else f"each of the {stages} stages of a rank"
     yield _Rule(lambda pp: pp == 1 or pp * stages <= layers, f"{each} has one of the model's {layers} layers at least")

@@ -53,7 +53,7 @@ def sharded_stage(
             fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
         for name, part in stage.named_children():
             if name != "blocks":
-                fill_part(part, name, first, device)
+                fill_part(part, "embedding" if name == "output" and stage.whole_shape.tied else name, first, device)
         if tensors is not None:
             tensors.whole(stage)
         fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named

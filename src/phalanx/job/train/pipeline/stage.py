@@ -5,12 +5,12 @@ a pipeline, by the model and the loss. The last one gives the loss.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.core.errors import SpecError
 from phalanx.core.moe import layer_feed_parameters
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.job.checkpoint.rows import rows_of, set_rows
@@ -46,14 +46,14 @@ class HandedOn(nn.Module):
 class Stage(Llama):
     """Some neighbouring layers, with the embedding where the first one is among them, with norm and output where the last one is.
 
-    Built on the meta device. Parameters keep the names that they have in the whole model.
+    Built on the meta device. Parameters keep the names that they have in the whole model. Where that model's output is its
+    embedding, the last stage has a copy of it as its output (`tied`), and whole_shape says so, which shape does not.
     """
 
     def __init__(self, shape: LlamaShape, layers: range) -> None:
-        if shape.tied:
-            raise SpecError("tied", True, "the embedding would be on two ranks; write no pipeline for a model whose output it is")
         with torch.device("meta"):
-            super().__init__(shape)
+            super().__init__(replace(shape, tied=False))
+        self.whole_shape = shape
         every, self.blocks = self.blocks, nn.ModuleList()
         for index in layers:
             self.blocks.add_module(str(index), every[index])
@@ -112,14 +112,14 @@ class Passes(Protocol):
 
 
 class RankPart(nn.Module):
-    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. Never run: its
-    pipeline is, by `passes`."""
+    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. A copy of a
+    tied embedding is none of it. Never run: its pipeline is, by `passes`."""
 
     passes: Passes
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
-        self.shape, self.context = stages[0].shape, stages[0].context
+        self.shape, self.context = stages[0].whole_shape, stages[0].context
         self.frozen_stay_out = stages[0].frozen_stay_out
         self.blocks = nn.ModuleList()
         set_rows(self, {name: rows for stage in stages for name, rows in rows_of(stage).items()})
@@ -128,7 +128,7 @@ class RankPart(nn.Module):
                 if name == "blocks":
                     for index, block in part.named_children():
                         self.blocks.add_module(index, block)
-                elif not isinstance(part, Received | HandedOn):
+                elif not isinstance(part, Received | HandedOn) and not (name == "output" and self.shape.tied):
                     self.add_module(name, part)
         self.mixtures = self._mixtures()
 
