@@ -134,6 +134,8 @@ def test_tensor_parallelism_stays_within_a_domain() -> None:
         ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
         ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
         ({"schedule": "zb1p"}, {"experts": 8}, "schedule", f"{WHOLE} experts: 0"),
+        ({}, {"reshard_after_forward": True}, "reshard_after_forward", "write auto or false: over a pipeline"),
+        ({"zero": 0}, {"prefetch_blocks": 2}, "prefetch_blocks", "write 0, or a layout.zero above 0"),
     ],
 )
 def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
@@ -141,7 +143,7 @@ def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
 ) -> None:
     given = LlamaRecipe(**{"accumulate": 2, **recipe})
     found = recipe_problems(LayoutSpec(**{"pp": 2, **asked}), given)
-    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if field == "accumulate" else f"layout.{field}"]
+    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if hasattr(given, field) else f"layout.{field}"]
     assert found[0][2].startswith(fix)
     assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
 

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -138,6 +139,7 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             (LlamaRecipe(fused_loss=True), folded, "schedule", "the recipe's fused_loss"),
             (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "the recipe's activation_checkpointing"),
             (LlamaRecipe(experts=8), folded, "schedule", "the recipe's experts"),
+            (LlamaRecipe(reshard_after_forward=True), one, "reshard_after_forward", "write auto or false"),
         ):
             with pytest.raises(SpecError) as refused:
                 sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
@@ -145,6 +147,16 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
         sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
+
+
+def test_blocks_of_a_stage_ask_for_the_weights_of_those_that_follow_there() -> None:
+    layout = PipelineLayout(schedule="1f1b", num_ranks=2, num_microbatches=2)
+    with ranks_of(2):
+        mesh, recipe = init_device_mesh("cpu", (2,)), LlamaRecipe(prefetch_blocks=1)
+        stage = Stage(SHAPE, range(2, 5))
+        sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")(stage)
+        states = [cast(FSDPModule, block)._get_fsdp_state() for block in stage.blocks]
+        assert [state._states_to_forward_prefetch for state in states] == [states[1:2], states[2:], []]
 
 
 def test_a_gang_that_makes_too_few_microbatches_of_a_step_is_told_so_by_its_ranks() -> None:

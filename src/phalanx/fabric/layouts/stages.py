@@ -28,9 +28,20 @@ def stage_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     """Whatever the model."""
     if asked.pp == 1:
         return
+    yield from _gathered(asked, recipe)
     yield from _parted(asked, recipe)
     for field, value, fix in pipeline_of(asked, recipe.accumulate).problems():
         yield _NAMES.get(field, field), value, fix + (_others(asked, recipe) if field == "num_microbatches" else "")
+
+
+def _gathered(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Weights stay gathered over a step, through all of its microbatches."""
+    if recipe.reshard_after_forward is True:
+        fix = "write auto or false: over a pipeline (layout.pp) weights stay gathered for a step, not anew for each microbatch"
+        yield "hyperparameters.reshard_after_forward", True, fix
+    if recipe.prefetch_blocks and asked.zero == 0:
+        fix = "write 0, or a layout.zero above 0: with 0 every rank of a stage has its weights, and asks nobody for them"
+        yield "hyperparameters.prefetch_blocks", recipe.prefetch_blocks, fix
 
 
 def _parted(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:

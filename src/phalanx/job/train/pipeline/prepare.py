@@ -18,7 +18,7 @@ from phalanx.job.train.parallel.experts import ExpertParallel
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
-from phalanx.job.train.speed import quicken
+from phalanx.job.train.speed import look_ahead, quicken
 
 
 def sharded_stage(
@@ -57,6 +57,7 @@ def sharded_stage(
         if tensors is not None:
             tensors.whole(stage)
         fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
+        look_ahead(stage.blocks, recipe.prefetch_blocks)
 
     return prepare
 
@@ -65,6 +66,8 @@ def _possible(recipe: LlamaRecipe, layout: PipelineLayout, dtype: Dtype) -> Llam
     """Where the schedule parts the backward pass nothing is compiled by itself, nor the loss fused: a compiled backward pass is one
     piece, and torch 2.11 cannot part one with a function of ours that has weights, as the experts' product has (2.13 can). Through
     a region of selective checkpointing torch goes back once."""
+    if recipe.reshard_after_forward is True:
+        raise SpecError("reshard_after_forward", True, "write auto or false: over a pipeline weights stay gathered for a step")
     if layout.schedule not in SPLITS_BACKWARD:
         return recipe
     asked = {
