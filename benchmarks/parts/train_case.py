@@ -46,6 +46,8 @@ DENSE_7B = Size(
 )  # fmt: skip
 MOE = replace(DENSE_1B, name="6.74B of which 1.10B compute a token", ffn_dim=4096, ffn_times=None, experts=16, per_token=2)
 LONG_1B = replace(DENSE_1B, sequence=65_536)
+LONG_WIDE = replace(LONG_1B, name="1.10B with heads of 128", heads=16, kv_heads=4)
+"""As many parameters and FLOPs, in the shape of heads for which attention has its fastest kernels."""
 
 
 def tiny(size: Size) -> Size:
@@ -60,7 +62,8 @@ def tiny(size: Size) -> Size:
 class Case:
     """batch: samples of a step, of each part of the data, in so many microbatches. layout: fields of a job's layout. options:
     fields of our recipe, or of torchtitan's configuration by dotted names. Timed are `repeats` times `steps` steps, after `warm`
-    ones; losses: of so many steps at least are wanted. profiled: what the device did in two more steps is told."""
+    ones; losses: of so many steps at least are wanted. profiled: what the device did in two more steps is told. even: tokens go to
+    experts in turn, whatever their router says, as after a training in which loads became even."""
 
     size: Size
     batch: int
@@ -72,6 +75,7 @@ class Case:
     repeats: int = 5
     losses: int = 0
     profiled: bool = False
+    even: bool = False
 
     @property
     def total(self) -> int:
@@ -87,6 +91,7 @@ class Case:
 
     def words(self) -> str:
         parts = [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
+        parts += ["experts in turn"] if self.even else []
         named = (f"{name} {value}" for name, value in {**self.layout, **self.options}.items())
         return ", ".join([f"batch {self.batch}", *parts, *named])
 

@@ -7,7 +7,7 @@ peer are its own options; of ours fields of a recipe. No torch.
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from parts.train_case import DENSE_1B, DENSE_7B, LONG_1B, MOE, Case, Size  # type: ignore[import-not-found]  # beside this folder
+from parts.train_case import DENSE_1B, DENSE_7B, LONG_1B, LONG_WIDE, MOE, Case, Size  # type: ignore[import-not-found]  # beside this folder
 
 Options = dict[str, Any]
 
@@ -72,29 +72,31 @@ _SHORT: Final = {"warm": 3, "steps": 2}
 _TP: Final = {"layout": {"tp": 2}}
 _EP: Final = {"layout": {"ep": 2}}
 _CP: Final = {"layout": {"cp": 2}}
-_1F1B: Final = {"layout": {"pp": 2, "schedule": "1f1b"}, "microbatches": 16}
-_INTERLEAVED: Final = {"layout": {"pp": 2, "schedule": "interleaved"}, "microbatches": 16}
+_EVEN: Final = {**_EP, "even": True}
+_MICROBATCHES: Final = 32
+_1F1B: Final = {"layout": {"pp": 2, "schedule": "1f1b"}, "microbatches": _MICROBATCHES, "warm": 2, "steps": 1}
+_INTERLEAVED: Final = {**_1F1B, "layout": {"pp": 2, "schedule": "interleaved"}}
 """Other schedules part the backward pass, which is not for compiled blocks."""
 _TRIED_7B: Final[tuple[tuple[int, Options], ...]] = (
     (2, FOURTH),
-    (1, {}),
     (1, KEPT),
+    (1, {}),
     (2, {**FOURTH, "activation_checkpointing": "full", "activation_budget": 0.5}),
 )
 
 CLAIMS: Final[dict[str, Claim]] = {
     "dense_1b": Claim(
-        ours=_ours(DENSE_1B, (8, KEPT), (4, KEPT), (8, {}), (12, KEPT), (8, {**KEPT, "prefetch_blocks": 1}), **_SHORT),
+        ours=_ours(DENSE_1B, (12, KEPT), (8, KEPT), (4, KEPT), (8, {}), (8, {**KEPT, "prefetch_blocks": 1}), **_SHORT),
         peer=_peer(
-            DENSE_1B, (2, NEVER), (4, NEVER), (8, NEVER), (2, {}), (4, PEER_OPS), (8, PEER_OPS), (8, {}), (12, PEER_OPS),
-            (8, {**PEER_SECOND, **NEVER}), **_SHORT,
+            DENSE_1B, (8, NEVER), (12, NEVER), (4, NEVER), (2, NEVER), (2, {}), (4, PEER_OPS), (8, PEER_OPS), (8, {}),
+            (12, PEER_OPS), (8, {**PEER_SECOND, **NEVER}), **_SHORT,
         ),
         ratio_min=1.10, mfu_min=0.62, mfu="full",
     ),
     "dense_7b": Claim(
         ours=_ours(DENSE_7B, *_TRIED_7B, **_SHORT),
         peer=_peer(
-            DENSE_7B, (1, {}), (1, PEER_FULL), (1, NEVER), (2, PEER_SECOND), (2, PEER_FOURTH), (1, PEER_OPS), (2, PEER_OPS),
+            DENSE_7B, (1, NEVER), (1, {}), (1, PEER_FULL), (2, PEER_SECOND), (2, PEER_FOURTH), (1, PEER_OPS), (2, PEER_OPS),
             **_SHORT,
         ),
         ratio_min=1.05, mfu_min=0.58, mfu="full",
@@ -106,7 +108,7 @@ CLAIMS: Final[dict[str, Claim]] = {
         ),
         peer=_peer(
             DENSE_7B, *((batch, {**PEER_FP8, **more}) for batch, more in (
-                (1, {}), (1, PEER_FULL), (2, PEER_SECOND), (2, PEER_FOURTH), (1, NEVER), (2, PEER_OPS))),
+                (1, NEVER), (1, {}), (1, PEER_FULL), (2, PEER_SECOND), (2, PEER_FOURTH), (2, PEER_OPS))),
             (1, PEER_ROWWISE), **_SHORT,
         ),
         over="dense_7b", over_min=1.30, ratio_min=1.0, mfu="full",
@@ -124,19 +126,35 @@ CLAIMS: Final[dict[str, Claim]] = {
         ),
         mfu_min=0.45,
     ),
+    "long_64k_wide": Claim(
+        ours=(
+            *_ours(LONG_WIDE, (1, KEPT), **_CP, **_SHORT),
+            *_ours(LONG_WIDE, (1, KEPT), layout={"cp": 2, "context": "ulysses"}, **_SHORT),
+        ),
+        peer=_peer(LONG_WIDE, (1, NEVER), (1, {}), **_CP, **_SHORT),
+        note="long_64k with heads of 128: how much of it is the kernel of attention's",
+    ),
     "moe_ep2": Claim(
-        ours=_ours(MOE, (2, KEPT), (3, KEPT), (4, {**KEPT, **FULL}), **_EP),
-        peer=_peer(MOE, (2, NEVER), (2, {}), (3, NEVER), (4, {**PEER_FULL, **NEVER}), (2, UNCOMPILED), (1, {}), **_EP),
+        ours=_ours(MOE, (6, KEPT), (5, KEPT), (4, KEPT), (3, KEPT), **_EVEN),
+        peer=_peer(MOE, (4, NEVER), (5, NEVER), (3, NEVER), (4, {}), (2, UNCOMPILED), **_EVEN),
         mfu_min=0.40,
     ),
+    "moe_ep2_routed": Claim(
+        ours=_ours(MOE, (4, KEPT), (5, KEPT), (3, KEPT), **_EP),
+        peer=_peer(MOE, (4, NEVER), (3, NEVER), (4, {}), **_EP),
+        note="moe_ep2 as its untrained router chooses, which gives experts very different numbers of tokens",
+    ),
     "tp2": Claim(
-        ours=_ours(DENSE_1B, (4, KEPT), **_TP, **_SHORT),
-        peer=_peer(DENSE_1B, (4, NEVER), (4, {**ASYNC, **NEVER}), (4, PEER_OPS), (4, {}), **_TP, **_SHORT),
+        ours=_ours(DENSE_1B, (8, KEPT), (8, {**KEPT, "reduce_dtype": "bf16"}), **_TP, **_SHORT),
+        peer=_peer(DENSE_1B, (8, NEVER), (8, {**ASYNC, **NEVER}), (8, PEER_OPS), (8, {}), **_TP, **_SHORT),
         ratio_min=1.0,
     ),
     "pp2": Claim(
-        ours=(*_ours(DENSE_1B, (16, {}), **_1F1B, **_SHORT), *_ours(DENSE_1B, (16, {}), **_INTERLEAVED, **_SHORT)),
-        peer=(*_peer(DENSE_1B, (16, {}), **_1F1B, **_SHORT), *_peer(DENSE_1B, (16, {}), **_INTERLEAVED, **_SHORT)),
+        ours=(
+            *_ours(DENSE_1B, (_MICROBATCHES, {"reduce_dtype": "bf16"}), (_MICROBATCHES, {}), **_1F1B),
+            *_ours(DENSE_1B, (_MICROBATCHES, {}), **_INTERLEAVED),
+        ),
+        peer=(*_peer(DENSE_1B, (_MICROBATCHES, {}), **_1F1B), *_peer(DENSE_1B, (_MICROBATCHES, {}), **_INTERLEAVED)),
         ratio_min=1.0,
     ),
     "fp8_7b_loss": Claim(

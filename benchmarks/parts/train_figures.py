@@ -57,7 +57,7 @@ def memory_gib(case: Case, ranks: int, side: str) -> float:
     tokens = case.batch / case.microbatches * size.sequence / (sharing.cp * sharing.tp)
     under_way = min(case.microbatches, sharing.pp)
     needed += 2 * tokens * under_way * blocks * _numbers_kept(size, options, side)
-    if side == "ours" and sharing.tp == 1 and options.get("fused_loss") is not False:
+    if side == "ours" and options.get("fused_loss") is not False:
         needed += _FUSED_LOSS_GIB * GIB
     else:
         needed += _LOGIT_BYTES * tokens * size.vocab
@@ -94,7 +94,7 @@ def _numbers_kept(size: Size, options: dict[str, Any], side: str) -> float:
     shape = size.shape
     product_widths = shape.q_dim + 2 * shape.kv_dim + size.dim
     feeds = max(1, size.per_token)
-    of_experts = 4 * size.dim * feeds if size.experts else 0  # rows sent, come, answered and back
+    of_experts = (2 if side == "ours" else 3) * size.dim * feeds if size.experts else 0  # rows that came, answers to add up
     every: float = 3 * size.dim + product_widths + 3 * size.ffn_dim * feeds + of_experts
     match _checkpointing(options):
         case "":

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.fabric.layouts import RankFacts, facts_of, problems, recipe_problems
 from phalanx.job.checkpoint.local import local_of
+from phalanx.job.models.moe.router import Router
 from phalanx.job.train.arithmetic import settle_arithmetic
+from phalanx.job.train.balance import routers
 from phalanx.job.train.collector import collected_at_steps
 from phalanx.job.train.device import Rank, synchronise
 from phalanx.job.train.device import gang as joined
@@ -131,6 +134,8 @@ def stepper(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Callable[[int], 
     dtype = choose_dtype(recipe.dtype, rank.device, time.perf_counter)
     model = laid_llama(recipe.shape(case.size.vocab), recipe, rank, make_mesh(rank), dtype, case.microbatches, fresh=False)
     draw(model, recipe, rank)
+    for router in routers(model) if case.even else ():
+        setattr(router, "forward", partial(in_turn_over_experts, router))  # noqa: B010 (a method, to mypy)
     optimizer, timer = make_adamw(model, recipe), local_timer(model.blocks, rank)
 
     def one_step(step: int) -> StepFacts:
@@ -140,6 +145,15 @@ def stepper(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Callable[[int], 
         return facts
 
     return one_step
+
+
+def in_turn_over_experts(router: Router, x_bsd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the router's own forward pass, but for the choice, which is torchtitan's where it is told to make loads even."""
+    scores_te = router.scores(x_bsd).flatten(0, 1)
+    tokens, per_token = len(scores_te), router.shape.per_token
+    index_tk = (torch.arange(tokens * per_token, device=x_bsd.device) % router.shape.experts).view(tokens, per_token)
+    weight_tk = scores_te.gather(-1, index_tk)
+    return index_tk, weight_tk / weight_tk.sum(dim=-1, keepdim=True)
 
 
 @torch.no_grad()

@@ -193,7 +193,7 @@ def _config(config: Any, case: Case, folder: Path, name: str) -> Any:
         "job.dump_folder": str(folder / "titan"), "model.name": name, "model.flavor": "bench", "metrics.log_freq": NEVER,
         "training.local_batch_size": case.batch, "training.seq_len": case.size.sequence, "training.steps": case.total,
         "lr_scheduler.warmup_steps": 20, "optimizer.lr": 3e-4, "compile.enable": True, "activation_checkpoint.mode": "none",
-        **_layout(case),
+        "debug.moe_force_load_balance": case.even, **_layout(case),
     }  # fmt: skip
     for option, value in {**plain, **case.options}.items():
         *path, last = option.split(".")

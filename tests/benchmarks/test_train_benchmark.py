@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEEDS = {"long_64k": "cp 2", "moe_ep2": "ep 2", "tp2": "tp 2", "pp2": "16 microbatches, pp 2, schedule 1f1b"}
+SPEEDS = {"long_64k": "cp 2", "moe_ep2": "experts in turn, ep 2", "tp2": "tp 2", "pp2": "32 microbatches, pp 2, schedule 1f1b"}
 SLOTS = [*SPEEDS, "fp8_7b_loss bf16", "fp8_7b_loss fp8"]
 
 

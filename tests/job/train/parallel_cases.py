@@ -95,8 +95,10 @@ CARRIED = (
     ("tp4", "pp2 folded x tp2"),
 )
 CARRIED_TIED = (("fsdp4", "pp2 x dp2"),)
-TIED = ("pp2 x dp2", "pp2 folded x tp2")
-"""Pipelines that train a model whose output is its embedding: on two ranks, and on one."""
+TIED = {"pp2 x dp2": RECIPE, "pp2 folded x tp2": RECIPE, "pp2 x tp2": replace(RECIPE, fused_loss=True)}
+"""Pipelines that train a model whose output is its embedding: on two ranks, on one, and on two of which each has a part of the
+vocabulary, without all logits."""
+UNHELD = ("fsdp4", "cp2 x dp2", "cp4 by heads", "tp2 x dp2", "cp2 x tp2")
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
 WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
@@ -235,9 +237,9 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items())
 
 
-def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
+def piped(rank: Rank, asked: LayoutSpec, plain: Plain, recipe: LlamaRecipe = RECIPE) -> Answer:
     """As `laid`, of a pipeline."""
-    run = Run(rank, asked, shape=plain.model.shape)
+    run = Run(rank, asked, shape=plain.model.shape, recipe=recipe)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
     losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
     dist.all_reduce(mean)
@@ -289,7 +291,7 @@ def laid(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
 def without_logits(rank: Rank) -> Answer:
     """Losses that are computed without holding all logits, of whole rows and of shared ones, and of packed rows."""
     answer: Answer = {}
-    for name in ("fsdp4", "cp2 x dp2", "cp4 by heads"):
+    for name in UNHELD:
         run = Run(rank, LAYOUTS[name], recipe=replace(RECIPE, fused_loss=True))
         mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
         whole = token_loss(run.model, mine)
@@ -305,7 +307,11 @@ def other_shape(rank: Rank) -> Answer:
     """Heads that share keys, norms of heads, biases, a tied output."""
     plain, run = Plain(OTHER_SHAPE), Run(rank, LAYOUTS["tp2 x dp2"], shape=OTHER_SHAPE)
     numbers = run.steps(1, RECIPE.steps)
-    return {"numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients)}
+    unheld = Run(rank, LAYOUTS["tp2 x dp2"], shape=OTHER_SHAPE, recipe=replace(RECIPE, fused_loss=True))
+    return {
+        "numbers": numbers, "plain": plain.numbers, "gradients": error(run.gradients, plain.gradients),
+        "unheld": unheld.steps(1, RECIPE.steps), "unheld_gradients": error(unheld.gradients, plain.gradients),
+    }  # fmt: skip
 
 
 def adapted(rank: Rank, folder: Path, shape: LlamaShape, names: Sequence[str], way: tuple[str, str]) -> Answer:
@@ -478,7 +484,7 @@ def main(out: Path) -> None:
             "deep_other": {"numbers": tied.numbers, "packed": tied.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
-            "tied": {name: piped(rank, PIPELINES[name], tied) for name in TIED},
+            "tied": {name: piped(rank, PIPELINES[name], tied, recipe) for name, recipe in TIED.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
             "adapted": adapted(rank, out.parent, OTHER_SHAPE, ADAPTED_LAYOUTS, ("cp2 x tp2", "fsdp4")),

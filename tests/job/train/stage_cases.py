@@ -36,7 +36,7 @@ from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.train.clip import clip
 from phalanx.job.train.device import Rank, gang
-from phalanx.job.train.loss import mean_over_ranks, sample_losses, token_loss
+from phalanx.job.train.loss import sample_losses, sum_over_ranks, token_loss
 from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import make_mesh, sharded_llama
 from phalanx.job.train.pipeline.pipeline import Pipeline, pipeline_parallel
@@ -152,9 +152,9 @@ def trained(pipeline: Pipeline, mesh: DeviceMesh, packed: bool, plain: PlainRun)
     for step, (plain_loss, plain_norm, wanted) in enumerate(plain[0]):
         every = samples(step, pipeline.layout.num_microbatches, packed)
         total = pipeline.gradients(every[mesh["dp_shard"].get_local_rank()])
-        loss = mean_over_ranks(total, every.shape[1])
+        loss = float(sum_over_ranks(total)) / (every.shape[1] * dist.get_world_size())
         grads = {name: whole(one.grad) for name, one in pipeline.part.named_parameters() if one.grad is not None}
-        norm = clip(pipeline.part, RECIPE.clip)
+        norm = float(clip(pipeline.part, RECIPE.clip))
         optimizer.step()
         optimizer.zero_grad()
         apart = max(float((grads[name] - wanted[name]).abs().max()) for name in grads)

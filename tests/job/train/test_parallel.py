@@ -20,6 +20,7 @@ from tests.job.train.parallel_cases import (
     SAMPLES,
     SHAPE,
     TIED,
+    UNHELD,
     shape_of,
 )
 
@@ -69,9 +70,11 @@ def test_gradients_and_weights_are_those_of_one_process(answer: dict[str, Any], 
 def test_another_attention_is_cut_head_by_head(answer: dict[str, Any]) -> None:
     found = answer["other"]
     assert flat(found["numbers"]) == pytest.approx(flat(found["plain"]), rel=TOLERANCE) and found["gradients"] < GRADIENTS_TOLERANCE
+    assert flat(found["unheld"]) == pytest.approx(flat(found["plain"]), rel=TOLERANCE), "with a tied output, and no logits held"
+    assert found["unheld_gradients"] < GRADIENTS_TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["fsdp4", "cp2 x dp2", "cp4 by heads"])
+@pytest.mark.parametrize("name", UNHELD)
 def test_losses_without_logits_are_those_of_one_process(answer: dict[str, Any], name: str) -> None:
     found, plain = answer["without_logits"][name], answer["plain"]
     assert found["packed"] == pytest.approx(sum(plain["packed"]) / SAMPLES, rel=TOLERANCE)

@@ -39,8 +39,7 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
     ):
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 48}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 64}))
-    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: a fused_loss"):
-        refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"fused_loss": True}))
+    refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"fused_loss": True}))
     again = {"activation_checkpointing": "full", "compile": True}
     with pytest.raises(SpecError, match=r"layout\.cp: 2: write 1: blocks that are computed again"):
         refuse_unfitting(spec(LayoutSpec(cp=2), hyperparameters=again))

@@ -70,8 +70,6 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
     found: list[Problem] = []
     if asked.tp > 1 and recipe.dtype.startswith("fp8") and not recipe.init:  # whose shape is known when ranks start
         found += _uneven_parts(asked.tp, recipe)
-    if asked.tp > 1 and recipe.fused_loss is True:
-        found.append(("tp", asked.tp, "write 1: a fused_loss is not cut over ranks; write fused_loss: auto"))
     if asked.cp > 1 and recipe.activation_checkpointing == "selective" and asked.context == "ring":
         fix = "write 1, or activation_checkpointing: full: what goes round would be kept, far above activation_budget"
         found.append(("cp", asked.cp, fix))

@@ -18,15 +18,16 @@ EPSILON: Final = 1e-6
 """As torch's."""
 
 
-def clip(model: nn.Module, largest: float) -> float:
-    """Scales all gradients down where their norm is above `largest`; the norm before. A collective of all ranks, each of which has
-    its part of every gradient; parts that several have count once."""
+@torch.no_grad()
+def clip(model: nn.Module, largest: float) -> Tensor:
+    """Scales all gradients down where their norm is above `largest`; the norm before, float32. A collective of all ranks, each of
+    which has its part of every gradient; parts that several have count once."""
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     grads = [local_of(grad) for grad in found]
     norm = _global_norm(grads, [_holders(grad) for grad in found])
     scale = torch.clamp(largest / (norm + EPSILON), max=1.0)
     torch._foreach_mul_(grads, scale)
-    return float(norm.item())
+    return norm
 
 
 def _global_norm(grads: list[Tensor], holders: list[int]) -> Tensor:

@@ -65,12 +65,18 @@ def parts_run_compiled(blocks: Iterable[Any], backend: Any = BACKEND) -> None:
     for block in blocks:
         block.attended = partial(_training, Block.attended, _compiled_part(Block.attended, backend), block)
         for mixture in mixtures(block):
-            mixture.experts.gated = partial(_training, gated, _compiled_part(gated, backend, dynamic=True))
+            mixture.experts.gated = partial(_training, gated, partial(_of_any_rows, _compiled_part(gated, backend)))
             mixture.summed = partial(_training, summed, _compiled_part(summed, backend))
 
 
 def _training(part: Callable[..., Any], compiled: Callable[..., Any], *given: Any) -> Any:
     return compiled(*given) if torch.is_grad_enabled() else part(*given)
+
+
+def _of_any_rows(part: Callable[[Tensor], Tensor], x_nd: Tensor) -> Tensor:
+    """Their number alone is a variable of what is compiled: were their width one too, numbers would be read one by one."""
+    torch._dynamo.maybe_mark_dynamic(x_nd, 0)
+    return part(x_nd)
 
 
 def _forward(training: Run, block: nn.Module, *given: Any) -> Tensor:
@@ -94,6 +100,6 @@ def _compiled(run: Run, backend: str) -> Run:
 
 
 @cache
-def _compiled_part(part: Callable[..., Any], backend: Any, dynamic: bool | None = None) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(part, backend=backend, dynamic=dynamic)
+def _compiled_part(part: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(part, backend=backend)
     return made

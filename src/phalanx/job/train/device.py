@@ -129,6 +129,15 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def asked_so_far(device: torch.device) -> torch.cuda.Event | None:
+    """Passed once the device has done all that it was asked for; None of one that has by then, as a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 def _make_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
         # cuBLAS is reproducible only with a fixed workspace (its documentation, "Results reproducibility").

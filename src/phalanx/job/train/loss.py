@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 from phalanx.core.recipe import Switch
 from phalanx.job.checkpoint.local import local_of
 from phalanx.job.models.context import context_of
-from phalanx.job.train.fused_loss import fused_loss, token_losses
+from phalanx.job.train.fused_loss import Part, fused_loss, token_losses
 
 _UNCOUNTED: Final = -100
 """What torch leaves out of a cross-entropy."""
@@ -72,12 +72,12 @@ def of_whole_rows(model: nn.Module, losses: Tensor) -> Tensor:
     return total / context.ranks
 
 
-def mean_over_ranks(total: Tensor, count: int) -> float:
-    """Of `count` numbers a rank, whose sum is `total` in float64, each counting the same. Of float32 numbers it is the same,
-    whatever rank has which: float64 holds their sum exactly, or nearly so."""
+def sum_over_ranks(total: Tensor) -> Tensor:
+    """Of all ranks' sums, float64. Of float32 numbers it is the same, whatever rank has which: float64 holds their sum exactly, or
+    nearly so. A collective of all ranks."""
     total = total.detach().clone()
     dist.all_reduce(total)
-    return float(total.item()) / (count * dist.get_world_size())
+    return total
 
 
 def _packed_losses(model: nn.Module, ids: Tensor, segments: Tensor) -> Tensor:
@@ -108,15 +108,23 @@ def _counted(segments: Tensor) -> Tensor:
 def _fuses(model: nn.Module, samples: Tensor) -> HeadPlan | None:
     """The plan of a model that computes the loss of these samples without holding all logits."""
     plan: HeadPlan | None = getattr(model, "head_plan", None)
-    if plan is None or plan.fused is False or _is_cut(model.embedding.weight):  # type: ignore[union-attr, arg-type]
+    if plan is None or plan.fused is False:
         return None
     return plan if plan.fuses(samples.shape[-1] - 1, model.shape.vocab) else None  # type: ignore[union-attr, arg-type]
 
 
-def _is_cut(weight: Tensor) -> bool:
-    """Over ranks that share in each sample: they have a part of the vocabulary each, and FSDP does not gather it."""
-    names = weight.device_mesh.mesh_dim_names or () if isinstance(weight, DTensor) else ()
-    return not all(name.startswith("dp") for name in names)
+Own = tuple[Tensor, Tensor, Part | None]
+
+
+def _own(hidden_bsd: Tensor, weight_vd: Tensor) -> Own:
+    """This rank's part of an output, and hidden states whose gradients are added up over the ranks that have the others."""
+    if not isinstance(weight_vd, DTensor):
+        return hidden_bsd.flatten(0, 1), weight_vd, None
+    assert isinstance(hidden_bsd, DTensor) and weight_vd.placements == (Shard(0),), "whole rows of the vocabulary"
+    mesh = weight_vd.device_mesh
+    rows = -(-weight_vd.shape[0] // mesh.size())  # as torch cuts
+    hidden = hidden_bsd.to_local(grad_placements=[Partial()])
+    return hidden.flatten(0, 1), weight_vd.to_local(), Part(rows * mesh.get_local_rank(), rows, mesh.get_group())
 
 
 def _fused_loss(model: nn.Module, samples: Tensor, plan: HeadPlan) -> Tensor:
@@ -130,7 +138,8 @@ def _fused_loss(model: nn.Module, samples: Tensor, plan: HeadPlan) -> Tensor:
         share_bs = context.cut(counted_bs / counted_bs.sum(dim=1, keepdim=True).clamp(min=1)) * (context.ranks / len(ids))
 
     def head(hidden_bsd: Tensor, weight_vd: Tensor) -> Tensor:
-        return fused_loss(hidden_bsd.flatten(0, 1), weight_vd, targets_bs.flatten(), share_bs.flatten(), compiled=plan.compiled)
+        hidden_nd, weight_vd, part = _own(hidden_bsd, weight_vd)
+        return fused_loss(hidden_nd, weight_vd, targets_bs.flatten(), share_bs.flatten(), compiled=plan.compiled, part=part)
 
     loss: Tensor = model(ids[:, :-1], *_before(segments), head=head)
     return loss
@@ -142,7 +151,8 @@ def _fused_losses(model: nn.Module, samples: Tensor) -> Tensor:
     targets_bs = context.cut(ids[:, 1:])
 
     def head(hidden_bsd: Tensor, weight_vd: Tensor) -> Tensor:
-        return token_losses(hidden_bsd.flatten(0, 1), weight_vd, targets_bs.flatten()).view(targets_bs.shape)
+        hidden_nd, weight_vd, part = _own(hidden_bsd, weight_vd)
+        return token_losses(hidden_nd, weight_vd, targets_bs.flatten(), part=part).view(targets_bs.shape)
 
     losses_bs: Tensor = model(ids[:, :-1], *_before(segments), head=head)
     if segments is None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from phalanx.core.recipe import AnyRecipe
+from phalanx.job.train.local_adamw import LocalAdamW
 from phalanx.job.train.offload import OffloadPlace, streamed_adamw
 
 _MATRIX: Final = 2
@@ -31,7 +32,7 @@ def make_adamw(model: nn.Module, recipe: AnyRecipe, place: OffloadPlace | None =
     options: dict[str, Any] = {"lr": recipe.lr, "betas": (recipe.beta1, recipe.beta2), "fused": True}
     if place is not None:
         return streamed_adamw(groups, place, **options)
-    optimizer = torch.optim.AdamW(groups, **options)
+    optimizer = LocalAdamW(groups, **options)
     for parameter in trained:
         optimizer.state[parameter] = _moments(parameter)
     return optimizer

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.balance import balance, begin_step
 from phalanx.job.train.clip import clip
-from phalanx.job.train.device import synchronise
-from phalanx.job.train.loss import mean_over_ranks
+from phalanx.job.train.device import asked_so_far, synchronise
+from phalanx.job.train.loss import sum_over_ranks
 from phalanx.job.train.optimizer import lr_at, set_lr
 from phalanx.job.train.passes import gradients
 
@@ -71,11 +72,16 @@ def train_step(
     mark()
     begin_step(model, recipe.balance_loss / len(microbatches))
     mine = gradients(model, microbatches)
-    synchronise(microbatches.device)
-    mark()
+    computed = asked_so_far(microbatches.device)
+    if computed is None:
+        mark()
     before_agreement()
-    loss = mean_over_ranks(mine, len(microbatches))
-    grad_norm = clip(model, recipe.clip)
+    total, norm = sum_over_ranks(mine), clip(model, recipe.clip)
+    if computed is not None:
+        computed.synchronize()  # now, not before: the device goes on with what was asked of it meanwhile
+        mark()
+    loss, grad_norm = torch.stack((total, norm.to(total.dtype))).tolist()
+    loss /= len(microbatches) * dist.get_world_size()
     mark()
     updated = accepts(step, loss, grad_norm)
     if updated:

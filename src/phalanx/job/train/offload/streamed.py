@@ -12,10 +12,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from phalanx.core.errors import Bug
 from phalanx.job.checkpoint.local import local_of
+from phalanx.job.train.local_adamw import MOMENTS, update
 from phalanx.job.train.offload.carriers import Across, Here
 from phalanx.job.train.offload.pieces import Piece, Plan, plan
 from phalanx.job.train.offload.place import OffloadPlace, agreed, check_room
@@ -24,7 +24,6 @@ from phalanx.job.train.offload.stores import AHEAD, TURNS, InMemory, OnDisk, Pai
 T = TypeVar("T")
 PIECE_BYTES: Final = 16 * 2**20
 """Of each of both moments. Moved at tens of GB/s it lasts some tenths of a millisecond, tens of times as long as to enqueue it."""
-_KINDS: Final = ("exp_avg", "exp_avg_sq")
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
 """Of parameters and their options, as torch's optimisers take them."""
 
@@ -132,7 +131,7 @@ def streamed_adamw(
 def _state(parameter: nn.Parameter, arrays: Pair, start: int) -> dict[str, Tensor]:
     local = local_of(parameter.detach())
     state = {"step": torch.zeros((), dtype=torch.float32, device=local.device)}
-    for kind, array in zip(_KINDS, arrays, strict=True):
+    for kind, array in zip(MOMENTS, arrays, strict=True):
         moment = torch.empty_like(parameter, device="cpu", requires_grad=False)  # takes no memory: nothing is written to it
         with torch.no_grad():
             local_of(moment).set_(array[start : start + local.numel()].view(local.shape))  # type: ignore[call-overload]
@@ -152,10 +151,7 @@ def _update(piece: Piece, near: Pair, due: Mapping[int, _Due]) -> None:
         group = some[0][0].group
         weights, gradients, means, squares = (list(column) for column in list(zip(*some, strict=True))[1:])
         steps = [found.step.clone() for found, *_ in some]  # each is counted up, and those of a parameter in parts only once
-        adamw(
-            weights, gradients, means, squares, [], steps, fused=True, amsgrad=group["amsgrad"], maximize=group["maximize"],
-            beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
-        )  # fmt: skip
+        update(group, weights, gradients, means, squares, steps)
 
 
 def _put(own: Tensor, value: Tensor) -> None:

@@ -11,7 +11,7 @@ are cut as any feed-forward.
 """
 
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -174,10 +174,26 @@ def _of_model(model: Llama) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "output": _Logits(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
     has = dict(model.named_children())  # a stage of a pipeline lacks some, as a tied model does its output
     return {name: style for name, style in plan.items() if any(True for _ in has[name].parameters())}
+
+
+class _Logits(ColwiseParallel):
+    """A head goes with the hidden states; what it makes of them is no logits, and cut no more."""
+
+    @staticmethod
+    def _prepare_input_fn(input_layouts: Any, desired_layouts: Any, mod: Any, inputs: Any, device_mesh: Any) -> Any:
+        gathered = ColwiseParallel._prepare_input_fn
+        return gathered(input_layouts, desired_layouts, mod, inputs, device_mesh), *inputs[1:]  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _prepare_output_fn(output_layouts: Any, use_local_output: Any, mod: Any, outputs: Any, device_mesh: Any) -> Any:
+        if not isinstance(outputs, DTensor):
+            return outputs
+        cut = ColwiseParallel._prepare_output_fn
+        return cut(output_layouts, use_local_output, mod, outputs, device_mesh)  # type: ignore[no-untyped-call]
 
 
 def _arrived(module: nn.Module, given: object, x: Tensor) -> Tensor:

@@ -82,12 +82,6 @@ class _Model:
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         return Llama.forward(self._stage, *inputs, **named)
 
-    @property
-    def embedding(self) -> nn.Module:
-        """Where a loss looks at how the vocabulary is cut: the output is cut alike."""
-        found: nn.Module = self._stage.embedding
-        return self._stage.output if isinstance(found, Received) else found
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
