@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 RouterScore = Literal["sigmoid", "softmax"]
 _OF_EXPERTS: Final = (
     "experts_per_token", "expert_ffn_dim", "shared_experts", "dense_layers", "router", "router_normalise", "router_scale",
-    "balance_rate", "balance_loss", "place_experts_every",
+    "balance_rate", "balance_loss", "place_experts_every", "expert_replicas",
 )  # fmt: skip
 
 
@@ -113,5 +113,9 @@ def expert_problems(recipe: "LlamaRecipe") -> list[tuple[str, object, str]]:
         given = [name for name in _OF_EXPERTS if getattr(recipe, name) != plain[name]]
         fix = "write experts too, or leave it out: without experts it is of no use"
         return [(name, getattr(recipe, name), fix) for name in given]
-    names = ("balance_rate", "balance_loss", "place_experts_every")
-    return [(name, getattr(recipe, name), "write a number, 0 or more") for name in names if not getattr(recipe, name) >= 0]
+    names = ("balance_rate", "balance_loss", "place_experts_every", "expert_replicas")
+    found = [(name, getattr(recipe, name), "write a number, 0 or more") for name in names if not getattr(recipe, name) >= 0]
+    if recipe.expert_replicas > 0 and not recipe.place_experts_every:
+        fix = "write place_experts_every too: replicas are made by the loads of the steps that it names"
+        found.append(("expert_replicas", recipe.expert_replicas, fix))
+    return found

@@ -103,7 +103,9 @@ class LlamaRecipe:
     balance_rate: by how much an expert's bias changes after a step in which it got more or less than its part; 0 for never.
     balance_loss: factor on a loss that is least where the tokens of each sequence spread evenly; 0 for none.
     place_experts_every: steps between two looks at whether experts that lie over ranks (`layout.ep`) should change places; 0 for
-    none.
+        none.
+    expert_replicas: experts of each block that a rank may compute beside its own, by the same looks: parts of the tokens of those
+        that get the most.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -170,6 +172,7 @@ class LlamaRecipe:
     balance_rate: float = 0.001
     balance_loss: float = 0.0
     place_experts_every: int = 0
+    expert_replicas: int = 0
 
     @property
     def lora(self) -> Lora | None:

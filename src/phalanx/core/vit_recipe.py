@@ -48,6 +48,7 @@ class VitRecipe:
     balance_rate: ClassVar[float] = 0.0
     balance_loss: ClassVar[float] = 0.0
     place_experts_every: ClassVar[int] = 0
+    expert_replicas: ClassVar[int] = 0
 
     size: str = ""
     image: int = 32

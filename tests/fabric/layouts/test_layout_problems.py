@@ -148,6 +148,22 @@ def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
     assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
 
 
+@pytest.mark.parametrize(
+    ("asked", "spare", "fix"),
+    [
+        ({}, 1, "write 0, or a layout.ep above 1: a rank that has all experts"),
+        ({"ep": 2, "pp": 2}, 1, "write 0, or layout.pp: 1: replicas of experts are not computed over a pipeline"),
+        ({"ep": 4}, 7, "write 6 or less: a rank has 2 of the 8 experts"),
+    ],
+)
+def test_replicas_of_experts_that_no_rank_can_have_are_refused(asked: dict[str, Any], spare: int, fix: str) -> None:
+    given = LlamaRecipe(experts=8, place_experts_every=9, expert_replicas=spare, accumulate=2)
+    ((field, value, said),) = recipe_problems(LayoutSpec(**asked), given)
+    assert (field, value) == (named(field), spare) == ("hyperparameters.expert_replicas", spare) and said.startswith(fix)
+    assert recipe_problems(LayoutSpec(ep=4), replace(given, expert_replicas=6)) == []
+    assert recipe_problems(LayoutSpec(), replace(given, expert_replicas=0)) == []
+
+
 def test_a_recipe_says_what_its_model_is() -> None:
     recipe = LlamaRecipe(layers=3, heads=8, dim=64, ffn_dim=128, sequence=32)
     assert facts_of(recipe) == ModelFacts(layers=3, heads=8, kv_heads=8, ffn_dim=128, sequence=32)

@@ -25,15 +25,18 @@ from phalanx.fabric.layouts import Layout
 from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.checkpoint.digest import gathered, state_digest
 from phalanx.job.checkpoint.manifest import Origin
-from phalanx.job.checkpoint.restore import find, load
+from phalanx.job.checkpoint.restore import Found, find, load
 from phalanx.job.checkpoint.rows import as_saved, rows_of
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, initialise
-from phalanx.job.models.moe.mixture import mixtures
+from phalanx.job.models.moe.mixture import gated, mixtures
+from phalanx.job.sdk.journal import Bell, Journal
+from phalanx.job.sdk.session import Session
 from phalanx.job.train.balance import balance, begin_step, loads_of, loads_of_all, routers
 from phalanx.job.train.device import Rank, gang, this_rank
+from phalanx.job.train.expert_loads import ExpertLoads
 from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.offload import OffloadPlace
@@ -46,6 +49,7 @@ from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.place_experts import place_experts
 from phalanx.job.train.recompute import recomputed
+from phalanx.job.train.replicate_experts import replicate_experts, uneven_ranks
 from phalanx.job.train.step import train_step
 from tests.job.train.gang_cases import play
 
@@ -69,6 +73,7 @@ DEEP: Final = replace(RECIPE, layers=5, dense_layers=1)
 """Of which one rank's last stage, and the other's both, have mixtures."""
 ZEROS: Final[tuple[Zero, ...]] = (1, 2)
 Setting = Callable[[nn.Module], None]
+Made = tuple[Llama | RankPart, torch.optim.Optimizer, ExpertPlaces]
 
 
 @dataclass
@@ -368,6 +373,83 @@ def case_moments_in_a_file_go_with_experts_that_move_and_change_no_bit_of_a_loss
     assert place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)
     train(model, optimizer, EP2, (4, 5), ran)
     assert ran.losses == once(EP2).losses and ran.biases.equal(once(EP2).biases)
+
+
+def case_replicas_of_hot_experts_equal_one_process_and_level_what_ranks_compute(root: Path, rank: Rank) -> None:
+    """Two experts of one rank get every token; other ranks compute a part of them, and some have no replica."""
+    plain, again = alone(all_to_two), replace(RECIPE, activation_checkpointing="full")
+    hot, few = [[1, 1, *[0] * 6]] * RECIPE.layers, [[3, 3, 2, 2, 2, 2, 1, 1]] * RECIPE.layers
+    first = [[2, 1, *[0] * 6]] * RECIPE.layers  # of two ranks the other takes three quarters of its tokens
+    for layout, recipe, loads, most in (
+        (EP4, RECIPE, hot, 1.05), (EP2, RECIPE, first, 1.26), (replace(CP2_TP2, ep=4), again, hot, 1.05),
+        (replace(EP4, zero=1), RECIPE, few, 2.7),  # the last rank alone helps the first
+    ):  # fmt: skip
+        (model, optimizer), ran = sharded(layout, all_to_two, recipe), Ran()
+        assert replicate_experts(model, loads, spare=1) >= RECIPE.layers
+        rows = counted_rows(model)
+        train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran)
+        check_same(ran, plain)
+        assert fullest_rank(rows) <= most, fullest_rank(rows)
+        assert most_of_a_rank(model) == int(ran.loads[-1].sum()), "without them one rank would have all"
+
+
+def counted_rows(model: nn.Module) -> list[int]:
+    """How many rows this rank's experts compute from here on, those that others lend it too."""
+    rows = [0]
+
+    def noted(gate_up_nf: Tensor) -> Tensor:
+        rows[0] += len(gate_up_nf)
+        return gated(gate_up_nf)
+
+    for mixture in mixtures(model):
+        mixture.experts.gated = noted
+    return rows
+
+
+def fullest_rank(rows: Sequence[int]) -> float:
+    """Its rows over the mean."""
+    each = [row[0] for row in gathered(torch.tensor(rows))]
+    return max(each) * len(each) / sum(each)
+
+
+def case_a_run_with_replicas_goes_on_bit_by_bit_and_in_other_layouts(root: Path, rank: Rank) -> None:
+    root.mkdir(exist_ok=True)
+
+    def part_of_a_run(layout: Layout, steps: Sequence[int], ran: Ran, at: Found | None = None) -> Made:
+        model, optimizer = sharded(layout)
+        places = ExpertPlaces(model, optimizer, every=2, spare=1)
+        if at is not None:
+            load(at, origin, model, optimizer, rank.device)
+            places.restore(at.manifest.extra)
+        for step in steps:
+            train(model, optimizer, layout, (step,), ran)
+            places.stepped(step)
+        return model, optimizer, places
+
+    origin = Origin(config="c", data="d", world_size=RANKS, layout={"dp": RANKS})
+    undisturbed, first, again = Ran(), Ran(), Ran()
+    whole, _, _ = part_of_a_run(EP4, (1, 2, 3, 4, 5), undisturbed)
+    assert max(uneven_ranks(whole, undisturbed.loads[3].tolist())) < 1.1, "of the last look"
+    session = Session(artifacts_dir=str(root), journal=Journal(root / "records", Bell("", 0, lambda: 0.0)))
+    if rank.rank == 0:
+        ExpertLoads(whole, session, speaks=True, total_steps=5).stepped(5)
+        assert b'"rank_imbalance"' in (root / "records").read_bytes()
+    check_same(undisturbed, alone(as_drawn))
+    model, optimizer, places = part_of_a_run(EP4, (1, 2, 3), first)
+    assert all(mixture.experts.exchange and mixture.experts.exchange.replicas for mixture in mixtures(model))
+    identity = Identity(origin=origin, dtype="fp32", device=rank.device, mesh=mesh_of(PLAIN))
+    done = save(SavePolicy(root=root / "saved", every=1), identity, 3, training_state(model, optimizer), places.numbers())
+    assert isinstance(done, Saved), done
+    found = find(root / "saved", origin)
+    assert found is not None
+    assert not any("replica" in name for name in training_state(model, optimizer)), "each expert is saved once"
+    part_of_a_run(EP4, (4, 5), again, found)
+    assert again.losses == undisturbed.losses[3:] and again.biases.equal(undisturbed.biases)
+    assert all(again.gradients[name].equal(one) for name, one in undisturbed.gradients.items())
+    for layout in (EP2, PLAIN):
+        other = Ran()
+        part_of_a_run(layout, (4, 5), other, found)
+        torch.testing.assert_close(torch.tensor(other.losses), torch.tensor(undisturbed.losses[3:]), rtol=1e-6, atol=1e-6)
 
 
 def most_of_a_rank(model: nn.Module) -> int:

@@ -78,7 +78,20 @@ def recipe_problems(asked: LayoutSpec, recipe: AnyRecipe) -> list[Problem]:
         found.append(("cp", asked.cp, fix))
     if asked.ep > 1 and recipe.compile is True:
         found.append(("ep", asked.ep, "write 1: blocks that send tokens to other ranks are no one graph; write compile: auto"))
-    return [*found, *stage_problems(asked, recipe)]
+    return [*found, *_of_replicated(asked, recipe), *stage_problems(asked, recipe)]
+
+
+def _of_replicated(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Of experts that other ranks compute too."""
+    field, spare = "hyperparameters.expert_replicas", recipe.expert_replicas
+    if spare and asked.ep == 1:
+        yield field, spare, "write 0, or a layout.ep above 1: a rank that has all experts has no use for replicas"
+    if spare and asked.pp > 1:
+        yield field, spare, "write 0, or layout.pp: 1: replicas of experts are not computed over a pipeline yet"
+    own = recipe.experts // max(asked.ep, 1)
+    if asked.ep > 1 and not recipe.init and spare > recipe.experts - own:  # else the folder says how many there are
+        fix = f"write {recipe.experts - own} or less: a rank has {own} of the {recipe.experts} experts, and no use for more"
+        yield field, spare, fix
 
 
 def named(field: str) -> str:

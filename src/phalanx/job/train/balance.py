@@ -71,6 +71,12 @@ def loads_of(model: nn.Module) -> Tensor | None:
     return torch.stack([router.load for router in found]) if found else None
 
 
+def mixture_numbers(model: nn.Module) -> tuple[int, ...]:
+    """Of this rank's mixtures among all of the model."""
+    known = getattr(model, "mixtures", None)
+    return known.own if isinstance(known, Mixtures) else tuple(range(len(routers(model))))
+
+
 def loads_of_all(model: nn.Module) -> Tensor | None:
     """As `loads_of`, of all layers, those of other ranks' stages too."""
     known: Tensor | None = getattr(model, _LOADS, None)

@@ -82,6 +82,7 @@ def _put_back(training: Training, saves: Saves, step: int) -> int:
     found = load(found, origin, training.model, training.optimizer, training.rank.device, tensors=training.identity.tensors)
     training.watch.replaced()
     training.guard.roll_back(found.manifest.extra)
+    training.expert_places.restore(found.manifest.extra)
     return found.manifest.step
 
 

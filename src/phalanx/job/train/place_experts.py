@@ -1,6 +1,6 @@
 """Experts to other ranks between two steps, as `fabric.experts` says: weights and moments move, numbers stay.
 
-Each expert lies in one place here; replicas of one would need their gradients added up.
+Each expert lies in one place here. Replicas of one have no state that could move: see `replicate_experts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def _checked(mixture: Mixture, layer: int, row: Sequence[int]) -> Tensor:
     if mixture.experts.exchange is None:
         raise DataError("placement", f"layer {layer}", "its experts lie on one rank; use a layout with ep")
     if sorted(row) != list(range(mixture.shape.experts)):
-        fix = f"name each of the {mixture.shape.experts} experts once: replicas of an expert are not trained yet"
+        fix = f"name each of the {mixture.shape.experts} experts once: other ranks compute it too by replicate_experts"
         raise DataError(f"placement of layer {layer}", list(row), fix)
     return torch.tensor(list(row), dtype=torch.int64)
 

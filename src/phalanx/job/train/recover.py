@@ -195,6 +195,7 @@ class Recipe:
             return None
         first = float.fromhex(str(note["val_loss_first"]))
         training.guard.restore(note)
+        training.expert_places.restore(note)
         resume_data(training, note)
         _check_cursor(note, state_numbers(training, step, first), step)
         _log.info("rank %d goes on after step %d from memory", rank.slot, step)

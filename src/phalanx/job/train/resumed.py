@@ -44,6 +44,7 @@ def state_numbers(training: "Training", step: int, val_loss_first: float) -> dic
         CURSOR: cursor,
         **init,
         **training.guard.numbers(),
+        **training.expert_places.numbers(),
     }
 
 
@@ -108,6 +109,7 @@ def resumed(training: "Training", found: Found, patience: Patience) -> tuple[int
     try:
         first = float.fromhex(str(extra["val_loss_first"]))
         training.guard.restore(extra)
+        training.expert_places.restore(extra)
         wanted = {**state_numbers(training, step, first), **digest_numbers(training, step)}
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {found.name}", dict(extra), "lacks the run's own numbers") from error

@@ -199,7 +199,7 @@ def assemble(
         shared_batch=shared_batches(feed, recipe),
         audit=Audit(recipe.recompute_every, rank),
         expert_loads=ExpertLoads(model, session, rank.rank == 0, recipe.steps),
-        expert_places=ExpertPlaces(model, optimizer, recipe.place_experts_every),
+        expert_places=ExpertPlaces(model, optimizer, recipe.place_experts_every, recipe.expert_replicas),
         watch=watch or Watch(),
         init_digest=init_digest,
     )

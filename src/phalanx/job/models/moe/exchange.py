@@ -1,11 +1,12 @@
 """Rows to the ranks that have their experts, and the answers back (expert parallel): uneven all-to-alls, both ways differentiable.
 
-Each rank has as many experts as the others, in the order of slots. A rank may get no row at all.
+Each rank has as many experts as the others, in the order of slots, and with replicas as many further places beside them. A rank may
+get no row at all.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,28 +14,45 @@ from torch import Tensor
 
 from phalanx.job.models.moe.rows import ordered
 
+if TYPE_CHECKING:
+    from phalanx.job.models.moe.replicas import Replicas
+
 Feed = Callable[[Tensor, Tensor], Tensor]
 """From rows in the order of experts and the count of each expert's to their answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Over the ranks of one group."""
+    """Over the ranks of one group. replicas: None where each expert is computed by its owner alone."""
 
     group: dist.ProcessGroup
+    replicas: "Replicas | None" = None
 
-    def __call__(self, x_nd: Tensor, count_e: Tensor, feed: Feed) -> Tensor:
-        """The answers to this rank's rows, in their order. count_e: of all experts. feed: of this rank's. A collective."""
+    def __call__(self, x_nd: Tensor, count_e: Tensor, feed: Feed, feed_copies: Feed | None = None) -> Tensor:
+        """The answers to this rank's rows, in their order. count_e: of all experts, or with replicas of all places. feed: of this
+        rank's. feed_copies: of replicas that it has. A collective."""
         ranks = self.group.size()
         sent_re = count_e.view(ranks, -1)
         got_re = torch.empty_like(sent_re)
         dist.all_to_all_single(got_re, sent_re, group=self.group)
-        sent, got = torch.stack((sent_re.sum(dim=1), got_re.sum(dim=1))).tolist()  # one wait for the device, not two
+        own = self.replicas.own if self.replicas is not None else got_re.shape[1]
+        totals = (sent_re.sum(dim=1), got_re.sum(dim=1), got_re[:, :own].sum(dim=1))
+        sent, got, owned = torch.stack(totals).tolist()  # one wait for the device, not three
         rows_md = exchanged(x_nd, sent, got, self.group)
         by_expert, place = _by_expert(got_re, len(rows_md))
-        fed_md = feed(_Permuted.apply(rows_md, by_expert, place), got_re.sum(dim=0))  # type: ignore[no-untyped-call]
+        rows_md = _Permuted.apply(rows_md, by_expert, place)  # type: ignore[no-untyped-call]
+        fed_md = _fed(rows_md, got_re.sum(dim=0), sum(owned), (own, feed), feed_copies)
         back: Tensor = _Permuted.apply(fed_md, place, by_expert)  # type: ignore[no-untyped-call]
         return exchanged(back, got, sent, self.group)
+
+
+def _fed(rows_md: Tensor, count_e: Tensor, rows: int, own: tuple[int, Feed], copies: Feed | None) -> Tensor:
+    """own: how many experts are this rank's, and what feeds them. rows: of these, which are the first."""
+    experts, feed = own
+    if copies is None:
+        return feed(rows_md, count_e[:experts])
+    own_md, copies_md = torch.split(rows_md, [rows, len(rows_md) - rows])
+    return torch.cat((feed(own_md, count_e[:experts]), copies(copies_md, count_e[experts:])))
 
 
 def exchanged(x_nd: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,6 +1,7 @@
 """The mixture itself: route, compute, add up."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -43,12 +44,18 @@ class Experts(nn.Module):
 
     def forward(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
         """Rows in the order of their experts, count_e of each; the answers in the same order."""
+        gate_up, down = part_of(self.gate_up), part_of(self.down)
         if self.exchange is None:
-            return self._fed(x_nd, count_e)
-        return self.exchange(x_nd, count_e, self._fed)
+            return self._fed(gate_up, down, x_nd, count_e)
+        feed_copies = None
+        if (replicas := self.exchange.replicas) is not None:
+            (gate_up, gate_up_copies), (down, down_copies) = (replicas.copied(one, self.exchange.group) for one in (gate_up, down))
+            feed_copies = partial(self._fed, gate_up_copies, down_copies) if len(down_copies) else None
+        return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down), feed_copies)
 
-    def _fed(self, x_nd: Tensor, count_e: Tensor) -> Tensor:
-        return grouped(self.gated(grouped(x_nd, part_of(self.gate_up), count_e)), part_of(self.down), count_e)
+    def _fed(self, gate_up: Tensor, down: Tensor, x_nd: Tensor, count_e: Tensor) -> Tensor:
+        count_e = count_e[: len(down)]  # further places may be empty
+        return grouped(self.gated(grouped(x_nd, gate_up, count_e)), down, count_e)
 
 
 class Mixture(nn.Module):
@@ -76,6 +83,8 @@ class Mixture(nn.Module):
         index_tk, weight_tk = self.router(x_bsd)
         order = ordered(self.slots[index_tk].flatten(), self.shape.experts)
         self.router.count(order.count_e[self.slots])
+        if self.experts.exchange is not None and self.experts.exchange.replicas is not None:
+            order = self.experts.exchange.replicas.parted(order)
         y_nd = self.experts(to_experts(x_td, order, self.shape.per_token), order.count_e)
         y_bsd = self.summed(to_tokens(y_nd, order, self.shape.per_token), weight_tk).to(x_bsd.dtype).view_as(x_bsd)
         if self.shared is not None:
