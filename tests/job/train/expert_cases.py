@@ -275,6 +275,18 @@ def case_T13_mixtures_on_some_stages_alone_equal_one_process(root: Path, rank: R
     check_same(trained(replace(PP2, ep=2, schedule="interleaved"), recipe=again), alone(as_drawn, DEEP))
 
 
+def case_a_rank_of_a_pipeline_tells_the_loads_of_all_layers_and_how_uneven_ranks_are_in_its_own(root: Path, rank: Rank) -> None:
+    own, layout = root / str(rank.rank), replace(PP2, ep=2)
+    own.mkdir(parents=True, exist_ok=True)
+    model, optimizer = sharded(layout)
+    train(model, optimizer, layout, (1,), Ran())
+    session = Session(artifacts_dir=str(own), journal=Journal(own / "records", Bell("", 0, lambda: 0.0)))
+    ExpertLoads(model, session, speaks=True, total_steps=1).stepped(1)
+    told, stage = (own / "records").read_text(), layout.coordinates(rank.rank)["pp"]
+    assert '"expert_imbalance.0"' in told and '"expert_imbalance.1"' in told
+    assert f'"rank_imbalance.{stage}"' in told and f'"rank_imbalance.{1 - stage}"' not in told
+
+
 def case_one_layout_gives_the_same_bits_again(root: Path, rank: Rank) -> None:
     for layout in (EP2, replace(CP2_TP2, ep=2)):
         one, two = once(layout), trained(layout)
