@@ -30,12 +30,13 @@ from phalanx.operate.sim.faults import CALM, Faults
 from phalanx.operate.sim.machine import Machine, Program, Witness
 from phalanx.operate.sim.network import Line, LineEnd, Network
 from phalanx.operate.sim.timeline import Timeline
-from tests.operate.agent.agent_cell import AgentProcess, Cell, FarSide, until
+from tests.operate.agent.agent_cell import PACE_MS, AgentProcess, Cell, FarSide, until
 
 EPOCH = 5
 GRACE_MS = 30_000
 SHORT_GRACE_MS = 200
-LEASE_MS = 2_500
+LEASE_MS = 2_500  # of the simulated one, whose machine never stalls
+LONG_LEASE_MS = 20_000
 RANK = """
 import os, signal, sys, time
 if os.environ["STUBBORN"]:
@@ -265,7 +266,7 @@ def test_the_real_agent_keeps_to_the_script(script: Script, shared_cell: Cell) -
 def shared_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     """One real agent for every script: each has an attempt of its own."""
     home = tmp_path_factory.mktemp("conformance")
-    made = Cell(home, FarSide(home, epoch=EPOCH, lease_ms=LEASE_MS), AgentProcess(home))
+    made = Cell(home, FarSide(home, epoch=EPOCH, lease_ms=LONG_LEASE_MS, welcome_ms=PACE_MS), AgentProcess(home))
     made.far.up()
     made.agent.start()
     yield made
@@ -291,9 +292,11 @@ class RealSide:
         self._cell.far.start(self._launch, epoch)
 
     def start_bound_to_lease(self) -> None:
+        self._cell.far.grants(LONG_LEASE_MS)
         self._cell.far.start(replace(self._launch, on_partition="stop"), EPOCH)
 
     def grants_no_more(self) -> None:
+        self._cell.far.grants(1_000)
         self._cell.far.granting = False
 
     def shim_dies(self) -> None:
@@ -329,7 +332,7 @@ class RealSide:
 
     def reports(self) -> Sequence[AttemptReport]:
         self._settle()
-        self._cell.far.blobs_away, self._cell.far.granting = False, True
+        self._cell.far.blobs_away, self._cell.far.granting, self._cell.far.lease_ms = False, True, LONG_LEASE_MS
         return self._cell.far.reports(self._attempt)
 
     def held(self) -> bool:

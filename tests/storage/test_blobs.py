@@ -202,13 +202,13 @@ def test_a_put_waits_for_the_removal_of_the_same_blob_and_for_no_other(store: Ob
 
     def slowly(key: str) -> None:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(60)
         delete(key)
 
     store.delete = slowly  # type: ignore[method-assign] # the same deletion, and time in it
     with ThreadPoolExecutor(2) as pool:
         removal = pool.submit(blobs.remove, sha256)
-        assert begun.wait(30)
+        assert begun.wait(60)
         other = blobs.put(b"other")  # at once
         again = pool.submit(blobs.put, b"hello")
         assert blobs.has(other)

@@ -118,7 +118,7 @@ def small_machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     eventually((place.folder / place.socket_name).exists)
     yield total
     keeper.dismiss()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     for key in list(keeper._selector.get_map().values()):  # a process of its own closes nothing
         assert isinstance(key.fileobj, socket.socket)

@@ -198,7 +198,7 @@ def test_a_process_that_forgets_to_close_ends(data: TokenData) -> None:
         f"stream = BatchStream(open_data(Path(sys.argv[1])), 'train', {SEQUENCE}, lambda step: numpy.arange(4))\n"
         "print(next(stream).shape)"
     )
-    done = subprocess.run([sys.executable, "-c", program, data.folder], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program, data.folder], capture_output=True, text=True, timeout=240, check=True)
     assert (done.stdout, done.stderr) == (f"(4, {SEQUENCE + 1})\n", "")
 
 
@@ -206,7 +206,7 @@ def test_what_was_waited_for_is_named(data: TokenData) -> None:
     order, released = order_of(data), threading.Event()
 
     def held(step: int) -> Indices:
-        released.wait(20)
+        released.wait(60)
         return order(step)
 
     with BatchStream(data, "train", SEQUENCE, held) as stream:

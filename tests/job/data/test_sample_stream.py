@@ -112,13 +112,13 @@ def test_no_more_than_depth_batches_are_made_ahead_and_closing_ends_the_threads(
     def collate(items: Sequence[int]) -> int:
         made.append(len(items))
         begun.release()
-        assert go.wait(30)
+        assert go.wait(60)
         return sum(items)
 
     before = set(threading.enumerate())
     stream = sample_stream(data, order, Making(decode=lambda sample: sample.number), collate, depth=3, threads=5)
     for _ in range(3):
-        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=60)
     assert len(made) == 3
     go.set()
     next(stream)

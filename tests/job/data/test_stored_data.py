@@ -251,7 +251,7 @@ def test_nothing_that_ends_waits_for_a_store_that_is_away(store: ObjectStore, tm
 
     data.source.ranges = HedgedReads(away, 4)
     stream = BatchStream(data, "train", SEQUENCE, rows_of_rank(order_of(data)))
-    assert asked.wait(30)
+    assert asked.wait(60)
     began = time.monotonic()
     stream.close()
     cache.close()
@@ -403,7 +403,7 @@ def test_a_push_that_is_ended_while_the_store_is_away_tries_no_longer(
     def away(self: ObjectStore, key: str, data: bytes) -> None:
         tries[key] += 1
         if len(tries) == 1:
-            assert gone.wait(30)
+            assert gone.wait(60)
             return put(self, key, data)
         gone.set()
         raise StoreUnavailable("s3://bkt: nobody answers; try again")

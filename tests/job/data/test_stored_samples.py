@@ -251,7 +251,7 @@ def test_nothing_that_ends_waits_for_a_store_that_is_away(data: SampleData, monk
 
     monkeypatch.setattr(source.ranges, "read", away)
     stream = sample_stream(data, order_of(data), BARE, list)
-    assert asked.wait(30)
+    assert asked.wait(60)
     began = time.monotonic()
     stream.close()
     assert time.monotonic() - began < 60, "a fifth of the patience"
@@ -284,7 +284,7 @@ def test_a_wait_for_the_store_is_called_so(data: SampleData, monkeypatch: pytest
     answer = source.ranges.read
 
     def late(*asked: Any) -> memoryview:
-        assert waiting.wait(30)
+        assert waiting.wait(60)
         return answer(*asked)
 
     monkeypatch.setattr(source.ranges, "read", late)

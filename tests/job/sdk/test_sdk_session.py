@@ -49,7 +49,7 @@ def listen(tmp_path: Path) -> socket.socket:
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     agent.bind(str(tmp_path / "s"))
     agent.listen(4)
-    agent.settimeout(10)
+    agent.settimeout(60)
     return agent
 
 
@@ -103,7 +103,7 @@ def test_every_kind_of_record_is_a_line_and_the_agent_is_rung_after_the_write(tm
     session.model(step=5, path="/m", weights_digest="w", metrics={"val": 1.0}, lineage={"recipe": "llama"})
     assert [getattr(fact, "kind", "") for fact in said(tmp_path)] == ["step", "metric", "resumed", "checkpoint", "model"]
     caller = agent.accept()[0]
-    caller.settimeout(10)
+    caller.settimeout(60)
     with caller.makefile("rb") as lines:
         rings = [wire.loads(Ring, next(lines)) for _ in range(5)]
     assert rings[-1].offset == (tmp_path / "rank-0.records").stat().st_size

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from phalanx.operate.agent.launch_env import GangPlace
 from tests.job.checkpoint.gang_launch import ROOT, Rank
 
 TRAINER = ("-m", "phalanx.job.train", "llama")
-TIMES = Timeouts(beat_ms=100, silent_ms=1_000, gather_ms=10_000, hang_ms=4_000)
+TIMES = Timeouts(beat_ms=100, silent_ms=4_000, gather_ms=60_000, hang_ms=60_000, kill_ms=60_000)
+"""Nobody is late who only gets no CPU for a while."""
+HANG_SOON = replace(TIMES, hang_ms=8_000)
+"""For ranks that are made to hang. No shorter: a busy machine stalls healthy ones for seconds."""
 
 
 @dataclass
@@ -26,7 +29,7 @@ class ShimGang:
     world_size: int
     process: Rank
 
-    def end(self, limit_s: float = 120) -> list[int]:
+    def end(self, limit_s: float = 240) -> list[int]:
         """Exit codes in rank order."""
         try:
             self.process.wait(limit_s)

@@ -110,9 +110,9 @@ class Meeting:
     def of(self, rank: int) -> Any:
         def agree(mine: Sequence[Block]) -> Sequence[Block]:
             self._told[rank] = mine
-            self._barrier.wait(timeout=30)
+            self._barrier.wait(timeout=120)
             everyone = [block for told in self._told for block in told]
-            self._barrier.wait(timeout=30)
+            self._barrier.wait(timeout=120)
             return everyone
 
         return agree

@@ -34,7 +34,7 @@ def test_who_waits_is_freed_on_both_sides_and_older_connections_live_on(listener
                 thread.start()
             assert connections.shut_down() == 2, "both ends are this process's here"
             for thread in waiting:
-                thread.join(30)
+                thread.join(60)
             assert freed == [b"", b""]
             again, accepted = pair(own)  # it still listens
             for one in (near, far, again, accepted):

@@ -61,7 +61,7 @@ class Gated:
     def gather(
         self, split: str, indices: NDArray[np.int64], sequence: int, out: NDArray[np.int64], watch: object
     ) -> NDArray[np.int64]:
-        assert self.open.wait(30)
+        assert self.open.wait(60)
         if int(indices[0]) == self.damaged:
             raise DataError("train-00000.bin", "block 3", "is damaged")
         if int(indices[0]) in self.failing:

@@ -65,12 +65,12 @@ def test_a_wait_in_one_thread_does_not_hold_up_another_and_ends_when_closed(stor
 
     with ThreadPoolExecutor() as pool:
         waiting, for_ever = pool.submit(wait, "k"), pool.submit(wait, "never")
-        begun.wait(30)
+        begun.wait(60)
         store.set("k", b"")
-        waiting.result(30)
+        waiting.result(60)
         store.close()
         with pytest.raises(dist.DistStoreError):
-            for_ever.result(30)
+            for_ever.result(60)
 
 
 def test_three_generations_of_gloo_groups_and_meshes_in_the_same_processes(cell: Cell) -> None:

@@ -1,17 +1,13 @@
 """The library's example under the real shim, in a gang that recovers inside: rank 0 is killed, all places get new processes, and
 the attempt goes on from the last checkpoint."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from tests.job.checkpoint.gang_launch import ROOT
 from tests.job.data.random_tokens import write_tokens
-from tests.job.train.recovery_gang import TIMES, start
+from tests.job.train.recovery_gang import start
 
 SCRIPT = ROOT / "examples" / "library" / "train.py"
-
-TIMES_OF_A_SCRIPT = replace(TIMES, hang_ms=60_000)
-"""Its first save starts a process, which takes a while on a busy machine."""
 
 
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_attempt(tmp_path: Path) -> None:
@@ -20,7 +16,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_attempt(
         "PHALANX_JOB": "library-1", "PHALANX_ATTEMPT": "library-1.1", "PHALANX_JOB_DIR": str(tmp_path / "job"),
         "PHALANX_CHECKPOINT_EVERY": "50", "PHALANX_FAULT": "sigkill rank=0 step=130 attempt=1",
     }  # fmt: skip
-    gang = start(tmp_path / "a", env, program=(str(SCRIPT), str(tmp_path / "data")), spares=0, times=TIMES_OF_A_SCRIPT)
+    gang = start(tmp_path / "a", env, program=(str(SCRIPT), str(tmp_path / "data")), spares=0)
     assert gang.end(240) == [0, 0], gang.log()
     (recovered,) = gang.records(0, "recovered")
     (resumed,) = gang.records(0, "resumed")

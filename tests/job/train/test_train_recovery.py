@@ -14,7 +14,7 @@ import pytest
 from phalanx.job.data.prepare import prepare
 from tests.job.checkpoint.gang_launch import end_gang, start_gang
 from tests.job.checkpoint.keeper_places import eventually
-from tests.job.train.recovery_gang import TIMES, TRAINER, ShimGang, start
+from tests.job.train.recovery_gang import HANG_SOON, TIMES, TRAINER, ShimGang, start
 
 STEPS, EVERY = 40, 15
 SHAPE = {
@@ -66,7 +66,8 @@ def digest(gang: ShimGang) -> str:
 def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
     tmp_path: Path, data: Path, undisturbed: ShimGang, fault: str, spares: int
 ) -> None:
-    gang = start(tmp_path / "a", environment(tmp_path, data, f"{fault} rank=0 step=22"), spares=spares)
+    times = TIMES if fault == "sigkill" else HANG_SOON
+    gang = start(tmp_path / "a", environment(tmp_path, data, f"{fault} rank=0 step=22"), spares=spares, times=times)
     assert gang.end() == [0, 0], gang.log()
     (recovered,) = gang.records(0, "recovered")
     assert recovered["generation"] == 2
@@ -163,7 +164,6 @@ def test_ranks_that_do_not_wait_for_the_dead_one_itself_come_out_of_their_collec
     assert gang.end() == [0, 0, 0, 0], gang.log()
     (recovered,) = gang.records(0, "recovered")
     assert recovered["replaced"] == [0], "the others kept their processes"
-    assert recovered["recovery_ms"] < TIMES.gather_ms
     assert sorted(gang.losses()) == list(range(1, STEPS + 1))
     assert all(len(seen) == 1 for seen in gang.losses().values())
 

@@ -43,6 +43,8 @@ from tests.ports import free_port
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
+PACE_MS = 300
+"""A third of what a Welcome grants is the agent's pace: this makes it renew as often as it ever does, every 100 ms."""
 TOKEN = "node-token"  # of this test's far side only
 
 
@@ -75,11 +77,13 @@ def outside(pid: int, rank: int) -> int:
 @dataclass
 class FarSide:
     """Writes chunks at their offsets and acks, keeps every message, says what the test tells it to. `old`: in the words of the
-    release that spoke protocol 1 first."""
+    release that spoke protocol 1 first. `lease_ms`: long, since a busy machine renews late; who wants one to end makes it short.
+    `welcome_ms`: the Welcome's, where it is another; a third of it is the agent's pace from then on."""
 
     home: Path
     epoch: int = 1
-    lease_ms: int = 900
+    lease_ms: int = 60_000
+    welcome_ms: int | None = None
     granting: bool = True
     grants_late_s: float = 0.0
     old: bool = False
@@ -145,6 +149,12 @@ class FarSide:
     def renewals(self) -> int:
         return sum(isinstance(message, Renew) for _, message in list(self.heard))
 
+    def grants(self, lease_ms: int) -> None:
+        """From here on such leases; several were granted when this returns."""
+        self.lease_ms = lease_ms
+        before = self.renewals()
+        until(lambda: self.renewals() > before + 3)
+
     def hellos(self) -> list[Hello]:
         return [message for _, message in list(self.heard) if isinstance(message, Hello)]
 
@@ -176,7 +186,8 @@ class FarSide:
         at = time.monotonic()
         if isinstance(message, Hello):
             acked = {key: len(data) for key, data in self.streams.items()}
-            self._send(connection, Welcome(self.epoch, self.lease_ms, acked))
+            welcome_ms = self.lease_ms if self.welcome_ms is None else self.welcome_ms
+            self._send(connection, Welcome(self.epoch, welcome_ms, acked))
             self._agent = connection  # before anybody sees that it is here: what is said next must go this way
         self.heard.append((at, message))
         match message:
@@ -213,12 +224,16 @@ class AgentProcess:
     process: subprocess.Popen[bytes] | None = None
     namespaces: bool = True  # whether its shims may make them, where its user may
     version: str = ""  # what it takes itself for
+    looks: bool = True  # at files that nobody rings for, ten times a second
 
     def start(self) -> None:
         bounded = "" if self.namespaces else "__import__('ctypes').CDLL(None).prctl(24, 21, 0, 0, 0); "  # drops CAP_SYS_ADMIN
-        named = f"from phalanx.operate.agent import agent; agent.version = lambda _: {self.version!r}; " if self.version else ""
+        imported = "from phalanx.operate.agent import agent; " if self.version or not self.looks else ""
+        named = f"agent.version = lambda _: {self.version!r}; " if self.version else ""
+        blind = "" if self.looks else "agent.LOOK_S = 3600; "
         program = (
-            f"{bounded}{named}import sys; from pathlib import Path; from phalanx.operate.agent.agent import run_agent; "
+            f"{bounded}{imported}{named}{blind}import sys; from pathlib import Path; "
+            "from phalanx.operate.agent.agent import run_agent; "
             "from phalanx.operate.agent.connection import written_url; home = Path(sys.argv[1]); "
             f"run_agent(home, written_url(home), {TOKEN!r}, 'node-a', 4)"
         )
@@ -258,6 +273,16 @@ class Cell:
         }  # fmt: skip
         return Launch(**{**values, **changes})
 
+    def on_terms(self, welcome_ms: int, lease_ms: int | None = None) -> None:
+        """Makes the agent connect anew, to a control plane with such leases: the Welcome's, and those that follow."""
+        until(self.far.hellos)
+        before = len(self.far.hellos())
+        self.far.down()
+        self.far.welcome_ms = welcome_ms
+        self.far.lease_ms = welcome_ms if lease_ms is None else lease_ms
+        self.far.up()
+        until(lambda: len(self.far.hellos()) > before)
+
     def folder(self, attempt: str = "demo-1.1") -> Path:
         return self.home / "node" / "attempts" / attempt
 
@@ -284,4 +309,5 @@ def cell(tmp_path: Path) -> Iterator[Cell]:
     for claim in (home / "node" / "attempts").glob("*/shim-pid.json"):
         end_shim(json.loads(claim.read_bytes())["pid"])
     made.far.down()
+    sys.stderr.write(made.agent.log())  # shown of a test that failed: what was waited for may have been refused
     assert "Traceback" not in made.agent.log(), made.agent.log()

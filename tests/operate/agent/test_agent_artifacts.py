@@ -76,7 +76,7 @@ def following(folder: AttemptFolder, server: Server, scenario: Callable[[Artifac
     async def run() -> None:
         server.artifacts = sending = Artifacts(server.upload, server.say, ended)
         sending.add(folder)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(sending)
         sending.drop(ATTEMPT)
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from phalanx.core.messages import StopRanks
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.sweeping import sweep
 from phalanx.storage import workdir
-from tests.operate.agent.agent_cell import Cell, alive, outside, until
+from tests.operate.agent.agent_cell import DEADLINE_S, Cell, alive, outside, until
 
 WAIT = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = """
@@ -50,10 +50,8 @@ def ranks_up(cell: Cell, attempt: str = "demo-1.1", ranks: int = 2) -> list[int]
 def test_a_killed_rank_ends_the_others_durably_and_is_reported_at_once(cell: Cell) -> None:
     cell.far.start(cell.launch(WAIT, ranks=3))
     pids = ranks_up(cell, ranks=3)
-    killed_at = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
     fell = cell.far.phase("demo-1.1", "stopping")
-    assert time.monotonic() - killed_at < 10.0, "far below a heartbeat that is missed; a busy machine is no failure"
     assert (1, -9, True) in [(exited.rank, exited.code, exited.first) for exited in fell.exits]
     report = cell.far.phase("demo-1.1", "ended")
     assert [(exited.rank, exited.code, exited.first) for exited in report.exits] == [
@@ -85,7 +83,7 @@ def test_stop_gives_grace_and_then_kills(cell: Cell) -> None:
     cell.far.say(StopRanks(cell.launch("").attempt, 1, 300))
     cell.far.phase("demo-1.1", "stopping")
     report = cell.far.phase("demo-1.1", "ended")
-    assert 0.3 <= time.monotonic() - asked_at < 10.0
+    assert time.monotonic() - asked_at >= 0.3
     assert [(exited.code, exited.first) for exited in report.exits] == [(-9, False)]
     assert cell.far.text("log", "demo-1.1", 0) == "up\nheard\n"
 
@@ -172,7 +170,7 @@ def test_what_ran_before_the_machine_was_started_again_ended_with_its_boot(cell:
 def test_a_second_shim_of_an_attempt_leaves_at_once(cell: Cell) -> None:
     cell.far.start(cell.launch(WAIT))
     pids = ranks_up(cell)
-    second = subprocess.run(shim.command(cell.folder()), timeout=20)
+    second = subprocess.run(shim.command(cell.folder()), timeout=DEADLINE_S)
     assert second.returncode == 0
     assert all(alive(pid) for pid in pids)
     assert cell.far.text("log", "demo-1.1", 0) == "up\n"

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,8 @@ def test_a_stop_in_the_middle_of_a_build_ends_it_at_once(cell: Cell, bench: Benc
     gate = tmp_path / "gate"
     slow_job(cell, bench, gate)
     assert "phalanx: builds environment" in until(lambda: cell.far.text("log", DEMO, 0)), "shown while it builds"
-    start = time.monotonic()
-    cell.far.say(StopRanks(DEMO, 1, 60_000))
+    cell.far.say(StopRanks(DEMO, 1, 600_000))  # far more than is waited for
     report = cell.far.phase(DEMO, "ended")
-    assert time.monotonic() - start < 30, "half of the grace"
     assert [exited.code for exited in report.exits] == [-15]
     assert not report.refused
     until(lambda: not any(alive(pid) for pid in building(gate)))

@@ -18,7 +18,7 @@ from phalanx.operate.agent.fence import Fence
 from phalanx.operate.agent.launch_env import Paths, rank_starts
 from phalanx.operate.agent.ports import claim_block, is_taken
 from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
-from tests.operate.agent.agent_cell import TOKEN, AgentProcess, Cell, FarSide, until
+from tests.operate.agent.agent_cell import DEADLINE_S, TOKEN, AgentProcess, Cell, FarSide, until
 
 H200 = GpuSeen(0, "NVIDIA H200", 150_754_820_096, "GPU-34a3a564-9ebf-c544-dd3b-8f12a181879c")
 """Recorded from NVML on a machine with driver 580.159.04."""
@@ -178,7 +178,7 @@ def test_a_second_agent_of_a_home_is_refused(cell: Cell) -> None:
     second = AgentProcess(cell.home)
     second.start()
     assert second.process is not None
-    assert second.process.wait(20) == 1
+    assert second.process.wait(DEADLINE_S) == 1
     assert "another agent of this home is running" in second.log()
     (cell.home / "agent.log").write_text("")  # its traceback was wanted
 
@@ -208,7 +208,7 @@ def test_a_connection_that_breaks_while_it_is_cancelled_still_ends(tmp_path: Pat
         running = asyncio.create_task(connection.run())
         await inside.wait()
         running.cancel()
-        done, _ = await asyncio.wait({running}, timeout=10)
+        done, _ = await asyncio.wait({running}, timeout=DEADLINE_S)
         return running in done and running.cancelled()
 
     ended = asyncio.run(scenario())

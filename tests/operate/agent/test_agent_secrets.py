@@ -12,7 +12,7 @@ from phalanx.core.messages import Forget, Launch
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.attempts import AttemptFolder, accept
 from phalanx.operate.agent.launch_env import Paths, rank_starts
-from tests.operate.agent.agent_cell import Cell, until
+from tests.operate.agent.agent_cell import DEADLINE_S, Cell, until
 
 CANARY = "canary-3f9c1b7e-5a2d"
 WHERE = "/api/v1/attempts/demo-1.1/secrets?node=node-a"
@@ -67,11 +67,11 @@ def test_a_shim_that_did_not_get_all_of_them_leaves_the_attempt_to_another(tmp_p
     argv = shim.command(folder)
     whole = json.dumps({"TOKEN": CANARY, "B": ""}).encode()
     for part in (b"", whole[: len(whole) // 2], json.dumps({"TOKEN": CANARY}).encode()):
-        left = subprocess.run(argv, input=part, capture_output=True, timeout=20)
+        left = subprocess.run(argv, input=part, capture_output=True, timeout=DEADLINE_S)
         assert left.returncode == 0
         assert CANARY.encode() not in left.stdout + left.stderr
         assert not (folder / "shim-pid.json").exists()
-    assert subprocess.run(argv, input=whole, timeout=20).returncode == 0
+    assert subprocess.run(argv, input=whole, timeout=DEADLINE_S).returncode == 0
     assert (folder / "rank-0.log").read_text() == "20 0 True\n"
     assert json.loads((folder / "exits" / "rank-0.json").read_bytes())["code"] == 0
     assert holders(tmp_path) == []

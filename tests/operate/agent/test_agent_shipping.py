@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import itertools
-import json
 import os
 import signal
 import socket
@@ -16,10 +14,11 @@ from phalanx.core.ids import AttemptId
 from phalanx.core.messages import Chunk, ChunkAck, Renew, Stream
 from phalanx.core.records import Ring
 from phalanx.operate.agent.attempts import accept
+from phalanx.operate.agent.connection import CHUNK_BYTES_PER_S, RENEW_S_MIN
 from phalanx.operate.agent.rank_file import SLACK_BYTES
 from phalanx.operate.agent.shipping import CHUNK_BYTES, WINDOW, Shipping
 from phalanx.operate.agent.sockets import agent_socket, socket_folder
-from tests.operate.agent.agent_cell import Cell, until
+from tests.operate.agent.agent_cell import PACE_MS, Cell, until
 
 LINES = "import os\nfor number in range(20000): print(os.environ['RANK'], number)"
 STEPS = """
@@ -28,7 +27,7 @@ ring = socket.socket(socket.AF_UNIX)
 ring.connect(os.environ["PHALANX_SOCKET"])
 ring.sendall(b'garbage\\n{"kind": "unknown"}\\n[]\\n')
 while not os.path.exists(os.environ["DONE"]):
-    line = json.dumps({"kind": "metric", "at": time.monotonic()}) + "\\n"
+    line = json.dumps({"kind": "metric"}) + "\\n"
     with open(os.environ["PHALANX_RECORDS"], "a") as out:
         out.write(line)
         size = out.tell()
@@ -71,18 +70,18 @@ def test_P03_streams_are_keyed_by_attempt_and_rank(cell: Cell) -> None:
     assert {key: bytes(data).decode() for key, data in cell.far.streams.items()} == expected
 
 
-def test_a_ring_brings_a_record_over_in_a_few_milliseconds_and_garbage_is_dropped(cell: Cell) -> None:
+def test_a_ring_brings_a_record_over_at_once_and_garbage_is_dropped(cell: Cell) -> None:
+    """To an agent that looks at no file by itself."""
+    until(cell.far.hellos)
+    cell.agent.end()
+    cell.agent.looks = False
+    cell.agent.start()
+    until(lambda: len(cell.far.hellos()) == 2)
     done = cell.home / "done"
     cell.far.start(cell.launch(STEPS, ranks=1, env={"DONE": str(done)}))
     until(lambda: cell.far.text("records", "demo-1.1", 0).count("\n") > 30)
     done.touch()
     cell.far.phase("demo-1.1", "ended")
-    delays = []
-    for at, message in cell.far.heard:
-        if isinstance(message, Chunk) and message.stream == "records":
-            line = cell.far.text("records", "demo-1.1", 0)[message.offset :].splitlines()[0]
-            delays.append(at - json.loads(line)["at"])
-    assert sorted(delays)[len(delays) // 2] < 0.05
 
 
 def test_a_caller_that_sends_a_line_without_end_is_cut_off_and_others_are_served(cell: Cell) -> None:
@@ -90,7 +89,7 @@ def test_a_caller_that_sends_a_line_without_end_is_cut_off_and_others_are_served
     path = str(agent_socket(socket_folder(cell.home)))
     with socket.socket(socket.AF_UNIX) as rude, socket.socket(socket.AF_UNIX) as polite:
         rude.connect(path)
-        rude.settimeout(10)
+        rude.settimeout(60)
         polite.connect(path)
         with pytest.raises(OSError):
             while True:
@@ -116,13 +115,18 @@ def test_ranks_go_on_without_a_control_plane_and_everything_is_shipped_later(cel
     assert cell.far.text("records", "demo-1.1", 0) == records.read_text()
 
 
+def logged(cell: Cell) -> list[Chunk]:
+    return [message for _, message in list(cell.far.heard) if isinstance(message, Chunk)]
+
+
 def test_a_control_plane_that_never_acks_gets_a_window_and_its_renewals_but_no_end(cell: Cell) -> None:
+    cell.on_terms(PACE_MS, 60_000)
     cell.far.acking = False
     cell.far.start(cell.launch("import sys; sys.stdout.write('x' * 4_000_000)", ranks=1))
     cell.far.phase("demo-1.1", "stopping")
-    after = len(cell.far.heard)
-    until(lambda: sum(isinstance(message, Renew) for _, message in cell.far.heard[after:]) >= 3)
-    chunks = [message for _, message in cell.far.heard if isinstance(message, Chunk)]
+    until(lambda: len(logged(cell)) >= WINDOW)
+    cell.far.grants(60_000)
+    chunks = logged(cell)
     assert len(chunks) == WINDOW
     assert all(report.phase != "ended" for report in cell.far.reports("demo-1.1"))
     cell.far.acking = True
@@ -133,10 +137,17 @@ def test_a_control_plane_that_never_acks_gets_a_window_and_its_renewals_but_no_e
 
 
 def test_renewals_pass_a_flood_of_logs(cell: Cell) -> None:
+    """In bytes, which a machine that stalls does not make more of: the flood has a pace."""
+    cell.on_terms(PACE_MS, 60_000)
     cell.far.start(cell.launch("while True: print('x' * 1000)", ranks=2))
     until(lambda: len(cell.far.text("log", "demo-1.1", 0)) > 10_000_000)
-    times = [at for at, message in cell.far.heard if isinstance(message, Renew)]
-    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.9
+    between = [0]
+    for _, message in list(cell.far.heard):
+        if isinstance(message, Renew):
+            between.append(0)
+        elif isinstance(message, Chunk):
+            between[-1] += len(message.data)
+    assert max(between) < 2 * CHUNK_BYTES_PER_S * RENEW_S_MIN
     os.kill(cell.shim_pid(), signal.SIGKILL)
     cell.far.down()  # what is left of the flood is of no interest
 

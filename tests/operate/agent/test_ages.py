@@ -40,6 +40,7 @@ from phalanx.operate.agent import attempts
 from phalanx.operate.agent.sockets import agent_socket, shim_socket, socket_folder
 from tests.operate.agent.agent_cell import DEADLINE_S, Cell, alive, until
 from tests.operate.goldens import protocol_1
+from tests.ports import free_port
 
 FRAMES = Path(__file__).parents[1] / "goldens"
 RELEASE = Path(__file__).parent / "goldens" / "release_1"
@@ -173,6 +174,7 @@ def old_files(cell: Cell, *names: str) -> Path:
         "@AGENT@": agent_socket(sockets),
         "@SOCKET@": shim_socket(sockets, DEMO),
         "@PYTHON@": sys.executable,
+        "@PORT@": free_port(),  # whoever listens at 20002 of this machine, such as another agent's gang, is not of this test
     }
     for name in names:
         text = (RELEASE / name).read_text()

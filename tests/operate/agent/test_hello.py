@@ -12,7 +12,7 @@ from phalanx.core.messages import StartRanks
 from phalanx.operate.agent.agent import Agent
 from phalanx.operate.agent.ports import claim_block
 from phalanx.operate.agent.together import cancelled
-from tests.operate.agent.agent_cell import TOKEN, AgentProcess, Cell, FarSide
+from tests.operate.agent.agent_cell import DEADLINE_S, TOKEN, AgentProcess, Cell, FarSide
 
 
 def start(home: Path, attempt: str = "demo-1.1") -> StartRanks:
@@ -42,7 +42,7 @@ def test_a_command_that_waited_when_the_connection_broke_is_not_carried_out_unde
             await agent._heard(start(tmp_path))
             assert (await agent._hello()).attempts == ()
             await agent._heard(start(tmp_path, "demo-2.1"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(DEADLINE_S):
                 while "demo-2.1" not in agent._runs:
                     await asyncio.sleep(0.001)
             assert list(agent._runs) == ["demo-2.1"]

@@ -89,7 +89,7 @@ def test_what_a_killed_agent_still_fetches_is_ended_first(tool: Path, tmp_path: 
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], env={name: value}) as before:
         try:
             asyncio.run(ready(tmp_path, "two-2.1"))
-            assert before.wait(30) < 0
+            assert before.wait(60) < 0
         finally:
             before.kill()
     assert image.exists()

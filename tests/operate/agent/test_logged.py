@@ -88,7 +88,7 @@ def test_a_thread_is_waited_for_however_often_its_waiter_is_reminded(monkeypatch
 
     def work() -> None:
         begun.set()
-        may_end.wait(30)
+        may_end.wait(60)
         ended.set()
 
     async def scenario() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.operate.agent import own_pids, processes
-from tests.operate.agent.agent_cell import Cell, alive, outside, until
+from tests.operate.agent.agent_cell import DEADLINE_S, Cell, alive, outside, until
 
 HIDING = """
 import os, signal, sys
@@ -166,7 +166,7 @@ os.wait()
 def test_what_a_container_mounted_inside_proc_stays_there(tmp_path: Path) -> None:
     (tmp_path / "mask").write_text("masked")
     argv = ["unshare", "--mount", "sh", "-c", MASKED, "sh", str(tmp_path), sys.executable]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.stdout.split(), done.stderr) == (["masked", "True"], "")
 
 
@@ -183,7 +183,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert os.readlink("/proc/self/ns/pid") == os.readlink("/proc/self/ns/pid_for_children")
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_S).returncode == 0
 
 
 def test_mount_points_are_read_as_the_kernel_escapes_them() -> None:

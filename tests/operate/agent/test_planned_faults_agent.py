@@ -17,7 +17,7 @@ from phalanx.job.sdk.chaos import Chaos
 from phalanx.operate.agent.attempts import Accepted, AttemptFolder
 from phalanx.operate.agent.faults import NodeFaults
 from phalanx.operate.agent.sockets import agent_socket, socket_folder
-from tests.operate.agent.agent_cell import Cell, alive, until
+from tests.operate.agent.agent_cell import DEADLINE_S, Cell, alive, until
 
 ATTEMPT = AttemptId("demo-1.1")
 WAIT = "import os, time\nprint('here', os.environ.get('PHALANX_CHAOS', '-'), flush=True)\ntime.sleep(600)"
@@ -56,7 +56,7 @@ def test_the_agent_kills_itself_once_and_its_ranks_do_not_notice(cell: Cell) -> 
     ranks, agent = running(cell), cell.agent.pid
     ask(cell, Asked(fault="kill-agent", rank=1), 1)
     (cell.folder() / "chaos" / met_name(1, 1)).write_text("{}")
-    assert cell.agent.process is not None and cell.agent.process.wait(20) == -signal.SIGKILL
+    assert cell.agent.process is not None and cell.agent.process.wait(DEADLINE_S) == -signal.SIGKILL
     until(lambda: agent_pid(cell) != agent and len(cell.far.hellos()) == 2)
     successor = agent_pid(cell)
     assert all(map(alive, ranks)) and cell.far.hellos()[-1].attempts[0].phase == "running"
@@ -73,7 +73,7 @@ def test_a_node_dies_with_its_ranks_and_says_so_when_it_is_back(cell: Cell) -> N
     shim = cell.shim_pid()
     ask(cell, Asked(fault="kill-node"), 1)
     (cell.folder() / "chaos" / met_name(1, 0)).write_text("{}")
-    assert cell.agent.process is not None and cell.agent.process.wait(20) == -signal.SIGKILL
+    assert cell.agent.process is not None and cell.agent.process.wait(DEADLINE_S) == -signal.SIGKILL
     until(lambda: agent_pid(cell) != agent)
     assert not any(map(alive, (*ranks, shim)))
     assert "died without exit records" in cell.far.phase(ATTEMPT, "ended").lost

@@ -35,7 +35,7 @@ class Order:
             {"rank": rank, "argv": list(argv), "env": dict(os.environ) | mark, "log": str(folder / f"rank-{rank}.log")}
             for rank, argv in enumerate(argvs)
         ]
-        order = {"ranks": ranks, "cwd": "/", "socket": str(folder / "s"), "marks": [f"MARK={folder}"], "grace_ms": 5000}
+        order = {"ranks": ranks, "cwd": "/", "socket": str(folder / "s"), "marks": [f"MARK={folder}"], "grace_ms": 60_000}
         (folder / "shim.json").write_text(json.dumps(order))
         self.process: subprocess.Popen[bytes] | None = None
         self.ended: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import psutil
 from phalanx.operate.agent import shim
 from phalanx.operate.agent.spare_shim import hand_over
 from phalanx.operate.engines import leftovers
-from tests.operate.agent.agent_cell import Cell, alive, until
+from tests.operate.agent.agent_cell import DEADLINE_S, Cell, alive, until
 
 WAITS = "import signal; print('up', flush=True); signal.pause()"
 
@@ -104,7 +104,7 @@ def test_a_spare_that_is_told_half_a_name_ends_without_a_word(tmp_path: Path) ->
     assert child.stdin is not None
     with child.stdin as to_shim:
         to_shim.write(b'"/some')
-    assert child.wait(20) == 0
+    assert child.wait(DEADLINE_S) == 0
 
 
 def test_a_spare_that_is_gone_is_not_handed_anything(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def closing(agent: PlayedAgent) -> int:
     """Reads until the server closes; the close code."""
     with pytest.raises(ConnectionClosed) as closed:
         while True:
-            agent.socket.recv(timeout=20)
+            agent.socket.recv(timeout=60)
     return closed.value.rcvd.code if closed.value.rcvd else 1006
 
 
@@ -137,7 +137,7 @@ def test_a_node_that_saw_a_later_leader_is_welcomed_by_a_later_one(server: LiveS
     with PlayedAgent(server) as agent:
         agent.say(Hello(agent.shape, "boot-1", PROTOCOL, "test", 2**60, ()))
         with pytest.raises(ConnectionClosed, match=r"epoch_seen .* cannot be"):
-            agent.socket.recv(timeout=20)
+            agent.socket.recv(timeout=60)
     assert server.get("/status")["epoch"] == before + 41
 
 
@@ -212,7 +212,7 @@ def test_another_protocol_is_refused_by_name(server: LiveServer) -> None:
     with PlayedAgent(server) as agent:
         agent.say(Hello(agent.shape, "boot-1", PROTOCOL + 1, "test", 0, ()))
         with pytest.raises(ConnectionClosed, match="protocol"):
-            agent.socket.recv(timeout=20)
+            agent.socket.recv(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_of_an_upload_that_is_wrong_or_cut_off_nothing_stays(server: LiveServer)
     with server.http() as client:
         assert client.put(f"/blobs/{'0' * 64}", content=data).status_code == 422
         assert uploads(server) == []
-        half = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        half = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
         half.putrequest("PUT", f"/api/v1/blobs/{sha256}")
         half.putheader("Authorization", f"Bearer {server.token()}")
         half.putheader("Content-Length", str(SIZE))
@@ -88,7 +88,7 @@ def test_a_download_that_is_cut_off_leaves_no_file_open(server: LiveServer) -> N
     path = f"/blobs/{hashlib.sha256(data).hexdigest()}"
     with server.http() as client:
         assert client.put(path, content=data).status_code == 204
-        half = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        half = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
         half.request("GET", f"/api/v1{path}", headers={"Authorization": f"Bearer {server.token()}"})
         assert half.getresponse().read(1000) == data[:1000]
         assert open_files(server) == 1

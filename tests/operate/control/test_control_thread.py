@@ -129,7 +129,7 @@ def test_P04_health_says_so_when_ticks_stall_or_end(controller: Controller, bugs
         now_s += STALE_S + 1
         assert await health() == (503, "stalled")
         stuck.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await health() != (200, "ok"):
                 await asyncio.sleep(0.01)
         ticking.cancel()

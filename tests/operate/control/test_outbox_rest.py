@@ -44,7 +44,7 @@ class Pumping:
         await self.control.change(lambda controller: controller.submit(JobSpec(name="job", entrypoint="true"), "", "", "me"))
 
     async def until(self, probe: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not probe():
                 await asyncio.sleep(0.005)
 

@@ -53,7 +53,7 @@ class Cell:
     def ask(self, method: str, path: str, **body: Any) -> Any:
         url = json.loads((self.home / "run" / "server.json").read_bytes())["url"]
         headers = {"Authorization": f"Bearer {(self.home / 'token').read_text().strip()}"}
-        answer = httpx.request(method, f"{url}/api/v1{path}", headers=headers, trust_env=False, verify=False, timeout=30, **body)
+        answer = httpx.request(method, f"{url}/api/v1{path}", headers=headers, trust_env=False, verify=False, timeout=60, **body)
         assert answer.is_success, answer.text
         return answer.json()
 

@@ -18,8 +18,9 @@ from tests.ports import free_port
 
 NODE_TOKEN = "n" * 64
 PATIENT = Timeouts(beat_ms=50, silent_ms=500, node_ms=30_000, gather_ms=40_000, kill_ms=40_000, hang_ms=30_000, form_ms=60_000)
-HASTY = replace(PATIENT, node_ms=2_000)
-SOON = replace(PATIENT, silent_ms=2_500, hang_ms=5_000)
+HASTY = replace(PATIENT, node_ms=8_000)
+SOON = replace(PATIENT, silent_ms=3_500, hang_ms=5_000)
+"""No shorter: a busy machine stalls a healthy process for seconds, which must not be taken for lost or for hung."""
 
 
 class NodeOrder(GangOrder):

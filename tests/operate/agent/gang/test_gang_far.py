@@ -64,61 +64,63 @@ def test_a_wire_that_is_cut_for_a_moment_costs_nobody_anything(tmp_path: Path, h
         assert "rank 1 was killed by SIGKILL" in first.log(0)
 
 
-def test_a_node_that_is_cut_off_is_out_and_ends_its_ranks_and_the_gang_is_interrupted(tmp_path: Path) -> None:
-    with two_nodes(tmp_path, HASTY) as (first, second, wire):
-        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+def formed(nodes: tuple[NodeOrder, NodeOrder, Wire]) -> tuple[NodeOrder, NodeOrder, Wire]:
+    """Once both nodes are in the first generation."""
+    first, second, _ = nodes
+    until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
+    return nodes
+
+
+def die(shim: NodeOrder) -> None:
+    assert shim.process is not None
+    shim.process.kill()
+    shim.process.wait()
+
+
+def test_a_node_that_is_lost_is_out_and_ends_its_ranks_and_the_gang_is_interrupted(tmp_path: Path) -> None:
+    """Cut off, by the death of its shim, or by that of the first node's: three gangs at a time, since each waits for `node_ms`."""
+    with contextlib.ExitStack() as gangs:
+        (first, second, wire), (left, died, _), (head, rest, _) = (
+            formed(gangs.enter_context(two_nodes(tmp_path / name, HASTY))) for name in ("cut", "dead", "headless")
+        )
         wire.mute()
-        assert second.end() == [-15]
-        assert first.end() == [-15]
+        die(died)
+        die(head)
+        assert [order.end() for order in (first, second, left, rest)] == [[-15]] * 4
+        assert all(order.ended["interrupted"] is True for order in (first, second, left, rest))
         assert "coordinator was not heard of for" in second.ended["lost"]
         assert "node 1 was not heard of for" in first.ended["lost"]
-        assert (first.ended["interrupted"], second.ended["interrupted"]) == (True, True)
 
 
-@pytest.mark.parametrize("how", ["mute", "shim", "told"])
-def test_a_gang_that_may_shrink_goes_on_without_a_lost_node_in_the_same_processes(tmp_path: Path, how: str) -> None:
-    with two_nodes(tmp_path, PATIENT if how == "told" else HASTY, sizes=(1, 2)) as (first, second, wire):
-        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
-        before = first.pids()
-        if how == "mute":
-            wire.mute()
-        elif how == "shim":
-            assert second.process is not None
-            second.process.kill()
-            second.process.wait()
-        with socket.socket(socket.AF_UNIX) as agent:
-            agent.connect(str(first.folder / "s"))
-            agent.sendall(b'{"lose_node": 1}\n' if how == "told" else b"{}\n")
-            assert first.end() == [0]
-        assert [number for number, _ in first.generations(0)] == [1, 2]
-        assert first.pids() == before
-        assert "generation 2 as rank 0 of 1," in first.log(0)
-        assert gang_file(first) == {"without": [1], "awaits": []}
-        assert (first.ended["lost"], first.ended["interrupted"]) == ("", False)
-        if how != "shim":
-            assert second.end() == [-15], "what was cut off ends by itself"
-            assert second.ended["interrupted"] is True
-            assert not any(exited["first"] for exited in second.exits())
+def test_a_gang_that_may_shrink_goes_on_without_a_lost_node_in_the_same_processes(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as gangs:
+        for how in ("mute", "shim", "told"):
+            times = PATIENT if how == "told" else HASTY
+            gangs.enter_context(lost(how, *formed(gangs.enter_context(two_nodes(tmp_path / how, times, sizes=(1, 2))))))
 
 
-def test_a_node_whose_shim_dies_interrupts_the_gang(tmp_path: Path) -> None:
-    with two_nodes(tmp_path, HASTY) as (first, second, _):
-        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
-        assert second.process is not None
-        second.process.kill()
-        second.process.wait()
-        assert first.end() == [-15]
-        assert first.ended["interrupted"] is True
-
-
-def test_the_first_nodes_death_ends_the_ranks_of_the_others(tmp_path: Path) -> None:
-    with two_nodes(tmp_path, HASTY) as (first, second, _):
-        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
-        assert first.process is not None
-        first.process.kill()
-        first.process.wait()
-        assert second.end() == [-15]
+@contextlib.contextmanager
+def lost(how: str, first: NodeOrder, second: NodeOrder, wire: Wire) -> Iterator[None]:
+    """Loses the second node, and looks at what became of the gang only at the end: others are lost meanwhile."""
+    before = first.pids()
+    if how == "mute":
+        wire.mute()
+    elif how == "shim":
+        die(second)
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(str(first.folder / "s"))
+        agent.sendall(b'{"lose_node": 1}\n' if how == "told" else b"{}\n")
+        yield
+        assert first.end() == [0]
+    assert [number for number, _ in first.generations(0)] == [1, 2]
+    assert first.pids() == before
+    assert "generation 2 as rank 0 of 1," in first.log(0)
+    assert gang_file(first) == {"without": [1], "awaits": []}
+    assert (first.ended["lost"], first.ended["interrupted"]) == ("", False)
+    if how != "shim":
+        assert second.end() == [-15], "what was cut off ends by itself"
         assert second.ended["interrupted"] is True
+        assert not any(exited["first"] for exited in second.exits())
 
 
 def test_a_word_from_the_control_plane_loses_a_node_at_once_and_it_is_refused_from_then_on(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_a_stop_of_the_first_node_stops_the_others_with_the_same_grace(tmp_path:
         until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
         with socket.socket(socket.AF_UNIX) as agent:
             agent.connect(str(first.folder / "s"))
-            agent.sendall(b'{"stop": 3000}\n')
+            agent.sendall(b'{"stop": 60000}\n')
             assert (first.end(), second.end()) == ([-15], [-15])
         assert not any(exited["first"] for order in (first, second) for exited in order.exits())
 
@@ -271,24 +273,32 @@ def test_a_node_that_takes_long_to_prepare_ends_no_gang(tmp_path: Path, late: in
     assert gang_file(orders[0]) == {"without": [], "awaits": []}
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-def test_a_disk_that_stalls_for_longer_than_a_node_may_be_silent_costs_nobody_its_place(tmp_path: Path, slow: int) -> None:
-    """The shim has to write who is the slow node's rank now, while the gang goes on: the two must hear of each other meanwhile."""
-    with two_nodes(tmp_path, HASTY, LAST="3") as (first, second, wire):
-        orders = first, second
-        until(lambda: in_generation(first, 0, 1) and in_generation(second, 1, 1))
-        before = orders[slow].pids()
-        with stalled(orders[slow], "ranks.json"):
-            os.kill(before[0], signal.SIGKILL)
-            until(lambda: in_generation(orders[slow], slow, 2))
-            began, carried = time.monotonic(), wire.carried
-            until(lambda: time.monotonic() > began + 2 * HASTY.node_ms / 1000)
-            assert orders[slow].pids() == before, "the disk has not taken it yet"
-            assert wire.carried > carried
-        until(lambda: orders[slow].pids() != before)
-        until(lambda: in_generation(orders[1 - slow], 1 - slow, 2))
-        os.kill(orders[1 - slow].pids()[0], signal.SIGKILL)
-        assert [order.end() for order in orders] == [[0], [0]], first.said() + second.said()
+def test_a_disk_that_stalls_for_longer_than_a_node_may_be_silent_costs_nobody_its_place(tmp_path: Path) -> None:
+    """The shim has to write who is the slow node's rank now, while the gang goes on: the two must hear of each other meanwhile. A
+    gang whose first node is slow, and one whose second is, at a time."""
+    with contextlib.ExitStack() as gangs:
+        for slow in (0, 1):
+            nodes = formed(gangs.enter_context(two_nodes(tmp_path / str(slow), HASTY, LAST="3")))
+            gangs.enter_context(slow_to_write(slow, *nodes))
+        began = time.monotonic()
+        until(lambda: time.monotonic() > began + HASTY.node_ms / 1000 + 1)
+
+
+@contextlib.contextmanager
+def slow_to_write(slow: int, first: NodeOrder, second: NodeOrder, wire: Wire) -> Iterator[None]:
+    orders = first, second
+    before = orders[slow].pids()
+    with stalled(orders[slow], "ranks.json"):
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: in_generation(orders[slow], slow, 2))
+        carried = wire.carried
+        yield
+        assert orders[slow].pids() == before, "the disk has not taken it yet"
+        assert wire.carried > carried
+    until(lambda: orders[slow].pids() != before)
+    until(lambda: in_generation(orders[1 - slow], 1 - slow, 2))
+    os.kill(orders[1 - slow].pids()[0], signal.SIGKILL)
+    assert [order.end() for order in orders] == [[0], [0]], first.said() + second.said()
 
 
 def gang_file(order: NodeOrder) -> dict[str, list[int]] | None:

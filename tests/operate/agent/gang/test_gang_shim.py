@@ -22,11 +22,11 @@ from tests.operate.agent.gang.slow_disk import stalled
 from tests.operate.agent.test_shim import Order
 
 PROGRAM = str(Path(__file__).with_name("gang_program.py"))
-FAST = Timeouts(beat_ms=50, silent_ms=400, gather_ms=3_000, hang_ms=1_500, form_ms=20_000)
-
+FAST = Timeouts(beat_ms=50, silent_ms=3_500, gather_ms=40_000, hang_ms=5_000, kill_ms=40_000, form_ms=60_000)
+"""As fast as a machine allows that stalls for seconds."""
 
 HEAVY_BYTES = 2 << 30
-HEAVY_TRIES = 4
+HEAVY_TRIES = 10
 
 
 def slow_to_replace(folder: Path) -> str:
@@ -74,15 +74,18 @@ def started() -> Iterator[list[GangOrder]]:
 
 
 @pytest.mark.parametrize("fault", ["sigkill", "sigstop", "hang"])
-@pytest.mark.parametrize("spares", [0, 1])
-def test_survivors_keep_their_processes_and_another_takes_the_place(
-    tmp_path: Path, started: list[GangOrder], fault: str, spares: int
-) -> None:
-    order = GangOrder(tmp_path / "a", spares=spares, FAULT=fault)
-    started.append(order)
-    order.start()
-    before = order.pids()
-    assert order.end() == [0, 0], order.said() + order.log(0) + order.log(1)
+def test_survivors_keep_their_processes_and_another_takes_the_place(tmp_path: Path, started: list[GangOrder], fault: str) -> None:
+    """Two gangs at a time, one with a spare: what hangs is waited for once."""
+    for spares in (0, 1):
+        order = GangOrder(tmp_path / str(spares), spares=spares, FAULT=fault)
+        started.append(order)
+        order.start()
+    for order, before in [(order, order.pids()) for order in started]:
+        assert order.end() == [0, 0], order.said() + order.log(0) + order.log(1)
+        check_replaced(order, before, fault)
+
+
+def check_replaced(order: GangOrder, before: list[int], fault: str) -> None:
     (one, fell), (two, came) = order.generations(0)
     assert (one, two) == (1, 2)
     assert fell != came
@@ -147,7 +150,7 @@ def test_a_stop_while_a_place_is_empty_leaves_the_record_of_the_one_that_fell(tm
     until(lambda: "is over" in order.said())
     with socket.socket(socket.AF_UNIX) as agent:
         agent.connect(str(order.folder / "s"))
-        agent.sendall(b'{"stop": 2000}\n')
+        agent.sendall(b'{"stop": 60000}\n')
         assert order.end() == [-9, -15]
     assert not any(exited["first"] for exited in order.exits())
 

@@ -63,11 +63,11 @@ def test_compare_set_is_tcp_stores(store: StoreLink) -> None:
 
 def test_a_waiting_request_is_answered_when_its_last_key_comes(store: StoreLink) -> None:
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(ask, store, "get", "x", "y", timeout_ms=30_000)
+        waiting = pool.submit(ask, store, "get", "x", "y", timeout_ms=60_000)
         ask(store, "set", "x", parts=(b"1",))
         assert not waiting.done()
         ask(store, "set", "y", parts=(b"2",))
-        assert waiting.result(30).parts == [b"1", b"2"]
+        assert waiting.result(60).parts == [b"1", b"2"]
 
 
 def test_a_request_whose_time_is_over_names_what_did_not_come(store: StoreLink) -> None:
@@ -85,10 +85,10 @@ def test_a_closed_store_wakes_who_waits_and_lets_nobody_begin(store: StoreLink) 
 
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(wait)
-        begun.wait(30)
+        begun.wait(60)
         store.close()
         with pytest.raises(GangGone):
-            waiting.result(30)
+            waiting.result(60)
     with pytest.raises(GangGone, match="over"):
         ask(store, "check", "a")
 
@@ -114,7 +114,7 @@ def test_nonsense_is_answered_with_an_error_and_the_connection_lives(store: Stor
 def test_whoever_does_not_begin_with_the_token_is_hung_up_on(cell: Cell, store: StoreLink, sent: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(cell.path))
-        stranger.settimeout(30)
+        stranger.settimeout(60)
         stranger.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""

@@ -17,8 +17,8 @@ from phalanx.job.models.moe.rows import ordered
 if TYPE_CHECKING:
     from phalanx.job.models.moe.replicas import Replicas
 
-Feed = Callable[[Tensor, Tensor], Tensor]
-"""From rows in the order of experts and the count of each expert's to their answers."""
+Feed = Callable[[Tensor, Tensor, bool], Tensor]
+"""From rows in the order of experts, the count of each expert's, and whether each is known to have some, to their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,27 @@ class Exchange:
         got_re = torch.empty_like(sent_re)
         dist.all_to_all_single(got_re, sent_re, group=self.group)
         own = self.replicas.own if self.replicas is not None else got_re.shape[1]
-        totals = (sent_re.sum(dim=1), got_re.sum(dim=1), got_re[:, :own].sum(dim=1))
-        sent, got, owned = torch.stack(totals).tolist()  # one wait for the device, not three
+        sent, got, owned, all_used = _known(sent_re, got_re, own)
         rows_md = exchanged(x_nd, sent, got, self.group)
         by_expert, place = _by_expert(got_re, len(rows_md))
         rows_md = _Permuted.apply(rows_md, by_expert, place)  # type: ignore[no-untyped-call]
-        fed_md = _fed(rows_md, got_re.sum(dim=0), sum(owned), (own, feed), feed_copies)
+        own_md, copies_md = torch.split(rows_md, [owned, len(rows_md) - owned]) if feed_copies is not None else (rows_md, rows_md)
+        got_e = got_re.sum(dim=0)
+        fed_md = feed(own_md, got_e[:own], all_used)
+        if feed_copies is not None:
+            fed_md = torch.cat((fed_md, feed_copies(copies_md, got_e[own:], False)))
         back: Tensor = _Permuted.apply(fed_md, place, by_expert)  # type: ignore[no-untyped-call]
         return exchanged(back, got, sent, self.group)
 
 
-def _fed(rows_md: Tensor, count_e: Tensor, rows: int, own: tuple[int, Feed], copies: Feed | None) -> Tensor:
-    """own: how many experts are this rank's, and what feeds them. rows: of these, which are the first."""
-    experts, feed = own
-    if copies is None:
-        return feed(rows_md, count_e[:experts])
-    own_md, copies_md = torch.split(rows_md, [rows, len(rows_md) - rows])
-    return torch.cat((feed(own_md, count_e[:experts]), copies(copies_md, count_e[experts:])))
+def _known(sent_re: Tensor, got_re: Tensor, own: int) -> tuple[list[int], list[int], int, bool]:
+    """By one wait for the device: rows to each rank and from each; of those that came how many are for the first `own` experts, and
+    whether each of these got some."""
+    of_own_re = got_re[:, :own]
+    every = torch.cat((sent_re.sum(dim=1), got_re.sum(dim=1), of_own_re.sum().view(1), of_own_re.sum(dim=0).min().view(1)))
+    *rows, owned, fewest = every.tolist()
+    ranks = len(sent_re)
+    return rows[:ranks], rows[ranks:], owned, fewest > 0
 
 
 def exchanged(x_nd: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -18,10 +18,10 @@ STRIDE_BYTES: Final = 16
 """Rows of every operand begin at multiples of it."""
 
 
-def grouped(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
+def grouped(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
     """Rows in the order of their experts, count_e of each, times that expert's matrix: (n, f). Gradients of experts without rows
-    are 0."""
-    product: Tensor = _product(x_nd, weight_edf, count_e)
+    are 0. all_used: somebody knows that there are none, and nobody need look for them in memory."""
+    product: Tensor = _product(x_nd, weight_edf, count_e, all_used)
     return product
 
 
@@ -41,7 +41,7 @@ def one_by_one(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("phalanx::grouped_product", mutates_args=())
-def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
+def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
     if not len(x_nd) or not has_kernel(x_nd):
         return one_by_one(x_nd, weight_edf, count_e)
     more_d, more_f = _missing(x_nd, weight_edf.shape[1]), _missing(x_nd, weight_edf.shape[2])
@@ -52,7 +52,7 @@ def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("phalanx::grouped_product_of_weight", mutates_args=())
-def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor) -> Tensor:
+def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
     """The gradient of each expert's matrix, (e, d, f)."""
     if not len(x_nd) or not has_kernel(x_nd):
         counts = count_e.tolist()
@@ -61,29 +61,31 @@ def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor) -> Tensor:
     d, f = x_nd.shape[1], gradient_nf.shape[1]
     x_nd, gradient_nf = F.pad(x_nd, (0, _missing(x_nd, d))), F.pad(gradient_nf, (0, _missing(x_nd, f)))
     wide = _kernel(x_nd.transpose(0, 1), gradient_nf.contiguous(), count_e)
-    wide.masked_fill_((count_e == 0)[:, None, None], 0)  # what the kernel leaves there is not said
+    if not all_used:
+        wide.masked_fill_((count_e == 0)[:, None, None], 0)  # what the kernel leaves there is not said
     return wide if wide.shape[1:] == (d, f) else wide[:, :d, :f].contiguous()
 
 
 @_product.register_fake
-def _(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
+def _(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
     return x_nd.new_empty(x_nd.shape[0], weight_edf.shape[2])
 
 
 @_of_weight.register_fake
-def _(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor) -> Tensor:
+def _(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
     return x_nd.new_empty(count_e.shape[0], x_nd.shape[1], gradient_nf.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
+    *tensors, ctx.all_used = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, gradient_nf: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(ctx: Any, gradient_nf: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x_nd, weight_edf, count_e = ctx.saved_tensors
-    of_x = _product(gradient_nf, weight_edf.transpose(1, 2), count_e) if ctx.needs_input_grad[0] else None
-    of_weight = _of_weight(x_nd, gradient_nf, count_e) if ctx.needs_input_grad[1] else None
-    return of_x, of_weight, None
+    of_x = _product(gradient_nf, weight_edf.transpose(1, 2), count_e, ctx.all_used) if ctx.needs_input_grad[0] else None
+    of_weight = _of_weight(x_nd, gradient_nf, count_e, ctx.all_used) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight, None, None
 
 
 _product.register_autograd(_backward, setup_context=_keep)

@@ -53,9 +53,9 @@ class Experts(nn.Module):
             feed_copies = partial(self._fed, gate_up_copies, down_copies) if len(down_copies) else None
         return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down), feed_copies)
 
-    def _fed(self, gate_up: Tensor, down: Tensor, x_nd: Tensor, count_e: Tensor) -> Tensor:
+    def _fed(self, gate_up: Tensor, down: Tensor, x_nd: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
         count_e = count_e[: len(down)]  # further places may be empty
-        return grouped(self.gated(grouped(x_nd, gate_up, count_e)), down, count_e)
+        return grouped(self.gated(grouped(x_nd, gate_up, count_e, all_used)), down, count_e, all_used)
 
 
 class Mixture(nn.Module):
