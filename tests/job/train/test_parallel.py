@@ -38,6 +38,9 @@ ADAPTED_GRADIENTS_TOLERANCE = 2e-5
 """After four steps of AdamW, see above: seen were 4.3e-6."""
 DEEP_ADAPTED_GRADIENTS_TOLERANCE = 1e-4
 """Of twice as many layers: seen were 1.4e-5."""
+LIMIT_S = 800
+"""One launch for all; on two cores that others use too it was seen to take 240."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 WAYS = [f"{here} to {there}" for here, there in CARRIED]
 
 
@@ -45,7 +48,7 @@ WAYS = [f"{here} to {there}" for here, there in CARRIED]
 def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("parallel")
     started = start_gang(["-m", "tests.job.train.parallel_cases", str(folder / "answer.json")], folder, 4, {})
-    assert end_gang(started) == [0] * 4, logs(folder)
+    assert end_gang(started, LIMIT_S) == [0] * 4, logs(folder)
     found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     return found
 
