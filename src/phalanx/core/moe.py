@@ -73,14 +73,16 @@ def moe_of(said: Feeds) -> MoeShape | None:
 
 def feed_parameters(said: Feeds, active: bool = False) -> int:
     """Weights of all feed-forwards. active: of those that a token is computed with: its experts, the shared ones, and routers."""
+    return sum(layer_feed_parameters(said, layer, active) for layer in range(said.layers))
+
+
+def layer_feed_parameters(said: Feeds, layer: int, active: bool = False) -> int:
+    """As `feed_parameters`, of one layer."""
     moe = moe_of(said)
-    plain = 3 * said.dim * said.ffn_dim
-    if moe is None:
-        return said.layers * plain
-    dense = min(moe.dense_layers, said.layers)
+    if moe is None or layer < moe.dense_layers:
+        return 3 * said.dim * said.ffn_dim
     experts = (moe.per_token if active else moe.experts) + moe.shared
-    mixture = said.dim * moe.experts + experts * 3 * said.dim * moe.ffn_dim
-    return dense * plain + (said.layers - dense) * mixture
+    return said.dim * moe.experts + experts * 3 * said.dim * moe.ffn_dim
 
 
 def feed_problems(said: Feeds) -> list[tuple[str, object, str]]:

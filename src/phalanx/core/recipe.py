@@ -85,7 +85,8 @@ class LlamaRecipe:
     activation_blocks: every how many blocks that is done.
     activation_budget: of `selective`: the share of the bytes of a block's products that may be kept.
     deterministic: whether a step gives the same bits each time; without it CUDA has faster kernels, and cuDNN's attention.
-    reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass.
+    reshard_after_forward: whether a block's gathered weights are let go of between its forward and its backward pass; `auto` does
+        but over a pipeline.
     prefetch_blocks: of how many blocks ahead the weights are asked for; 0 leaves it to FSDP.
     reduce_dtype: in which gradients are summed over the ranks.
     offload: where AdamW's moments lie: beside the weights, in the host's memory (`cpu`), or in a file on a disk (`nvme`).
@@ -154,7 +155,7 @@ class LlamaRecipe:
     activation_blocks: int = 1
     activation_budget: float = _BUDGET
     deterministic: bool = True
-    reshard_after_forward: bool = True
+    reshard_after_forward: Switch = "auto"
     prefetch_blocks: int = 0
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     offload: Literal["none", "cpu", "nvme"] = "none"

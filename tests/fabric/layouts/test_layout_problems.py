@@ -25,7 +25,7 @@ ASKED = st.builds(
 NUMBERS = st.integers(min_value=1, max_value=96)
 MODELS = st.builds(
     ModelFacts, layers=NUMBERS, heads=NUMBERS, kv_heads=NUMBERS, ffn_dim=NUMBERS, sequence=NUMBERS, experts=st.sampled_from([0, 8]),
-    shared_dim=st.sampled_from([0, 24]), tied=st.booleans(), dim=NUMBERS, expert_ffn_dim=NUMBERS,
+    shared_dim=st.sampled_from([0, 24]), dim=NUMBERS, expert_ffn_dim=NUMBERS,
 )  # fmt: skip
 RANKS = st.builds(RankFacts, world_size=NUMBERS, per_domain=NUMBERS)
 
@@ -146,19 +146,8 @@ def test_tensor_parallelism_stays_within_a_domain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
-    [({"tied": True}, "(tied), which would be on two ranks"), ({"experts": 8}, "no experts yet; share experts by ep")],
-)
-def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: str) -> None:
-    assert problems(LayoutSpec(pp=2), MODEL, EIGHT) == []
-    ((field, value, fix),) = problems(LayoutSpec(pp=2), replace(MODEL, **changed), EIGHT)
-    assert (field, value) == ("pp", 2) and fix.startswith("write 1: ") and fix.endswith(why)
-
-
-@pytest.mark.parametrize(
     ("asked", "recipe", "field", "fix"),
     [
-        ({}, {"lora_rank": 4, "init": "m"}, "pp", "write 1: adapters (lora_rank) are not trained over a pipeline; zero"),
         ({"pp": 4}, {}, "accumulate", "write 4 or more with schedule 1f1b over 4 ranks, or layout.schedule: gpipe"),
         (
             {"schedule": "interleaved", "pp": 3},
@@ -176,6 +165,9 @@ def test_a_model_that_no_pipeline_has_is_refused(changed: dict[str, Any], why: s
         ({"schedule": "zb1p"}, {"fused_loss": True}, "schedule", f"{WHOLE} fused_loss: auto"),
         ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
         ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
+        ({"schedule": "zb1p"}, {"experts": 8}, "schedule", f"{WHOLE} experts: 0"),
+        ({}, {"reshard_after_forward": True}, "reshard_after_forward", "write auto or false: over a pipeline"),
+        ({"zero": 0}, {"prefetch_blocks": 2}, "prefetch_blocks", "write 0, or a layout.zero above 0"),
     ],
 )
 def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
@@ -183,7 +175,7 @@ def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
 ) -> None:
     given = LlamaRecipe(**{"accumulate": 2, **recipe})
     found = recipe_problems(LayoutSpec(**{"pp": 2, **asked}), given)
-    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if field == "accumulate" else f"layout.{field}"]
+    assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if hasattr(given, field) else f"layout.{field}"]
     assert found[0][2].startswith(fix)
     assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
 

@@ -15,6 +15,7 @@ from phalanx.job.train.optimizer import make_adamw
 
 HEIGHTS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 RANKS = st.integers(1, 4)
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @given(heights=HEIGHTS, ranks=RANKS)
@@ -65,3 +66,17 @@ def test_moments_lie_as_their_weights_do() -> None:
     names = {"model.0.weight", "optimizer.state.0.weight.exp_avg", "optimizer.state.0.weight.exp_avg_sq"}
     assert rows_in(state) == dict.fromkeys(names, rows)
     assert "optimizer.state.0.weight.step" in state and "model.1.weight" in state
+
+
+def test_a_frozen_weight_that_stays_out_of_checkpoints_is_not_looked_for_there() -> None:
+    """As a fused matrix beside adapters, cut over tensor-parallel ranks."""
+    model = nn.Sequential(nn.Linear(2, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[0].requires_grad_(False)
+    model.frozen_stay_out = True  # type: ignore[assignment]  # as on a model
+    rows = fused([2, 2], 2)
+    set_rows(model, {"0.weight": rows, "1.weight": rows})
+    state = training_state(model, make_adamw(model, LlamaRecipe()))
+    assert "model.0.weight" not in state
+    assert (
+        set(rows_in(state)) == set(boxes_of(state)) == {"model.1.weight", *(f"optimizer.state.1.weight.{one}" for one in MOMENTS)}
+    )

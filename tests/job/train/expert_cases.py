@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
@@ -28,20 +29,25 @@ from phalanx.job.checkpoint.restore import Found, find, load
 from phalanx.job.checkpoint.rows import as_saved, rows_of
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
+from phalanx.job.checkpoint.together import told_by_all
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.moe.mixture import gated, mixtures
 from phalanx.job.models.parts import part_of, wide_part_of
 from phalanx.job.sdk.journal import Bell, Journal
 from phalanx.job.sdk.session import Session
-from phalanx.job.train.balance import balance, begin_step, loads_of, routers
+from phalanx.job.train.balance import balance, begin_step, loads_of, loads_of_all, routers
 from phalanx.job.train.device import Rank, gang, this_rank
 from phalanx.job.train.expert_loads import ExpertLoads
 from phalanx.job.train.expert_places import ExpertPlaces
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.offload import OffloadPlace
 from phalanx.job.train.optimizer import lr_at, make_adamw, set_lr
-from phalanx.job.train.parallel import make_mesh, sharded_llama
+from phalanx.job.train.parallel import make_mesh
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
+from phalanx.job.train.parallel.mesh import stage_mesh
+from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.pipeline.stage import RankPart
+from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.place_experts import place_experts
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.replicate_experts import replicate_experts, uneven_ranks
@@ -62,19 +68,25 @@ CP2: Final = Layout(dp_shard=2, cp=2)
 CP2_BY_HEADS: Final = replace(CP2, context="ulysses")
 TP2: Final = Layout(dp_shard=2, tp=2)
 CP2_TP2: Final = Layout(dp_shard=1, cp=2, tp=2)
+PP2: Final = Layout(pp=2, dp_shard=2)
+PIPED: Final = (PP2, replace(PP2, ep=2), Layout(pp=2, cp=2, ep=2), Layout(pp=2, tp=2, ep=2), Layout(pp=2, dp_replicate=2, zero=0))
+DEEP: Final = replace(RECIPE, layers=5, dense_layers=1)
+"""Of which one rank's last stage, and the other's both, have mixtures."""
 ZEROS: Final[tuple[Zero, ...]] = (1, 2)
 Setting = Callable[[nn.Module], None]
-Made = tuple[Llama, torch.optim.Optimizer, ExpertPlaces]
+Made = tuple[Llama | RankPart, torch.optim.Optimizer, ExpertPlaces]
 
 
 @dataclass
 class Ran:
-    """losses: of each step. gradients: whole ones of the last step. biases: after the last, (layers, experts)."""
+    """losses: of each step. gradients: whole ones of the last step. biases: after the last, (layers, experts). own: of a
+    pipeline's rank, by the numbers of its mixtures."""
 
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     biases: Tensor = field(default_factory=lambda: torch.empty(0))
     loads: list[Tensor] = field(default_factory=list)
+    own: dict[int, Tensor] | None = None
 
 
 def samples_of(step: int) -> Tensor:
@@ -88,8 +100,8 @@ def mine_of(step: int, rank: Rank) -> Tensor:
     return samples_of(step).chunk(rank.data_size, dim=1)[rank.data_rank]
 
 
-def new_model(setting: Setting) -> Llama:
-    model = Llama(RECIPE.shape(VOCAB))
+def new_model(setting: Setting, recipe: LlamaRecipe) -> Llama:
+    model = Llama(recipe.shape(VOCAB))
     for name, part in model.named_children():
         initialise(part, name, RECIPE.seed, RECIPE.init_std)
     setting(model)
@@ -107,9 +119,9 @@ def all_to_two(model: nn.Module) -> None:
 
 
 @cache
-def alone(setting: Setting) -> Ran:
+def alone(setting: Setting, recipe: LlamaRecipe = RECIPE) -> Ran:
     """One process, the whole batch."""
-    model, ran = new_model(setting), Ran()
+    model, ran = new_model(setting, recipe), Ran()
     optimizer = make_adamw(model, RECIPE)
     for step in range(1, RECIPE.steps + 1):
         set_lr(optimizer, lr_at(step, RECIPE))
@@ -132,9 +144,9 @@ def alone(setting: Setting) -> Ran:
 
 def sharded(
     layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE, place: OffloadPlace | None = None
-) -> tuple[Llama, torch.optim.Optimizer]:
+) -> tuple[Llama | RankPart, torch.optim.Optimizer]:
     """As the trainer lays it out."""
-    model = sharded_llama(RECIPE.shape(VOCAB), recipe, rank_of(layout), mesh_of(replace(layout, ep=1, context="ring")), "fp32")
+    model = laid_llama(recipe.shape(VOCAB), recipe, rank_of(layout), mesh_of(layout), "fp32", RECIPE.accumulate)
     setting(model)
     return model, make_adamw(model, RECIPE, place)
 
@@ -143,22 +155,26 @@ def rank_of(layout: Layout) -> Rank:
     return replace(this_rank(torch.device("cpu")), layout=layout)
 
 
-@cache
 def mesh_of(layout: Layout) -> DeviceMesh:
+    return _mesh_of(replace(layout, ep=1, context="ring", schedule="1f1b"))
+
+
+@cache
+def _mesh_of(layout: Layout) -> DeviceMesh:
     return make_mesh(rank_of(layout))
 
 
-def whole_gradients(model: Llama) -> dict[str, Tensor]:
-    """As in checkpoints."""
+def whole_gradients(model: Llama | RankPart) -> dict[str, Tensor]:
+    """As in checkpoints, of all stages."""
     rows, found = rows_of(model), {}
     for name, one in model.named_parameters():
         if one.grad is not None:
             gradient = one.grad.full_tensor() if isinstance(one.grad, DTensor) else one.grad.clone()
             found[name] = as_saved(gradient, rows[name]) if name in rows else gradient
-    return found
+    return {name: one for of_rank in told_by_all(found) for name, one in of_rank.items()} if isinstance(model, RankPart) else found
 
 
-def train(model: Llama, optimizer: torch.optim.Optimizer, layout: Layout, steps: Sequence[int], ran: Ran) -> None:
+def train(model: Llama | RankPart, optimizer: torch.optim.Optimizer, layout: Layout, steps: Sequence[int], ran: Ran) -> None:
     rank = rank_of(layout)
 
     def accepts(step: int, loss: float, norm: float) -> bool:
@@ -170,10 +186,12 @@ def train(model: Llama, optimizer: torch.optim.Optimizer, layout: Layout, steps:
 
     for step in steps:
         train_step(model, optimizer, lambda step: mine_of(step, rank), RECIPE, step, lambda: 0.0, accepts=accepts)
-        loads = loads_of(model)
+        loads = loads_of_all(model)
         assert loads is not None
         ran.loads.append(loads)
     ran.biases = torch.stack([router.bias for router in routers(model)])
+    if isinstance(model, RankPart) and model.mixtures is not None:
+        ran.own = dict(zip(model.mixtures.own, ran.biases, strict=True))
 
 
 def global_norm(gradients: Mapping[str, Tensor]) -> float:
@@ -200,7 +218,11 @@ def check_same(ran: Ran, plain: Ran) -> None:
         assert off <= 1e-5, f"{name} is off by {off:.1e} of its largest"
     for one, other in zip(ran.loads, plain.loads, strict=True):
         assert one.equal(other), "loads are whole numbers"
-    assert ran.biases.equal(plain.biases)
+    if ran.own is None:
+        assert ran.biases.equal(plain.biases)
+    else:
+        found = {number: bias for of_rank in told_by_all(dict(ran.own)) for number, bias in of_rank.items()}
+        assert torch.stack([found[number] for number in sorted(found)]).equal(plain.biases)
 
 
 def case_data_parallel_equals_one_process(root: Path, rank: Rank) -> None:
@@ -241,6 +263,29 @@ def case_T13_experts_where_ranks_share_rows_and_matrices_equal_one_process(root:
         check_same(once(layout), alone(as_drawn))
     again = trained(replace(CP2_TP2, ep=4), recipe=replace(RECIPE, activation_checkpointing="full"))
     check_same(again, alone(as_drawn))
+
+
+def case_T13_experts_of_stages_equal_one_process(root: Path, rank: Rank) -> None:
+    """A rank has mixtures of some layers, and hears of the loads of all."""
+    for layout in PIPED:
+        check_same(once(layout), alone(as_drawn))
+
+
+def case_T13_mixtures_on_some_stages_alone_equal_one_process(root: Path, rank: Rank) -> None:
+    again = replace(DEEP, activation_checkpointing="full")
+    check_same(trained(replace(PP2, ep=2, schedule="interleaved"), recipe=again), alone(as_drawn, DEEP))
+
+
+def case_a_rank_of_a_pipeline_tells_the_loads_of_all_layers_and_how_uneven_ranks_are_in_its_own(root: Path, rank: Rank) -> None:
+    own, layout = root / str(rank.rank), replace(PP2, ep=2)
+    own.mkdir(parents=True, exist_ok=True)
+    model, optimizer = sharded(layout)
+    train(model, optimizer, layout, (1,), Ran())
+    session = Session(artifacts_dir=str(own), journal=Journal(own / "records", Bell("", 0, lambda: 0.0)))
+    ExpertLoads(model, session, speaks=True, total_steps=1).stepped(1)
+    told, stage = (own / "records").read_text(), layout.coordinates(rank.rank)["pp"]
+    assert '"expert_imbalance.0"' in told and '"expert_imbalance.1"' in told
+    assert f'"rank_imbalance.{stage}"' in told and f'"rank_imbalance.{1 - stage}"' not in told
 
 
 def case_one_layout_gives_the_same_bits_again(root: Path, rank: Rank) -> None:
@@ -291,8 +336,9 @@ def case_experts_that_are_not_as_many_for_each_rank_are_refused(root: Path, rank
 
 
 def case_a_checkpoint_goes_on_bit_by_bit_with_its_biases_and_in_other_layouts(root: Path, rank: Rank) -> None:
-    both = replace(CP2_TP2, ep=2)
-    check_goes_on(root / "ep", EP2, rank, (EP2, EP4, replace(TP2, ep=4)))
+    both, piped = replace(CP2_TP2, ep=2), replace(PP2, ep=2)
+    check_goes_on(root / "ep", EP2, rank, (EP2, EP4, replace(TP2, ep=4), piped))
+    check_goes_on(root / "pp ep", piped, rank, (piped, EP2))
     check_goes_on(root / "cp tp ep", both, rank, (both, replace(CP2, ep=4), PLAIN))
 
 
@@ -300,20 +346,29 @@ def check_goes_on(root: Path, first: Layout, rank: Rank, others: Sequence[Layout
     undisturbed = once(first)
     (model, optimizer), ran = sharded(first), Ran()
     train(model, optimizer, first, (1, 2, 3), ran)
-    place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * RECIPE.layers)  # a part of the state too
-    state = training_state(model, optimizer)
+    place_experts(model, optimizer, [[5, 0, 2, 7, 1, 6, 4, 3]] * len(list(mixtures(model))))  # a part of the state too
+    state, tensors = training_state(model, optimizer), tensors_of(model, optimizer, None)
     origin = Origin(config="c", data="d", world_size=RANKS, layout={"dp": RANKS})
-    identity = Identity(origin=origin, dtype="fp32", device=rank.device, mesh=mesh_of(replace(first, ep=1)))
+    mesh = stage_mesh(mesh_of(first))
+    identity = Identity(origin=origin, dtype="fp32", device=rank.device, mesh=mesh, tensors=tensors)
     done = save(SavePolicy(root=root / "saved", every=1), identity, 3, state, {})
     assert isinstance(done, Saved), done
-    digest = state_digest(state, rank.device)
+    digest = state_digest(state, rank.device, mesh if tensors else None, tensors)
     assert not digest.odd
+    saved = gathered_weights(model) if isinstance(model, RankPart) else {}
     for layout in others:
         (model, optimizer), again = sharded(layout, all_to_two), Ran()
         found = find(root / "saved", origin)
         assert found is not None
-        load(found, origin, model, optimizer, rank.device)
-        assert state_digest(training_state(model, optimizer), rank.device).text == digest.text
+        tensors = tensors_of(model, optimizer, None)
+        load(found, origin, model, optimizer, rank.device, tensors=tensors)
+        alike = stage_mesh(mesh_of(layout)) if tensors else None
+        assert state_digest(training_state(model, optimizer), rank.device, alike, tensors).text == digest.text
+        if first.pp > 1 == layout.pp:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            whole = cast(dict[str, Tensor], get_model_state_dict(model, options=options))
+            assert rank.rank or whole.keys() == saved.keys()
+            assert all(one.equal(whole[name]) for name, one in saved.items()), "what a pipeline saves as the model"
         train(model, optimizer, layout, (4, 5), again)
         if layout == first:
             assert again.losses == undisturbed.losses[3:] and again.biases.equal(undisturbed.biases)
@@ -322,16 +377,16 @@ def check_goes_on(root: Path, first: Layout, rank: Rank, others: Sequence[Layout
 
 
 def case_experts_that_move_between_steps_change_no_bit_of_a_loss(root: Path, rank: Rank) -> None:
-    for layout in (EP2, EP4, replace(CP2_TP2, ep=4)):
+    for layout in (EP2, EP4, replace(CP2_TP2, ep=4), replace(PP2, ep=2)):
         undisturbed = once(layout)
         (model, optimizer), ran = sharded(layout), Ran()
         places, moved = ExpertPlaces(model, optimizer, every=2), []
         for step in range(1, RECIPE.steps + 1):
             train(model, optimizer, layout, (step,), ran)
-            fullest = most_of_a_rank(model, ran.loads[-1])
+            fullest = most_of_a_rank(model)
             moved.append(places.stepped(step))
-            assert not moved[-1] or most_of_a_rank(model, ran.loads[-1]) < fullest
-        assert moved[0] == moved[2] == moved[4] == 0 and moved[1] > 0, moved
+            assert not moved[-1] or most_of_a_rank(model) < fullest
+        assert moved[0] == moved[2] == moved[4] == 0 and max(told_by_all(moved[1])) > 0, moved
         assert [loss.hex() for loss in ran.losses] == [loss.hex() for loss in undisturbed.losses]
         assert ran.biases.equal(undisturbed.biases)
         for mixture in mixtures(model):
@@ -361,10 +416,10 @@ def case_replicas_of_hot_experts_equal_one_process_and_level_what_ranks_compute(
         train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran)
         check_same(ran, plain)
         assert fullest_rank(rows) <= most, fullest_rank(rows)
-        assert most_of_a_rank(model, ran.loads[-1]) == int(ran.loads[-1].sum()), "without them one rank would have all"
+        assert most_of_a_rank(model) == int(ran.loads[-1].sum()), "without them one rank would have all"
 
 
-def counted_rows(model: Llama) -> list[int]:
+def counted_rows(model: nn.Module) -> list[int]:
     """How many rows this rank's experts compute from here on, those that others lend it too."""
     rows = [0]
 
@@ -423,9 +478,10 @@ def case_a_run_with_replicas_goes_on_bit_by_bit_and_in_other_layouts(root: Path,
         torch.testing.assert_close(torch.tensor(other.losses), torch.tensor(undisturbed.losses[3:]), rtol=1e-6, atol=1e-6)
 
 
-def most_of_a_rank(model: Llama, loads_le: Tensor) -> int:
-    """Tokens of the fullest rank, over all layers."""
-    found = 0
+def most_of_a_rank(model: nn.Module) -> int:
+    """Tokens of the fullest rank in the last step, over all layers, or those of this rank's stages."""
+    loads_le, found = loads_of(model), 0
+    assert loads_le is not None
     for mixture, load_e in zip(mixtures(model), loads_le, strict=True):
         assert mixture.experts.exchange is not None
         found += int(load_e[mixture.slots.argsort()].view(mixture.experts.exchange.group.size(), -1).sum(1).max())

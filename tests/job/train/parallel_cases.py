@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -48,7 +48,7 @@ from phalanx.job.train.passes import losses_of, mean_scores
 from phalanx.job.train.pipeline import whole
 from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
-from phalanx.job.train.pipeline.whole import gathered_weights, whole_tensors
+from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.precision import Dtype, policy
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.step import train_step
@@ -59,6 +59,7 @@ RECIPE = LlamaRecipe(
 )
 DEEP = replace(SHAPE, layers=4)
 OTHER_SHAPE = replace(SHAPE, kv_heads=2, head_dim=6, qk_norm=True, qkv_bias=True, tied=True)
+DEEP_OTHER = replace(OTHER_SHAPE, layers=4)
 GATHERS = ("all_gather_single", "all_gather_into_tensor")  # by which FSDP gathers from torch 2.13 on, and before
 REDUCTIONS = ("reduce_scatter_single", "reduce_scatter_tensor")
 SAMPLES = 8
@@ -93,15 +94,20 @@ CARRIED = (
     ("tp2 x dp2", "fsdp4"),
     ("hsdp2x2", "tp4"),
     ("cp2 x tp2", "cp2 x ddp2"),
-    ("pp2 x dp2", "fsdp4"),
+    ("fsdp4", "pp2 x dp2"),
     ("tp4", "pp2 folded x tp2"),
 )
+CARRIED_TIED = (("fsdp4", "pp2 x dp2"),)
+TIED = {"pp2 x dp2": RECIPE, "pp2 folded x tp2": RECIPE, "pp2 x tp2": replace(RECIPE, fused_loss=True)}
+"""Pipelines that train a model whose output is its embedding: on two ranks, on one, and on two of which each has a part of the
+vocabulary, without all logits."""
 UNHELD = ("fsdp4", "cp2 x dp2", "cp4 by heads", "tp2 x dp2", "cp2 x tp2")
 OFFLOADED = ("ddp4", "zero1", "zero2", "fsdp4", "tp2 x dp2")
 ADAPTED = replace(RECIPE, lora_rank=3, lora_alpha=30.0, lora_targets="q_proj,v_proj,o_proj,gate_proj,down_proj")
 WIDE_SHAPE = replace(SHAPE, dim=64, ffn_dim=96)
 KINDS_OF_8_BITS: tuple[Dtype, ...] = ("fp8", "fp8_rowwise")
 ADAPTED_LAYOUTS = ("tp2 x dp2", "cp2 x dp2", "cp2 by heads x tp2")
+ADAPTED_PIPELINES = ("pp2 x dp2", "pp2 folded x tp2")
 Answer = dict[str, Any]
 
 
@@ -141,7 +147,7 @@ class Run:
         place: OffloadPlace | None = None,
     ) -> None:
         self.rank = replace(rank, layout=laid_out(asked, rank.world_size)) if asked != LayoutSpec() else rank
-        self.mesh = make_mesh(self.rank)
+        self.mesh, self.recipe = make_mesh(self.rank), recipe
         self.model = laid_llama(shape, recipe, self.rank, self.mesh, dtype, recipe.accumulate, fresh)
         if not fresh:
             with torch.no_grad():
@@ -177,12 +183,8 @@ class Run:
 
     def identity(self) -> Identity:
         origin = Origin(config="c", data="d", world_size=self.rank.world_size, layout=layout_of(self.rank))
-        tensors = whole_tensors(self.model.shape, training_state(self.model, self.optimizer)) if self.is_pipelined else None
+        tensors = tensors_of(self.model, self.optimizer, self.recipe.lora)
         return Identity(origin=origin, dtype="fp32", device=self.rank.device, mesh=stage_mesh(self.mesh), tensors=tensors)
-
-    @property
-    def is_pipelined(self) -> bool:
-        return isinstance(self.model, RankPart)
 
     def digest(self) -> str:
         state, identity = training_state(self.model, self.optimizer), self.identity()
@@ -238,17 +240,19 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items())
 
 
-def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
+def piped(rank: Rank, asked: LayoutSpec, plain: Plain, recipe: LlamaRecipe = RECIPE) -> Answer:
     """As `laid`, of a pipeline."""
-    run = Run(rank, asked, shape=DEEP)
+    run = Run(rank, asked, shape=plain.model.shape, recipe=recipe)
     mine = packed(ids(1)).chunk(run.rank.data_size)[run.rank.data_rank]
     losses, mean = losses_of(run.model, mine), mean_scores(run.model, mine)["loss"].to(torch.float64)
     dist.all_reduce(mean)
     everyone = [torch.empty_like(losses) for _ in range(rank.world_size)]
     dist.all_gather(everyone, losses)
-    numbers = run.steps(1, RECIPE.steps)
+    numbers, later = run.steps(1, RECIPE.steps), losses_of(run.model, mine)
     state = run.state()
     weights = {name.removeprefix("model."): one for name, one in state.items() if name.startswith("model.")}
+    with torch.no_grad():
+        late = sample_losses(plain.model, packed(ids(1))).chunk(run.rank.data_size)[run.rank.data_rank]
     with patch.object(whole, "_on_host", wraps=whole._on_host) as copying:
         saved = gathered_weights(run.model)
     copied: list[list[str]] = [[]] * rank.world_size
@@ -258,6 +262,7 @@ def piped(rank: Rank, asked: LayoutSpec, plain: Plain) -> Answer:
         "gradients": error(run.gradients, plain.gradients),
         "packed": torch.cat([everyone[reader] for reader in run.rank.readers]).tolist(),
         "mean": float(mean) / rank.world_size,
+        "later": [later.tolist(), late.tolist()],
         "digest": run.digest(),
         "digest_of_whole": state_digest(state, rank.device).text,
         "saved": _equal(saved, weights if rank.rank == 0 else {}) and sorted(chain(*copied)) == sorted(weights),
@@ -315,26 +320,31 @@ def other_shape(rank: Rank) -> Answer:
     }  # fmt: skip
 
 
-def adapted(rank: Rank, folder: Path) -> Answer:
+def adapted(rank: Rank, folder: Path, shape: LlamaShape, names: Sequence[str], way: tuple[str, str]) -> Answer:
     """Adapters beside given weights: gradients of the last step, of which neither of an adapter's matrices is 0. Three steps in one
-    layout, and on in another from its checkpoint."""
+    layout, and on in another from its checkpoint, and what is saved as the model at the end."""
     lora = ADAPTED.lora
     assert lora is not None
-    plain, last = Plain(OTHER_SHAPE, lora, kept=RECIPE.steps), RECIPE.steps
+    plain, last = Plain(shape, lora, kept=RECIPE.steps), RECIPE.steps
     answer: Answer = {"plain": plain.numbers}
-    for name in ADAPTED_LAYOUTS:
-        run = Run(rank, LAYOUTS[name], shape=OTHER_SHAPE, recipe=ADAPTED)
+    for name in names:
+        run = Run(rank, ALL[name], shape=shape, recipe=ADAPTED)
         numbers = run.steps(1, last - 1) + run.steps(last, last)
         trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
-        assert trained == [name for name, one in plain.model.named_parameters() if one.requires_grad] == list(run.gradients)
+        assert trained == [name for name, _ in run.model.named_parameters() if name in plain.gradients]
         answer[name] = {"numbers": numbers, "gradients": error(run.gradients, plain.gradients)}
-    first = Run(rank, LAYOUTS["cp2 x tp2"], shape=OTHER_SHAPE, recipe=ADAPTED)
-    numbers = first.steps(1, 3)
-    first.save(folder / "adapted", 3)
-    second = Run(rank, LAYOUTS["fsdp4"], shape=OTHER_SHAPE, recipe=ADAPTED, fresh=False)
-    second.load(folder / "adapted")
+    here, there = way
+    first = Run(rank, ALL[here], shape=shape, recipe=ADAPTED)
+    numbers, root = first.steps(1, 3), folder / f"adapted {here}"
+    first.save(root, 3)
+    second = Run(rank, ALL[there], shape=shape, recipe=ADAPTED, fresh=False)
+    second.load(root)
     equal = _equal(first.state(), second.state())
-    return answer | {"carried": {"numbers": numbers + second.steps(4, last), "equal": equal}}
+    numbers += second.steps(4, last)
+    if isinstance(second.model, RankPart):
+        weights = {name.removeprefix("model."): one for name, one in second.state().items() if name.startswith("model.")}
+        equal = equal and _equal(gathered_weights(second.model), weights if rank.rank == 0 else {})
+    return answer | {"carried": {"numbers": numbers, "equal": equal}}
 
 
 def in_8_bits(rank: Rank) -> Answer:
@@ -390,12 +400,19 @@ def as_before(rank: Rank) -> list[tuple[float, float]]:
     return numbers
 
 
+def shape_of(here: str, there: str) -> LlamaShape:
+    """Of what is carried from one layout to another."""
+    if (here, there) in CARRIED_TIED:
+        return DEEP_OTHER
+    return DEEP if {here, there} & PIPELINES.keys() else SHAPE
+
+
 def carried(rank: Rank, folder: Path, ways: tuple[tuple[str, str], ...]) -> Answer:
     """Three steps in one layout, saved; the last two in another, saved; and back. Whether values are equal, and the numbers."""
     answer: Answer = {}
     for here, there in ways:
         root = folder / f"{here}-{there}"
-        shape = DEEP if {here, there} & PIPELINES.keys() else SHAPE
+        shape = shape_of(here, there)
         first = Run(rank, ALL[here], shape=shape)
         numbers = first.steps(1, 3)
         first.save(root, 3)
@@ -466,15 +483,18 @@ def counted(*names: str) -> Iterator[list[str]]:
 
 def main(out: Path) -> None:
     with gang() as rank:
-        plain, deep = Plain(), Plain(DEEP)
+        plain, deep, tied = Plain(), Plain(DEEP), Plain(DEEP_OTHER)
         answer: Answer = {
             "plain": {"numbers": plain.numbers, "packed": plain.packed},
             "deep": {"numbers": deep.numbers, "packed": deep.packed},
+            "deep_other": {"numbers": tied.numbers, "packed": tied.packed},
             "layouts": {name: laid(rank, asked, plain) for name, asked in LAYOUTS.items()},
             "pipelines": {name: piped(rank, asked, deep) for name, asked in PIPELINES.items()},
+            "tied": {name: piped(rank, PIPELINES[name], tied, recipe) for name, recipe in TIED.items()},
             "other": other_shape(rank),
             "without_logits": without_logits(rank),
-            "adapted": adapted(rank, out.parent),
+            "adapted": adapted(rank, out.parent, OTHER_SHAPE, ADAPTED_LAYOUTS, ("cp2 x tp2", "fsdp4")),
+            "adapted_stages": adapted(rank, out.parent, DEEP_OTHER, ADAPTED_PIPELINES, ("fsdp4", "pp2 folded x tp2")),
             "before": as_before(rank),
             "carried": carried(rank, out.parent, CARRIED),
             "bf16": Run(rank, LAYOUTS["tp2 x dp2"], "bf16").steps(1, 2),

@@ -46,8 +46,8 @@ from phalanx.job.train.pipeline.whole import whole_tensors
 from phalanx.job.train.traces.timeline import OF_PIPELINE
 
 RECIPE = LlamaRecipe(dim=16, layers=5, heads=2, ffn_dim=22, lr=1e-2)
-SPARING = replace(RECIPE, fused_loss=True, activation_checkpointing="full")
-"""Computes blocks again in the backward pass, and the loss without all logits."""
+SPARING = replace(RECIPE, fused_loss=True, activation_checkpointing="full", prefetch_blocks=1)
+"""Computes blocks again in the backward pass, and the loss without all logits; asks for weights ahead."""
 SHAPE = LlamaShape(vocab=61, dim=16, layers=5, heads=2, ffn_dim=22)
 STEPS, ROWS, SEQUENCE = 5, 2, 12
 DP = 2

@@ -23,7 +23,12 @@ from tests.job.train.test_train_gang import HYPERPARAMETERS, VOCAB, Attempt, att
 from tests.job.train.test_train_gang import data as data
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-CHANGED: dict[str, Any] = {"accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32"}
+CHANGED: dict[str, Any] = {
+    "accumulate": 2, "steps": 8, "recompute_every": 3, "dtype": "fp32",
+    "tied": True, "experts": 4, "expert_ffn_dim": 16, "dense_layers": 1,
+}  # fmt: skip
+"""Of a model that has all that a layout may have to tell ranks of: a mixture after a dense layer, and an output that is the
+embedding."""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,13 @@ def test_a_pipeline_trains_as_one_process_does(runs: list[Attempt], piped: list[
     assert other["val_loss_first"] == pytest.approx(one["val_loss_first"], rel=1e-6)
     assert other["val_loss_final"] == pytest.approx(one["val_loss_final"], rel=1e-4)
     assert not whole.of_kind("corruption") + whole.of_kind("corruption", 1)
+
+
+def test_a_pipeline_tells_the_loads_of_the_experts_of_every_stage(runs: list[Attempt], piped: list[Attempt]) -> None:
+    alone, whole = ([one for one in run.of_kind("metric") if "imbalance." in one["name"]] for run in (runs[0], piped[0]))
+    assert {one["name"] for one in alone} == {"expert_imbalance.0"}, "of the last layer, which rank 0 of the pipeline has not"
+    assert [(one["step"], one["name"]) for one in whole] == [(one["step"], one["name"]) for one in alone]
+    assert [one["value"] for one in whole] == pytest.approx([one["value"] for one in alone], abs=0.1)
 
 
 def test_a_pipeline_goes_on_from_its_checkpoint_bit_for_bit(piped: list[Attempt]) -> None:

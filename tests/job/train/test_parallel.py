@@ -9,14 +9,19 @@ import pytest
 from tests.job.checkpoint.gang_launch import end_gang, logs, start_gang
 from tests.job.train.parallel_cases import (
     ADAPTED_LAYOUTS,
+    ADAPTED_PIPELINES,
     CARRIED,
+    DEEP,
+    DEEP_OTHER,
     KINDS_OF_8_BITS,
     LAYOUTS,
     OFFLOADED,
     PIPELINES,
     SAMPLES,
     SHAPE,
+    TIED,
     UNHELD,
+    shape_of,
 )
 
 TOLERANCE = 2e-6
@@ -31,6 +36,11 @@ DEEP_NORMS_TOLERANCE = 5e-5
 same layouts without a pipeline."""
 ADAPTED_GRADIENTS_TOLERANCE = 2e-5
 """After four steps of AdamW, see above: seen were 4.3e-6."""
+DEEP_ADAPTED_GRADIENTS_TOLERANCE = 1e-4
+"""Of twice as many layers: seen were 1.4e-5."""
+LIMIT_S = 800
+"""One launch for all; on two cores that others use too it was seen to take 240."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 WAYS = [f"{here} to {there}" for here, there in CARRIED]
 
 
@@ -38,7 +48,7 @@ WAYS = [f"{here} to {there}" for here, there in CARRIED]
 def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("parallel")
     started = start_gang(["-m", "tests.job.train.parallel_cases", str(folder / "answer.json")], folder, 4, {})
-    assert end_gang(started) == [0] * 4, logs(folder)
+    assert end_gang(started, LIMIT_S) == [0] * 4, logs(folder)
     found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     return found
 
@@ -118,26 +128,35 @@ def test_a_stage_of_zero_gathers_and_reduces_as_often_as_it_says(answer: dict[st
     assert found == {"zero1": [4, 4], "zero2": [4, 8], "fsdp4": [12, 4]}
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_T03_pipelines_train_as_one_process_does(answer: dict[str, Any], name: str) -> None:
-    found, deep = answer["pipelines"][name], answer["deep"]
+PIPED = [*(("pipelines", "deep", name) for name in PIPELINES), *(("tied", "deep_other", name) for name in TIED)]
+
+
+@pytest.mark.parametrize(("which", "plain", "name"), PIPED)
+def test_T03_pipelines_train_as_one_process_does(answer: dict[str, Any], which: str, plain: str, name: str) -> None:
+    found, deep = answer[which][name], answer[plain]
     assert len(found["numbers"]) == 5
     assert [loss for loss, _ in found["numbers"]] == pytest.approx([loss for loss, _ in deep["numbers"]], rel=TOLERANCE)
     assert [norm for _, norm in found["numbers"]] == pytest.approx([norm for _, norm in deep["numbers"]], rel=DEEP_NORMS_TOLERANCE)
     assert found["gradients"] < GRADIENTS_TOLERANCE
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_held_out_losses_over_a_pipeline_are_those_of_one_process(answer: dict[str, Any], name: str) -> None:
-    found, deep = answer["pipelines"][name], answer["deep"]
+@pytest.mark.parametrize(("which", "plain", "name"), PIPED)
+def test_held_out_losses_over_a_pipeline_are_those_of_one_process(
+    answer: dict[str, Any], which: str, plain: str, name: str
+) -> None:
+    found, deep = answer[which][name], answer[plain]
     assert len(found["packed"]) == SAMPLES
     assert found["packed"] == pytest.approx(deep["packed"], rel=TOLERANCE)
     assert found["mean"] == pytest.approx(sum(deep["packed"]) / SAMPLES, rel=TOLERANCE)
+    later, late = found["later"]
+    assert later == pytest.approx(late, rel=DEEP_NORMS_TOLERANCE), "after the last update"
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_pipeline_has_the_digest_and_the_weights_of_the_whole_model(answer: dict[str, Any], name: str) -> None:
-    found = answer["pipelines"][name]
+@pytest.mark.parametrize(("which", "plain", "name"), PIPED)
+def test_a_pipeline_has_the_digest_and_the_weights_of_the_whole_model(
+    answer: dict[str, Any], which: str, plain: str, name: str
+) -> None:
+    found = answer[which][name]
     assert found["digest"] == found["digest_of_whole"]
     assert found["saved"], "what rank 0 would save as the model"
 
@@ -146,21 +165,27 @@ def test_a_pipeline_has_the_digest_and_the_weights_of_the_whole_model(answer: di
 def test_T02_a_checkpoint_of_one_layout_goes_on_in_another_and_back_with_equal_values(answer: dict[str, Any], way: str) -> None:
     found = answer["carried"][way]
     assert found["equal"] == [True, True]
-    deep = any(name in PIPELINES for name in way.split(" to "))
-    plain, tolerance = (answer["deep"], DEEP_NORMS_TOLERANCE) if deep else (answer["plain"], TOLERANCE)
-    assert flat(found["numbers"]) == pytest.approx(flat(plain["numbers"]), rel=tolerance)
+    here, there = way.split(" to ")
+    plain = {SHAPE: "plain", DEEP: "deep", DEEP_OTHER: "deep_other"}[shape_of(here, there)]
+    tolerance = TOLERANCE if plain == "plain" else DEEP_NORMS_TOLERANCE
+    assert flat(found["numbers"]) == pytest.approx(flat(answer[plain]["numbers"]), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", ADAPTED_LAYOUTS)
-def test_adapters_are_trained_as_by_one_process(answer: dict[str, Any], name: str) -> None:
-    found, plain = answer["adapted"][name], answer["adapted"]["plain"]
-    assert flat(found["numbers"]) == pytest.approx(flat(plain), rel=TOLERANCE)
-    assert found["gradients"] < ADAPTED_GRADIENTS_TOLERANCE
+ADAPTED = [*(("adapted", name) for name in ADAPTED_LAYOUTS), *(("adapted_stages", name) for name in ADAPTED_PIPELINES)]
 
 
-def test_T02_adapters_of_one_layout_go_on_in_another_with_equal_values(answer: dict[str, Any]) -> None:
-    found = answer["adapted"]["carried"]
-    assert found["equal"] and flat(found["numbers"]) == pytest.approx(flat(answer["adapted"]["plain"]), rel=TOLERANCE)
+@pytest.mark.parametrize(("which", "name"), ADAPTED)
+def test_adapters_are_trained_as_by_one_process(answer: dict[str, Any], which: str, name: str) -> None:
+    found, plain, is_deep = answer[which][name], answer[which]["plain"], which == "adapted_stages"
+    assert flat(found["numbers"]) == pytest.approx(flat(plain), rel=DEEP_NORMS_TOLERANCE if is_deep else TOLERANCE)
+    assert found["gradients"] < (DEEP_ADAPTED_GRADIENTS_TOLERANCE if is_deep else ADAPTED_GRADIENTS_TOLERANCE)
+
+
+@pytest.mark.parametrize("which", ["adapted", "adapted_stages"])
+def test_T02_adapters_of_one_layout_go_on_in_another_with_equal_values(answer: dict[str, Any], which: str) -> None:
+    found = answer[which]["carried"]
+    tolerance = DEEP_NORMS_TOLERANCE if which == "adapted_stages" else TOLERANCE
+    assert found["equal"] and flat(found["numbers"]) == pytest.approx(flat(answer[which]["plain"]), rel=tolerance)
 
 
 @pytest.mark.parametrize("dtype", KINDS_OF_8_BITS)

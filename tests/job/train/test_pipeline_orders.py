@@ -3,18 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.errors import SpecError
+from phalanx.core.lora import Lora
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import ScheduleName
 from phalanx.fabric.layouts import Layout
@@ -24,6 +26,9 @@ from phalanx.fabric.pipeline.layout import SCHEDULES, PipelineLayout, fewest_sta
 from phalanx.job.checkpoint.owners import specs_of
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.models.lora import adapt
+from phalanx.job.models.moe.mixture import reset_buffers
+from phalanx.job.train.balance import balance, loads_of_all, routers
 from phalanx.job.train.device import Rank
 from phalanx.job.train.loss import token_loss
 from phalanx.job.train.optimizer import make_adamw
@@ -33,7 +38,7 @@ from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.pipeline import TORCH_NAMES, Pipeline, pipeline_parallel
 from phalanx.job.train.pipeline.prepare import sharded_stage
 from phalanx.job.train.pipeline.stage import RankPart, Stage, llama_costs
-from phalanx.job.train.pipeline.whole import whole_tensors
+from phalanx.job.train.pipeline.whole import tensors_of, whole_tensors
 from phalanx.job.train.sizes import flops_per_token
 
 COMPUTES = {str(kind) for kind in Kind}
@@ -133,18 +138,25 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
             (LlamaRecipe(fused_loss=True), folded, "schedule", "cannot be done with fused_loss: true"),
             (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "or activation_checkpointing: full"),
-            (LlamaRecipe(lora_rank=4), one, "lora_rank", "write 0"),
+            (LlamaRecipe(experts=8), folded, "schedule", "or experts: 0"),
+            (LlamaRecipe(reshard_after_forward=True), one, "reshard_after_forward", "write auto or false"),
         ):
             with pytest.raises(SpecError) as refused:
                 sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")
             assert (refused.value.field, fix in refused.value.fix) == (field, True), refused.value
         sharded_stage(LlamaRecipe(compile=True), one, mesh, torch.device("cpu"), "fp32")
-        with pytest.raises(SpecError, match="tied"):
-            Stage(replace(SHAPE, tied=True), range(2))
-        with pytest.raises(SpecError, match="have no experts yet"):
-            Stage(replace(SHAPE, experts=4), range(2))
         with pytest.raises(SpecError, match="the schedule is of 2; give as many"):
             cut(one).gradients(torch.zeros(3, 1, 5, dtype=torch.int64))
+
+
+def test_blocks_of_a_stage_ask_for_the_weights_of_those_that_follow_there() -> None:
+    layout = PipelineLayout(schedule="1f1b", num_ranks=2, num_microbatches=2)
+    with ranks_of(2):
+        mesh, recipe = init_device_mesh("cpu", (2,)), LlamaRecipe(prefetch_blocks=1)
+        stage = Stage(SHAPE, range(2, 5))
+        sharded_stage(recipe, layout, mesh, torch.device("cpu"), "fp32")(stage)
+        states = [cast(FSDPModule, block)._get_fsdp_state() for block in stage.blocks]
+        assert [state._states_to_forward_prefetch for state in states] == [states[1:2], states[2:], []]
 
 
 def test_a_gang_that_makes_too_few_microbatches_of_a_step_is_told_so_by_its_ranks() -> None:
@@ -192,6 +204,57 @@ def test_stages_have_the_model_s_parts_under_its_names_and_its_forward() -> None
     assert whole_tensors(SHAPE, training_state(part, make_adamw(part, LlamaRecipe()))) == everything
 
 
+def test_a_run_s_tensors_are_those_that_it_trains() -> None:
+    """Of adapters beside frozen weights these alone, those of other ranks' stages too."""
+    lora = Lora(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
+    whole, stage = Llama(SHAPE), Stage(SHAPE, range(1, 3))
+    for model in (whole, stage):
+        adapt(model, lora)
+    stage.to_empty(device="cpu")
+    part = RankPart([stage])
+    found = tensors_of(part, make_adamw(part, LlamaRecipe()), lora)
+    assert found == specs_of(training_state(whole, make_adamw(whole, LlamaRecipe())))
+    assert len(found) == SHAPE.layers * 2 * 2 * 4
+
+
+def test_loads_of_a_stage_s_mixtures_stand_at_their_place_among_all_and_its_biases_follow_them() -> None:
+    """A rank without a mixture takes part too."""
+    shape = replace(SHAPE, experts=4, dense_layers=1)
+    stages = [Stage(shape, layers) for layers in (range(1), range(1, 2), range(3, 5))]
+    parts = [RankPart([stages[0]]), RankPart([stages[1], stages[2]])]
+    for part in parts:
+        part.to_empty(device="cpu")
+        reset_buffers(part)
+        for number, router in enumerate(routers(part)):
+            router.load.copy_(torch.tensor([4, 0, 2, 2]) * (number + 1))
+    with ranks_of(2):  # of which the other one has nothing to add
+        for part in parts:
+            balance(part, rate=0.5)
+    first, second = (loads_of_all(part) for part in parts)
+    assert first is not None and not first.any() and first.shape == (4, 4)
+    assert second is not None and second.tolist() == [[4, 0, 2, 2], [0] * 4, [8, 0, 4, 4], [12, 0, 6, 6]]
+    assert [router.bias.tolist() for router in routers(parts[1])] == [[-0.5, 0.5, 0.0, 0.0]] * 3
+
+
+def test_what_a_rank_trains_of_a_tied_model_has_its_embedding_once() -> None:
+    """The copy that the last stage multiplies by is no weight of the model."""
+    shape = replace(SHAPE, tied=True)
+    first, last = Stage(shape, range(2)), Stage(shape, range(2, 5))
+    for part, names in ((RankPart([first, last]), {"embedding.weight", "norm.weight"}), (RankPart([last]), {"norm.weight"})):
+        assert {name for name, _ in part.named_parameters() if not name.startswith("blocks.")} == names
+        assert part.shape == shape
+    part = RankPart([first.to_empty(device="cpu")])
+    whole = Llama(shape)
+    assert tensors_of(part, make_adamw(part, LlamaRecipe()), None) == specs_of(
+        training_state(whole, make_adamw(whole, LlamaRecipe()))
+    )
+
+
 def test_costs_of_a_llama_count_its_operations() -> None:
     costs = llama_costs(SHAPE, sequence=16)
     assert 3 * (sum(costs.layers) + costs.output) == flops_per_token(SHAPE, 16) - 6 * (2 * SHAPE.layers + 1) * SHAPE.dim  # no norms
+    mixed = llama_costs(replace(SHAPE, experts=4, expert_ffn_dim=6, shared_experts=1, dense_layers=2), sequence=16).layers
+    assert mixed[:2] == costs.layers[:2] and len(set(mixed[2:])) == 1
+    assert mixed[2] - mixed[1] == 2 * SHAPE.dim * (4 + 3 * (2 + 1) * 6 - 3 * SHAPE.ffn_dim), (
+        "a token takes two of four and the shared one"
+    )

@@ -23,9 +23,9 @@ NAMED_MAX: Final = 12
 class ModelFacts:
     """Of a model, what a layout has to divide. kv_heads: heads of keys and values, `heads` where each head has its own. ffn_dim:
     inner width of the feed-forward; 0 where each layer has experts instead. sequence: tokens of a sample that are computed.
-    tied: whether its output is its embedding. experts: of a layer; 0 in a dense model, as are the rest. shared_dim: inner width
-    of those that compute every token, as one feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one.
-    fp8: widths that tensor-parallel ranks share of matrices whose products are of 8-bit floats; none with other arithmetic."""
+    experts: of a layer; 0 in a dense model, as are the rest. shared_dim: inner width of those that compute every token, as one
+    feed-forward. dim, expert_ffn_dim: of what an expert is given, and its inner one. fp8: widths that tensor-parallel ranks share
+    of matrices whose products are of 8-bit floats; none with other arithmetic."""
 
     layers: int
     heads: int
@@ -33,7 +33,6 @@ class ModelFacts:
     ffn_dim: int
     sequence: int
     experts: int = 0
-    tied: bool = False
     shared_dim: int = 0
     dim: int = 0
     expert_ffn_dim: int = 0
@@ -66,7 +65,7 @@ def facts_of(recipe: AnyRecipe) -> ModelFacts:
     return ModelFacts(
         layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, sequence=recipe.sequence, experts=shape.experts,
         ffn_dim=shape.ffn_dim if moe is None or moe.dense_layers else 0,
-        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0, tied=shape.tied,
+        shared_dim=moe.shared * moe.ffn_dim if moe is not None else 0,
         dim=shape.dim if moe is not None else 0, expert_ffn_dim=moe.ffn_dim if moe is not None else 0,
         fp8=tuple(width for width in fp8_widths(shape) if width.is_cut) if is_fp8(recipe.dtype) else (),
     )  # fmt: skip
@@ -166,10 +165,6 @@ def _of_fp8(asked_tp: int, widths: Sequence[Width]) -> _Rule:
 
 
 def _of_stages(asked: LayoutSpec, model: ModelFacts) -> Iterator[_Rule]:
-    if model.tied:
-        yield _Rule(lambda pp: pp == 1, "the model's output is its embedding (tied), which would be on two ranks")
-    if model.experts:
-        yield _Rule(lambda pp: pp == 1, "stages of a pipeline have no experts yet; share experts by ep")
     layers, stages = model.layers, stages_per_rank(asked)
     each = "each stage" if stages == 1 else f"each of the {stages} stages of a rank"
     yield _Rule(lambda pp: pp == 1 or pp * stages <= layers, f"{each} has one of the model's {layers} layers at least")

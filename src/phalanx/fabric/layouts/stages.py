@@ -29,12 +29,20 @@ def stage_problems(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     """Whatever the model."""
     if asked.pp == 1:
         return
-    if recipe.lora is not None:
-        fix = "write 1: adapters (lora_rank) are not trained over a pipeline; zero shares their model out among the ranks"
-        yield "pp", asked.pp, fix
+    yield from _gathered(asked, recipe)
     yield from parted_problems(asked.schedule, recipe)
     for field, value, fix in pipeline_of(asked, recipe.accumulate).problems():
         yield _NAMES.get(field, field), value, fix + (_others(asked, recipe) if field == "num_microbatches" else "")
+
+
+def _gathered(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
+    """Weights stay gathered over a step, through all of its microbatches."""
+    if recipe.reshard_after_forward is True:
+        fix = "write auto or false: over a pipeline (layout.pp) weights stay gathered for a step, not anew for each microbatch"
+        yield "hyperparameters.reshard_after_forward", True, fix
+    if recipe.prefetch_blocks and asked.zero == 0:
+        fix = "write 0, or a layout.zero above 0: with 0 every rank of a stage has its weights, and asks nobody for them"
+        yield "hyperparameters.prefetch_blocks", recipe.prefetch_blocks, fix
 
 
 def parted_problems(schedule: ScheduleName, recipe: LlamaRecipe) -> Iterator[Problem]:
@@ -47,7 +55,7 @@ def parted_problems(schedule: ScheduleName, recipe: LlamaRecipe) -> Iterator[Pro
     asks = {
         "dtype: bf16": is_fp8(recipe.dtype), "compile: auto": recipe.compile is True,
         "fused_loss: auto": recipe.fused_loss is True,
-        "activation_checkpointing: full": recipe.activation_checkpointing == "selective",
+        "activation_checkpointing: full": recipe.activation_checkpointing == "selective", "experts: 0": recipe.experts > 0,
     }  # fmt: skip
     for change in (change for change, is_asked in asks.items() if is_asked):
         field = change.split(":")[0]

@@ -61,10 +61,12 @@ def _frozen_stay_out(model: nn.Module) -> bool:
 
 
 def _rows(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Rows]:
-    """Of weights that lie otherwise in checkpoints, and of their moments, which lie as they do."""
+    """Of weights that lie otherwise in checkpoints, and of their moments, which lie as they do. Frozen ones may be in none."""
     found: dict[str, Rows] = {}
     for weight, rows in rows_of(model).items():
         own, moments = _MODEL + weight, f"{_OPTIMIZER}state.{weight}."
+        if own not in tensors:
+            continue
         alike = [name for name in tensors if name.startswith(moments) and tensors[name].shape == tensors[own].shape]
         found |= dict.fromkeys([own, *alike], rows)
     return found

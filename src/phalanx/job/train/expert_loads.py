@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.job.sdk.session import Session
-from phalanx.job.train.balance import loads_of
+from phalanx.job.train.balance import loads_of, loads_of_all, mixture_numbers
 from phalanx.job.train.replicate_experts import uneven_ranks
 
 _log: Final = logging.getLogger(__name__)
@@ -35,25 +35,31 @@ class ExpertLoads:
 
     def stepped(self, step: int) -> None:
         """After the update of `step`, which all ranks made. Waits for no other rank."""
-        loads_le = loads_of(self._model) if self._speaks else None
+        loads_le = loads_of_all(self._model) if self._speaks else None
         if loads_le is None:
             return
         loads_le = loads_le.cpu()
         self._recent.append(loads_le)
         if step % self._every and step != self._last:
             return
-        uneven, ranks = imbalance(loads_le), uneven_ranks(self._model, loads_le.tolist())
-        for name, values in ((METRIC, uneven), (RANKS, ranks)):
+        uneven, ranks = imbalance(loads_le), self._of_ranks()
+        for name, values in ((METRIC, dict(enumerate(uneven))), (RANKS, ranks)):
             if values:
-                self._session.metric(step=step, name=name, value=max(values))
-            for layer, value in enumerate(values):
+                self._session.metric(step=step, name=name, value=max(values.values()))
+            for layer, value in values.items():
                 self._session.metric(step=step, name=f"{name}.{layer}", value=value)
         worst = max(range(len(uneven)), key=uneven.__getitem__)
-        of_ranks = f"; fullest rank {max(ranks):.2f} x the mean" if ranks else ""
+        of_ranks = f"; fullest rank {max(ranks.values()):.2f} x the mean" if ranks else ""
         _log.info(
             "step %d  fullest expert %.2f x the mean, in mixture %d of %d%s", step, uneven[worst], worst, len(uneven), of_ranks
         )
         self._write()
+
+    def _of_ranks(self) -> dict[int, float]:
+        """By the number of the mixture: of this rank's, since it knows of no others where their experts lie."""
+        own_le = loads_of(self._model)
+        uneven = uneven_ranks(self._model, own_le.tolist()) if own_le is not None else []
+        return dict(zip(mixture_numbers(self._model), uneven, strict=False))  # none where experts do not lie over ranks
 
     def _write(self) -> None:
         """Loads are of use to who places experts, and no part of the run: without room for them it goes on."""

@@ -19,7 +19,6 @@ from phalanx.job.checkpoint.manifest import Origin, check_fence
 from phalanx.job.checkpoint.restore import Found, Patience, find
 from phalanx.job.checkpoint.retention import Keep
 from phalanx.job.checkpoint.save import Identity, SavePolicy
-from phalanx.job.checkpoint.state import training_state
 from phalanx.job.checkpoint.together import decided_by_rank_zero
 from phalanx.job.data.draws import DataOrder
 from phalanx.job.data.sound import BadData
@@ -52,7 +51,7 @@ from phalanx.job.train.optimizer import make_adamw
 from phalanx.job.train.parallel import layout_of, make_mesh, placed
 from phalanx.job.train.parallel.mesh import stage_mesh
 from phalanx.job.train.pipeline.stage import RankPart
-from phalanx.job.train.pipeline.whole import whole_tensors
+from phalanx.job.train.pipeline.whole import tensors_of
 from phalanx.job.train.planted import planted
 from phalanx.job.train.precision import Dtype, choose_dtype
 from phalanx.job.train.resumed import INIT, of_any_data, resumed
@@ -190,7 +189,7 @@ def assemble(
             attempt=session.attempt,
             generation=rank.generation,
             mesh=stage_mesh(mesh),
-            tensors=whole_tensors(model.shape, training_state(model, optimizer)) if isinstance(model, RankPart) else None,
+            tensors=tensors_of(model, optimizer, recipe.lora),
         ),
         peak_flops_total=peak_flops(rank.device_name) * rank.world_size,
         clock_s=clock_s,

@@ -32,7 +32,8 @@ class DataParallel:
     def __init__(self, mesh: DeviceMesh, dtype: Dtype, zero: Zero, recipe: AnyRecipe) -> None:
         self._zero = zero
         self._how: dict[str, Any] = {"mesh": data_mesh(mesh), "mp_policy": policy(dtype, recipe.reduce_dtype)}
-        self._lets_go = zero == 3 and recipe.reshard_after_forward  # else backward finds the weights where forward left them
+        # Else backward finds the weights where forward left them.
+        self._lets_go = zero == 3 and recipe.reshard_after_forward is not False
 
     @property
     def reshards(self) -> bool:

@@ -14,6 +14,7 @@ from phalanx.job.train.compiled import compiled_by_all
 from phalanx.job.train.context.shared import context_parallel
 from phalanx.job.train.device import Rank
 from phalanx.job.train.parallel import sharded_llama
+from phalanx.job.train.parallel.experts import ExpertParallel
 from phalanx.job.train.parallel.mesh import PIPELINE, context_mesh, data_mesh, of_rank, uncompiled
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.pipeline import pipeline_parallel
@@ -32,7 +33,8 @@ def laid_llama(
         return sharded_llama(shape, recipe, rank, mesh, dtype, fresh)
     stages, sharing = _stages(layout, num_microbatches, shape), context_mesh(rank, mesh)
     recipe = compiled_or_not(recipe, layout, rank.device)
-    cut = sharded_stage(recipe, stages, data_mesh(mesh), rank.device, dtype, fresh, TensorParallel(mesh))
+    ways = TensorParallel(mesh), ExpertParallel(mesh, layout.ep, dtype, recipe)
+    cut = sharded_stage(recipe, stages, data_mesh(mesh), rank.device, dtype, fresh, *ways)
 
     def prepare(stage: Stage) -> None:
         cut(stage)

@@ -21,6 +21,7 @@ from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.job.models.llama import LlamaShape
 from phalanx.job.train.pipeline.forward import relayed
 from phalanx.job.train.pipeline.stage import RankPart, Stage
+from phalanx.job.train.pipeline.tied import TiedOutput
 from phalanx.job.train.pipeline.timed import Recorder, TimedStage
 from phalanx.job.train.precision import Dtype
 
@@ -98,6 +99,7 @@ class Pipeline:
         self._stages, self._group, self._device = dict(stages), group, device
         self._dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         self._sequence_parts = sequence_parts
+        self._tied = TiedOutput(layout, stages, group) if self.part.shape.tied else None
         self._built: _Built | None = None
         self._losses: list[Tensor] = []
 
@@ -111,6 +113,8 @@ class Pipeline:
         if len(microbatches) != self.layout.num_microbatches:
             fix = f"the schedule is of {self.layout.num_microbatches}; give as many"
             raise SpecError("microbatches", len(microbatches), fix)
+        if self._tied is not None:
+            self._tied.refresh()
         built = self._schedule_for(tuple(microbatches.shape[1:]))
         for stage in built.stages:
             stage.recorder = recorder
@@ -120,6 +124,8 @@ class Pipeline:
         samples = microbatches.flatten(0, 1).contiguous()  # torch parts them again, along the first dimension
         first = (samples,) if 0 in self._stages else ()
         built.schedule.step(*first, target=samples, return_outputs=False, samples=samples)
+        if self._tied is not None:
+            self._tied.add_gradients()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in self._losses:
             total += loss
@@ -129,6 +135,8 @@ class Pipeline:
     @torch.no_grad()
     def sample_losses(self, samples: Tensor) -> Tensor:
         """Of samples (b, *row), the same on all ranks of the pipeline: float32 (b,) on each of them. A collective of them."""
+        if self._tied is not None:
+            self._tied.refresh()
         found = relayed(self.layout, self._stages, samples, self._hidden(tuple(samples.shape)), self._group)
         return self._from_last(torch.zeros(len(samples), device=self._device) if found is None else found.float())
 

@@ -5,15 +5,17 @@ a pipeline, by the model and the loss. The last one gives the loss.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.core.errors import SpecError
+from phalanx.core.moe import layer_feed_parameters
 from phalanx.fabric.pipeline.balance import LayerCosts
 from phalanx.job.checkpoint.rows import rows_of, set_rows
 from phalanx.job.models.llama import Llama, LlamaShape
+from phalanx.job.train.balance import Mixtures
 from phalanx.job.train.loss import token_loss
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -44,18 +46,14 @@ class HandedOn(nn.Module):
 class Stage(Llama):
     """Some neighbouring layers, with the embedding where the first one is among them, with norm and output where the last one is.
 
-    Built on the meta device. Parameters keep the names that they have in the whole model.
+    Built on the meta device. Parameters keep the names that they have in the whole model. Where that model's output is its
+    embedding, the last stage has a copy of it as its output (`tied`), and whole_shape says so, which shape does not.
     """
 
     def __init__(self, shape: LlamaShape, layers: range) -> None:
-        if shape.tied:
-            raise SpecError("tied", True, "the embedding would be on two ranks; write no pipeline for a model whose output it is")
-        if shape.experts:
-            raise SpecError(
-                "experts", shape.experts, "stages of a pipeline have no experts yet; write no pipeline for such a model"
-            )
         with torch.device("meta"):
-            super().__init__(shape)
+            super().__init__(replace(shape, tied=False))
+        self.whole_shape = shape
         every, self.blocks = self.blocks, nn.ModuleList()
         for index in layers:
             self.blocks.add_module(str(index), every[index])
@@ -84,12 +82,6 @@ class _Model:
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         return Llama.forward(self._stage, *inputs, **named)
 
-    @property
-    def embedding(self) -> nn.Module:
-        """Where a loss looks at how the vocabulary is cut: the output is cut alike."""
-        found: nn.Module = self._stage.embedding
-        return self._stage.output if isinstance(found, Received) else found
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
@@ -114,14 +106,15 @@ class Passes(Protocol):
 
 
 class RankPart(nn.Module):
-    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. Never run: its
-    pipeline is, by `passes`."""
+    """All that a rank has of the model, under the whole model's names: for the optimiser, clipping and checkpoints. A copy of a
+    tied embedding is none of it. Never run: its pipeline is, by `passes`."""
 
     passes: Passes
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
-        self.shape, self.context = stages[0].shape, stages[0].context
+        self.shape, self.context = stages[0].whole_shape, stages[0].context
+        self.frozen_stay_out = stages[0].frozen_stay_out
         self.blocks = nn.ModuleList()
         set_rows(self, {name: rows for stage in stages for name, rows in rows_of(stage).items()})
         for stage in stages:
@@ -129,13 +122,24 @@ class RankPart(nn.Module):
                 if name == "blocks":
                     for index, block in part.named_children():
                         self.blocks.add_module(index, block)
-                elif not isinstance(part, Received | HandedOn):
+                elif not isinstance(part, Received | HandedOn) and not (name == "output" and self.shape.tied):
                     self.add_module(name, part)
+        self.mixtures = self._mixtures()
+
+    def _mixtures(self) -> Mixtures | None:
+        """Which these are among those of the whole model; None of a dense one."""
+        moe = self.shape.moe
+        if moe is None:
+            return None
+        own = [int(index) - moe.dense_layers for index, _ in self.blocks.named_children()]
+        total = self.shape.layers - moe.dense_layers
+        return Mixtures(tuple(number for number in own if number >= 0), total, moe.experts)
 
 
 def llama_costs(shape: LlamaShape, sequence: int) -> LayerCosts:
     """Of a forward pass, in floating-point operations a token; the backward pass is twice as dear everywhere. As `flops_per_token`
-    counts, with attention in full. The embedding only moves a row: it counts as one operation a number."""
-    matrices = shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim + 3 * shape.ffn_dim)
-    layer = 2 * matrices + 4 * shape.q_dim * sequence
-    return LayerCosts((layer,) * shape.layers, embedding=shape.dim, output=2 * shape.vocab * shape.dim)
+    counts, with attention in full, and of experts those that a token takes. The embedding only moves a row: it counts as one
+    operation a number."""
+    attention = 2 * shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim) + 4 * shape.q_dim * sequence
+    layers = tuple(attention + 2 * layer_feed_parameters(shape, layer, active=True) for layer in range(shape.layers))
+    return LayerCosts(layers, embedding=shape.dim, output=2 * shape.vocab * shape.dim)
