@@ -18,8 +18,8 @@ _LOGIT_BYTES: Final = 10
 _FUSED_LOSS_GIB: Final = 1.5
 _SHARE_OF_PRODUCTS: Final = 0.45
 """Of a block's activations: what torchtitan's `op` keeps of them, every second product and attention."""
-_COMPILE_S: Final = {"ours": 35.0, "peer": 45.0}
-"""Of one kind of block, where nothing is found again; guessed from the 20 to 60 s of a first step."""
+_COMPILE_S: Final = {"ours": 18.0, "peer": 18.0}
+"""Of one kind of block, where nothing is found again: so that a case lasts about what it was seen to on two H200."""
 _BUILT_S: Final = 3.0
 """A model is built, and its weights are drawn on the card."""
 _MFU_GUESSED: Final = 0.42

@@ -96,8 +96,9 @@ CARRIED = (
     ("cp2 x tp2", "cp2 x ddp2"),
     ("fsdp4", "pp2 x dp2"),
     ("tp4", "pp2 folded x tp2"),
+    ("fsdp4", "pp2 x tp2"),
 )
-CARRIED_TIED = (("fsdp4", "pp2 x dp2"),)
+CARRIED_TIED = (("fsdp4", "pp2 x tp2"),)
 TIED = {"pp2 x dp2": RECIPE, "pp2 folded x tp2": RECIPE, "pp2 x tp2": replace(RECIPE, fused_loss=True)}
 """Pipelines that train a model whose output is its embedding: on two ranks, on one, and on two of which each has a part of the
 vocabulary, without all logits."""

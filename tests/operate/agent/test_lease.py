@@ -329,8 +329,9 @@ def test_keep_lets_ranks_live_on_beyond_their_lease(cell: Cell) -> None:
     passed(boottime.now_ms() + 2 * cell.far.lease_ms)
     assert alive(pid)
     assert json.loads((cell.folder() / "shim.json").read_bytes())["lease"] is None
+    before = len(cell.far.hellos())
     cell.far.up()
-    until(lambda: len(cell.far.hellos()) == 3)
+    until(lambda: len(cell.far.hellos()) > before)
     assert cell.far.hellos()[-1].attempts[0].phase == "running"
 
 
@@ -340,7 +341,7 @@ def first_end_ms(cell: Cell) -> int:
 
 
 def test_ranks_live_on_as_long_as_the_lease_is_renewed(cell: Cell) -> None:
-    cell.on_terms(8_000)
+    cell.on_terms(PACE_MS, LONG_MS)
     pid = up(cell, "stop")
     cell.far.lease_ms = 60_000
     passed(first_end_ms(cell) + 200)
@@ -384,7 +385,7 @@ def test_a_stop_ends_the_wait_for_a_lease(cell: Cell) -> None:
 
 def test_boottime_is_the_kernels() -> None:
     before_ms = boottime.now_ms()
-    uptime_ms = 1000 * float(Path("/proc/uptime").read_text().split()[0])
+    uptime_ms = round(1000 * float(Path("/proc/uptime").read_text().split()[0]))
     assert before_ms - 11 < uptime_ms <= boottime.now_ms(), "which the kernel writes in hundredths of a second"
     alarm = boottime.Alarm()
     alarm.ring_at(1)

@@ -39,6 +39,9 @@ def test_submit_and_plan_refuse_what_cannot_work_with_what_can(bench: Bench) -> 
         refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 48}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"dtype": "fp8", "ffn_dim": 64}))
     refuse_unfitting(spec(LayoutSpec(tp=2), hyperparameters={"fused_loss": True}))
+    replicated = {"experts": 4, "place_experts_every": 5, "expert_replicas": 1}
+    with pytest.raises(SpecError, match=r"hyperparameters\.expert_replicas: 1: write 0, or a layout\.ep above 1"):
+        refuse_unfitting(spec(LayoutSpec(), hyperparameters=replicated))
     again = {"activation_checkpointing": "full", "compile": True}
     with pytest.raises(SpecError, match=r"layout\.cp: 2: write 1: blocks that are computed again"):
         refuse_unfitting(spec(LayoutSpec(cp=2), hyperparameters=again))

@@ -96,7 +96,7 @@ def _of_replicated(asked: LayoutSpec, recipe: LlamaRecipe) -> Iterator[Problem]:
     if spare and asked.pp > 1:
         yield field, spare, "write 0, or layout.pp: 1: replicas of experts are not computed over a pipeline yet"
     own = recipe.experts // max(asked.ep, 1)
-    if asked.ep > 1 and not recipe.init and spare > recipe.experts - own:  # else the folder says how many there are
+    if asked.ep > 1 and recipe.experts and spare > recipe.experts - own:  # 0 where only a folder says how many there are
         fix = f"write {recipe.experts - own} or less: a rank has {own} of the {recipe.experts} experts, and no use for more"
         yield field, spare, fix
 

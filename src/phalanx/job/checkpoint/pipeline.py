@@ -155,6 +155,11 @@ class Pipeline:
         """Called before weights or moments change, such as by the optimizer's step."""
         self.stalled_s += self._copier.before_change()
 
+    @property
+    def is_every_step(self) -> bool:
+        """Whether a snapshot is taken after every step."""
+        return self._every_step is not None
+
     def before_agreement(self) -> None:
         """Called before ranks agree on a step that changes the state. Where snapshots are taken after every step each waits for its
         own here, so that after the change every rank has the one before it whole."""

@@ -32,10 +32,11 @@ def clip(model: nn.Module, largest: float) -> Tensor:
 
 def _global_norm(grads: list[Tensor], holders: list[int]) -> Tensor:
     """holders: of each, how many ranks have the same part."""
-    squares_each = torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square()
-    if any(count > 1 for count in holders):
-        squares_each /= torch.tensor(holders, dtype=torch.float64, device=squares_each.device)
-    squares = squares_each.sum()
+    norms = torch._foreach_norm(grads, 2, torch.float64)
+    squares_each = list(torch._foreach_mul(norms, norms))
+    if any(count > 1 for count in holders):  # by numbers: a tensor of them would be waited for by the host
+        torch._foreach_div_(squares_each, [float(count) for count in holders])
+    squares = torch.stack(squares_each).sum()
     dist.all_reduce(squares)
     return squares.sqrt().to(torch.float32)
 

@@ -86,7 +86,7 @@ def _one_step(training: Training, saves: Saves, trace: Traced, step: int, val_lo
 
     facts = train_step(
         training.model, training.optimizer, training.train_batch, training.recipe, step, training.clock_s,
-        trace.moved, accepts, saves.before_agreement,
+        trace.moved, accepts, saves.before_agreement, saves.settles,
     )  # fmt: skip
     training.local_time.stop()
     if facts.updated:

@@ -18,7 +18,7 @@ def make_adamw(model: nn.Module, recipe: AnyRecipe, place: OffloadPlace | None =
     """Decoupled decay on matrices only: norms have no scale to shrink. Its moments are there before the first step, as zeros.
     Frozen weights have none.
 
-    Experts are a group of their own: they may lie on another mesh than the rest, and one update takes one mesh.
+    Experts are a group of their own, after the rest.
 
     place: of the moments, None for beside the weights. With one this is a collective of all ranks, and raises as `streamed_adamw`.
     """

@@ -44,6 +44,11 @@ class Saves:
         self._rhythm = Rhythm(training.session.checkpoint_mtbf_s, training.clock_s) if training.session.checkpoint_mtbf_s else None
         self._told = SavesTold(training.session, training.rank.rank, training.clock_s, self._rhythm)
 
+    @property
+    def settles(self) -> bool:
+        """Whether `before_agreement` may wait for a copy."""
+        return self._pipeline.is_every_step
+
     def before_agreement(self) -> None:
         """Called once a step, before ranks agree on its update."""
         self._pipeline.before_agreement()

@@ -51,11 +51,13 @@ def train_step(
     moved: Callable[[int, int], None] = lambda step, mark: None,
     accepts: Callable[[int, float, float], bool] = _is_finite,
     before_agreement: Callable[[], None] = lambda: None,
+    settles: bool = False,
 ) -> StepFacts:
     """Update `step`, counted from 1. `fetch(step)` gives this rank's samples as (accumulate, b, s + 1) on its device.
     `moved` hears of each mark that is passed: by them a rank that hangs is told from those that wait for it.
 
-    `before_agreement` is called before ranks tell each other of their losses: after that none goes on without the others.
+    `before_agreement` is called before ranks tell each other of their losses: after that none goes on without the others. settles:
+    it may wait, which is then told apart from what the device computes.
 
     Makes no update unless `accepts(step, loss, gradient norm)`, which answers the same on every rank.
     """
@@ -72,8 +74,9 @@ def train_step(
     mark()
     begin_step(model, recipe.balance_loss / len(microbatches))
     mine = gradients(model, microbatches)
-    computed = asked_so_far(microbatches.device)
+    computed = None if settles else asked_so_far(microbatches.device)
     if computed is None:
+        synchronise(microbatches.device)
         mark()
     before_agreement()
     total, norm = sum_over_ranks(mine), clip(model, recipe.clip)

@@ -11,13 +11,13 @@ from phalanx.fabric.layouts import RankFacts, facts_of, named, problems, recipe_
 def refuse_unfitting(spec: JobSpec, given: AnyRecipe | None = None) -> None:
     """Raises SpecError for the first thing that cannot work, with the values that can. given: the job's recipe with the shape of
     the model of its `init`, which is known where somebody has looked into the folder."""
-    if spec.layout == PLAIN:
-        return
     recipe = given or (recipe_config(spec) if spec.recipe else None)
-    model = facts_of(recipe) if recipe is not None and (given or not recipe.init) else None
+    is_plain = spec.layout == PLAIN
+    model = facts_of(recipe) if recipe is not None and not is_plain and (given or not recipe.init) else None
     ranks = RankFacts(world_size=spec.num_ranks, per_domain=ranks_per_domain(spec))
     of_recipe = recipe_problems(spec.layout, recipe) if recipe is not None else []
-    for field, value, fix in (*of_recipe, *problems(spec.layout, model, ranks)):
+    of_layout = problems(spec.layout, model, ranks) if not is_plain else []
+    for field, value, fix in (*of_recipe, *of_layout):
         raise SpecError(named(field), value, fix)
 
 

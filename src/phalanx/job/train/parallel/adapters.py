@@ -2,7 +2,7 @@
 
 A column-wise layer's outputs are cut, so of each adapter `up` is, and every rank computes the narrow `down` whole. A row-wise one's
 inputs are cut, so `down` is; what ranks then have of the narrow numbers are parts of sums, and stay so through `up`, until they are
-added up together with those of the layer itself. Nothing is sent for adapters.
+added up together with those of the layer itself. Nothing is sent for adapters but gradients of halves that lie whole.
 """
 
 from typing import Any

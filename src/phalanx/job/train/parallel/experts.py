@@ -33,7 +33,8 @@ class ExpertParallel:
 
     def __init__(self, mesh: DeviceMesh, ep: int, dtype: Dtype, recipe: LlamaRecipe) -> None:
         """A collective of all ranks. Raises SpecError where `ep` does not divide the ranks that share the state."""
-        self._mesh = expert_mesh(mesh, ep) if ep > 1 or TENSORS in (mesh.mesh_dim_names or ()) else None
+        has_own = ep > 1 or (recipe.experts > 0 and TENSORS in (mesh.mesh_dim_names or ()))
+        self._mesh = expert_mesh(mesh, ep) if has_own else None
         self._means = data_mesh(mesh).size()
         self._policy = policy(dtype, recipe.reduce_dtype)
 

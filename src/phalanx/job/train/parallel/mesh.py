@@ -24,12 +24,13 @@ _ROWS = "dp_rows"
 def placed(rank: Rank, session: Session, recipe: AnyRecipe) -> Rank:
     """The rank with its layout. Raises SpecError, on every rank, for one that this gang cannot have, whoever started it."""
     asked = session.layout
-    if asked == PLAIN:
-        return rank
     # Whether tensor-parallel ranks really have NVLink between them is for who placed them to say: here any of them may.
     ranks = RankFacts(world_size=rank.world_size, per_domain=rank.world_size)
-    for field, value, fix in (*recipe_problems(asked, recipe), *problems(asked, facts_of(recipe), ranks)):
+    of_layout = problems(asked, facts_of(recipe), ranks) if asked != PLAIN else []
+    for field, value, fix in (*recipe_problems(asked, recipe), *of_layout):
         raise SpecError(named(field), value, fix)
+    if asked == PLAIN:
+        return rank
     return replace(rank, layout=laid_out(asked, rank.world_size))
 
 
