@@ -23,6 +23,10 @@ class LocalAdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update_all()
+        return loss
+
+    def _update_all(self) -> None:
         for group in self.param_groups:
             due = [parameter for parameter in group["params"] if parameter.grad is not None]
             states = [self.state[parameter] for parameter in due]
@@ -30,7 +34,6 @@ class LocalAdamW(torch.optim.AdamW):
             steps: list[Tensor] = [state["step"] for state in states]
             weights, gradients = [local_of(parameter) for parameter in due], [local_of(parameter.grad) for parameter in due]
             update(group, weights, gradients, means, squares, steps)
-        return loss
 
 
 def update(

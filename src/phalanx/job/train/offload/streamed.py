@@ -6,7 +6,7 @@ on the host would move half of that, and do there, in other bits, what a GPU doe
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from phalanx.core.errors import Bug
 from phalanx.job.checkpoint.digest import bit_sum
 from phalanx.job.checkpoint.local import local_of
-from phalanx.job.train.local_adamw import MOMENTS, update
+from phalanx.job.train.local_adamw import MOMENTS, LocalAdamW, update
 from phalanx.job.train.offload.carriers import Across, Here
 from phalanx.job.train.offload.pieces import Piece, Plan, plan
 from phalanx.job.train.offload.place import OffloadPlace, agreed, check_room
@@ -39,7 +39,7 @@ class _Due:
     step: Tensor
 
 
-class StreamedAdamW(torch.optim.AdamW):
+class StreamedAdamW(LocalAdamW):
     """Its state has the names, shapes and cuts of AdamW's, from the start on, in host memory or in a file. See `streamed_adamw`."""
 
     def __init__(self, groups: Groups, store: Store, carrier: Here | Across, pieces: Plan, **options: Any) -> None:
@@ -51,13 +51,8 @@ class StreamedAdamW(torch.optim.AdamW):
             self.state[parameter] = _state(parameter, store.arrays, start)
         weakref.finalize(self, store.close).atexit = False  # with the process all of it goes anyhow
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch overloads it
+    def _update_all(self) -> None:
         """Raises StoreUnavailable where the file cannot be read or written: weights and moments are then of no step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         due = self._due()
         for turn, piece in self._in_turns(piece for piece in self._plan.pieces if any(one.array in due for one in piece.stretches)):
             self._one(turn, piece, due)
@@ -65,7 +60,6 @@ class StreamedAdamW(torch.optim.AdamW):
             torch._foreach_add_([one.step for one in due.values()], 1)
         self.carrier.finish()
         self.store.finish()
-        return loss
 
     @torch.no_grad()
     def bit_sums(self, device: torch.device) -> Mapping[int, Tensor]:
