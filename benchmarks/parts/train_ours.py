@@ -131,7 +131,7 @@ def measured(case: Case, rank: Rank, folder: Path) -> Answer:
 
 def stepper(case: Case, recipe: LlamaRecipe, rank: Rank, fetch: Callable[[int], torch.Tensor]) -> Callable[[int], StepFacts]:
     """With a new model and its optimiser. A collective of all ranks."""
-    dtype = choose_dtype(recipe.dtype, rank.device, time.perf_counter)
+    dtype = choose_dtype(recipe.dtype, rank.device)
     model = laid_llama(recipe.shape(case.size.vocab), recipe, rank, make_mesh(rank), dtype, case.microbatches, fresh=False)
     draw(model, recipe, rank)
     for router in routers(model) if case.even else ():

@@ -51,8 +51,8 @@ class LlamaRecipe:
     clip: largest global gradient norm.
     init_std: standard deviation of the initial weights.
     seed: of weights and data order.
-    dtype: arithmetic of the forward pass; `auto` asks a matrix-product probe at start-up. `fp8` and `fp8_rowwise` are bf16 whose
-        blocks' matrix products are of 8-bit floats, with one scale a tensor or one a row.
+    dtype: arithmetic of the forward pass; `auto` is bf16 on CUDA and on CPUs with AMX, fp32 on others. `fp8` and `fp8_rowwise`
+        are bf16 whose blocks' matrix products are of 8-bit floats, with one scale a tensor or one a row.
     eval_batches: held-out batches (each one microbatch a rank) scored before the first update and after the last; 0 for none, as
         for data of which nothing is held out.
     on_spike: what is done about a loss that is no number or far above those before it. `skip` makes no update in that step;

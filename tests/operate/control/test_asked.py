@@ -303,7 +303,7 @@ def test_a_job_whose_ranks_end_by_themselves_while_it_is_paused_is_paused(bench:
 def test_a_trainer_that_was_done_before_the_stop_reached_it_has_succeeded(bench: Bench, ask: str) -> None:
     """It saved its model: another attempt would register a second version."""
     agent = bench.add("a")
-    plain = replace(a_spec(), kind="train", entrypoint="", recipe="llama", data=DataSource(path="/d"))
+    plain = replace(a_spec(), kind="train", entrypoint="", recipe="llama", data=DataSource(path="/d"), hyperparameters={})
     job = bench.submit(plain)
     bench.tick()
     agent.run(FIRST)

@@ -1,40 +1,24 @@
-"""The arithmetic of the forward pass. Chosen once for a job: a resume uses what the checkpoint says, whatever a probe would say."""
+"""The arithmetic of the forward pass. Chosen once for a job: a resume uses what the checkpoint says."""
 
-from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from phalanx.job.train.device import synchronise
-
 Dtype = Literal["fp32", "bf16", "fp8", "fp8_rowwise"]
-_PROBE_SIZE: Final = 512
-_PROBE_TIMES: Final = 9
-_CLEARLY_FASTER: Final = 1.5
-"""Two probes of one machine differ by some tenths; with less than this between them, two runs of one job could part ways."""
 
 
-def choose_dtype(asked: Literal["auto"] | Dtype, device: torch.device, clock_s: Callable[[], float]) -> Dtype:
-    """`auto` is bf16 on CUDA; elsewhere only where a matrix product is clearly faster in it (on some CPUs 50-110 times slower)."""
+def choose_dtype(asked: Literal["auto"] | Dtype, device: torch.device) -> Dtype:
+    """`auto` is bf16 on CUDA, and on a CPU with units for its matrix products, which are many times faster in it; fp32 on others,
+    some of which are a hundred times slower in bf16. Never by a clock: two runs of one job on one machine would part ways."""
     if asked != "auto":
         return asked
-    if device.type == "cuda":
-        return "bf16"
-    times = {dtype: _product_s(dtype, device, clock_s) for dtype in (torch.float32, torch.bfloat16)}
-    return "bf16" if times[torch.bfloat16] * _CLEARLY_FASTER < times[torch.float32] else "fp32"
+    return "bf16" if device.type == "cuda" or has_matrix_units() else "fp32"
 
 
-def _product_s(dtype: torch.dtype, device: torch.device, clock_s: Callable[[], float]) -> float:
-    """The best of a few products; the first of all warms up and does not count."""
-    square = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype, device=device)
-    times = []
-    for _ in range(_PROBE_TIMES + 1):
-        started = clock_s()
-        square @ square
-        synchronise(device)
-        times.append(clock_s() - started)
-    return min(times[1:])
+def has_matrix_units() -> bool:
+    """Whether this CPU has AMX tiles."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def policy(dtype: Dtype, reduce_dtype: Literal["fp32", "bf16"] = "fp32") -> MixedPrecisionPolicy:

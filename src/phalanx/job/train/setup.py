@@ -134,7 +134,7 @@ def set_up(
     rank = placed(rank, session, recipe)
     claim(session, rank)
     found = find(checkpoints_of(session), of_any_data(origin_of(recipe, data, rank)), patience_of(session))
-    dtype = dtype_of_run(found, recipe, rank, clock_s)
+    dtype = dtype_of_run(found, recipe, rank)
     batch = batch_of(found, recipe, rank)
     init_digest = agreed_digest(recipe, session.node, str(found.manifest.extra.get(INIT, "")) if found else "")
     made = (rank, dtype, batch, clock_s, unix_ms, watch)
@@ -248,11 +248,11 @@ def claim_beside(session: Session, rank: Rank) -> None:
     threading.Thread(target=work, name="claim", daemon=True).start()
 
 
-def dtype_of_run(found: Found | None, recipe: AnyRecipe, rank: Rank, clock_s: Callable[[], float]) -> Dtype:
-    """The checkpoint's where there is one: another machine's probe may answer otherwise, and the losses would differ."""
+def dtype_of_run(found: Found | None, recipe: AnyRecipe, rank: Rank) -> Dtype:
+    """The checkpoint's where there is one: another machine may choose otherwise, and the losses would differ."""
     if found is not None:
         return cast(Dtype, found.manifest.dtype)
-    return decided_by_rank_zero(lambda: choose_dtype(recipe.dtype, rank.device, clock_s))
+    return decided_by_rank_zero(lambda: choose_dtype(recipe.dtype, rank.device))
 
 
 def batch_of(found: Found | None, recipe: AnyRecipe, rank: Rank) -> Batch:
