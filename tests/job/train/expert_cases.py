@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from phalanx.core.errors import DataError, SpecError
@@ -49,6 +50,7 @@ from phalanx.job.train.pipeline.build import laid_llama
 from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.place_experts import place_experts
+from phalanx.job.train.precision import Dtype
 from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.replicate_experts import replicate_experts, uneven_ranks
 from phalanx.job.train.step import train_step
@@ -143,10 +145,14 @@ def alone(setting: Setting, recipe: LlamaRecipe = RECIPE) -> Ran:
 
 
 def sharded(
-    layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE, place: OffloadPlace | None = None
+    layout: Layout,
+    setting: Setting = as_drawn,
+    recipe: LlamaRecipe = RECIPE,
+    place: OffloadPlace | None = None,
+    dtype: Dtype = "fp32",
 ) -> tuple[Llama | RankPart, torch.optim.Optimizer]:
     """As the trainer lays it out."""
-    model = laid_llama(recipe.shape(VOCAB), recipe, rank_of(layout), mesh_of(layout), "fp32", RECIPE.accumulate)
+    model = laid_llama(recipe.shape(VOCAB), recipe, rank_of(layout), mesh_of(layout), dtype, RECIPE.accumulate)
     setting(model)
     return model, make_adamw(model, RECIPE, place)
 
@@ -417,6 +423,26 @@ def case_replicas_of_hot_experts_equal_one_process_and_level_what_ranks_compute(
         check_same(ran, plain)
         assert fullest_rank(rows) <= most, fullest_rank(rows)
         assert most_of_a_rank(model) == int(ran.loads[-1].sum()), "without them one rank would have all"
+
+
+def case_experts_of_one_rank_alone_compute_in_bf16_as_those_that_are_cut_further(root: Path, rank: Rank) -> None:
+    """Nobody gathers them: they are cast where they are used, or before copies are sent. Those that FSDP cuts are the reference."""
+    found: list[Ran] = []
+    for layout, spare in ((EP2, 0), (EP4, 0), (EP4, 1)):
+        (model, optimizer), ran = sharded(layout, all_to_two, dtype="bf16"), Ran()
+        if spare:
+            assert replicate_experts(model, [[1, 1, *[0] * 6]] * RECIPE.layers, spare) >= RECIPE.layers
+        wrapped = {isinstance(mixture.experts, FSDPModule) for mixture in mixtures(model)}
+        assert wrapped == {layout == EP2}, "where each rank has its experts whole nobody shares them"
+        train(model, optimizer, layout, (1,), ran)
+        found.append(ran)
+    for ran in found[1:]:
+        torch.testing.assert_close(torch.tensor(ran.losses), torch.tensor(found[0].losses), rtol=2e-3, atol=0)
+        for name, one in ran.gradients.items():
+            other = found[0].gradients[name]
+            assert one.dtype == torch.float32 and one.abs().max() > 0
+            off = float((one - other).norm() / other.norm())
+            assert off <= 2e-2, f"{name} is off by {off:.1e}"
 
 
 def counted_rows(model: nn.Module) -> list[int]:

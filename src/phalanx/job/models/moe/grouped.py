@@ -18,11 +18,33 @@ STRIDE_BYTES: Final = 16
 """Rows of every operand begin at multiples of it."""
 
 
-def grouped(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
-    """Rows in the order of their experts, count_e of each, times that expert's matrix: (n, f). Gradients of experts without rows
-    are 0. all_used: somebody knows that there are none, and nobody need look for them in memory."""
-    product: Tensor = _product(x_nd, weight_edf, count_e, all_used)
+def grouped(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool = False, mean_over: int = 1) -> Tensor:
+    """Rows in the order of their experts, count_e of each, times that expert's matrix: (n, f), in the dtype of the rows. Gradients
+    of experts without rows are 0. Weights of another dtype are cast for as long as a product takes, and have gradients in theirs.
+
+    all_used: somebody knows that there are no experts without rows, and nobody need look for them in memory. mean_over: by what the
+    gradient of the weights is divided."""
+    product: Tensor = _product(x_nd, weight_edf, count_e, all_used, mean_over)
     return product
+
+
+def narrowed(weight: Tensor, dtype: torch.dtype, mean_over: int) -> Tensor:
+    """The weight in another dtype, whose gradient is cast back and divided."""
+    if weight.dtype == dtype and mean_over == 1:
+        return weight
+    cast: Tensor = _Narrowed.apply(weight, dtype, mean_over)  # type: ignore[no-untyped-call]
+    return cast
+
+
+class _Narrowed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype, mean_over: int) -> Tensor:
+        ctx.wide, ctx.mean_over = weight.dtype, mean_over
+        return weight.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        return divided(gradients[0], ctx.wide, ctx.mean_over), None, None
 
 
 def has_kernel(x: Tensor) -> bool:
@@ -41,7 +63,8 @@ def one_by_one(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("phalanx::grouped_product", mutates_args=())
-def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
+def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool, mean_over: int) -> Tensor:
+    weight_edf = weight_edf.to(x_nd.dtype)
     if not len(x_nd) or not has_kernel(x_nd):
         return one_by_one(x_nd, weight_edf, count_e)
     more_d, more_f = _missing(x_nd, weight_edf.shape[1]), _missing(x_nd, weight_edf.shape[2])
@@ -52,8 +75,20 @@ def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool) 
 
 
 @torch.library.custom_op("phalanx::grouped_product_of_weight", mutates_args=())
-def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
+def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool, wanted: torch.dtype, mean_over: int) -> Tensor:
     """The gradient of each expert's matrix, (e, d, f)."""
+    return divided(_sum_of_weight(x_nd, gradient_nf, count_e, all_used), wanted, mean_over)
+
+
+def divided(total: Tensor, wanted: torch.dtype, by: int) -> Tensor:
+    """In the dtype that is wanted, where it is also divided; by one pass over memory. May be `total` itself."""
+    if by == 1:
+        return total.to(wanted)
+    # One number with a dimension: a plain one would be multiplied by in the total's own dtype.
+    return total * torch.full((1,), 1 / by, dtype=wanted, device=total.device)
+
+
+def _sum_of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
     if not len(x_nd) or not has_kernel(x_nd):
         counts = count_e.tolist()
         parts = zip(torch.split(x_nd, counts), torch.split(gradient_nf, counts), strict=True)
@@ -67,25 +102,28 @@ def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: boo
 
 
 @_product.register_fake
-def _(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
+def _(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool, mean_over: int) -> Tensor:
     return x_nd.new_empty(x_nd.shape[0], weight_edf.shape[2])
 
 
 @_of_weight.register_fake
-def _(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool) -> Tensor:
-    return x_nd.new_empty(count_e.shape[0], x_nd.shape[1], gradient_nf.shape[1])
+def _(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool, wanted: torch.dtype, mean_over: int) -> Tensor:
+    return x_nd.new_empty(count_e.shape[0], x_nd.shape[1], gradient_nf.shape[1], dtype=wanted)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
-    *tensors, ctx.all_used = inputs
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool, int], output: Tensor) -> None:
+    *tensors, ctx.all_used, ctx.mean_over = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, gradient_nf: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _backward(ctx: Any, gradient_nf: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     x_nd, weight_edf, count_e = ctx.saved_tensors
-    of_x = _product(gradient_nf, weight_edf.transpose(1, 2), count_e, ctx.all_used) if ctx.needs_input_grad[0] else None
-    of_weight = _of_weight(x_nd, gradient_nf, count_e, ctx.all_used) if ctx.needs_input_grad[1] else None
-    return of_x, of_weight, None, None
+    of_x = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_x = _product(gradient_nf, weight_edf.transpose(1, 2), count_e, ctx.all_used, 1)
+    if ctx.needs_input_grad[1]:
+        of_weight = _of_weight(x_nd, gradient_nf, count_e, ctx.all_used, weight_edf.dtype, ctx.mean_over)
+    return of_x, of_weight, None, None, None
 
 
 _product.register_autograd(_backward, setup_context=_keep)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.moe.exchange import Exchange
-from phalanx.job.models.moe.grouped import grouped
+from phalanx.job.models.moe.grouped import grouped, narrowed
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
 from phalanx.job.models.parts import part_of
@@ -33,11 +33,14 @@ def summed(y_tkd: Tensor, weight_tk: Tensor) -> Tensor:
 
 class Experts(nn.Module):
     """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
-    lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster."""
+    lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster.
+
+    mean_over: by what their gradients are divided here; 1 where whoever reduces these over ranks does it."""
 
     def __init__(self, dim: int, shape: MoeShape) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
+        self.mean_over = 1
         self.gated: Gated = gated
         self.gate_up = nn.Parameter(torch.empty(shape.experts, dim, 2 * shape.ffn_dim))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn_dim, dim))
@@ -46,16 +49,18 @@ class Experts(nn.Module):
         """Rows in the order of their experts, count_e of each; the answers in the same order."""
         gate_up, down = part_of(self.gate_up), part_of(self.down)
         if self.exchange is None:
-            return self._fed(gate_up, down, x_nd, count_e)
-        feed_copies = None
-        if (replicas := self.exchange.replicas) is not None:
-            (gate_up, gate_up_copies), (down, down_copies) = (replicas.copied(one, self.exchange.group) for one in (gate_up, down))
-            feed_copies = partial(self._fed, gate_up_copies, down_copies) if len(down_copies) else None
-        return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down), feed_copies)
+            return self._fed(gate_up, down, self.mean_over, x_nd, count_e)
+        if (replicas := self.exchange.replicas) is None:
+            return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down, self.mean_over))
+        # Cast before they are sent; what comes back is divided where it is cast again.
+        sent = (narrowed(one, x_nd.dtype, self.mean_over) for one in (gate_up, down))
+        (gate_up, gate_up_copies), (down, down_copies) = (replicas.copied(one, self.exchange.group) for one in sent)
+        feed_copies = partial(self._fed, gate_up_copies, down_copies, 1) if len(down_copies) else None
+        return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down, 1), feed_copies)
 
-    def _fed(self, gate_up: Tensor, down: Tensor, x_nd: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
+    def _fed(self, gate_up: Tensor, down: Tensor, mean_over: int, x_nd: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
         count_e = count_e[: len(down)]  # further places may be empty
-        return grouped(self.gated(grouped(x_nd, gate_up, count_e, all_used)), down, count_e, all_used)
+        return grouped(self.gated(grouped(x_nd, gate_up, count_e, all_used, mean_over)), down, count_e, all_used, mean_over)
 
 
 class Mixture(nn.Module):

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from phalanx.core.recipe import AnyRecipe
 from phalanx.core.spec import Zero
+from phalanx.job.train.parallel.experts import lie_alone
 from phalanx.job.train.parallel.mesh import data_mesh
 from phalanx.job.train.precision import Dtype, policy
 
@@ -42,7 +43,7 @@ class DataParallel:
 
     def part(self, module: nn.Module) -> None:
         """One that is gathered, and whose gradients are reduced, as one."""
-        fully_shard(module, reshard_after_forward=self._lets_go, **self._how)
+        fully_shard(module, reshard_after_forward=self._lets_go, ignored_params=lie_alone(module), **self._how)
 
     def kept(self, modules: list[nn.Module]) -> None:
         """As one part, whose weights stay gathered from forward to backward."""
@@ -50,7 +51,8 @@ class DataParallel:
 
     def whole(self, model: nn.Module) -> None:
         """After its parts."""
-        fully_shard(model, reshard_after_forward=None if self._zero == 3 else False, **self._how)
+        reshards = None if self._zero == 3 else False
+        fully_shard(model, reshard_after_forward=reshards, ignored_params=lie_alone(model), **self._how)
         setattr(model, _ZERO, self._zero)
 
 

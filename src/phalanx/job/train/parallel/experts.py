@@ -1,9 +1,10 @@
 """Expert parallelism: each rank has some experts of every mixture, and tokens travel to theirs (GShard, arXiv:2006.16668).
 
 Neighbours among the ranks that share the state share the experts, `ep` of them all of a layer; along the rest each expert is cut
-as FSDP does. Everything that is no expert is cut over all of them, and every rank has tokens of its own: of another sample, of
-another part of a row (context parallel), or of another part of the sequence between matrices (tensor parallel). So the ranks that
-share a row or the matrices are among those that share the experts, the nearest first, and no expert's matrix is cut by `tp`.
+as FSDP does; with no rest it lies whole on one rank. Everything that is no expert is cut over all of them, and every rank has
+tokens of its own: of another sample, of another part of a row (context parallel), or of another part of the sequence between
+matrices (tensor parallel). So the ranks that share a row or the matrices are among those that share the experts, the nearest first,
+and no expert's matrix is cut by `tp`.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,9 @@ class ExpertParallel:
         names = tuple(name for name in (REPLICATE, REST) if name in (self._mesh.mesh_dim_names or ()))
         rest = self._mesh[names]
         for mixture in mixtures(block):
+            if rest.size() == 1:
+                mixture.experts.mean_over = self._means
+                continue
             fully_shard(
                 mixture.experts, mesh=rest, mp_policy=self._policy, reshard_after_forward=reshards,
                 shard_placement_fn=_along(self._mesh[AXIS].size(), self._mesh[REST].size()) if is_cut else None,
@@ -79,6 +83,13 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh) -> None:
             cut = distribute_tensor(weight.detach(), ep, [Shard(0)], src_data_rank=None)
             mixture.experts.register_parameter(name, nn.Parameter(cut))
         mixture.experts.exchange = Exchange(ep.get_group())
+
+
+def lie_alone(module: nn.Module) -> set[nn.Parameter]:
+    """Experts' weights of which no other rank has a part: data parallelism leaves them alone. To gather them from nobody, cast and
+    reduce their gradients over nobody took FSDP 8 % of a step."""
+    lone = (one.experts for one in mixtures(module) if one.experts.exchange is not None and not isinstance(one.experts, FSDPModule))
+    return {weight for experts in lone for weight in experts.parameters(recurse=False)}
 
 
 def is_expert_parallel(model: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout
 from phalanx.job.models.llama import Block
 from phalanx.job.models.lora import adapt
 from phalanx.job.train.initial import fill_part, first_weights
-from phalanx.job.train.parallel.experts import ExpertParallel
+from phalanx.job.train.parallel.experts import ExpertParallel, lie_alone
 from phalanx.job.train.parallel.tensors import TensorParallel
 from phalanx.job.train.pipeline.stage import Stage
 from phalanx.job.train.precision import Dtype, policy
@@ -51,13 +51,13 @@ def sharded_stage(
                 experts.block(block, reshards=False)
             if tensors is not None:
                 tensors.block(cast(Block, block), f"blocks.{name}")
-            fully_shard(block, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
+            fully_shard(block, **how, reshard_after_forward=False, ignored_params=lie_alone(block))  # type: ignore[call-overload]  # as named
         for name, part in stage.named_children():
             if name != "blocks":
                 fill_part(part, "embedding" if name == "output" and stage.whole_shape.tied else name, first, device)
         if tensors is not None:
             tensors.whole(stage)
-        fully_shard(stage, **how, reshard_after_forward=False)  # type: ignore[call-overload]  # as named
+        fully_shard(stage, **how, reshard_after_forward=False, ignored_params=lie_alone(stage))  # type: ignore[call-overload]  # as named
         look_ahead(stage.blocks, recipe.prefetch_blocks)
 
     return prepare
