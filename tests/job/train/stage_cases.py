@@ -34,7 +34,7 @@ from phalanx.job.checkpoint.restore import find, load
 from phalanx.job.checkpoint.save import Identity, SavePolicy, save
 from phalanx.job.checkpoint.state import training_state
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
-from phalanx.job.train.clip import clip
+from phalanx.job.train.clip import clip, global_norm
 from phalanx.job.train.device import Rank, gang
 from phalanx.job.train.loss import sample_losses, sum_over_ranks, token_loss
 from phalanx.job.train.optimizer import make_adamw
@@ -154,7 +154,8 @@ def trained(pipeline: Pipeline, mesh: DeviceMesh, packed: bool, plain: PlainRun)
         total = pipeline.gradients(every[mesh["dp_shard"].get_local_rank()])
         loss = float(sum_over_ranks(total)) / (every.shape[1] * dist.get_world_size())
         grads = {name: whole(one.grad) for name, one in pipeline.part.named_parameters() if one.grad is not None}
-        norm = float(clip(pipeline.part, RECIPE.clip))
+        norm = float(global_norm(pipeline.part))
+        clip(pipeline.part, norm, RECIPE.clip)
         optimizer.step()
         optimizer.zero_grad()
         apart = max(float((grads[name] - wanted[name]).abs().max()) for name in grads)

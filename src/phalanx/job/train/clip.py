@@ -16,18 +16,30 @@ from phalanx.job.checkpoint.local import local_of
 
 EPSILON: Final = 1e-6
 """As torch's."""
+_SURELY_LESS: Final = 1 - 1e-6
+"""Also after float32 has rounded both: nearer ones are multiplied, by what comes out."""
 
 
 @torch.no_grad()
-def clip(model: nn.Module, largest: float) -> Tensor:
-    """Scales all gradients down where their norm is above `largest`; the norm before, float32. A collective of all ranks, each of
-    which has its part of every gradient; parts that several have count once."""
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    grads = [local_of(grad) for grad in found]
-    norm = _global_norm(grads, [_holders(grad) for grad in found])
-    scale = torch.clamp(largest / (norm + EPSILON), max=1.0)
-    torch._foreach_mul_(grads, scale)
-    return norm
+def global_norm(model: nn.Module) -> Tensor:
+    """Of all gradients, float32. A collective of all ranks, each of which has its part of every gradient; parts that several have
+    count once."""
+    found = _gradients(model)
+    return _global_norm([local_of(grad) for grad in found], [_holders(grad) for grad in found])
+
+
+@torch.no_grad()
+def clip(model: nn.Module, norm: float, largest: float) -> None:
+    """Scales all gradients down where their norm is above `largest`. norm: as `global_norm` found it. To multiply by 1 would read
+    and write all of them once more, in each step of a run that has calmed down."""
+    if norm < largest * _SURELY_LESS - EPSILON:
+        return
+    scale = torch.clamp(largest / (torch.tensor(norm, dtype=torch.float32) + EPSILON), max=1.0)
+    torch._foreach_mul_([local_of(grad) for grad in _gradients(model)], float(scale))
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def _global_norm(grads: list[Tensor], holders: list[int]) -> Tensor:

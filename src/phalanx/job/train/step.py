@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.core.recipe import AnyRecipe
 from phalanx.job.train.balance import balance, begin_step
-from phalanx.job.train.clip import clip
+from phalanx.job.train.clip import clip, global_norm
 from phalanx.job.train.device import asked_so_far, synchronise
 from phalanx.job.train.loss import sum_over_ranks
 from phalanx.job.train.optimizer import lr_at, set_lr
@@ -79,7 +79,7 @@ def train_step(
         synchronise(microbatches.device)
         mark()
     before_agreement()
-    total, norm = sum_over_ranks(mine), clip(model, recipe.clip)
+    total, norm = sum_over_ranks(mine), global_norm(model)
     if computed is not None:
         computed.synchronize()  # now, not before: the device goes on with what was asked of it meanwhile
         mark()
@@ -88,6 +88,7 @@ def train_step(
     mark()
     updated = accepts(step, loss, grad_norm)
     if updated:
+        clip(model, grad_norm, recipe.clip)
         optimizer.step()
         balance(model, recipe.balance_rate)
     optimizer.zero_grad()

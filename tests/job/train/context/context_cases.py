@@ -26,7 +26,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.context import KINDS, ContextKind
 from phalanx.job.models.context import WHOLE, document_mask
 from phalanx.job.models.llama import Block, Llama, LlamaShape, initialise, rope_tables
-from phalanx.job.train.clip import clip
+from phalanx.job.train.clip import clip, global_norm
 from phalanx.job.train.context.kernels import CPU_FLASH, PLAIN, Gradients, Kept, Kernel
 from phalanx.job.train.context.ring import ring_attention
 from phalanx.job.train.context.shared import context_of_kind, context_parallel
@@ -181,7 +181,7 @@ def trained(model: Llama, packed: bool, rows: slice = slice(4), microbatches: in
             total += loss.item()
         steps.append((total, gradients(model)))
         if isinstance(model, FSDPModule):
-            clip(model, 1.0)
+            clip(model, float(global_norm(model)), 1.0)
         else:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
