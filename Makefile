@@ -34,8 +34,9 @@ bench: install ## every benchmark, quick form; PHALANX_TRACES=DIR names the fold
 gpu-bundle: install ## the wheels that a GPU machine without a network lacks, in .gpu-bundle: see docs/speed.md
 	@scripts/gpu-bundle
 
-soak: install ## the long form of the tests: 200 random faults in one run, the kill test over many steps and ranks, 50,000 seeds of the simulation
+soak: install ## the long form of the tests: 200 random faults in one run, the kill test over many steps and ranks, 50,000 seeds of the simulation, three times the examples of each property
 	@PHALANX_SOAK=1 $(BIN)/python -m pytest tests/e2e $(PYTEST_ARGS)
+	@PHALANX_SOAK=1 $(BIN)/python -m pytest $(TEST_WORKERS) --ignore tests/e2e $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.simulation --seeds 0:50000
 
 clean: ## removes the environment, the demo's folder and caches

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("phalanx", deadline=None)  # a busy machine or disk is no failure of ours
+from tests.drawn import examples
+
+# A busy machine or disk is no failure of ours.
+settings.register_profile("phalanx", deadline=None, max_examples=examples(settings.get_profile("default").max_examples))
 settings.load_profile("phalanx")
 gc.disable()  # while tests are collected, which took three tenths longer with it
 MUST_RUN_ALL = os.geteuid() == 0 or os.environ.get("CI", "").lower() in ("1", "true")

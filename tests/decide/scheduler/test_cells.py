@@ -20,6 +20,7 @@ from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, RunningJob, 
 from phalanx.decide.scheduler.where.ground import survey
 from tests.decide.scheduler import closed_loop
 from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, after, evicted, gang, job, reasons, settled, started, world
+from tests.drawn import examples
 
 AT_ONCE = {"preemption": {"min_runtime": "0s"}}
 
@@ -242,7 +243,7 @@ def in_pairs(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, nodes=nodes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(PARTS, min_size=2, max_size=14), WAYS, CELLS, CELLS)
 def test_a_tenant_waits_no_longer_than_in_a_private_cluster_of_its_quota(
     parts: list[Part], way: dict[str, Any], of_a: tuple[str, int], of_b: tuple[str, int]
@@ -251,7 +252,7 @@ def test_a_tenant_waits_no_longer_than_in_a_private_cluster_of_its_quota(
     check(parts, {**AT_ONCE, **way}, {"a": of_a, "b": of_b}, borrow=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(PARTS, min_size=2, max_size=14), WAYS, RUNTIMES, CELLS, CELLS)
 def test_nor_does_a_tenant_that_borrows(
     parts: list[Part], way: dict[str, Any], min_runtime: str, of_a: tuple[str, int], of_b: tuple[str, int]
@@ -271,7 +272,7 @@ def check(parts: list[Part], way: dict[str, Any], of: Mapping[str, tuple[str, in
             assert shared.first[name] <= start_ms, (name, shared, private)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(PARTS, min_size=2, max_size=14), WAYS, RUNTIMES, CELLS, CELLS)
 def test_cells_are_decided_as_the_private_cluster_is(
     parts: list[Part], way: dict[str, Any], min_runtime: str, of_a: tuple[str, int], of_b: tuple[str, int]

@@ -12,6 +12,7 @@ from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.snapshot import RunningJob, Shape
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.closed_loop import ALL, HOUR, MINUTE, NOW, Loop, fleet, gang, name_of
+from tests.drawn import examples
 
 
 def runs(name: str, devices: Sequence[int], limit_ms: int | None, milli: int = 1000) -> RunningJob:
@@ -85,7 +86,7 @@ HOLDERS = st.lists(st.tuples(st.sampled_from([2, 3, 5, None]), st.booleans()), m
 """Of one device: hours of each one's limit, and whether it is ended now."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(HOLDERS, min_size=1, max_size=4))
 def test_so_many_devices_are_free_when_the_last_holder_of_each_has_gone(devices: list[list[tuple[int | None, bool]]]) -> None:
     """Counted device by device: who is alone holds it whole, others hold parts."""

@@ -16,6 +16,7 @@ from phalanx.decide.scheduler.where.fleet import Fleet
 from phalanx.decide.scheduler.why.explain import never_fits, no_room, refused
 from phalanx.decide.scheduler.why.impossible import smallest_change
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 GIB = 2**30
 
@@ -144,7 +145,7 @@ TIGHT = (
 """Queues that refuse most of what is asked for."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(snapshots(), st.sampled_from(TIGHT))
 def test_what_is_told_that_it_never_fits_does_not_start_however_much_is_let_go(
     snapshot: Snapshot, queues: dict[str, Queue]
@@ -267,7 +268,7 @@ SHAPES = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fleets(), SHAPES)
 def test_S16_the_smallest_change_would_fit_and_the_reason_is_true(nodes: tuple[NodeFacts, ...], asked: Shape) -> None:
     fleet = Fleet.of(nodes)

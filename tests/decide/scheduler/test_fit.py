@@ -13,6 +13,7 @@ from phalanx.decide.scheduler.where.fit import fit, fits
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import GIB, gang, names, node
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 
 def decided(nodes: list[NodeFacts], shape: Shape) -> Start | Wait:
@@ -73,7 +74,7 @@ def test_cores_and_memory_are_a_bound_on_each_node() -> None:
     assert names(replace(gang(2), cpus=11.0, memory_bytes=2 * GIB), fleet) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(snapshots())
 def test_whether_a_gang_fits_is_whether_rows_are_found_for_it(snapshot: Snapshot) -> None:
     fleet = Fleet.of(snapshot.nodes)

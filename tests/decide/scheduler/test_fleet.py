@@ -14,6 +14,7 @@ from phalanx.decide.scheduler.snapshot import NodeFacts, Shape, Snapshot
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import GIB, gang, node
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 
 def on(name: str, *devices: int) -> Placement:
@@ -122,7 +123,7 @@ def test_nobody_counts_on_a_node_that_is_gone() -> None:
     assert fleet.could_hold(gang(1), "H100").tolist() == [False, True]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_room_in_tiers_is_kept_up_while_a_fleet_and_its_copies_change(snapshot: Snapshot, choosing: random.Random) -> None:
     fleet = Fleet.of(snapshot.nodes)
@@ -154,7 +155,7 @@ def columns(fleet: Fleet) -> tuple[object, ...]:
     return ground.nodes, ground.schedulable.tolist(), ground.fenced, ground.closing, free, fleet.free_cpus.tolist(), shares
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(snapshots(), snapshots(), st.data())
 def test_a_remembered_fleet_is_what_reading_it_anew_gives(first: Snapshot, second: Snapshot, data: st.DataObject) -> None:
     memory = Memory()

@@ -13,6 +13,7 @@ from phalanx.decide.scheduler.where.columns import Columns, Node, Pod, Popular, 
 from phalanx.decide.scheduler.where.expected_idle import PRICE_MILLI, ExpectedIdle, prices
 from phalanx.decide.scheduler.where.filling import arrivals, even_draws, idle_after, streams
 from phalanx.decide.scheduler.where.fragmentation import TYPICAL_SHARE, BestFit, GradientDescent, Packer
+from tests.drawn import examples
 
 BIG = Pod(3_000, 4_000, 1, 810)
 SMALL = Pod(1_000, 2_000, 1, 190)
@@ -180,7 +181,7 @@ NODES = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(NODES, st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), max_size=20), st.integers(0, 2))
 def test_kept_scores_are_those_of_a_new_packer_and_nothing_is_overcommitted(
     nodes: list[Node], steps: list[tuple[Pod, bool]], which: int

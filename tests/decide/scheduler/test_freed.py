@@ -15,6 +15,7 @@ from phalanx.decide.scheduler.room.freed import Freed
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.sharing import gang, job, world
+from tests.drawn import examples
 
 SNAPSHOT = world({}, running=[gang("g-1", count=4), gang("g-2", count=4), gang("g-3", count=8, num_nodes=2)], nodes=3)
 FLEET = Fleet.of(SNAPSHOT.nodes)
@@ -106,7 +107,7 @@ def test_nothing_is_bought_where_so_many_gangs_are_on_too_few_nodes() -> None:
     assert market(8, [1.0, 1.0, 1.0]).buy(missing=3, most=1) == ([], 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_prices_of_crowded_nodes_and_of_others_are_what_gangs_one_by_one_cost(choosing: random.Random) -> None:
     """On one node some slices stand together, on most one stands alone; some are sold, then the rest has other prices."""

@@ -14,6 +14,7 @@ from phalanx.decide.scheduler.room.gangs import UNLIMITED, Gangs
 from phalanx.decide.scheduler.where.ground import Ground, survey
 from tests.decide.scheduler.fleets import GIB, node
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 GROUND = survey([node("a"), node("b"), node("c", kind="T4")])
 
@@ -59,7 +60,7 @@ def test_nobody_runs() -> None:
     assert Gangs.of((), GROUND).renewed((), GROUND).all == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(snapshots(), st.data())
 def test_what_came_and_went_gives_the_same_as_all_anew(snapshot: Snapshot, data: st.DataObject) -> None:
     """Some gangs stay, some go, some come again as other objects, in any order."""
@@ -78,7 +79,7 @@ def _other(one: RunningJob) -> RunningJob:
     return replace(one, facts=replace(one.facts, queue="another"), stopping=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(snapshots(), st.integers(-(10**9), 10**9))
 def test_ends_of_all_are_those_of_each(snapshot: Snapshot, passed_ms: int) -> None:
     ground, now_ms = survey(snapshot.nodes), snapshot.now_ms + passed_ms

@@ -13,9 +13,10 @@ from phalanx.decide.scheduler.line.sweeps import Sweeps
 from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(snapshots(), snapshots(), st.randoms(use_true_random=False))
 def test_a_row_of_small_changes_is_decided_as_if_each_were_seen_first(
     snapshot: Snapshot, other: Snapshot, choosing: random.Random

@@ -13,6 +13,7 @@ from phalanx.core.reasons import Behind
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.snapshot import PendingJob, Usage
 from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, gang, job, order, order_of_starts, reasons, started, world
+from tests.drawn import examples
 
 WEEK_MS = 7 * 24 * HOUR
 
@@ -194,7 +195,7 @@ def numbered(jobs: list[PendingJob]) -> list[PendingJob]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(JOBS, max_size=25).map(numbered), st.lists(JOBS, max_size=5).map(numbered), st.randoms(use_true_random=False))
 def test_order_is_total_keeps_priority_and_does_not_depend_on_the_input(
     line: list[PendingJob], held: list[PendingJob], shuffling: random.Random

@@ -22,6 +22,7 @@ from phalanx.decide.scheduler.why.history import History
 from phalanx.decide.scheduler.why.lessons import Lessons
 from tests.decide.scheduler.fleets import GIB, node
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 PACKS = Policy(packing="expected_idle")
 KINDS = (
@@ -141,7 +142,7 @@ def test_a_start_that_came_to_nothing_and_another_mix_are_not_remembered() -> No
     assert found == ["b", "a"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(snapshots(), st.data())
 def test_a_memory_and_the_order_of_the_snapshot_change_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
     packs = replace(snapshot, policy=replace(snapshot.policy, packing="expected_idle"))
@@ -153,7 +154,7 @@ def test_a_memory_and_the_order_of_the_snapshot_change_nothing(snapshot: Snapsho
     assert schedule(packs) == plan
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(snapshots())
 def test_what_starts_was_free(snapshot: Snapshot) -> None:
     """No device twice, with the cores and memory that go with it, on a node that may be used."""

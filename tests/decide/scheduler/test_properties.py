@@ -15,6 +15,7 @@ from phalanx.decide.scheduler import Plan, Snapshot, Start, schedule
 from phalanx.decide.scheduler.memory import Memory
 from tests.decide.scheduler.sharing import gang, job, world
 from tests.decide.scheduler.snapshots import OF_TENANTS, snapshots
+from tests.drawn import examples
 
 SNAPSHOTS = snapshots() | snapshots(OF_TENANTS)
 
@@ -27,14 +28,14 @@ def starts(plan: Plan) -> list[Start]:
     return [decision for decision in plan.decisions if isinstance(decision, Start)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SNAPSHOTS)
 def test_every_pending_job_gets_exactly_one_decision(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
     assert sorted(decision.job for decision in plan.decisions) == sorted(job.facts.job for job in snapshot.pending)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SNAPSHOTS)
 def test_no_device_is_given_twice_and_shares_stay_within_the_device(snapshot: Snapshot) -> None:
     """Together with what running gangs hold: at most 1000 thousandths and the device's memory, in whole devices or in shares."""
@@ -49,7 +50,7 @@ def test_no_device_is_given_twice_and_shares_stay_within_the_device(snapshot: Sn
     assert all(used <= nodes[name].device_memory_bytes for (name, _), used in memory.items())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SNAPSHOTS)
 def test_a_gang_is_whole_on_nodes_that_will_do_or_absent(snapshot: Snapshot) -> None:
     jobs, nodes = {job.facts.job: job for job in snapshot.pending}, {str(node.node): node for node in snapshot.nodes}
@@ -76,7 +77,7 @@ def test_a_gang_is_whole_on_nodes_that_will_do_or_absent(snapshot: Snapshot) -> 
     assert all(used <= nodes[name].free_memory_bytes for name, used in memory.items())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SNAPSHOTS)
 def test_a_gang_lies_in_the_tiers_it_asks_for(snapshot: Snapshot) -> None:
     jobs, nodes = {job.facts.job: job for job in snapshot.pending}, {str(node.node): node for node in snapshot.nodes}
@@ -95,7 +96,7 @@ def test_a_gang_lies_in_the_tiers_it_asks_for(snapshot: Snapshot) -> None:
             assert all(together(group, shape.group_within) for group in groups)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: random.Random) -> None:
     nodes, running, pending = list(snapshot.nodes), list(snapshot.running), list(snapshot.pending)
@@ -106,7 +107,7 @@ def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: ran
     assert schedule(shuffled) == schedule(snapshot)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SNAPSHOTS)
 def test_a_snapshot_that_travelled_is_decided_alike(snapshot: Snapshot) -> None:
     """Deterministic, and nothing hangs on which objects are the same."""
@@ -114,7 +115,7 @@ def test_a_snapshot_that_travelled_is_decided_alike(snapshot: Snapshot) -> None:
     assert schedule(again) == schedule(snapshot)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SNAPSHOTS, SNAPSHOTS, st.randoms(use_true_random=False))
 def test_memory_changes_no_decision(first: Snapshot, second: Snapshot, choosing: random.Random) -> None:
     """Neither of the same fleet in part changed, nor of another one."""
@@ -132,7 +133,7 @@ def test_memory_changes_no_decision(first: Snapshot, second: Snapshot, choosing:
 TIGHT = {"b": Queue(limit={"*": 3}), "b-1": Queue(parent="b"), "a": Queue(parent="b"), "default": Queue(limit={"H100": 2, "*": 1})}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(snapshots())
 def test_limits_hold_at_every_level(snapshot: Snapshot) -> None:
     """Nothing brings a queue, or one that it is part of, above its limit, whatever has yet to let go: who is ended for a job, and
@@ -182,7 +183,7 @@ WAYS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(WAYS, st.lists(ALIKE, max_size=5), st.lists(ALIKE, max_size=14))
 def test_priority_is_never_inverted_and_equals_never_change_places(
     policy: dict[str, object], held: list[tuple[str, int, tuple[int, int]]], line: list[tuple[str, int, tuple[int, int]]]
@@ -211,7 +212,7 @@ def test_priority_is_never_inverted_and_equals_never_change_places(
 SMALL = st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from([10, 50, 90]), st.integers(0, 3).map(bool))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(SMALL, max_size=8), st.lists(SMALL, max_size=10))
 def test_a_guarantee_is_never_denied_while_borrowers_run(
     held: list[tuple[str, int, bool]], line: list[tuple[str, int, bool]]

@@ -19,6 +19,7 @@ from phalanx.decide.scheduler.snapshot import JobFacts, PendingJob, Shape
 from phalanx.decide.scheduler.where.fit import fit
 from tests.decide.scheduler.closed_loop import MINUTE, NOW, Loop, fleet
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 FOR_OTHERS = ("priority", "target", "reclaim", "booking", "shrink", "order")
 
@@ -96,7 +97,7 @@ def promised(snapshot: Snapshot, plan: Plan) -> dict[JobId, Placement]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(crowded() | snapshots())
 def test_nobody_is_ended_unless_a_placement_results(snapshot: Snapshot) -> None:
     """Once the victims and those that end anyway are gone, every claim is free and whole, and holds of each victim."""
@@ -128,7 +129,7 @@ def test_nobody_is_ended_unless_a_placement_results(snapshot: Snapshot) -> None:
             assert {part.node for part in claims[one.claimant].slices} & {part.node for part in gangs[one.job].placement.slices}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(crowded() | snapshots())
 def test_who_is_ended_and_how_many(snapshot: Snapshot) -> None:
     plan, preemption = schedule(snapshot), snapshot.policy.preemption
@@ -153,7 +154,7 @@ def test_who_is_ended_and_how_many(snapshot: Snapshot) -> None:
             assert gang.facts.shape.fewest_nodes <= len(one.keeps.slices) <= gang.facts.shape.num_nodes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(crowded())
 def test_room_is_made_wherever_all_who_may_be_ended_leave_enough(snapshot: Snapshot) -> None:
     """Found out device by device. Nobody is ended where what ends anyway is enough."""
@@ -182,7 +183,7 @@ def asks(name: str, sequence: int, count: int, num_nodes: int, limit_ms: int | N
     return JobFacts(JobId(name), shape, submitted_ms=NOW - 1000 + sequence, sequence=sequence, limit_ms=limit_ms)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(LINE, LINE)
 def test_nothing_that_starts_behind_the_head_delays_it(
     held: list[tuple[int, int, int | None]], line: list[tuple[int, int, int | None]]
@@ -203,7 +204,7 @@ def test_nothing_that_starts_behind_the_head_delays_it(
                 assert again.start_ms is not None and again.start_ms <= kept.start_ms
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12)), min_size=4, max_size=12),
     st.booleans(),
@@ -248,7 +249,7 @@ QUEUED = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(QUEUED, WAYS)
 def test_nobody_ends_the_one_it_was_ended_for_and_it_comes_to_rest(
     line: list[tuple[int, int, str, int, int]], policy: Policy

@@ -27,6 +27,7 @@ from phalanx.decide.scheduler.line.attained import (
     next_edge,
 )
 from phalanx.decide.scheduler.line.service_order import DEEP, LEAST_MS, Floats, ServiceJobs, favoured, in_service_order
+from tests.drawn import examples
 
 FLEET = 64
 MINUTE = 60_000
@@ -95,7 +96,7 @@ histories = st.lists(
 ).map(lambda ends: after(*ends))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_of, histories, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.25]))
 def test_the_order_of_the_columns_means_nothing(rows: list[One], history: ServiceHistory, random: object, margin: float) -> None:
     shuffled = list(rows)
@@ -104,7 +105,7 @@ def test_the_order_of_the_columns_means_nothing(rows: list[One], history: Servic
         assert served(rows, order, margin) == served(shuffled, order, margin)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_of, histories)
 def test_equals_are_served_by_age_and_those_that_run_before_those_that_wait(rows: list[One], history: ServiceHistory) -> None:
     for order in (shortest, lambda jobs: blind(jobs, history)):
@@ -115,14 +116,14 @@ def test_equals_are_served_by_age_and_those_that_run_before_those_that_wait(rows
         assert ranks == sorted(ranks)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_of, histories, st.floats(0, 1e9))
 def test_the_blind_order_does_not_depend_on_expected_times(rows: list[One], history: ServiceHistory, other_ms: float) -> None:
     changed = [replace(row, expected_ms=other_ms) for row in rows]
     assert blind(columns(rows), history).tolist() == blind(columns(changed), history).tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows_of, histories)
 @example([One(0), One(1), One(2)], ServiceHistory())  # best served far beyond where any of them is
 def test_the_index_is_what_its_definition_says(rows: list[One], history: ServiceHistory) -> None:

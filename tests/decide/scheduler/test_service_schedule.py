@@ -19,6 +19,7 @@ from tests.decide.scheduler import test_properties, test_room_properties
 from tests.decide.scheduler.closed_loop import HIGH, HOUR, MINUTE, NOW, Loop, facts, fleet, gang, name_of
 from tests.decide.scheduler.snapshots import snapshots
 from tests.decide.scheduler.test_room_properties import crowded
+from tests.drawn import examples
 
 SHORTEST, BLIND = Policy(order="shortest"), Policy(order="blind")
 
@@ -334,20 +335,20 @@ VALID: tuple[Any, ...] = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(shared_in_time())
 def test_plans_are_as_valid_as_in_any_order(snapshot: Snapshot) -> None:
     for check in VALID:
         check.hypothesis.inner_test(snapshot)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(shared_in_time(), st.randoms(use_true_random=False))
 def test_the_order_of_the_input_means_nothing(snapshot: Snapshot, shuffling: Any) -> None:
     test_properties.test_the_order_of_the_input_means_nothing.hypothesis.inner_test(snapshot, shuffling)  # type: ignore[attr-defined]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shared_in_time())
 def test_whose_place_is_taken_goes_after_who_takes_it(snapshot: Snapshot) -> None:
     gangs = {one.facts.job: one for one in snapshot.running}
@@ -359,7 +360,7 @@ def test_whose_place_is_taken_goes_after_who_takes_it(snapshot: Snapshot) -> Non
             assert gangs[one.job].evictions < snapshot.policy.preemption.max_evictions
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shared_in_time(orders=("blind",)), TIMES)
 def test_blind_reads_no_expected_time(snapshot: Snapshot, other_ms: int | None) -> None:
     def told(one: Any) -> Any:

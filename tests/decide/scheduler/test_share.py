@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from phalanx.decide.scheduler import schedule
 from phalanx.decide.scheduler.snapshot import PendingJob, RunningJob
 from tests.decide.scheduler.sharing import HOUR, NOW, deserts_of, evicted, facts, gang, job, reasons, settled, world
+from tests.drawn import examples
 
 AT_ONCE = {"preemption": {"min_runtime": "0s"}}
 NAMED: dict[str, Any] = AT_ONCE | {"queues": {name: {} for name in ("a", "b", "proj-1", "proj-2")}}
@@ -111,7 +112,7 @@ QUEUES = {"a": {"weight": 2.0}, "b": {}, "c": {"quota": {"H100": 5}}, "d": {"par
 GANGS = st.tuples(st.sampled_from(sorted(QUEUES)), st.integers(1, 4), st.sampled_from([40, 50, 80]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(GANGS, max_size=8), st.lists(GANGS, max_size=8), st.booleans())
 @example([], [("a", 3, 50), ("a", 4, 50), ("c", 1, 40), ("c", 4, 50), ("c", 3, 50), ("d", 1, 80), ("d", 4, 80)], True)
 @example([], [("a", 3, 50), ("a", 4, 50), ("c", 1, 40), ("c", 4, 50), ("c", 2, 50), ("d", 1, 80), ("d", 4, 80)], True)

@@ -13,6 +13,7 @@ from phalanx.decide.scheduler.snapshot import NodeFacts, Shape, Share
 from phalanx.decide.scheduler.where.fit import fit
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import MIB, gang, names, node, taken
+from tests.drawn import examples
 
 
 def share(milli: int, memory_mib: int = 0, num_nodes: int = 1, count: int = 1) -> Shape:
@@ -161,7 +162,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(REQUESTS | st.builds(gang, st.integers(1, 2), st.integers(1, 2)), st.booleans()), max_size=40), st.data())
 def test_whatever_comes_and_goes_no_device_is_over_its_bounds_and_all_comes_back(
     moves: list[tuple[Shape, bool]], data: st.DataObject

@@ -16,6 +16,7 @@ from phalanx.decide.scheduler.memory import Memory
 from phalanx.decide.scheduler.snapshot import PendingJob
 from tests.decide.scheduler.sharing import HOUR, MINUTE, NOW, gang, job, order, order_of_starts, world
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 
 def cut(*line: PendingJob) -> list[list[str]]:
@@ -47,7 +48,7 @@ def one_by_one(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Plan:
         return schedule(snapshot)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_jobs_that_are_decided_together_hear_what_each_would_hear_alone(snapshot: Snapshot, choosing: random.Random) -> None:
     snapshot = swept(snapshot, choosing)
@@ -58,7 +59,7 @@ QUEUES = ("a", "b", "c", "a-1", "a-2", "b-1")
 """Of which `a` and `b` have jobs of their own beside those of the queues below them."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_lines_that_come_one_after_the_other_come_as_if_each_job_were_asked_for(choosing: random.Random) -> None:
     """In trees with equal shares, of users too, and while some start."""
@@ -80,7 +81,7 @@ def test_lines_that_come_one_after_the_other_come_as_if_each_job_were_asked_for(
     assert (order(snapshot), order_of_starts(snapshot)) == asked
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(snapshots(), snapshots(), st.randoms(use_true_random=False))
 def test_a_line_that_changes_is_cut_as_if_it_were_seen_first(one: Snapshot, other: Snapshot, choosing: random.Random) -> None:
     sweeps, number = Sweeps(), Shapes().number

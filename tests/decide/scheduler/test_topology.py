@@ -13,6 +13,7 @@ from phalanx.decide.scheduler.snapshot import NodeFacts, Shape
 from phalanx.decide.scheduler.where.eligible import eligible_types, largest_idle, largest_now
 from phalanx.decide.scheduler.where.fleet import Fleet
 from tests.decide.scheduler.fleets import gang, names, node, taken
+from tests.drawn import examples
 
 
 def racks(num_racks: int, nodes_each: int, count: int = 8, busy: dict[str, int] | None = None) -> Fleet:
@@ -155,7 +156,7 @@ def spread(nodes: list[NodeFacts], chosen: list[str], tier: Tier) -> int:
     return len({labels[one] for one in labels if one in chosen})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(terrains(), st.integers(1, 12), st.integers(1, 8))
 def test_no_gang_spans_more_containers_of_the_smallest_tier_that_holds_it_than_it_must(
     nodes: list[NodeFacts], num_nodes: int, count: int
@@ -178,7 +179,7 @@ def test_no_gang_spans_more_containers_of_the_smallest_tier_that_holds_it_than_i
     assert spread(nodes, where, "block") == fewest
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(terrains(), st.integers(2, 12), st.sampled_from(TIERS))
 def test_ranks_do_not_come_back_to_a_container_that_they_have_left(nodes: list[NodeFacts], num_nodes: int, tier: Tier) -> None:
     fleet = Fleet.of(nodes)
@@ -191,7 +192,7 @@ def test_ranks_do_not_come_back_to_a_container_that_they_have_left(nodes: list[N
         assert seen[-1] not in left
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     terrains(),
     st.integers(1, 12),

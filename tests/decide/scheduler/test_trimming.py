@@ -10,9 +10,10 @@ from phalanx.decide.scheduler.round import Round
 from phalanx.decide.scheduler.where.fit import fit
 from tests.decide.scheduler.sharing import deserts_of
 from tests.decide.scheduler.snapshots import snapshots
+from tests.drawn import examples
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(snapshots())
 def test_a_job_gets_what_it_would_if_each_gang_gave_its_devices_back(snapshot: Snapshot) -> None:
     round_ = Round.of(snapshot, Memory())
@@ -33,7 +34,7 @@ def test_a_job_gets_what_it_would_if_each_gang_gave_its_devices_back(snapshot: S
                 assert trimming.placed() == trimming.placed() == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(snapshots())
 def test_one_gang_is_told_what_all_are(snapshot: Snapshot) -> None:
     deserts = deserts_of(snapshot)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import SpecError
 from phalanx.fabric.context import KINDS, Block, ContextCut, bounds_of, check_heads, fitting_ranks, rounds, whole_rows
 from phalanx.fabric.context.cut import Ints
+from tests.drawn import examples
 
 CUTS = st.builds(
     lambda kind, ranks, size: ContextCut(kind, size * ranks * 2, ranks),
@@ -69,7 +70,7 @@ def wanted(segments: Ints) -> Ints:
     return same.astype(np.int64)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.data(), RINGS, st.integers(1, 3))
 def test_all_rounds_of_all_ranks_compute_each_pair_that_a_token_sees_once(data: Any, cut: ContextCut, rows: int) -> None:
     segments = data.draw(documents(cut.tokens, rows))
@@ -82,7 +83,7 @@ def test_all_rounds_of_all_ranks_compute_each_pair_that_a_token_sees_once(data: 
     assert (seen == wanted(segments)).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), st.integers(1, 24), st.integers(1, 3))
 def test_blocks_of_whole_rows_are_their_documents(data: Any, tokens: int, rows: int) -> None:
     segments = data.draw(documents(tokens, rows))

@@ -16,6 +16,7 @@ from phalanx.fabric.experts.placing import splits
 from phalanx.fabric.experts.present import rows_of
 from phalanx.fabric.experts.rows import Rows
 from phalanx.fabric.experts.start import apportioned
+from tests.drawn import examples
 
 README = np.array(
     [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]], np.float64
@@ -61,7 +62,7 @@ def sound(placement: ExpertPlacement, loads: np.ndarray[tuple[int, ...], np.dtyp
             assert sum(map(len, nodes)) == layout.num_groups  # no group on two
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases())
 def test_every_expert_has_a_place_each_gpu_its_slots_and_each_group_its_node(case: Case) -> None:
     placement = balance(case.loads, case.layout)
@@ -75,7 +76,7 @@ TIES = Case(np.array([[0.0, 5, 1, 2, 2, 2, 3, 1, 4, 5, 0, 1, 2, 2, 5, 4, 0, 5, 3
 """Of experts with equal loads a replica, the one gets another that is first in the order in which groups came to the node."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.booleans())
 @example(TIES, True)
 def test_no_layer_is_above_the_published_balancer(case: Case, even: bool) -> None:
@@ -91,7 +92,7 @@ def test_no_layer_is_above_the_published_balancer(case: Case, even: bool) -> Non
     assert (ours.imbalance(case.loads) <= largest * (1 + 1e-9)).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(cases())
 def test_equal_arguments_give_equal_placements_and_scale_does_not_count(case: Case) -> None:
     first = balance(case.loads, case.layout)
@@ -187,7 +188,7 @@ def test_water_finds_its_level_over_all_gpus_that_are_linked() -> None:
     assert rows.gpus[0] == pytest.approx([9.0, 3.0, 3.0], rel=1e-3) and rows.tokens[0, 0, 1] == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases())
 def test_settled_shares_are_the_best_of_their_placement(case: Case) -> None:
     """No expert has tokens on a GPU that is fuller than another one that has it: then no shares have a smaller largest load."""

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from phalanx.fabric.experts import Replica, gpu_loads, replicas
 from phalanx.fabric.experts.replicas import EVEN, PARTS
+from tests.drawn import examples
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 4), st.data())
 def test_replicas_lie_in_their_slots_and_no_gpu_gets_fuller_than_the_fullest_was(
     gpus: int, mine: int, spare: int, data: st.DataObject
@@ -28,7 +29,7 @@ def test_replicas_lie_in_their_slots_and_no_gpu_gets_fuller_than_the_fullest_was
     assert min(after) >= min(before) - rounding and max(after) <= max(before) + rounding
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(2, 12), st.data())
 def test_one_slot_each_makes_gpus_of_one_expert_level(gpus: int, data: st.DataObject) -> None:
     """As the alias method makes urns."""

@@ -14,6 +14,7 @@ from phalanx.core.errors import DataError
 from phalanx.fabric.experts import ExpertLayout, ExpertPlacement, MoveCost, balance, rebalance, replacing
 from phalanx.fabric.experts.likeness import alike, matched
 from phalanx.fabric.experts.moves import Move, moves_between
+from tests.drawn import examples
 from tests.fabric.experts.test_balance import Case, cases, sound
 
 FREE = MoveCost(expert_bytes=1, token_s=1.0, num_steps=1000, node_bytes_per_s=1e12, fabric_bytes_per_s=1e12)
@@ -38,7 +39,7 @@ def carried_out(
     return slots
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_moves_bring_the_new_placement_and_drop_no_last_replica(case: Case, buffers: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ def test_moves_bring_the_new_placement_and_drop_no_last_replica(case: Case, buff
     assert found.node_bytes + found.fabric_bytes == len(found.moves)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 2))
 def test_between_any_two_placements_there_are_moves(seed: int, buffers: int) -> None:
     chance, layout = np.random.default_rng(seed), ExpertLayout(2, 2, 3)
@@ -63,7 +64,7 @@ def test_between_any_two_placements_there_are_moves(seed: int, buffers: int) -> 
     assert (np.sort(reached, axis=2) == np.sort(wanted.experts_LGS, axis=2)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_what_is_gained_is_worth_what_is_moved_in_every_layer(case: Case, seed: int) -> None:
     present = balance(case.loads, case.layout)

@@ -12,6 +12,7 @@ from phalanx.fabric.links.naming import Own, named
 from phalanx.fabric.links.rates import LINKS
 from phalanx.fabric.links.rounds import packed, rounds
 from phalanx.fabric.links.tiers import Member
+from tests.drawn import examples
 
 NOISE = 0.08
 COUNTS = st.integers(3, 24)
@@ -113,7 +114,7 @@ def names(found: tuple[SlowView, ...]) -> list[tuple[str, str]]:
     return [(one.kind, one.name) for one in found]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(SEEDS, st.integers(0, 5), st.integers(0, 3))
 def test_a_node_or_rail_all_of_whose_ranks_are_slow_is_named(seed: int, node: int, gpu: int) -> None:
     members, chance = gang(6, 4), Random(seed)

@@ -18,6 +18,7 @@ from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.order import Indices, batch_indices, rank_slice
 from phalanx.job.data.stream import BatchStream, _Ahead, _Fetched
 from phalanx.job.data.waits import Span, causes
+from tests.drawn import examples
 from tests.job.data.random_tokens import write_tokens
 
 SEQUENCE = 500
@@ -47,7 +48,7 @@ def threads_of_streams() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("data-train-")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     depth=st.integers(1, 6),
     threads=st.integers(1, 4),

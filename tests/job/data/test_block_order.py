@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import DataError
 from phalanx.job.data import order
 from phalanx.job.data.blocks import BlockShuffle, FullShuffle, InOrder, Shuffle
+from tests.drawn import examples
 
 SEEDS = st.integers(-(2**63), 2**64)
 SIZES = st.one_of(st.integers(1, 40), st.integers(1, 2000))
@@ -44,7 +45,7 @@ def test_a_seek_needs_no_walk_however_large_the_data(seed: int, shuffle: BlockSh
     assert shuffle.places(seed, 3, found, size).tolist() == index.tolist()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(seed=SEEDS, size=SIZES, shuffle=BY_BLOCKS, epoch=st.integers(0, 9))
 def test_the_windows_of_an_epoch_share_the_blocks_among_them(seed: int, size: int, shuffle: BlockShuffle, epoch: int) -> None:
     index = np.arange(size)

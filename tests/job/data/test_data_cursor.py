@@ -14,6 +14,7 @@ from phalanx.job.data.draws import PlainOrder, batch, positions
 from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import batch_indices
+from tests.drawn import examples
 
 PLAIN = PlainOrder(num_samples=100, seed=1, global_batch=8)
 MANIFESTS = {"a": "a" * 64, "b": "b" * 64, "c": "c" * 64}
@@ -35,7 +36,7 @@ def test_d01_a_cursor_comes_back_from_json_at_its_very_step(step: int) -> None:
         assert cursor.next_step(order, manifests) == step, "the first that was not delivered"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 2**64),
     size=st.integers(1, 300),

@@ -16,6 +16,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import rank_slice
 from phalanx.job.data.shares import OFF_MAX, SUM_MAX, Shares, whole_weights
+from tests.drawn import examples
 
 WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 WIDE = st.lists(st.integers(0, 30).map(lambda power: max(1, 2**power // 3)), min_size=1, max_size=20).filter(
@@ -52,7 +53,7 @@ def test_d12_any_stretch_has_each_sources_share_but_for_a_few(weights: list[int]
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(weights=st.lists(st.fractions(Fraction(1, 10**12), 10**6), min_size=1, max_size=20))
 def test_whole_weights_keep_proportions(weights: list[Fraction]) -> None:
     whole = whole_weights(weights)
@@ -84,7 +85,7 @@ def rows(draws: Draws) -> list[tuple[int, int, int]]:
     return list(zip(draws.source.tolist(), draws.epoch.tolist(), draws.sample.tolist(), strict=True))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(mixed=orders())
 def test_t09_d11_epochs_of_each_source_are_whole_through_every_change(mixed: MixedOrder) -> None:
     steps = 20
@@ -97,7 +98,7 @@ def test_t09_d11_epochs_of_each_source_are_whole_through_every_change(mixed: Mix
         assert epochs == [size] * (count // size) + [count % size] * (count % size > 0), "all whole but the last"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(mixed=orders(), step=st.integers(0, 19), world_size=st.integers(1, 9))
 def test_t01_d01_a_step_is_the_same_for_any_world_size_and_however_one_comes_to_it(
     mixed: MixedOrder, step: int, world_size: int
@@ -109,7 +110,7 @@ def test_t01_d01_a_step_is_the_same_for_any_world_size_and_however_one_comes_to_
     assert [row for part in parts for row in rows(part)] == whole
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(mixed=orders(), start=st.integers(0, 30), length=st.integers(1, 30))
 def test_d12_batches_have_the_shares_of_their_step(mixed: MixedOrder, start: int, length: int) -> None:
     changes = [change.from_step for change in mixed.mixture.changes]
@@ -125,7 +126,7 @@ def test_d12_batches_have_the_shares_of_their_step(mixed: MixedOrder, start: int
             assert counts[number] == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(mixed=orders(), start=st.integers(0, 10), length=st.integers(0, 8), size=st.integers(1, 9))
 def test_the_blocks_that_are_needed_are_known_ahead(mixed: MixedOrder, start: int, length: int, size: int) -> None:
     draws = mixed.draws(positions(mixed, start, length))

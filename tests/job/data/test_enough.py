@@ -13,6 +13,7 @@ from phalanx.job.data import manifest as manifests
 from phalanx.job.data.enough import Rows, check_held_out, held_out_share, rows_of
 from phalanx.job.data.manifest import Manifest, SplitCount
 from phalanx.job.data.packing import BestFit, Concatenate
+from tests.drawn import examples
 from tests.job.data.random_tokens import write_tokens
 
 
@@ -20,7 +21,7 @@ def test_rows_end_to_end_are_counted_and_those_of_whole_documents_bounded(tmp_pa
     write_tokens(tmp_path / "data", [10])
     some, _ = manifests.read(tmp_path / "data")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(lengths=st.lists(st.integers(0, 40), max_size=30), sequence=st.integers(1, 30))
     def bounded(lengths: list[int], sequence: int) -> None:
         counted = _with(some, SplitCount(tokens=sum(lengths), documents=len(lengths), text_bytes=0))

@@ -21,6 +21,7 @@ from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import Indices
 from phalanx.job.data.order_facts import facts_of
 from phalanx.job.data.quarantine import Quarantined, SetAside, set_aside_of
+from tests.drawn import examples
 
 PLAIN = PlainOrder(num_samples=30, seed=1, global_batch=12, shuffle=BlockShuffle(4, 3))
 MIXED = MixedOrder(Mixture([Source("a", weight=1), Source("b", weight=2)]), {"a": 20, "b": 33}, seed=2, global_batch=7)
@@ -71,7 +72,7 @@ def put(log: Deliveries, step: int, rows: NDArray[Any]) -> Deliveries:
     return replace(log, batches={**log.batches, step: rows})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), order=st.sampled_from([PLAIN, MIXED]))
 def test_resizes_restarts_and_rollbacks_are_complete(data: st.DataObject, order: DataOrder) -> None:
     """Gangs begin at any step that the ones before have reached, and die with their ranks a step apart; a block is found bad."""
@@ -218,7 +219,7 @@ def test_a_planted_fault_is_named_where_it_lies(plant: Fault, kind: str, where: 
         assert found.steps == step - 1 or kind == "content" or "before step" in says, "what comes before is right"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_one_wrong_row_is_found(data: st.DataObject) -> None:
     logs = [*gang(MIXED, 1, 3, 0, 6), *gang(MIXED, 2, 2, 4, 9)]

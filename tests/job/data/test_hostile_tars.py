@@ -14,6 +14,7 @@ from phalanx.job.data.tars.ingest import index
 from phalanx.job.data.tars.members import members
 from phalanx.job.data.tars.open import open_samples
 from phalanx.job.data.tars.scan import scan
+from tests.drawn import examples
 from tests.job.data.image_folders import file_named, special, write_tar
 
 ONE = [("0001.jpg", b"picture" * 100), ("0001.cls", b"7"), ("0002.jpg", b"other" * 300), ("0002.cls", b"8")]
@@ -143,7 +144,7 @@ def test_a_damaged_header_is_no_end(tmp_path: Path) -> None:
         scan(tmp_path / "x.tar")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=12)), max_size=6),
     st.integers(0, len(WHOLE)),

@@ -25,6 +25,7 @@ from phalanx.job.data.mds.samples import import_samples
 from phalanx.job.data.mds.tokens import TokensAsked, _Shape, import_tokens
 from phalanx.job.data.open import TokenData, open_data
 from phalanx.job.data.tars.open import open_samples
+from tests.drawn import examples
 from tests.job.data.image_folders import contents
 from tests.job.data.random_tokens import write_tokens
 
@@ -214,7 +215,7 @@ def test_a_flipped_byte_is_found_by_the_hashes(tmp_path: Path, name: str) -> Non
     assert not (tmp_path / "data").exists()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1085), st.integers(1, 255)), min_size=1, max_size=4))
 def test_without_hashes_no_bytes_do_more_than_be_refused(
     tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]]
@@ -235,7 +236,7 @@ def test_without_hashes_no_bytes_do_more_than_be_refused(
     "encoding", ["int", "uint8", "float16", "ndarray", "ndarray:int32", "ndarray:uint16:2,3", "pil", "json", "str", "str_int"]
 )
 @given(data=st.binary(max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_value_does_more_than_be_refused(encoding: str, data: bytes) -> None:
     size = fixed_size(encoding)
     value = data if size is None else data.ljust(size, b"\0")[:size]

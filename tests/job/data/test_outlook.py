@@ -17,6 +17,7 @@ from phalanx.job.data.asked import order_of
 from phalanx.job.data.draws import positions
 from phalanx.job.data.outlook import EPOCHS_TOLD, Held, outlook, outlook_of
 from phalanx.job.data.shares import Shares
+from tests.drawn import examples
 from tests.job.data.random_tokens import write_tokens
 
 
@@ -30,7 +31,7 @@ def mixture(weights: dict[str, float], *changes: WeightChange) -> DataSource:
     return DataSource(sources={name: MixtureSource(path=name, weight=weight) for name, weight in weights.items()}, changes=changes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     weights=st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any),
     after=st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(lambda row: any(row[:2])),

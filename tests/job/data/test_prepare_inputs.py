@@ -18,6 +18,7 @@ from phalanx.job.data.file_pieces import File, Piece, cut
 from phalanx.job.data.prepare import prepare
 from phalanx.job.data.show import summary
 from phalanx.job.data.texts import Reading, parts, read
+from tests.drawn import examples
 from tests.job.data.prepare_cases import contents, texts_of, write_jsonl, write_texts
 
 ROWS = [f"row {number} says é and {number * number} more words" for number in range(60)]
@@ -213,7 +214,7 @@ def test_one_document_longer_than_many_pieces_is_one_document(
     assert made([path], tmp_path / "out", tokenizer, processes=2) == sorted(["first", long, "last one"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.text('ab\n"é🐍\\', max_size=12), max_size=12), st.lists(st.integers(0, 400), max_size=8), st.booleans())
 def test_borders_of_pieces_neither_lose_nor_repeat_a_line(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], borders: list[int], open_end: bool

@@ -20,6 +20,7 @@ from phalanx.job.data.file_pieces import File, Piece, cut
 from phalanx.job.data.looking import Batch, look
 from phalanx.job.data.prepare import prepare
 from phalanx.job.data.texts import DIGEST_BYTES, Reading
+from tests.drawn import examples
 from tests.job.data.prepare_cases import contents, texts_of, write_jsonl
 
 Pack = Callable[[bytes], bytes]
@@ -144,7 +145,7 @@ def test_one_line_or_text_that_is_too_long_is_refused(
             prepare([path], tmp_path / "out", tokenizer=tokenizer)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.text('ab\n"é🐍', max_size=12), max_size=12), st.integers(1, 50), st.booleans())
 def test_borders_of_what_is_unpacked_neither_lose_nor_repeat_a_line(
     tmp_path_factory: pytest.TempPathFactory, rows: list[str], chunk: int, open_end: bool

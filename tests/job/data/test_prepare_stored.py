@@ -22,6 +22,7 @@ from phalanx.job.data.prepare import PrepareProgress, prepare
 from phalanx.job.data.stored_corpus import find_objects, translated
 from phalanx.storage.objects import ObjectStore, open_store
 from phalanx.storage.places import Place
+from tests.drawn import examples
 from tests.job.data.prepare_cases import contents, texts_of
 from tests.storage.conftest import seaweed as seaweed
 from tests.storage.seaweed import BUCKET, Seaweed
@@ -104,7 +105,7 @@ def test_patterns_match_names_in_their_order(store: ObjectStore, rest: str, name
     assert all(file.etag and file.size_bytes for file in files)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.sampled_from(["**/", "**", "*", "?", "a", "b", "/", "[ab]", "[!a]", ".", "["]), max_size=7),
     st.text("ab/.[", max_size=8),
@@ -209,7 +210,7 @@ def test_a_store_that_goes_away_is_asked_again_and_then_named(
         prepare(["s3://bucket/web"], tmp_path / "other", tokenizer=tokenizer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 300), st.booleans()), max_size=12), st.integers(1, 90))
 def test_an_object_reads_as_the_file_that_it_is(steps: list[tuple[int, int, bool]], block: int) -> None:
     data = bytes(number * 7 % 251 for number in range(600))

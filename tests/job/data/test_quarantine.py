@@ -17,6 +17,7 @@ from phalanx.job.data.mixed import MixedOrder
 from phalanx.job.data.mixture import Change, Mixture, Source
 from phalanx.job.data.order import rank_slice
 from phalanx.job.data.quarantine import Quarantined, SetAside, set_aside_of
+from tests.drawn import examples
 
 STEPS = 14
 PLAIN = PlainOrder(num_samples=100, seed=1, global_batch=8)
@@ -84,7 +85,7 @@ def is_bad(found: list[Found], order: DataOrder, step: int, row: Row) -> bool:
     return any(begin <= row[2] < end for begin, end in stretches)
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 @given(data=st.data(), base=orders())
 def test_all_ranks_and_resumes_read_the_same_and_nothing_that_is_damaged(data: st.DataObject, base: DataOrder) -> None:
     """The run goes on through finds, and after each of them, and here and there, through a resume by JSON onto another gang."""
@@ -109,7 +110,7 @@ def test_all_ranks_and_resumes_read_the_same_and_nothing_that_is_damaged(data: s
     assert read(order, range(first), 3) == plain[:first], "with all that was found, the steps before are what they were"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(num=st.integers(20, 300), block=st.integers(1, 9), window=st.integers(2, 6), seed=st.integers(0, 99))
 def test_a_substitute_by_blocks_comes_from_the_window_that_is_read_anyway(num: int, block: int, window: int, seed: int) -> None:
     shuffle = BlockShuffle(block, window)

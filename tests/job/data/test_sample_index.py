@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.job.data.tars.index import IndexBuilder, Place, parse
+from tests.drawn import examples
 
 TAR_BYTES = 10_000
 PLACES = st.builds(Place, offset=st.integers(0, TAR_BYTES // 2), size=st.integers(0, TAR_BYTES // 2), sum=st.integers(0, 2**64 - 1))
@@ -23,7 +24,7 @@ def built(samples: list[tuple[str, dict[str, Place]]]) -> bytes:
     return builder.to_bytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SAMPLES)
 def test_what_goes_in_comes_out(samples: list[tuple[str, dict[str, Place]]]) -> None:
     index = parse(built(samples), len(samples), TAR_BYTES)
@@ -31,7 +32,7 @@ def test_what_goes_in_comes_out(samples: list[tuple[str, dict[str, Place]]]) -> 
     assert index.fields == tuple(sorted({name for _, places in samples for name in places}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SAMPLES, st.data())
 def test_no_bytes_do_more_than_be_refused(samples: list[tuple[str, dict[str, Place]]], draw: st.DataObject) -> None:
     """What is taken has places in the tar alone."""

@@ -15,6 +15,7 @@ from phalanx.job.data import tokens
 from phalanx.job.data.encoder import Encoder
 from phalanx.job.data.parity import NASTY, Choice, choose, fast_json
 from phalanx.job.data.prepare import PrepareProgress, prepare
+from tests.drawn import examples
 from tests.job.data.prepare_cases import contents
 
 NONE = np.zeros(0, dtype=np.uint32)
@@ -52,7 +53,7 @@ def test_letters_of_a_newer_unicode_than_the_other_librarys_are_found_before_the
     assert [ids.tolist() for ids in Encoder(own, choice).encode(documents)] == [ids.tolist() for ids in slow]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.text(st.one_of(st.sampled_from(" \n\r\t's1a!<|>\u0301\u200d"), st.characters(exclude_categories=["Cs"])), max_size=40)

@@ -33,6 +33,7 @@ from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.observed import Sightings
 from phalanx.operate.control.planned import carry
 from phalanx.operate.control.world import World
+from tests.drawn import examples
 from tests.operate.control.control_bench import a_spec, shape
 
 NODES = [NodeId("a"), NodeId("b")]
@@ -94,7 +95,7 @@ def step_of(world: World, job: JobId, what: int) -> EventBody | None:
             return None
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.tuples(plans(), st.sampled_from(JOBS), st.integers(0, 6), st.booleans()), min_size=4, max_size=8))
 def test_whatever_a_plan_says(history: list[tuple[Plan, JobId, int, bool]]) -> None:
     draft = Draft(World())

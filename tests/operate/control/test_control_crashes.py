@@ -24,6 +24,7 @@ from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.rows import Commit
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
+from tests.drawn import examples
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 
 MEMORY = Path("/dev/shm")
@@ -400,7 +401,7 @@ def check_devices(bench: Bench) -> None:
         assert len(devices) == len(set(devices)), f"{agent.node}: two live attempts share a device: {live}"
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes minutes
+@settings(max_examples=examples(40), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes minutes
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 59)), min_size=10, max_size=60), st.sampled_from([0, 2_000]))
 def test_chaos_then_calm(operations: list[tuple[str, int]], resend_ms: int) -> None:
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:

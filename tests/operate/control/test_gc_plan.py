@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.ids import JobId
 from phalanx.operate.control.gc_plan import KINDS, YOUNG_MS, Facts, Found, JobFacts, Kind, ModelFacts, amounts, plan
+from tests.drawn import examples
 
 DAY_MS = 86_400_000
 NOW_MS = 1_000 * DAY_MS
@@ -204,7 +205,7 @@ def overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(homes())
 def test_nothing_in_use_is_ever_in_a_plan(home: Facts) -> None:
     made = plan(home)
@@ -223,7 +224,7 @@ def test_nothing_in_use_is_ever_in_a_plan(home: Facts) -> None:
     assert not set(made.jobs) & {of.id for of in needed}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(homes())
 def test_whoever_loses_something_is_marked_first(home: Facts) -> None:
     """Else somebody could open a job again whose files go."""
@@ -234,7 +235,7 @@ def test_whoever_loses_something_is_marked_first(home: Facts) -> None:
         assert (of.id in made.jobs) == (loses and not of.collected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(homes())
 def test_all_is_either_taken_or_kept_for_a_reason(home: Facts) -> None:
     made = plan(home)
@@ -243,7 +244,7 @@ def test_all_is_either_taken_or_kept_for_a_reason(home: Facts) -> None:
     assert set(amounts(made.take)) <= set(KINDS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(homes())
 def test_without_jobs_and_models_every_old_blob_goes(home: Facts) -> None:
     bare = replace(home, jobs={}, models=())
@@ -251,7 +252,7 @@ def test_without_jobs_and_models_every_old_blob_goes(home: Facts) -> None:
     assert set(plan(bare).take) == old
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(homes())
 def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(home: Facts) -> None:
     made = plan(home)

@@ -21,6 +21,7 @@ from phalanx.core.states import Finished, Paused
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.store import Store
+from tests.drawn import examples
 from tests.operate.control.control_bench import Agent, Bench, ManualClock, Say, a_spec, no_outbox, plain_lineage
 
 NODES = ("a", "b", "c")
@@ -227,7 +228,7 @@ def heal(bench: Bench) -> None:
     raise AssertionError({job.id: job.state for job in bench.world.open_jobs.values()})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=40, max_size=60))
 def test_no_device_is_in_two_attempts_hands_and_everything_comes_to_its_end(steps: list[Step]) -> None:
     with fleet() as bench:

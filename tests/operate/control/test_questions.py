@@ -18,6 +18,7 @@ from phalanx.decide.scheduler.where.columns import Pod, Popular
 from phalanx.decide.scheduler.why.history import History
 from phalanx.operate.control.questions import Answerer, Asker, Question
 from phalanx.operate.control.scheduler_process import Mind
+from tests.drawn import examples
 
 MIXED = History(mix=(Popular(Pod(1_500, 64, 1, 250, frozenset({"L4", "T4"})), 3), Popular(Pod(0, 0, 8, 1_000), 1)))
 
@@ -76,7 +77,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(snapshots(), st.booleans()), max_size=5))
 def test_whatever_comes_the_other_end_has_the_same_snapshot(history: list[tuple[Snapshot, bool]]) -> None:
     asker, answerer = Asker(), Answerer()

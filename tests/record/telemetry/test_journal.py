@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId
 from phalanx.record.telemetry.journal import Journal
+from tests.drawn import examples
 
 ATTEMPT = AttemptId("tiny-lm-7.2")
 
@@ -115,7 +116,7 @@ while True:
     assert journal.read("log", ATTEMPT, 0, 0, end) == (b"0123456789" * (end // 10 + 1))[:end]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 70), st.integers(0, 40)), max_size=30))
 def test_any_chunks_of_a_file_give_a_prefix_of_it(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, cuts: list[tuple[int, int]]

@@ -50,6 +50,7 @@ from phalanx.core.records import StepRecord
 from phalanx.core.spec import JobSpec, Kind
 from phalanx.core.units import MILLI
 from phalanx.record.telemetry.ledger import CATEGORIES, Account, account, cost
+from tests.drawn import examples
 
 NODE = NodeId("box")
 JOB = JobId("tiny-lm-1")
@@ -505,7 +506,7 @@ def _plus(one: Account, other: Account) -> dict[str, int]:
     return {name: one.categories[name] + other.categories[name] for name in CATEGORIES}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(LOGS | SCRAMBLED, STEPS, WINDOWS)
 def test_every_window_balances_and_adjacent_windows_add_up(
     events: list[Event], steps: Mapping[AttemptId, Sequence[StepRecord]], times: list[int]
@@ -521,7 +522,7 @@ def test_every_window_balances_and_adjacent_windows_add_up(
         assert parts[0].capacity + parts[1].capacity == whole.capacity
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(LOGS, STEPS, st.sampled_from(ATTEMPTS), st.lists(RECORDS, min_size=1, max_size=4))
 def test_late_records_move_time_between_categories_only(
     events: list[Event], steps: dict[AttemptId, list[StepRecord]], attempt: AttemptId, late: list[StepRecord]
@@ -548,7 +549,7 @@ def capacity_of(events: Sequence[Event], until: int) -> int:
     return total * MILLI
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LOGS, STEPS, st.integers(0, 4_000))
 def test_capacity_is_what_the_nodes_have_whoever_holds_it(
     events: list[Event], steps: dict[AttemptId, list[StepRecord]], until: int
@@ -556,7 +557,7 @@ def test_capacity_is_what_the_nodes_have_whoever_holds_it(
     assert account(events, steps, 0, until).capacity == capacity_of(events, until)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LOGS, STEPS, st.integers(0, 3_200))
 def test_jobs_and_free_time_make_up_the_fleet(events: list[Event], steps: dict[AttemptId, list[StepRecord]], until: int) -> None:
     whole = account(events, steps, 0, until)
@@ -565,7 +566,7 @@ def test_jobs_and_free_time_make_up_the_fleet(events: list[Event], steps: dict[A
     assert sum(part.capacity for part in parts) + free == whole.capacity
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(LOGS, STEPS, st.integers(0, 3_000))
 def test_each_device_is_in_one_category_in_any_millisecond(
     events: list[Event], steps: dict[AttemptId, list[StepRecord]], at: int
@@ -578,7 +579,7 @@ def test_each_device_is_in_one_category_in_any_millisecond(
         assert all(amount % MILLI == 0 for amount in result.categories.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LOGS, STEPS, st.integers(0, 40))
 def test_what_happens_later_changes_nothing_before_it_but_the_tail_of_what_runs(
     events: list[Event], steps: dict[AttemptId, list[StepRecord]], cut: int

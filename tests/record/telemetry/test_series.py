@@ -25,6 +25,7 @@ from phalanx.core.views import StepPage
 from phalanx.record.telemetry import columns
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore, rebuild
+from tests.drawn import examples
 
 ONE, TWO = AttemptId("tiny-lm-7.1"), AttemptId("tiny-lm-7.2")
 BOTH = (ONE, TWO)
@@ -422,7 +423,7 @@ METRICS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.lists(STEPS | METRICS, max_size=8), max_size=5), st.integers(0, 3), st.integers(1, 7), st.integers(1, 20))
 def test_sealing_changes_no_answer(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[StepRecord | Metric]], rank: int, limit: int, part_max: int

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.records import StepRecord
 from phalanx.record.telemetry.health.stragglers import MOST, PENDING_MAX, RATIO, WINDOW, Outlier, Window, peers_median
+from tests.drawn import examples
 
 SLOW = 1.5
 
@@ -32,13 +33,13 @@ def noisy(seed: int, noise: float, slow: int | None = None, ratio: float = SLOW)
     return lambda rank, _: 40_000 * rng.lognormvariate(0.0, noise) * (ratio if rank == slow else 1.0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(2, 9), st.integers(0, 10**6), st.floats(0.0, 0.15))
 def test_ranks_that_are_alike_raise_no_alarm(ranks: int, seed: int, noise: float) -> None:
     assert Window(ranks).take(steps(ranks, 400, noisy(seed, noise))) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(2, 9), st.integers(0, 10**6), st.floats(0.0, 0.05), st.data())
 def test_one_that_takes_half_as_long_again_is_found_within_a_window_and_alone(
     ranks: int, seed: int, noise: float, data: st.DataObject

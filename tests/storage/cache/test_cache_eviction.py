@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from phalanx.storage.cache import needs
 from phalanx.storage.cache.evict import to_evict
 from phalanx.storage.cache.index import Index, Taken, Unit
+from tests.drawn import examples
 
 SIZES = st.integers(1, 9)
 UNITS = st.dictionaries(st.integers(0, 20), SIZES, max_size=12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     units=UNITS,
     held=st.sets(st.integers(0, 20)),

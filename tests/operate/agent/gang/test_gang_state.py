@@ -39,6 +39,7 @@ from phalanx.operate.agent.gang.state import (
     Training,
     first,
 )
+from tests.drawn import examples
 
 TIMES = timeouts(10_000)
 EVENTS_MAX = 400
@@ -189,7 +190,7 @@ KINDS = ["die", "stop", "spare", "exit", "node"]
 faults = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 6)), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2), st.integers(1, 3), st.sets(st.integers(1, 3)), faults, choices)
 def test_every_fault_ends_in_a_new_generation_or_the_end_of_the_gang(
     world_size: int, spares: int, ranks_a_node: int, fewer: set[int], planned: list[tuple[str, int, int]], order: list[int]

@@ -22,6 +22,7 @@ from phalanx.operate.sim.replay.gangs import Limits
 from phalanx.operate.sim.replay.outcome import Outcome
 from phalanx.operate.sim.replay.simulated import deciding
 from phalanx.operate.sim.traces.trace import Trace, TraceJob
+from tests.drawn import examples
 
 MINUTE = 60_000
 EXACT = Setup(costs=FREE, interval_ms=1)
@@ -277,7 +278,7 @@ def test_what_a_booking_keeps_is_free_when_it_ends() -> None:
     assert outcome.lives[0].started_ms == (3 * 60 + 7) * MINUTE
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(
