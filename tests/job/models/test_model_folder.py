@@ -19,8 +19,9 @@ from phalanx.job.models.hf_export import write_hf
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.lora import adapt
 from phalanx.job.models.model_config import foreseen_init, read_shape
-from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder
+from phalanx.job.models.model_folder import ModelFolder
 from phalanx.job.models.moe.mixture import mixtures
+from phalanx.job.models.tensor_files import INDEX, WEIGHTS
 
 SHAPE = LlamaShape(vocab=31, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=24, rope_base=500_000.0)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -164,6 +165,7 @@ def twice(folder: Path) -> None:
         (tensors(lambda found: found.update({Q_PROJ: torch.zeros(16, 16).to(torch.int8)})), "'I8'.* one of F32, BF16, F16"),
         (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*known are LlamaForCausalLM, MistralForCausalLM, Qwen2"),
         (config(architectures="gone"), "architectures"),
+        (config(architectures=[["LlamaForCausalLM"]]), "architectures .*is no architecture known here"),
         (config(num_hidden_layers=3), "lacks these tensors.* and 6 more"),
         (config(num_hidden_layers=10**9), "num_hidden_layers .*whole number from 1 to 10000"),
         (config(hidden_size="16"), "hidden_size .*whole number"),
