@@ -138,6 +138,7 @@ def config(file: str = "config.json", **changed: Any) -> Callable[[Path], None]:
         (config(num_channels=1), "num_channels .*1.* only 3"),
         (config(quantization_config={"bits": 4}), "quantization_config"),
         (config(image_size=[8, 16]), r"image_size .*\[8, 16\].*whole number"),
+        (config(image_size=[8, 8, 8]), r"image_size .*\[8, 8, 8\].*whole number"),
         (config(image_size=10), "image_size .*10.*multiple of patch"),
         (config(image_size=8192), "image_size .*whole number from 1 to 4096"),
         (config(image_size=16), r"position_embeddings .*\[1, 5, 16\].*\[1, 17, 16\]"),

@@ -137,7 +137,7 @@ def _theirs(folder: Path, config: Mapping[str, Any]) -> GivenVit:
 def _side(config: Mapping[str, Any], place: str, name: str) -> int:
     """Pixels of a square's; some files say height and width."""
     said = config.get(name)
-    if isinstance(said, list) and len(said) > 1 and all(one == said[0] for one in said):
+    if isinstance(said, list) and len(said) == 2 and said[0] == said[1]:
         said = said[0]
     return ConfigValues({name: said}, place).whole(name, most=IMAGE_MAX)
 
