@@ -15,10 +15,12 @@ import pytest
 from phalanx import app
 from phalanx.core import wire
 from phalanx.core.data_asked import ExportMdsAsked, ImportMdsAsked, IndexAsked, PackAsked, PrepareAsked
-from phalanx.core.errors import DataError, SetupError, SpecError
+from phalanx.core.errors import CheckpointError, DataError, SetupError, SpecError
 from phalanx.core.llama_shape import LlamaShape
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.spec_parse import parse_spec
+from phalanx.core.vit_shape import VitShape
+from phalanx.job.models.vit_config import config_of
 from phalanx.operate import daemons
 from phalanx.operate.control.questions import Question
 from phalanx.operate.control.scheduler_process import Answer
@@ -206,3 +208,21 @@ def test_what_the_model_of_init_cannot_have_is_refused_before_a_job_waits(tmp_pa
     with pytest.raises(SpecError, match=r"hyperparameters\.dtype: 'fp8': write bf16: the width of the feed-forward .* is 40"):
         foreseen(LayoutSpec(), dtype="fp8")
     assert "is not there on this machine" in foreseen(LayoutSpec(tp=4), init=str(tmp_path / "none"))[0]
+
+
+def test_of_images_too_the_folder_of_init_is_looked_at_before_a_job_waits(tmp_path: Path) -> None:
+    shape = VitShape(image=8, patch=4, dim=16, layers=2, heads=2, classes=3)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(shape, ("cat", "dog", "eel"), "float32")))
+    job = {"name": "vit", "kind": "train", "recipe": "vit", "data": {"path": "d"}, "resources": {"gpus": "2"}}
+
+    def foreseen(layout: LayoutSpec, **asked: object) -> Sequence[str]:
+        given = {"init": str(tmp_path), "eval_batches": 0, **asked}
+        return app.foresee_model(replace(parse_spec({**job, "hyperparameters": given}), layout=layout))
+
+    assert foreseen(LayoutSpec(zero=1)) == foreseen(LayoutSpec(), classes=9) == ()
+    with pytest.raises(SpecError, match=r"layout\.tp: 2: write 1: a vision transformer is not cut"):
+        foreseen(LayoutSpec(tp=2))
+    (tmp_path / "config.json").write_text(json.dumps({**config_of(shape, (), "float32"), "hidden_act": "relu"}))
+    with pytest.raises(CheckpointError, match=r"hidden_act of .*config\.json: 'relu': is not computed here, only 'gelu'"):
+        foreseen(LayoutSpec())
+    assert "is not there on this machine" in foreseen(LayoutSpec(), init=str(tmp_path / "none"))[0]

@@ -1,10 +1,11 @@
-"""Coloured bars, crosses and rings as PNG files in a folder for each class, packed for the job beside this file.
+"""Coloured bars, crosses and rings as PNG files in a folder for each class, packed for the jobs beside this file.
 
-python examples/images/shapes.py      # makes examples/images/made/data
+python examples/images/shapes.py      # makes examples/images/made/data, and made/few/data with few bars and rings alone
 phalanx submit examples/images/job.yaml
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 from phalanx.job.data.tars.pack import pack
 
-SIDE, EACH = 20, 400
+SIDE, EACH, FEW = 20, 400, 80
 SHAPES = ("bar", "cross", "ring")
 
 
@@ -30,10 +31,10 @@ def drawn(shape: str, random: np.random.Generator) -> NDArray[np.uint8]:
     return image.astype(np.uint8)
 
 
-def make(folder: Path, each: int = EACH) -> Path:
+def make(folder: Path, each: int = EACH, shapes: Sequence[str] = SHAPES) -> Path:
     """`folder`/images and, packed, `folder`/data, which is given back."""
     random = np.random.default_rng(0)
-    for shape in SHAPES:
+    for shape in shapes:
         (folder / "images" / shape).mkdir(parents=True, exist_ok=True)
         for number in range(each):
             Image.fromarray(drawn(shape, random)).save(folder / "images" / shape / f"{number:03d}.png")
@@ -43,7 +44,9 @@ def make(folder: Path, each: int = EACH) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "made")
-    print(make(parser.parse_args().folder))
+    folder = parser.parse_args().folder
+    print(make(folder))
+    print(make(folder / "few", FEW, ("bar", "ring")))
 
 
 if __name__ == "__main__":

@@ -145,15 +145,13 @@ def foresee_data(asked: "ForeseeAsked") -> "Sequence[str]":
 
 
 def foresee_model(spec: "JobSpec") -> "Sequence[str]":
-    from phalanx.core.recipe import of_given
     from phalanx.core.spec_parse import recipe_config
-    from phalanx.job.models.model_config import foreseen_init
+    from phalanx.job.models.given import foreseen_init
     from phalanx.operate.control.layouts import refuse_unfitting
 
-    recipe = recipe_config(spec)
-    shape, warnings = foreseen_init(Path(recipe.init))
-    if shape is not None:
-        refuse_unfitting(spec, of_given(recipe, shape))
+    given, warnings = foreseen_init(recipe_config(spec))
+    if given is not None:
+        refuse_unfitting(spec, given)
     return warnings
 
 

@@ -55,7 +55,7 @@ def test_a_named_size_gives_the_shape_and_what_is_said_goes_over_it() -> None:
     [
         ("size", "vit-x"), ("image", 30), ("patch", 0), ("heads", 3), ("classes", -1), ("label_smoothing", 1.0), ("crop_min", 0.0),
         ("flip", 1.5), ("held_out", 0), ("decode_threads", -1), ("lr", 0.0), ("activation_blocks", 2), ("dtype", "fp8"),
-        ("normalise", "none"), ("init", "folder"), ("steps", 0), ("norm_epsilon", 0.0), ("image", 4_100), ("classes", 2**24 + 1),
+        ("normalise", "none"), ("lora_rank", 4), ("steps", 0), ("norm_epsilon", 0.0), ("image", 4_100), ("classes", 2**24 + 1),
     ],
 )  # fmt: skip
 def test_a_hyperparameter_that_cannot_work_is_refused_by_its_name(field: str, value: object) -> None:
@@ -99,6 +99,29 @@ def test_what_changes_no_loss_may_change_in_a_run_that_goes_on() -> None:
         assert config_text(changed(field, value)) != usual
 
 
+def test_the_folder_of_init_says_the_shape_and_the_data_the_classes() -> None:
+    given = parse_spec(job(init="models/a", classes=7, normalise="imagenet")).hyperparameters
+    assert given["init"] == "models/a" and written_out(given, "vit") == given, "and no shape of a known size is below it"
+    shape: dict[str, Any] = {
+        "size": "vit-b",
+        "image": 32,
+        "patch": 4,
+        "dim": 64,
+        "layers": 3,
+        "heads": 2,
+        "ffn_dim": 64,
+        "norm_epsilon": 1e-6,
+    }
+    for field, value in shape.items():
+        with pytest.raises(SpecError, match="the folder of init says the model's shape") as told:
+            parse_spec(job(init="models/a", **{field: value}))
+        assert told.value.field == f"hyperparameters.{field}"
+
+
+def test_a_checkpoint_from_before_init_is_gone_on_with() -> None:
+    assert '"init":' not in config_text(VitRecipe()) and '"init":"a"' in config_text(VitRecipe(init="a"))
+
+
 def test_the_best_checkpoint_may_be_the_most_accurate() -> None:
     best = {"keep_best": 1, "best_metric": "val_accuracy", "best_mode": "max"}
     assert parse_spec({**job(), "checkpoint": best}).checkpoint.best_metric == "val_accuracy"
@@ -117,6 +140,8 @@ def test_every_hyperparameter_is_documented_with_its_default() -> None:
         assert said[one.name] == (default or "none"), one.name
 
 
-def test_the_example_is_accepted() -> None:
+def test_the_examples_are_accepted() -> None:
     recipe = recipe_config(parse_spec(yaml.safe_load((ROOT / "examples/images/job.yaml").read_text())))
     assert recipe.shape(classes=3).tokens == 17
+    recipe = recipe_config(parse_spec(yaml.safe_load((ROOT / "examples/images/fine-tune.yaml").read_text())))
+    assert recipe.init == "made/model"

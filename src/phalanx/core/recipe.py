@@ -15,7 +15,7 @@ from phalanx.core.llama_sizes import SIZES, over_size
 from phalanx.core.lora import ALL, Lora, lora_problems, targets_of
 from phalanx.core.moe import RouterScore, expert_problems
 from phalanx.core.recipe_checks import determinism_problem, run_problems
-from phalanx.core.vit_recipe import IMAGES_FREE, VitRecipe
+from phalanx.core.vit_recipe import GIVEN_FIELDS, IMAGES_FREE, IMAGES_NEWER, VitRecipe
 from phalanx.core.vit_sizes import over_size as over_vit_size
 
 Switch = Literal["auto", True, False]
@@ -249,11 +249,10 @@ def written_out(given: Mapping[str, Any], recipe: str = "llama") -> dict[str, An
 
     Raises SpecError for a shape beside `init`.
     """
-    if reads_images(recipe):
-        return over_vit_size(given)
+    of_images = reads_images(recipe)
     if not given.get("init"):
-        return over_size(given)
-    for name in ("size", *SHAPE_FIELDS):
+        return over_vit_size(given) if of_images else over_size(given)
+    for name in ("size", *(GIVEN_FIELDS if of_images else SHAPE_FIELDS)):
         if name in given:
             raise SpecError(f"hyperparameters.{name}", given[name], "leave it out: the folder of init says the model's shape")
     return dict(given)
@@ -278,7 +277,7 @@ def config_text(recipe: AnyRecipe) -> str:
     said: dict[str, Any] = wire.plain(kind, recipe)
     usual = {one.name: one.default for one in fields(kind)}
     free = {*FREE, *IMAGES_FREE}
-    first = _FIRST_FIELDS if kind is LlamaRecipe else usual.keys() - free
+    first = _FIRST_FIELDS if kind is LlamaRecipe else usual.keys() - {*free, *IMAGES_NEWER}
     kept = {name: value for name, value in said.items() if name in first or (value != usual[name] and name not in free)}
     return wire.dumps(dict[str, Any], kept)
 

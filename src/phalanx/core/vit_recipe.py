@@ -1,12 +1,14 @@
 """Configuration of the recipe `vit`. Here, not in `job`, so that a bad hyperparameter is refused at submit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
+from phalanx.core.errors import SpecError
 from phalanx.core.health import SpikeAction
+from phalanx.core.pixels import Normalise
 from phalanx.core.recipe_checks import Problem, determinism_problem, run_problems
 from phalanx.core.vit_shape import VitShape
 from phalanx.core.vit_sizes import SIZES
@@ -18,15 +20,19 @@ CLASSES_MAX: Final = 2**24
 """More than any data set has; a mistyped number would be weights without end."""
 IMAGES_FREE: Final = ("decode_threads",)
 """Of this recipe alone, beside those of `recipe.FREE`: fields by which no loss changes."""
+IMAGES_NEWER: Final = ("init",)
+"""Fields that, at their defaults, are left out of `recipe.config_text`, so that older checkpoints go on."""
 _POSITIVE: Final = ("image", "patch", "dim", "layers", "heads", "batch_per_rank", "accumulate", "steps")
 _BLOCKS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VitRecipe:
-    """Recipe `vit`: train a vision transformer on images of classes, from nothing. The defaults are a 0.8M-parameter model for
-    images of 32 pixels. Fields that are not described here are those of `LlamaRecipe`; a sample is an image.
+    """Recipe `vit`: train a vision transformer on images of classes, from nothing or from given weights. The defaults are a
+    0.8M-parameter model for images of 32 pixels. Fields that are not described here are those of `LlamaRecipe`; a sample is an
+    image.
 
+    init: the folder of a model to begin with, which says the shape but for `classes`; empty to draw the weights.
     size: a known size, whose shape the fields of the shape go over; empty for none.
     image: pixels of a side, to which each image is cut and scaled.
     patch: pixels of a side of each square that becomes a token.
@@ -43,7 +49,6 @@ class VitRecipe:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     # Of a model that has only whole weights and no experts, what parts of the trainer that serve every model ask.
-    init: ClassVar[str] = ""
     lora: ClassVar[None] = None
     balance_rate: ClassVar[float] = 0.0
     balance_loss: ClassVar[float] = 0.0
@@ -74,7 +79,7 @@ class VitRecipe:
     label_smoothing: float = 0.0
     crop_min: float = 0.08
     flip: float = 0.5
-    normalise: Literal["half", "imagenet"] = "half"
+    normalise: Normalise = "half"
     held_out: int = 0
     eval_batches: int = 16
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
@@ -89,6 +94,7 @@ class VitRecipe:
     reshard_after_forward: bool = True
     prefetch_blocks: int = 0
     decode_threads: int = 0
+    init: str = ""
 
     @property
     def sequence(self) -> int:
@@ -114,7 +120,7 @@ class VitRecipe:
             if getattr(self, name) < 0:
                 yield name, getattr(self, name), "write 0 or more"
         yield from self._image_problems()
-        blocks = self.layers if self.layers > 0 else _BLOCKS_MAX
+        blocks = self.layers if self.layers > 0 and not self.init else _BLOCKS_MAX
         for name, least in (("activation_blocks", 1), ("prefetch_blocks", 0)):
             if not least <= getattr(self, name) <= blocks:
                 yield name, getattr(self, name), f"write a whole number from {least} to the number of layers ({blocks})"
@@ -140,3 +146,17 @@ class VitRecipe:
 
 SHAPE_FIELDS: Final = tuple(one.name for one in fields(VitShape))
 """Hyperparameters that are the model's shape."""
+GIVEN_FIELDS: Final = tuple(name for name in SHAPE_FIELDS if name != "classes")
+"""Those of them that the folder of `init` says: classes are the data's."""
+
+
+def of_given(recipe: VitRecipe, shape: VitShape, normalise: Normalise | None) -> VitRecipe:
+    """With the shape of the model that its `init` names. normalise: how that one's pixels were scaled, where somebody knows. Raises
+    SpecError for other pixels, and for what such a model cannot have: who had not seen it could not tell."""
+    known = replace(recipe, **{name: getattr(shape, name) for name in GIVEN_FIELDS})
+    for name, value, fix in replace(known, init="").problems():  # the number of layers is known now
+        raise SpecError(f"hyperparameters.{name}", value, fix)
+    if normalise not in (None, recipe.normalise):
+        fix = f"write {normalise}: the model in {recipe.init} was trained on pixels that were scaled so"
+        raise SpecError("hyperparameters.normalise", recipe.normalise, fix)
+    return known

@@ -14,13 +14,16 @@ from torch import Tensor
 from phalanx.core.errors import CheckpointError, SpecError, UserError
 from phalanx.core.llama_shape import LlamaShape
 from phalanx.core.lora import Lora
+from phalanx.core.recipe import LlamaRecipe
+from phalanx.job.models.given import foreseen_init
 from phalanx.job.models.hf_config import config_of, shape_of
 from phalanx.job.models.hf_export import write_hf
 from phalanx.job.models.llama import Llama, initialise
 from phalanx.job.models.lora import adapt
-from phalanx.job.models.model_config import foreseen_init, read_shape
-from phalanx.job.models.model_folder import INDEX, WEIGHTS, ModelFolder
+from phalanx.job.models.model_config import read_shape
+from phalanx.job.models.model_folder import ModelFolder
 from phalanx.job.models.moe.mixture import mixtures
+from phalanx.job.models.tensor_files import INDEX, WEIGHTS
 
 SHAPE = LlamaShape(vocab=31, dim=16, layers=2, heads=4, kv_heads=2, ffn_dim=24, rope_base=500_000.0)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -164,6 +167,7 @@ def twice(folder: Path) -> None:
         (tensors(lambda found: found.update({Q_PROJ: torch.zeros(16, 16).to(torch.int8)})), "'I8'.* one of F32, BF16, F16"),
         (config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*known are LlamaForCausalLM, MistralForCausalLM, Qwen2"),
         (config(architectures="gone"), "architectures"),
+        (config(architectures=[["LlamaForCausalLM"]]), "architectures .*is no architecture known here"),
         (config(num_hidden_layers=3), "lacks these tensors.* and 6 more"),
         (config(num_hidden_layers=10**9), "num_hidden_layers .*whole number from 1 to 10000"),
         (config(hidden_size="16"), "hidden_size .*whole number"),
@@ -224,14 +228,15 @@ def test_configurations_of_old_and_new_libraries_are_read(changed: dict[str, Any
 
 
 def test_a_folder_is_looked_at_before_a_job_waits(model: Llama, tmp_path: Path) -> None:
-    assert foreseen_init(write(tmp_path / "out", model)) == (SHAPE, ())
-    shape, warnings = foreseen_init(tmp_path / "none")
-    assert shape is None and warnings == (
+    seen, warnings = foreseen_init(LlamaRecipe(init=str(write(tmp_path / "out", model))))
+    assert isinstance(seen, LlamaRecipe) and seen.shape(1) == SHAPE and warnings == ()
+    seen, warnings = foreseen_init(LlamaRecipe(init=str(tmp_path / "none")))
+    assert seen is None and warnings == (
         f"init {tmp_path}/none is not there on this machine; if the machines of its ranks have it, all is well",
     )
     config(architectures=["GPT2LMHeadModel"])(tmp_path / "out")
     with pytest.raises(CheckpointError, match="known are LlamaForCausalLM"):
-        foreseen_init(tmp_path / "out")
+        foreseen_init(LlamaRecipe(init=str(tmp_path / "out")))
 
 
 def test_a_model_of_other_layers_is_neither_written_nor_adapted(tmp_path: Path) -> None:

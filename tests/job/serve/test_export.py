@@ -11,12 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx import app
+from phalanx.core import wire
 from phalanx.core.lora import Lora
+from phalanx.core.vit_recipe import VitRecipe
+from phalanx.core.vit_shape import VitShape
 from phalanx.job.checkpoint.digest import weights_digest
 from phalanx.job.models.llama import Llama, LlamaShape, initialise
 from phalanx.job.models.lora import adapter_shapes
 from phalanx.job.models.model_config import ADAPTER
 from phalanx.job.models.model_folder import ModelFolder
+from phalanx.job.models.vit import Vit
+from phalanx.job.models.vit_folder import VitFolder
 from phalanx.job.serve.export import main
 from phalanx.storage.hashes import sha256_file
 from tests.job.serve.conftest import SHAPE
@@ -120,3 +125,51 @@ def test_a_tied_model_of_grouped_queries_comes_out_as_qwen(folder: Path, tmp_pat
     assert ModelFolder(tmp_path / "out").shape == model.shape
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (said["architectures"], said["eos_token_id"]) == (["Qwen3ForCausalLM"], 7)
+
+
+@pytest.fixture
+def of_images(tmp_path: Path) -> Path:
+    """A folder as the trainer writes it of a model of images, untrained."""
+    folder, model = tmp_path / "vit", Vit(VitShape(image=8, patch=4, dim=16, layers=1, heads=2, classes=3))
+    for weight in model.parameters():
+        weight.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(weight.numel()))
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    config = {
+        "format": 1, "recipe": "vit", "shape": wire.plain(VitShape, model.shape), "classes": ["cat", "dog"],
+        "config": wire.plain(VitRecipe, VitRecipe(normalise="imagenet")), "weights_digest": weights_digest(model.state_dict()),
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_model_of_images_is_exported_with_what_is_made_of_an_image(of_images: Path, tmp_path: Path, dtype: str) -> None:
+    digest = json.loads((of_images / "config.json").read_text())["weights_digest"]
+    assert app.export_model(of_images, digest, tmp_path / "out", "hf", dtype) == 0
+    opened, saved = VitFolder(tmp_path / "out"), load_file(of_images / "model.safetensors")
+    model = Vit(opened.given.shape)
+    for name, part in model.named_children():
+        opened.fill(part, name)
+    assert all(torch.equal(weight, saved[name].to(getattr(torch, dtype)).float()) for name, weight in model.named_parameters())
+    assert opened.given.normalise == "imagenet"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["architectures"], config["torch_dtype"]) == (["ViTForImageClassification"], dtype)
+    assert config["id2label"] == {"0": "cat", "1": "dog", "2": "LABEL_2"}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json", "model.safetensors", "preprocessor_config.json",
+    ]  # fmt: skip
+
+
+def test_a_model_of_images_that_is_damaged_or_has_no_adapters_is_not_exported(
+    of_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.export_model(of_images, "", tmp_path / "out", "peft", "float32") == 2
+    assert "--format is 'peft'" in (said := capsys.readouterr().err) and "is of images, which has no adapters; write hf" in said
+    assert app.export_model(of_images, "0" * 64, tmp_path / "out", "hf", "float32") == 2
+    assert "its digest is" in capsys.readouterr().err
+    tensors = load_file(of_images / "model.safetensors")
+    save_file({**tensors, "head.bias": tensors["head.bias"] + 1}, of_images / "model.safetensors")
+    assert app.export_model(of_images, "", tmp_path / "out", "hf", "float32") == 2
+    assert "the file is damaged, or another model's" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

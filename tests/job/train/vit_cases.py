@@ -21,7 +21,9 @@ from phalanx.core.training_data import DataSource
 from phalanx.core.vit_recipe import VitRecipe
 from phalanx.fabric.layouts import laid_out
 from phalanx.job.data.images.open import ImageData
+from phalanx.job.models.given import with_given
 from phalanx.job.models.vit import Vit, initialise
+from phalanx.job.models.vit_folder import VitFolder
 from phalanx.job.sdk import attach
 from phalanx.job.train.batches import first_batch, order_of_run, train_batches
 from phalanx.job.train.device import Rank, gang
@@ -51,14 +53,17 @@ OTHERS = {
 }
 
 
-EXAMPLE = recipe_of("vit", yaml.safe_load((ROOT / "examples/images/job.yaml").read_text())["hyperparameters"])
+EXAMPLES = {file: yaml.safe_load((ROOT / f"examples/images/{file}.yaml").read_text()) for file in ("job", "fine-tune")}
+EXAMPLE = recipe_of("vit", EXAMPLES["job"]["hyperparameters"])
 
 
 class Stopped(Exception):
     """As a rank that dies: nothing after it happens."""
 
 
-def leg(out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: int = 0) -> dict[str, Any]:
+def leg(
+    out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: int = 0, recipe: VitRecipe = RECIPE
+) -> dict[str, Any]:
     """A run through the trainer's own rooms. stop: the step in which it ends, once its batch is there."""
     job = out / name
     records = job / f"records-{rank.rank}-{attempt}"
@@ -67,7 +72,7 @@ def leg(out: Path, name: str, attempt: int, data: ImageData, rank: Rank, stop: i
     given |= {"PHALANX_CHECKPOINT_EVERY": str(EVERY), "PHALANX_RECORDS": str(records), "PHALANX_CHECKPOINT_KEEP_BEST": "1"}
     given |= {"PHALANX_CHECKPOINT_BEST_METRIC": "val_accuracy", "PHALANX_CHECKPOINT_BEST_MODE": "max"}
     session = attach({**os.environ, **given})
-    training, start = set_up(session, RECIPE, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
+    training, start = set_up(session, recipe, data, rank, time.monotonic, lambda: time.time_ns() // 1_000_000)
     with suppress(Stopped), saving(training) as saves:
 
         def fetch_or_stop(step: int) -> Tensor:
@@ -105,13 +110,16 @@ def losses(data: ImageData, recipe: VitRecipe, rank: Rank, asked: LayoutSpec) ->
     return found
 
 
-def plain(data: ImageData) -> list[float]:
+def plain(data: ImageData, recipe: VitRecipe = RECIPE) -> list[float]:
     """One process, the whole batch, nothing sharded."""
-    recipe = replace(RECIPE, batch_per_rank=2 * RECIPE.batch_per_rank)
+    recipe = replace(recipe, batch_per_rank=2 * recipe.batch_per_rank)
     alone = Rank(rank=0, world_size=1, device=torch.device("cpu"), device_name="cpu")
     model, (feed, fetch) = Vit(recipe.shape(data.classes)), batches(data, recipe, alone)
     for name, part in model.named_children():
-        initialise(part, name, recipe.seed, recipe.init_std)
+        if recipe.init and name != "head":
+            VitFolder(Path(recipe.init)).fill(part, name)
+        else:
+            initialise(part, name, recipe.seed, recipe.init_std)
     optimizer, found = make_adamw(model, recipe), []
     for step in range(1, STEPS + 1):
         set_lr(optimizer, lr_at(step, recipe))
@@ -143,6 +151,23 @@ def example(out: Path, rank: Rank) -> list[str]:
     return losses(opened_images(DataSource(path=str(out / "example-data")), recipe, threads=2), recipe, rank, LayoutSpec())
 
 
+def begun(out: Path, rank: Rank) -> dict[str, Any]:
+    """A run that begins with the model in `out`/given, which is of other classes and another shape; once ended, and resumed."""
+    recipe = with_given(replace(RECIPE, init=str(out / "given")))
+    assert isinstance(recipe, VitRecipe)
+    data = opened_images(DataSource(path=str(out / "data")), recipe, threads=2)
+    legs = [leg(out, "begun", attempt, data, rank, stop, recipe) for attempt, stop in ((1, STOP), (2, 0))]
+    return {"legs": legs, "plain": plain(data, recipe) if rank.rank == 0 else []}
+
+
+def fine_tuned(out: Path, rank: Rank) -> list[str]:
+    """The losses of the example that goes on from that one's model, of fewer images."""
+    given = {**EXAMPLES["fine-tune"]["hyperparameters"], "init": str(out / "example-model")}
+    recipe = recipe_of("vit", {**given, "steps": 12, "warmup_steps": 2, "dtype": "fp32"})
+    assert isinstance(recipe, VitRecipe)
+    return losses(opened_images(DataSource(path=str(out / "few/data")), recipe, threads=2), recipe, rank, LayoutSpec())
+
+
 def main(out: Path) -> None:
     data = opened_images(DataSource(path=str(out / "data")), RECIPE, threads=2)
     with gang() as rank:
@@ -153,6 +178,8 @@ def main(out: Path) -> None:
             **{name: losses(data, recipe, rank, LayoutSpec()) for name, recipe in OTHERS.items()},
             "refused": refused(rank),
             "example": example(out, rank),
+            "fine_tuned": fine_tuned(out, rank),
+            "begun": begun(out, rank),
         }
     if rank.rank == 0:
         (out / "answer.json").write_text(json.dumps({**answer, "plain": plain(data)}))

@@ -57,6 +57,9 @@ def test_the_folder_of_init_is_looked_at_too(answering: Terminal, tmp_path: Path
     assert shown.err.endswith(f"{tmp_path}/home/models/b\\x1b.\n")
     refused = answering("submit", str(tmp_path / "job.yaml"), "--set", "hyperparameters.init=odd")
     assert refused.code == 2 and refused.err.endswith("Error: layout.tp is 1: write 1\\x1b\n")
+    of_images = JOB.replace("llama", "vit").replace("{sequence: 32, ", "{held_out: 99, init: models/c, ")
+    (tmp_path / "job.yaml").write_text(of_images)
+    assert answering("plan", str(tmp_path / "job.yaml")).err.endswith(f"Warning: {tmp_path}/models/c\\x1b.\n")
 
 
 @pytest.mark.parametrize("command", ["submit", "plan"])

@@ -6,8 +6,8 @@ Names of keys are those of transformers' configurations, also of before version 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from phalanx.core.errors import CheckpointError
 from phalanx.core.llama_shape import ROPE_BASE, LlamaShape
+from phalanx.job.models.config_values import LAYERS_MAX, ConfigValues, value_error
 
 MODEL_TYPES: Final = {
     "LlamaForCausalLM": "llama",
@@ -16,9 +16,6 @@ MODEL_TYPES: Final = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """Architecture, as `architectures` names it, to its `model_type`."""
-_SIZE_MAX: Final = 1 << 24
-"""Of any dimension, and far beyond any model: a damaged file must not take all memory."""
-_LAYERS_MAX: Final = 10_000
 _QWEN3_HEAD_DIM: Final = 128
 """Qwen3's own where the file leaves it out."""
 _ONLY: Final[Mapping[str, object]] = {
@@ -34,17 +31,17 @@ _ONLY: Final[Mapping[str, object]] = {
 
 def shape_of(config: Mapping[str, Any], place: str) -> LlamaShape:
     """Of a model whose config.json lies at `place`. Raises CheckpointError naming key, value and what is known here."""
-    architecture = _architecture(config, place)
-    read = _Reader(config, place)
+    read = ConfigValues(config, place)
+    architecture = read.architecture(MODEL_TYPES)
     _refuse_others(config, architecture, place)
     heads, dim = read.whole("num_attention_heads"), read.whole("hidden_size")
     head_dim = read.whole("head_dim", _QWEN3_HEAD_DIM if architecture == "Qwen3ForCausalLM" else dim // heads)
     if dim % heads and config.get("head_dim") is None:
-        raise _error(place, "hidden_size", dim, f"is no multiple of num_attention_heads ({heads}), and head_dim is not said")
+        raise value_error(place, "hidden_size", dim, f"is no multiple of num_attention_heads ({heads}), and head_dim is not said")
     shape = LlamaShape(
         vocab=read.whole("vocab_size"),
         dim=dim,
-        layers=read.whole("num_hidden_layers", most=_LAYERS_MAX),
+        layers=read.whole("num_hidden_layers", most=LAYERS_MAX),
         heads=heads,
         ffn_dim=read.whole("intermediate_size"),
         kv_heads=read.whole("num_key_value_heads", heads),
@@ -56,7 +53,7 @@ def shape_of(config: Mapping[str, Any], place: str) -> LlamaShape:
         **_rope(config, place),
     )
     for name, value, fix in shape.problems():
-        raise _error(place, name, value, f"is what no model can have; {fix}")
+        raise value_error(place, name, value, f"is what no model can have; {fix}")
     return shape
 
 
@@ -81,65 +78,25 @@ def config_of(shape: LlamaShape, context: int, dtype: str, end_id: int | None) -
     }  # fmt: skip
 
 
-class _Reader:
-    """Values of the right type and size; None is as absent, as transformers has it."""
-
-    def __init__(self, config: Mapping[str, Any], place: str) -> None:
-        self._config, self._place = config, place
-
-    def whole(self, name: str, usual: int | None = None, most: int = _SIZE_MAX) -> int:
-        value = self._value(name, usual)
-        if type(value) is not int or not 1 <= value <= most:
-            raise _error(self._place, name, value, f"is no whole number from 1 to {most}")
-        return value
-
-    def number(self, name: str, usual: float | None = None) -> float:
-        value = self._value(name, usual)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise _error(self._place, name, value, "is no number above 0")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        value = self._value(name, False)
-        if type(value) is not bool:
-            raise _error(self._place, name, value, "is neither true nor false")
-        return value
-
-    def _value(self, name: str, usual: Any) -> Any:
-        value = self._config.get(name)
-        if value is None and usual is None:
-            raise _error(self._place, name, "(missing)", "is needed; take config.json from where the model came from")
-        return usual if value is None else value
-
-
-def _architecture(config: Mapping[str, Any], place: str) -> str:
-    said = config.get("architectures")
-    if not (isinstance(said, list) and len(said) == 1 and said[0] in MODEL_TYPES):
-        raise _error(place, "architectures", said, f"is no architecture known here; known are {', '.join(MODEL_TYPES)}")
-    return str(said[0])
-
-
 def _refuse_others(config: Mapping[str, Any], architecture: str, place: str) -> None:
     only = {**_ONLY, **({"sliding_window": None} if architecture == "MistralForCausalLM" else {})}
-    for name, value in only.items():
-        if config.get(name) not in (None, value):
-            raise _error(place, name, config[name], f"is not computed here, only {value!r}; take another model")
+    ConfigValues(config, place).refuse_others(only)
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise _error(place, "layer_types", kinds, "is not computed here, only 'full_attention'; take another model")
+        raise value_error(place, "layer_types", kinds, "is not computed here, only 'full_attention'; take another model")
 
 
 def _rope(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     said = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(said, Mapping):
-        raise _error(place, "rope_parameters", said, "is no mapping")
+        raise value_error(place, "rope_parameters", said, "is no mapping")
     kind = said.get("rope_type", said.get("type", "default"))
-    base = _Reader({"rope_theta": config.get("rope_theta"), **said}, place).number("rope_theta", ROPE_BASE)
+    base = ConfigValues({"rope_theta": config.get("rope_theta"), **said}, place).number("rope_theta", ROPE_BASE)
     if kind == "default" or kind is None:
         return {"rope_base": base}
     if kind != "llama3":
-        raise _error(place, "rope_type", kind, "is not computed here; known are default, llama3")
-    read = _Reader(said, place)
+        raise value_error(place, "rope_type", kind, "is not computed here; known are default, llama3")
+    read = ConfigValues(said, place)
     return {
         "rope_base": base,
         "rope_factor": read.number("factor"),
@@ -147,7 +104,3 @@ def _rope(config: Mapping[str, Any], place: str) -> dict[str, Any]:
         "rope_high": read.number("high_freq_factor"),
         "rope_trained": read.whole("original_max_position_embeddings"),
     }
-
-
-def _error(place: str, name: str, value: object, fix: str) -> CheckpointError:
-    return CheckpointError(f"{name} of {place}", value, fix)

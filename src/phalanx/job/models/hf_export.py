@@ -21,7 +21,7 @@ from phalanx.job.models.hf_names import pieces
 from phalanx.job.models.llama import Llama
 from phalanx.job.models.lora import peft_names
 from phalanx.job.models.model_config import CONFIG
-from phalanx.job.models.model_folder import INDEX
+from phalanx.job.models.tensor_files import INDEX
 from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_atomic
 
 FILE_BYTES_MAX: Final = 5_000_000_000
@@ -44,15 +44,8 @@ def write_hf(
     """
     if model.shape.experts:
         raise UserError("model", str(to), "a mixture of experts is not written in Hugging Face's form yet; sample or train it here")
-    views = dict(_pieces(model))
-    kept = getattr(torch, dtype)
-    empty = {name: torch.empty(view.shape, dtype=kept, device="meta") for name, view in views.items()}
-    split = split_torch_state_dict_into_shards(empty, max_shard_size=file_bytes_max)
     with appearing(to) as folder:
-        for file, names in split.filename_to_tensors.items():
-            save_tensors(folder / file, {name: views[name].to(kept).contiguous() for name in names})
-        if split.is_sharded:
-            put_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        put_weights(folder, dict(_pieces(model)), dtype, file_bytes_max)
         put_json(folder / CONFIG, config_of(model.shape, context, dtype, end_id))
         end = {} if end_id is None else {"eos_token_id": end_id}
         put_json(folder / "generation_config.json", {"_from_model_config": True, **end})
@@ -79,6 +72,17 @@ def write_peft(to: Path, shape: LlamaShape, lora: Lora, base: str, tensors: Mapp
     with appearing(to) as folder:
         save_tensors(folder / "adapter_model.safetensors", {names[name]: tensor.to(kept) for name, tensor in tensors.items()})
         put_json(folder / "adapter_config.json", config)
+
+
+def put_weights(folder: Path, views: Mapping[str, torch.Tensor], dtype: ExportDtype, file_bytes_max: int) -> None:
+    """By their names there, in one file or several with their index. Raises as `save_tensors` does."""
+    kept = getattr(torch, dtype)
+    empty = {name: torch.empty(view.shape, dtype=kept, device="meta") for name, view in views.items()}
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=file_bytes_max)
+    for file, names in split.filename_to_tensors.items():
+        save_tensors(folder / file, {name: views[name].to(kept).contiguous() for name in names})
+    if split.is_sharded:
+        put_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

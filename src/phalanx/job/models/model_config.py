@@ -33,7 +33,7 @@ def read_config(folder: Path) -> tuple[LlamaShape, bool]:
     refuse_images(folder, config)
     if ADAPTER in config:
         raise CheckpointError("model", str(folder), "holds adapters alone; name what `phalanx model export` makes of it")
-    return _shape(folder, config), _is_own(config)
+    return _shape(folder, config), is_own(config)
 
 
 def context_of(folder: Path, usual: int) -> int:
@@ -47,14 +47,6 @@ def carried(folder: Path) -> Mapping[str, bytes]:
     """Those of CARRIED that are there, by name. Raises OSError."""
     found = [folder / name for name in CARRIED]
     return {path.name: path.read_bytes() for path in found if path.is_file() and path.stat().st_size <= _CARRIED_BYTES_MAX}
-
-
-def foreseen_init(folder: Path) -> tuple[LlamaShape | None, tuple[str, ...]]:
-    """Of a job's `init`, before it is submitted: the model's shape, or none and warnings of what is not seen from here. Raises
-    CheckpointError for what a rank would refuse of its configuration."""
-    if not folder.exists():
-        return None, (f"init {folder} is not there on this machine; if the machines of its ranks have it, all is well",)
-    return read_shape(folder), ()
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -73,19 +65,19 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def refuse_images(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a saved model of another recipe than of language."""
-    if reads_images(config.get("recipe")):
-        fix = "is a model of images; a script reads it with `job.models.vit`, and here a model of language is needed"
-        raise CheckpointError("model", str(folder), fix)
-
-
-def _is_own(config: Mapping[str, Any]) -> bool:
+def is_own(config: Mapping[str, Any]) -> bool:
+    """Whether it is of a model that a run of ours saved."""
     return "shape" in config and "recipe" in config
 
 
+def refuse_images(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a saved model of another recipe than of language."""
+    if reads_images(config.get("recipe")):
+        raise CheckpointError("model", str(folder), "is a model of images, and here a model of language is needed")
+
+
 def _shape(folder: Path, config: Mapping[str, Any]) -> LlamaShape:
-    if not _is_own(config):
+    if not is_own(config):
         return shape_of(config, str(folder / CONFIG))
     try:
         shape: LlamaShape = wire.build(LlamaShape, config["shape"])

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError, UserError
+from phalanx.core.recipe import reads_images
 from phalanx.job.data import tokens
 from phalanx.job.models.hf_export import ExportDtype, write_hf, write_peft
-from phalanx.job.models.model_config import carried, context_of, read_json
+from phalanx.job.models.model_config import CONFIG, carried, context_of, read_json
+from phalanx.job.models.vit_export import write_vit
 from phalanx.job.serve.sample import load_model
 from phalanx.job.serve.saved import open_saved
+from phalanx.job.serve.saved_vit import load_vit
 
 TOKENIZER: Final = "tokenizer.json"
 
@@ -20,6 +23,10 @@ TOKENIZER: Final = "tokenizer.json"
 def export(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str = "") -> None:
     """Adapters are merged first. Raises CheckpointError for a damaged model or weights that are not those of `digest`, and as
     `write_hf` does."""
+    if _is_of_images(folder):
+        saved = load_vit(folder, digest)
+        write_vit(to, saved.model, dtype, saved.names, saved.normalise)
+        return
     model, _, sequence = load_model(folder, digest)
     end, context = end_token(folder), context_of(folder, sequence)
     beside = {**tokenizer_files(folder, end, context), **carried(folder)}
@@ -28,10 +35,16 @@ def export(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str =
 
 def export_adapters(folder: Path, to: Path, dtype: ExportDtype = "float32", digest: str = "") -> None:
     """As PEFT reads them. Raises UserError for a model without adapters, and as `export` does."""
+    if _is_of_images(folder):
+        raise UserError("--format", "peft", f"the model in {folder} is of images, which has no adapters; write hf")
     saved = open_saved(folder, digest)
     if saved.adapter is None:
         raise UserError("--format", "peft", f"the model in {folder} has no adapters, all its weights were trained; write hf")
     write_peft(to, saved.shape, saved.adapter.lora, saved.adapter.base, saved.tensors, dtype)
+
+
+def _is_of_images(folder: Path) -> bool:
+    return reads_images(read_json(folder / CONFIG).get("recipe"))
 
 
 def end_token(folder: Path) -> tuple[str, int] | None:

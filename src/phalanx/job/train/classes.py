@@ -6,20 +6,16 @@ Samples are rows (b, words) of `job.data.images.rows`, which are taken apart and
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+from phalanx.core.pixels import MEANS_AND_DEVIATIONS, Normalise
 from phalanx.job.data.images.rows import FIRST, LABEL, pixels_of
 
-Normalise = Literal["half", "imagenet"]
 _BRIGHTEST: Final = 255.0
-_MEANS_AND_DEVIATIONS: Final[Mapping[Normalise, tuple[tuple[float, ...], tuple[float, ...]]]] = {
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of its training images, as the field uses them
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,5 +54,5 @@ class ImageClasses:
 @cache
 def _scale(normalise: Normalise, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel of pixels up to 255. Made once, so that the device waits for no copy in each step."""
-    mean, deviation = (torch.tensor(one, device=device).view(3, 1, 1) * _BRIGHTEST for one in _MEANS_AND_DEVIATIONS[normalise])
+    mean, deviation = (torch.tensor(one, device=device).view(3, 1, 1) * _BRIGHTEST for one in MEANS_AND_DEVIATIONS[normalise])
     return mean, deviation

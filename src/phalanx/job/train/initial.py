@@ -18,6 +18,7 @@ from phalanx.job.models.llama import initialise
 from phalanx.job.models.lora import initialise_adapters
 from phalanx.job.models.model_folder import ModelFolder
 from phalanx.job.models.moe.mixture import reset_buffers
+from phalanx.job.models.tensor_files import TensorFiles
 
 Fill = Callable[[nn.Module, str], None]
 """Gives every parameter of a part of the model, by its name in that, its first value."""
@@ -79,7 +80,7 @@ def _digest_of_node(recipe: AnyRecipe, node: str) -> str | CheckpointError:
     if nodes.index(nodes[rank]) != rank:
         return ""
     try:
-        return ModelFolder(Path(recipe.init)).digest()
+        return TensorFiles(Path(recipe.init)).digest()
     except CheckpointError as error:  # told to all: none waits for who has gone
         return error
 

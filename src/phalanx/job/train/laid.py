@@ -24,5 +24,5 @@ def laid_model(
         case LlamaRecipe(), Sources():
             return laid_llama(recipe.shape(data.vocab_size), recipe, rank, mesh, dtype, num_microbatches, fresh)
         case VitRecipe(), ImageData():
-            return sharded_vit(recipe.shape(data.classes), recipe, rank, mesh, dtype, fresh)
+            return sharded_vit(recipe.shape(data.classes), recipe, rank, mesh, dtype, fresh, data.names_of_classes)
     raise AssertionError(f"{type(recipe).__name__} does not read {type(data).__name__}")

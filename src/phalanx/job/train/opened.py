@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from phalanx.core.recipe import LlamaRecipe
@@ -10,6 +11,7 @@ from phalanx.core.vit_recipe import VitRecipe
 from phalanx.job.data.images.open import ImageData, Look, open_images
 from phalanx.job.data.open import TokenData
 from phalanx.job.data.sources import Sources, open_sources
+from phalanx.job.models.vit_folder import VitFolder
 from phalanx.job.train.initial import check_init
 
 _CHECKED_FIRST_BYTES_MAX: Final = 256 * 2**20
@@ -36,7 +38,10 @@ def checked_first(sources: Sources) -> list[TokenData]:
 
 
 def opened_images(asked: DataSource, recipe: VitRecipe, threads: int) -> ImageData:
-    """threads: that decode. Raises as `open_images` does."""
+    """threads: that decode. Raises as `open_images` does, and CheckpointError for a folder of `init` whose weights do not fit its
+    config.json."""
+    if recipe.init:
+        VitFolder(Path(recipe.init))
     look = Look(side=recipe.image, area_min=recipe.crop_min, flip=recipe.flip, seed=recipe.seed)
     return open_images(asked, look, recipe.classes, recipe.held_out, threads)
 

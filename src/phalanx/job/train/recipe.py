@@ -1,13 +1,12 @@
 """A recipe's configuration from the hyperparameters that a rank was given."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
-from phalanx.core.recipe import RECIPES, AnyRecipe, LlamaRecipe, of_given, written_out
+from phalanx.core.recipe import RECIPES, AnyRecipe, LlamaRecipe, written_out
 from phalanx.core.spec import Scalar
-from phalanx.job.models.model_config import read_shape
+from phalanx.job.models.given import with_given
 
 
 def recipe_of(name: str, hyperparameters: Mapping[str, Scalar]) -> AnyRecipe:
@@ -19,9 +18,7 @@ def recipe_of(name: str, hyperparameters: Mapping[str, Scalar]) -> AnyRecipe:
         raise SpecError("hyperparameters", dict(hyperparameters), str(error)) from error
     for field, value, fix in recipe.problems():
         raise SpecError(f"hyperparameters.{field}", value, fix)
-    if isinstance(recipe, LlamaRecipe) and recipe.init:
-        recipe = of_given(recipe, read_shape(Path(recipe.init)))
-    return recipe
+    return with_given(recipe) if recipe.init else recipe
 
 
 def llama_recipe(hyperparameters: Mapping[str, Scalar]) -> LlamaRecipe:
