@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from phalanx.core.recipe import LlamaRecipe
-from phalanx.core.spec import LayoutSpec
+from phalanx.core.spec import LayoutSpec, ScheduleName
 from phalanx.fabric.context import KINDS
 from phalanx.fabric.layouts import Layout, ModelFacts, RankFacts, facts_of, laid_out, named, problems, recipe_problems
-from phalanx.fabric.pipeline.layout import SCHEDULES
+from phalanx.fabric.pipeline.layout import SCHEDULES, SPLITS_BACKWARD
 
 MODEL = ModelFacts(layers=4, heads=12, kv_heads=4, ffn_dim=352, sequence=64)
 WHOLE = "write one of gpipe, 1f1b, bfs, interleaved, or"
@@ -165,7 +165,6 @@ def test_tensor_parallelism_stays_within_a_domain() -> None:
         ({"schedule": "zb1p"}, {"fused_loss": True}, "schedule", f"{WHOLE} fused_loss: auto"),
         ({"schedule": "zbv"}, {"dtype": "fp8"}, "schedule", f"{WHOLE} dtype: bf16"),
         ({"schedule": "zbv"}, {"activation_checkpointing": "selective"}, "schedule", f"{WHOLE} activation_checkpointing: full"),
-        ({"schedule": "zb1p"}, {"experts": 8}, "schedule", f"{WHOLE} experts: 0"),
         ({}, {"reshard_after_forward": True}, "reshard_after_forward", "write auto or false: over a pipeline"),
         ({"zero": 0}, {"prefetch_blocks": 2}, "prefetch_blocks", "write 0, or a layout.zero above 0"),
     ],
@@ -178,6 +177,13 @@ def test_what_a_recipe_has_that_its_pipeline_cannot_is_told_with_what_can(
     assert [named(one) for one, _, _ in found] == [f"hyperparameters.{field}" if hasattr(given, field) else f"layout.{field}"]
     assert found[0][2].startswith(fix)
     assert recipe_problems(LayoutSpec(), given) == [], "without a pipeline all of it can be"
+
+
+@pytest.mark.parametrize("schedule", SPLITS_BACKWARD)
+def test_experts_go_with_a_schedule_that_parts_the_backward_pass(schedule: ScheduleName) -> None:
+    given = LlamaRecipe(experts=8, accumulate=4)
+    for asked in (LayoutSpec(), LayoutSpec(ep=2), LayoutSpec(ep=4, tp=2), LayoutSpec(ep=2, cp=2)):
+        assert recipe_problems(replace(asked, pp=2, schedule=schedule), given) == []
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from phalanx.core.errors import DataError, SpecError
 from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import Zero
 from phalanx.fabric.layouts import Layout
+from phalanx.fabric.pipeline.actions import Kind
 from phalanx.job.checkpoint.commit import Saved
 from phalanx.job.checkpoint.digest import gathered, state_digest
 from phalanx.job.checkpoint.manifest import Origin
@@ -47,6 +48,7 @@ from phalanx.job.train.parallel import make_mesh
 from phalanx.job.train.parallel.experts import cut_experts, expert_mesh
 from phalanx.job.train.parallel.mesh import stage_mesh
 from phalanx.job.train.pipeline.build import laid_llama
+from phalanx.job.train.pipeline.pipeline import Pipeline
 from phalanx.job.train.pipeline.stage import RankPart
 from phalanx.job.train.pipeline.whole import gathered_weights, tensors_of
 from phalanx.job.train.place_experts import place_experts
@@ -55,6 +57,7 @@ from phalanx.job.train.recompute import recomputed
 from phalanx.job.train.replicate_experts import replicate_experts, uneven_ranks
 from phalanx.job.train.step import train_step
 from tests.job.train.gang_cases import play
+from tests.job.train.sends_noted import sends_of
 
 RECIPE: Final = LlamaRecipe(
     dim=16, layers=2, heads=2, ffn_dim=24, sequence=12, batch_per_rank=2, accumulate=2, steps=5, warmup_steps=2, clip=1e9, lr=1e-2,
@@ -71,9 +74,16 @@ CP2_BY_HEADS: Final = replace(CP2, context="ulysses")
 TP2: Final = Layout(dp_shard=2, tp=2)
 CP2_TP2: Final = Layout(dp_shard=1, cp=2, tp=2)
 PP2: Final = Layout(pp=2, dp_shard=2)
+PARTED: Final = (
+    Layout(pp=2, dp_shard=2, ep=2, schedule="zb1p"), Layout(pp=2, dp_replicate=2, zero=0, schedule="zbv"),
+    Layout(pp=2, tp=2, ep=2, schedule="dualpipev"), Layout(pp=2, cp=2, ep=2, schedule="zb1p", stages_per_rank=2),
+)  # fmt: skip
+"""Whose schedules part the backward pass."""
 PIPED: Final = (PP2, replace(PP2, ep=2), Layout(pp=2, cp=2, ep=2), Layout(pp=2, tp=2, ep=2), Layout(pp=2, dp_replicate=2, zero=0))
 DEEP: Final = replace(RECIPE, layers=5, dense_layers=1)
 """Of which one rank's last stage, and the other's both, have mixtures."""
+FINER: Final = replace(DEEP, accumulate=4, batch_per_rank=1)
+"""The same samples in more microbatches, as many as any schedule asks for."""
 ZEROS: Final[tuple[Zero, ...]] = (1, 2)
 Setting = Callable[[nn.Module], None]
 Made = tuple[Llama | RankPart, torch.optim.Optimizer, ExpertPlaces]
@@ -98,8 +108,9 @@ def samples_of(step: int) -> Tensor:
     return (drawn**3 * VOCAB).long()
 
 
-def mine_of(step: int, rank: Rank) -> Tensor:
-    return samples_of(step).chunk(rank.data_size, dim=1)[rank.data_rank]
+def mine_of(step: int, rank: Rank, recipe: LlamaRecipe = RECIPE) -> Tensor:
+    mine = samples_of(step).chunk(rank.data_size, dim=1)[rank.data_rank]
+    return mine.reshape(recipe.accumulate, -1, recipe.sequence + 1)
 
 
 def new_model(setting: Setting, recipe: LlamaRecipe) -> Llama:
@@ -152,7 +163,7 @@ def sharded(
     dtype: Dtype = "fp32",
 ) -> tuple[Llama | RankPart, torch.optim.Optimizer]:
     """As the trainer lays it out."""
-    model = laid_llama(recipe.shape(VOCAB), recipe, rank_of(layout), mesh_of(layout), dtype, RECIPE.accumulate)
+    model = laid_llama(recipe.shape(VOCAB), recipe, rank_of(layout), mesh_of(layout), dtype, recipe.accumulate)
     setting(model)
     return model, make_adamw(model, RECIPE, place)
 
@@ -162,7 +173,7 @@ def rank_of(layout: Layout) -> Rank:
 
 
 def mesh_of(layout: Layout) -> DeviceMesh:
-    return _mesh_of(replace(layout, ep=1, context="ring", schedule="1f1b"))
+    return _mesh_of(replace(layout, ep=1, context="ring", schedule="1f1b", stages_per_rank=0))
 
 
 @cache
@@ -180,7 +191,14 @@ def whole_gradients(model: Llama | RankPart) -> dict[str, Tensor]:
     return {name: one for of_rank in told_by_all(found) for name, one in of_rank.items()} if isinstance(model, RankPart) else found
 
 
-def train(model: Llama | RankPart, optimizer: torch.optim.Optimizer, layout: Layout, steps: Sequence[int], ran: Ran) -> None:
+def train(
+    model: Llama | RankPart,
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    steps: Sequence[int],
+    ran: Ran,
+    recipe: LlamaRecipe = RECIPE,
+) -> None:
     rank = rank_of(layout)
 
     def accepts(step: int, loss: float, norm: float) -> bool:
@@ -191,7 +209,7 @@ def train(model: Llama | RankPart, optimizer: torch.optim.Optimizer, layout: Lay
         return True
 
     for step in steps:
-        train_step(model, optimizer, lambda step: mine_of(step, rank), RECIPE, step, lambda: 0.0, accepts=accepts)
+        train_step(model, optimizer, lambda step: mine_of(step, rank, recipe), RECIPE, step, lambda: 0.0, accepts=accepts)
         loads = loads_of_all(model)
         assert loads is not None
         ran.loads.append(loads)
@@ -211,7 +229,7 @@ def once(layout: Layout, setting: Setting = as_drawn) -> Ran:
 
 def trained(layout: Layout, setting: Setting = as_drawn, recipe: LlamaRecipe = RECIPE) -> Ran:
     (model, optimizer), ran = sharded(layout, setting, recipe), Ran()
-    train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran)
+    train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran, recipe)
     return ran
 
 
@@ -280,6 +298,26 @@ def case_T13_experts_of_stages_equal_one_process(root: Path, rank: Rank) -> None
 def case_T13_mixtures_on_some_stages_alone_equal_one_process(root: Path, rank: Rank) -> None:
     again = replace(DEEP, activation_checkpointing="full")
     check_same(trained(replace(PP2, ep=2, schedule="interleaved"), recipe=again), alone(as_drawn, DEEP))
+
+
+def case_T13_experts_whose_weights_have_a_pass_of_their_own_equal_one_process(root: Path, rank: Rank) -> None:
+    """With every schedule that parts the backward pass; where blocks are computed again too."""
+    for layout in PARTED:
+        recipe = replace(FINER, activation_checkpointing="full" if layout.cp > 1 else "none")
+        check_same(trained(layout, recipe=recipe), alone(as_drawn, DEEP))
+
+
+def case_no_token_travels_in_a_pass_of_weights_that_is_put_off(root: Path, rank: Rank) -> None:
+    """And the ranks of a stage send theirs in one order. The first stage has its whole backward pass there: it hands nothing on."""
+    layout = replace(PP2, ep=2, schedule="zbv")
+    model, _ = sharded(layout, recipe=FINER)
+    assert isinstance(model, RankPart) and isinstance(model.passes, Pipeline)
+    assert all(mixture.experts.parted for mixture in mixtures(model))
+    sent = told_by_all(sends_of(model.passes, mine_of(1, rank_of(layout), FINER), mesh_of(layout)["pp"].get_group()))
+    assert sent[0] == sent[1] and sent[2] == sent[3], "of the ranks of one stage"
+    kinds = {(stage, kind) for kind, stage, _ in (*sent[0], *sent[2])}
+    forward, late = {(stage, Kind.FORWARD) for stage in range(4)}, {(stage, Kind.INPUT) for stage in (1, 2, 3)}
+    assert kinds == forward | late | {(0, Kind.WEIGHT)}
 
 
 def case_a_rank_of_a_pipeline_tells_the_loads_of_all_layers_and_how_uneven_ranks_are_in_its_own(root: Path, rank: Rank) -> None:

@@ -75,8 +75,8 @@ def _product(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool, 
 
 
 @torch.library.custom_op("phalanx::grouped_product_of_weight", mutates_args=())
-def _of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool, wanted: torch.dtype, mean_over: int) -> Tensor:
-    """The gradient of each expert's matrix, (e, d, f)."""
+def of_weight(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool, wanted: torch.dtype, mean_over: int) -> Tensor:
+    """The gradient of each expert's matrix, (e, d, f), of that of the product; in the dtype that is wanted."""
     return divided(_sum_of_weight(x_nd, gradient_nf, count_e, all_used), wanted, mean_over)
 
 
@@ -106,7 +106,7 @@ def _(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool, mean_ov
     return x_nd.new_empty(x_nd.shape[0], weight_edf.shape[2])
 
 
-@_of_weight.register_fake
+@of_weight.register_fake
 def _(x_nd: Tensor, gradient_nf: Tensor, count_e: Tensor, all_used: bool, wanted: torch.dtype, mean_over: int) -> Tensor:
     return x_nd.new_empty(count_e.shape[0], x_nd.shape[1], gradient_nf.shape[1], dtype=wanted)
 
@@ -118,12 +118,12 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool, int], output: Te
 
 def _backward(ctx: Any, gradient_nf: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     x_nd, weight_edf, count_e = ctx.saved_tensors
-    of_x = of_weight = None
+    of_x = its_weight = None
     if ctx.needs_input_grad[0]:
         of_x = _product(gradient_nf, weight_edf.transpose(1, 2), count_e, ctx.all_used, 1)
     if ctx.needs_input_grad[1]:
-        of_weight = _of_weight(x_nd, gradient_nf, count_e, ctx.all_used, weight_edf.dtype, ctx.mean_over)
-    return of_x, of_weight, None, None, None
+        its_weight = of_weight(x_nd, gradient_nf, count_e, ctx.all_used, weight_edf.dtype, ctx.mean_over)
+    return of_x, its_weight, None, None, None
 
 
 _product.register_autograd(_backward, setup_context=_keep)

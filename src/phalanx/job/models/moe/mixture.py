@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.moe.exchange import Exchange
 from phalanx.job.models.moe.grouped import grouped, narrowed
+from phalanx.job.models.moe.parted import grouped_in_parts
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
 from phalanx.job.models.parts import part_of
@@ -35,12 +36,14 @@ class Experts(nn.Module):
     """SwiGLU of each expert, weights stacked: gate_up (e, d, 2f), the gate's first, and down (e, f, d). exchange: where the experts
     lie on several ranks, how rows get to theirs; None where all lie here. gated: `gated`, or the same made faster.
 
-    mean_over: by what their gradients are divided here; 1 where whoever reduces these over ranks does it."""
+    mean_over: by what their gradients are divided here; 1 where whoever reduces these over ranks does it. parted: whether those of
+    weights are wanted by themselves, after those of rows."""
 
     def __init__(self, dim: int, shape: MoeShape) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
         self.mean_over = 1
+        self.parted = False
         self.gated: Gated = gated
         self.gate_up = nn.Parameter(torch.empty(shape.experts, dim, 2 * shape.ffn_dim))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn_dim, dim))
@@ -60,7 +63,8 @@ class Experts(nn.Module):
 
     def _fed(self, gate_up: Tensor, down: Tensor, mean_over: int, x_nd: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
         count_e = count_e[: len(down)]  # further places may be empty
-        return grouped(self.gated(grouped(x_nd, gate_up, count_e, all_used, mean_over)), down, count_e, all_used, mean_over)
+        product = grouped_in_parts if self.parted else grouped
+        return product(self.gated(product(x_nd, gate_up, count_e, all_used, mean_over)), down, count_e, all_used, mean_over)
 
 
 class Mixture(nn.Module):

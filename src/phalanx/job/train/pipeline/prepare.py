@@ -14,6 +14,7 @@ from phalanx.fabric.layouts import parted_problems
 from phalanx.fabric.pipeline.layout import SPLITS_BACKWARD, PipelineLayout
 from phalanx.job.models.llama import Block
 from phalanx.job.models.lora import adapt
+from phalanx.job.models.moe.mixture import mixtures
 from phalanx.job.train.initial import fill_part, first_weights
 from phalanx.job.train.parallel.experts import ExpertParallel, lie_alone
 from phalanx.job.train.parallel.tensors import TensorParallel
@@ -45,6 +46,8 @@ def sharded_stage(
         if recipe.lora is not None:
             adapt(stage, recipe.lora)
         quicken(stage, recipe, dtype, device)
+        for mixture in mixtures(stage):
+            mixture.experts.parted = layout.schedule in SPLITS_BACKWARD
         for name, block in stage.blocks.named_children():
             fill_part(block, f"blocks.{name}", first, device)
             if experts is not None:
