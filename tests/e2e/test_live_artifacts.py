@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 
 from live_platform import Platform, alive, until
+from test_main_job import tiny
 
+from phalanx.core import wire
+from phalanx.core.profile import ProfileView
 from phalanx.core.views import ArtifactView
 
 OLD_S_MAX = 5.0
@@ -86,6 +89,34 @@ def test_a_fabric_test_is_a_job_whose_result_is_an_artifact(platform: Platform) 
         assert client.job(report["job"]).outcome == "succeeded"
     assert json.loads(platform.run("fabric", "show", "-o", "json").stdout) == report
     assert f"Submitted {report['job']}: 1 x cpu:2" in shown.stderr
+
+
+def test_a_job_that_runs_is_asked_for_traces_and_goes_on(platform: Platform, prepared: Path) -> None:
+    spec = tiny(prepared)
+    job = platform.submit({**spec, "hyperparameters": {**spec["hyperparameters"], "steps": 1_000_000}})
+    platform.at_step(job, 2)
+    view = until(lambda: traced(platform, job))
+    assert (view.attempt, view.last - view.first) == (f"{job}.1", 1)
+    assert view.whole.wall_ms > 0 and view.busiest
+    assert "traced on rank 1" in platform.run("profile", job, "--steps", "1", "--rank", "1", "--no-wait").stdout
+    with platform.client() as client:
+        request = client.trace_request(job)
+        for seen in client.follow_traces(request, poll_s=0.2):
+            assert seen.number == request.number
+        done = client.trace_request(job)
+        assert (done.left, done.traced + len(done.missed)) == ((), 1)
+        assert client.job(job).restarts == 0
+        client.cancel(job)
+        client.wait(job, timeout_s=240)
+    assert f"traces of step {done.first} asked for by admin, of rank 1" in platform.run("events", job, "--limit", "1000").stdout
+
+
+def traced(platform: Platform, job: str) -> ProfileView | None:
+    """What both ranks left when they were asked; None where a rank heard of it too late, as on a machine that stalls."""
+    shown = platform.run("profile", job, "--steps", "2", "-o", "json", check=False)
+    assert shown.returncode == 0 or "no rank leaves a trace" in shown.stderr, shown.stderr
+    view: ProfileView | None = wire.loads(ProfileView, shown.stdout) if shown.returncode == 0 else None
+    return view if view is not None and len(view.ranks) == 2 else None
 
 
 def test_what_reached_the_server_of_a_dead_node_is_no_older_than_five_seconds(platform: Platform, tmp_path: Path) -> None:

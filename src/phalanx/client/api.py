@@ -3,13 +3,13 @@
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from phalanx.client import artifacts, following, sharing
+from phalanx.client import artifacts, following, sharing, tracing
 from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
 from phalanx.core import wire
@@ -19,6 +19,7 @@ from phalanx.core.errors import NotFound, SpecError, StoreUnavailable, UserError
 from phalanx.core.profile import ProfileView
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import checked, parse_spec
+from phalanx.core.trace_request import TraceRequestView, TracesAsked, check_asked
 from phalanx.core.views import (
     ArtifactView,
     DrainRequest,
@@ -330,6 +331,27 @@ class Client:
         params: dict[str, str | int | None] = {"attempt": attempt, "first": first}
         view: ProfileView = self._line.read(ProfileView, f"/jobs/{_job(job)}/profile", params)
         return view
+
+    def request_traces(self, job: str, steps: int, ranks: Sequence[int] = ()) -> TraceRequestView:
+        """Asks the running job to trace `steps` of its next steps on all ranks, or on `ranks`: see docs/profile.md.
+
+        Raises Conflict for a job that does not run, cannot hear of it, is too near its end or was asked for others; SpecError."""
+        asked = TracesAsked(steps=steps, ranks=tuple(ranks))
+        check_asked(asked)  # what can be told here is not sent
+        body = wire.dumps(TracesAsked, asked)
+        view: TraceRequestView = self._posted(TraceRequestView, f"/jobs/{_job(job)}/profile", body, may_repeat=False)
+        return view
+
+    def trace_request(self, job: str, attempt: str = "", number: int = 0) -> TraceRequestView:
+        """How far a request of an attempt is; without a name the newest of the newest. Raises NotFound."""
+        params: dict[str, str | int | None] = {"attempt": attempt, "number": number}
+        view: TraceRequestView = self._line.read(TraceRequestView, f"/jobs/{_job(job)}/profile/request", params)
+        return view
+
+    def follow_traces(self, asked: TraceRequestView, poll_s: float = 1.0, patience_s: float = 120.0) -> Iterator[TraceRequestView]:
+        """How the request comes on, until each rank's summary is there or will not be: `profile` has them then. Raises
+        ServerUnreachable once the server was away for `patience_s` on end."""
+        return tracing.follow(self, asked, poll_s, patience_s)
 
     def secrets(self) -> tuple[SecretView, ...]:
         """Names and dates of the stored secrets; no call gives a value back."""

@@ -15,6 +15,7 @@ from phalanx.core.reasons import Reason
 from phalanx.core.records import ModelSaved, RankFact
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import StopCause
+from phalanx.core.trace_request import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,17 @@ class FaultPlanned:
 
 
 @dataclass(frozen=True, slots=True)
+class TracesRequested:
+    """Somebody asked the attempt for traces of steps to come; a rank that leaves none says why."""
+
+    job: JobId
+    attempt: AttemptId
+    request: TraceRequest
+    by: str
+    kind: Literal["traces_requested"] = field(default="traces_requested", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUp:
     """A node's agent connected, for the first time or again; `shape` is what it has."""
 
@@ -280,6 +292,7 @@ EventBody = Annotated[
     | RankSaid
     | StragglerFound
     | FaultPlanned
+    | TracesRequested
     | NodeUp
     | NodeAway
     | NodeDrained

@@ -37,6 +37,8 @@ PIPELINE: Final = "pipeline"
 """Also over a pipeline."""
 PROFILE: Final = "profile"
 """Its ranks trace the steps that the job asks for."""
+TRACES: Final = "traces"
+"""Also those that somebody asks for while it runs; no job needs it to start."""
 
 
 def needed(spec: JobSpec) -> frozenset[str]:

@@ -15,6 +15,7 @@ from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
 from phalanx.core.spec import BestMode, OnPartition
+from phalanx.core.trace_request import UNASKABLE, TraceRequest
 
 PROTOCOL: Final = 1
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -52,7 +53,8 @@ class AttemptReport:
     interrupted: nothing was wrong with it, its ranks were stopped with the platform. ended_ms: Unix time at which its last rank
     was gone, which may be long before it is reported; 0 where that is not known, or not so yet. devices: of this node, on which
     its ranks live or lived. refused: why its ranks were never started, where the next attempt would meet the same: somebody has
-    to change something first. faults: number of the last planned fault that is on this node's disk. without: said by the first node
+    to change something first. faults: number of the last planned fault that is on this node's disk; traces: likewise of the newest
+    request for traces, UNASKABLE where its ranks cannot hear of any. without: said by the first node
     of a gang that recovers inside: nodes, by their rank in the gang, without which it goes on. awaits: likewise, those whose shims
     have not reached its coordinator yet.
     """
@@ -71,6 +73,7 @@ class AttemptReport:
     faults: int = 0
     without: tuple[int, ...] = ()
     awaits: tuple[int, ...] = ()
+    traces: int = UNASKABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,16 @@ class PlanFaults:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTraces:
+    """The attempt's newest request for traces; one that is older than what the node has changes nothing."""
+
+    attempt: AttemptId
+    epoch: int
+    request: TraceRequest
+    kind: Literal["traces"] = field(default="traces", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUpNode:
     """To the first node of a gang that recovers inside: that node of the gang, by its rank in it, is lost. The gang goes on without
     it, which a report says then, or ends."""
@@ -294,8 +307,18 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
-Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults
+Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | RequestTraces
 ToAgent = Annotated[
-    Welcome | Granted | StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | ChunkAck | ArtifactAck,
+    Welcome
+    | Granted
+    | StartRanks
+    | StopRanks
+    | Forget
+    | GiveUpNode
+    | GangStarted
+    | PlanFaults
+    | RequestTraces
+    | ChunkAck
+    | ArtifactAck,
     Field(discriminator="kind"),
 ]

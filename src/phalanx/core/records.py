@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from phalanx.core.chaos import FaultMet
 from phalanx.core.health import Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
+from phalanx.core.trace_request import TraceMissed
 
 NAN_AS_TEXT: Final = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no NaN, and a diverged run has little else: it travels as 'NaN', which reads back as one."""
@@ -166,6 +167,7 @@ RankFact = (
     | DamagedData
     | LostEvidence
     | FaultMet
+    | TraceMissed
 )
 """Records that become events of the job; the others are measurements."""
 

@@ -20,13 +20,16 @@ def test_a_trace_that_is_being_summed_up_holds_up_no_collective(
 ) -> None:
     go_on = threading.Event()
 
-    def slow(self: Profile, raw: Path, name: str, facts: str) -> None:
+    def slow(self: Profile, raw: Path, name: str, facts: str) -> str:
         go_on.wait(WAIT_S)
         raw.rename(self._folder / name)
+        return ""
 
     monkeypatch.setattr(Profile, "_sum_up", slow)
     training: Any = SimpleNamespace(
-        session=SimpleNamespace(artifacts_dir=str(tmp_path / "artifacts"), profile=SimpleNamespace(first=1, count=1)),
+        session=SimpleNamespace(
+            artifacts_dir=str(tmp_path / "artifacts"), profile=SimpleNamespace(first=1, count=1), requests=None
+        ),
         rank=SimpleNamespace(slot=3, device=torch.device("cpu")), model=torch.nn.Identity(), watch=Watch(), traces=[],
     )  # fmt: skip
     written = tmp_path / "artifacts" / "profile" / "rank-3-steps-1-1"

@@ -14,6 +14,7 @@ import pytest
 
 from phalanx.core import wire
 from phalanx.core.profile import RankTrace
+from phalanx.core.trace_request import REQUESTS_VARIABLE, TRACES, TraceRequest
 from phalanx.job.checkpoint import manifest
 from phalanx.job.data.prepare import prepare
 from phalanx.job.serve.sample import load_model
@@ -112,7 +113,10 @@ def legs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[Attempt]:
     faults = (("sigkill rank=0 step=7", 4), ("sigkill rank=1 step=15", 12), ("", 16))
     (scratch := job / "scratch").mkdir()
     places: tuple[dict[str, Any], ...] = ({}, {"offload": "nvme", "offload_dir": str(scratch)}, {})
-    traced = {"PHALANX_PROFILE": '{"first": 12, "count": 3}', "PHALANX_ARTIFACTS": str(job / "artifacts")}
+    (job / TRACES).write_text(wire.dumps(TraceRequest, TraceRequest(number=1, first=15, count=1)))
+    traced = {
+        "PHALANX_PROFILE": '{"first": 12, "count": 3}', "PHALANX_ARTIFACTS": str(job / "artifacts"), REQUESTS_VARIABLE: str(job),
+    }  # fmt: skip
     legs = [
         attempt(job, data, number, fault, saved=saved, env=traced if number == 3 else None, **place)
         for number, ((fault, saved), place) in enumerate(zip(faults, places, strict=True), start=1)
@@ -153,11 +157,17 @@ def test_t02_t08_three_legs_equal_one_run_bit_by_bit(undisturbed: Attempt, legs:
 
 
 def test_steps_that_a_job_asks_for_are_traced_and_none_of_their_losses_changes(legs: list[Attempt]) -> None:
-    """That these are the undisturbed run's is what the test above says."""
+    """That these are the undisturbed run's is what the test above says. Step 15 is one that somebody asked for while it ran."""
     folder = legs[2].folder.parent / "artifacts" / "profile"
     kinds = ("summary.json", "summary.txt", "trace.json.gz")
-    assert {path.name for path in folder.iterdir()} == {f"rank-{rank}-steps-13-14.{kind}" for rank in (0, 1) for kind in kinds}
+    windows = ("13-14", "15-15")
+    assert {path.name for path in folder.iterdir()} == {
+        f"rank-{rank}-steps-{window}.{kind}" for rank in (0, 1) for window in windows for kind in kinds
+    }
+    assert [legs[2].of_kind("trace_missed", rank) for rank in (0, 1)] == [[], []]
     for rank in (0, 1):
+        asked: RankTrace = wire.loads(RankTrace, (folder / f"rank-{rank}-steps-15-15.summary.json").read_bytes())
+        assert [one.step for one in asked.steps] == [15]
         summary: RankTrace = wire.loads(RankTrace, (folder / f"rank-{rank}-steps-13-14.summary.json").read_bytes())
         assert [one.step for one in summary.steps] == [13, 14]
         for one in summary.steps:

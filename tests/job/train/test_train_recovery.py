@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core import wire
+from phalanx.core.trace_request import REQUESTS_VARIABLE, TRACES, TraceRequest
 from phalanx.job.data.prepare import prepare
 from tests.job.checkpoint.gang_launch import end_gang, start_gang
 from tests.job.checkpoint.keeper_places import eventually
@@ -66,9 +68,16 @@ def digest(gang: ShimGang) -> str:
 def test_rank_zero_falls_and_the_losses_are_those_of_the_undisturbed_run(
     tmp_path: Path, data: Path, undisturbed: ShimGang, fault: str, spares: int
 ) -> None:
+    """Which is also one whose steps 21 to 30 somebody wants traced: that is dropped, and training goes on."""
     times = TIMES if fault == "sigkill" else HANG_SOON
-    gang = start(tmp_path / "a", environment(tmp_path, data, f"{fault} rank=0 step=22"), spares=spares, times=times)
+    (tmp_path / TRACES).write_text(wire.dumps(TraceRequest, TraceRequest(number=1, first=21, count=10)))
+    env = environment(tmp_path, data, f"{fault} rank=0 step=22") | {REQUESTS_VARIABLE: str(tmp_path)}
+    gang = start(tmp_path / "a", env, spares=spares, times=times)
     assert gang.end() == [0, 0], gang.log()
+    for rank in (0, 1):
+        (untraced,) = gang.records(rank, "trace_missed")
+        assert "the gang recovered" in untraced["why"] and untraced["step"] in (21, 22)
+    assert not (gang.folder / "artifacts" / "profile").exists()
     (recovered,) = gang.records(0, "recovered")
     assert recovered["generation"] == 2
     assert recovered["replaced"] == [0]

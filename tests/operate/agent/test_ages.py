@@ -31,6 +31,7 @@ from phalanx.core.messages import (
     RankExit,
     RankProcess,
     Report,
+    RequestTraces,
     StartRanks,
     StopRanks,
     ToAgent,
@@ -126,8 +127,9 @@ def test_what_the_first_release_does_not_know_is_only_ever_said_to_who_asked_for
     for kind, old in ((FromAgent, protocol_1.FromAgent), (ToAgent, protocol_1.ToAgent)):
         later = {part.__name__ for part in parts(kind)} - {part.__name__ for part in parts(old)}
         of_gangs = {GiveUpNode.__name__, GangStarted.__name__}
-        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__, PlanFaults.__name__} | of_gangs
-        assert later <= only_to_those, "these: see Welcome.features, features.CHAOS and RECOVERY_NODES of a node, and its `awaits`"
+        of_ranks = {PlanFaults.__name__, RequestTraces.__name__}
+        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__} | of_ranks | of_gangs
+        assert later <= only_to_those, "these: see Welcome.features, CHAOS, TRACES and RECOVERY_NODES of a node, and its `awaits`"
 
 
 @pytest.mark.parametrize(

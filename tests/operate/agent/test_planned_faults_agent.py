@@ -12,8 +12,10 @@ from structlog.testing import capture_logs
 
 from phalanx.core.chaos import OF_AGENT, PLAN, Asked, Plan, met_name, planned
 from phalanx.core.ids import AttemptId
-from phalanx.core.messages import Launch, PlanFaults, StopRanks
+from phalanx.core.messages import Launch, PlanFaults, RequestTraces, StopRanks
+from phalanx.core.trace_request import TRACES, UNASKABLE, TraceRequest
 from phalanx.job.sdk.chaos import Chaos
+from phalanx.job.sdk.requests import Requests
 from phalanx.operate.agent.attempts import Accepted, AttemptFolder
 from phalanx.operate.agent.faults import NodeFaults
 from phalanx.operate.agent.sockets import agent_socket, socket_folder
@@ -48,8 +50,20 @@ def test_a_plan_is_on_the_disk_before_it_is_reported_and_an_older_one_changes_no
     assert cell.far.reports(ATTEMPT)[-1].faults == 2
     folder = AttemptFolder(cell.folder(), None)  # type: ignore[arg-type] # its plan alone is read
     assert folder.plan() == Plan((planned(Asked(fault="kill-rank", step=9), 2),), 2)
+    request_traces(cell, 2)
+    until(lambda: any(report.traces == 2 for report in cell.far.reports(ATTEMPT)))
+    before = len(cell.far.reports(ATTEMPT))
+    request_traces(cell, 1)
+    until(lambda: len(cell.far.reports(ATTEMPT)) > before)
+    assert cell.far.reports(ATTEMPT)[-1].traces == 2, "an older request changes nothing either"
+    asked = Requests(cell.folder() / "requests").traces()
+    assert asked is not None and (asked.number, asked.first) == (2, 40)
     cell.far.say(StopRanks(ATTEMPT, cell.far.epoch, 0))
     cell.far.phase(ATTEMPT, "ended")
+
+
+def request_traces(cell: Cell, number: int) -> None:
+    cell.far.say(RequestTraces(ATTEMPT, cell.far.epoch, TraceRequest(number=number, first=40, count=2)))
 
 
 def test_the_agent_kills_itself_once_and_its_ranks_do_not_notice(cell: Cell) -> None:
@@ -114,6 +128,21 @@ def test_a_plan_that_is_none_is_as_no_plan_and_told_once(tmp_path: Path) -> None
     assert [line["event"] for line in said] == ["plan_of_faults_unreadable"]
     folder.plan_faults((planned(Asked(fault="kill-rank"), 1),), 1)
     assert folder.read().faults == 1
+
+
+def test_ranks_of_an_older_agent_are_asked_for_no_traces_and_what_a_rank_spoiled_is_made_good(tmp_path: Path) -> None:
+    folder, asked = a_folder(tmp_path), TraceRequest(number=1, first=40, count=2)
+    folder.request_traces(asked)
+    assert folder.read().traces == UNASKABLE and not folder.requests.exists()
+    folder.requests.mkdir()
+    assert folder.read().traces == 0
+    (folder.requests / TRACES).write_text("[]")
+    with capture_logs() as said:
+        assert folder.read().traces == 0
+    assert [line["event"] for line in said] == ["request_for_traces_unreadable"]
+    assert Requests(folder.requests).traces() is None, "nor does a rank stumble over it"
+    folder.request_traces(asked)
+    assert folder.read().traces == 1 and Requests(folder.requests).traces() == asked
 
 
 def test_an_agent_comes_back_though_it_was_started_by_a_bare_name_and_by_init(tmp_path: Path) -> None:

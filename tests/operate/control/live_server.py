@@ -154,7 +154,7 @@ class PlayedAgent:
     ) -> AttemptReport:
         ranks = tuple(RankProcess(launch.first_rank + i, 1000 + i) for i in range(len(launch.devices)))
         exits = tuple(RankExit(rank, code, 1) for rank, code in (codes or {}).items())
-        report = AttemptReport(launch.attempt, epoch, phase, ranks, exits, time.time_ns() // 1_000_000, lost)
+        report = AttemptReport(launch.attempt, epoch, phase, ranks, exits, time.time_ns() // 1_000_000, lost, traces=0)
         self.say(Report(report))
         return report
 

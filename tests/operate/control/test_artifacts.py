@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import pytest
@@ -11,8 +11,10 @@ from websockets.exceptions import ConnectionClosed
 
 from phalanx.core import features, wire
 from phalanx.core.ids import AttemptId
-from phalanx.core.messages import ArtifactAck, ArtifactSaved, Launch, StartRanks
+from phalanx.core.messages import ArtifactAck, ArtifactSaved, Launch, RequestTraces, StartRanks
 from phalanx.core.profile import ProfileView, RankTrace, StepTrace, trace_name
+from phalanx.core.records import RankRecord, StepRecord
+from phalanx.core.trace_request import TraceMissed, TraceRequest, TraceRequestView
 from phalanx.operate.control import artifacts
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
@@ -57,6 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 @pytest.fixture
 def playing(server: LiveServer) -> Iterator[Playing]:
     with PlayedAgent(server) as agent:
+        agent.shape = replace(agent.shape, features=(features.TRACES,))
         assert features.ARTIFACTS in agent.hello().features
         job = server.submit(name="giver", kind="train", resources={"gpus": "2"}, max_restarts=5)
         start = agent.hear(StartRanks)
@@ -110,6 +113,47 @@ def test_summaries_of_traces_are_read_together_and_what_is_none_is_named(server:
         assert http.get(where, params={"attempt": "1", "first": 7}).json()["attempt"] == playing.launch.attempt
         assert "can be read" in http.get(where, params={"first": 3}).text
         assert "has traces of 3 to 4, 5 to 7, 7 to 7" in http.get(where, params={"first": 6}).text
+
+
+def test_a_running_job_is_asked_for_traces_and_says_how_they_come_on(server: LiveServer, playing: Playing) -> None:
+    where, agent = f"/jobs/{playing.job}/profile", playing.agent
+    asked = {"steps": 2}
+    with server.http() as http:
+        assert "not said a step yet" in http.post(where, json=asked).text
+        assert http.get(f"{where}/request").status_code == 404
+        agent.ship("records", playing.launch.attempt, 0, 0, record(7) + record(8))
+        assert http.post(where, json={"steps": 0}).status_code == 422
+        made = wire.loads(TraceRequestView, http.post(where, json=asked).text)
+        assert (made.number, made.first, made.at_step, made.left) == (1, 8 + 2 + 5, 8, (0, 1)), "of steps of a second"
+        assert agent.hear(RequestTraces).request == TraceRequest(number=1, first=15, count=2)
+        again = http.post(where, json=asked)
+        assert again.status_code == 409 and "asked for already" in again.json()["fix"]
+        (said,) = [one for one in server.get("/events") if one["kind"] == "traces_requested" and one["job"] == playing.job]
+        assert said["body"]["by"] == "admin"
+        text = wire.dumps(RankTrace, RankTrace(rank=0, on_gpu=False, steps=(StepTrace(step=15, wall_ms=50),)))
+        playing.give(f"profile/{trace_name(0, 15, 16)}.summary.json", text.encode())
+        missed = TraceMissed(rank=1, step=14, number=1, why="it was late", at_ms=1)
+        agent.ship("records", playing.launch.attempt, 1, 0, wire.dumps(RankRecord, missed).encode() + b"\n")
+        done = until(lambda: view if not (view := progress(server, playing)).left else None)
+        assert (done.traced, [(one.rank, one.why) for one in done.missed]) == (1, [(1, "it was late")])
+        assert http.get(f"{where}/request", params={"number": 2}).status_code == 404
+        assert [one["rank"] for one in http.get(where).json()["ranks"]] == [0]
+
+
+def progress(server: LiveServer, playing: Playing) -> TraceRequestView:
+    with server.http() as http:
+        said = http.get(f"/jobs/{playing.job}/profile/request", params={"attempt": "1", "number": 1}).text
+    view: TraceRequestView = wire.loads(TraceRequestView, said)
+    return view
+
+
+def record(step: int) -> bytes:
+    """Of a step that took a second."""
+    made = StepRecord(
+        rank=0, step=step, total_steps=100, loss=1.0, loss_hex="", grad_norm=1.0, lr=1.0, tokens=1, tokens_per_s=1.0, mfu=0.0,
+        started_ms=1_000 * step, ended_ms=1_000 * step + 1_000,
+    )  # fmt: skip
+    return wire.dumps(StepRecord, made).encode() + b"\n"
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", "a\nb", "esc\x1b[2J", "", "x" * 600])

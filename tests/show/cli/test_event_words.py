@@ -33,6 +33,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
     StragglerFound,
+    TracesRequested,
 )
 from phalanx.core.health import BadSample, Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble, Straggler
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -42,6 +43,7 @@ from phalanx.core.reasons import NoRoom
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed
 from phalanx.core.spec import JobSpec, Resources
 from phalanx.core.states import StopCause
+from phalanx.core.trace_request import TraceMissed, TraceRequest
 from phalanx.core.views import EventView
 from phalanx.decide.scheduler import Evict
 from phalanx.show.cli.event_lines import event_line
@@ -111,6 +113,11 @@ TOLD: list[tuple[EventBody, str, str]] = [
         "fault 3: kill-rank not met: rank 1 was at step 41 when it heard of it",
     ),
     (
+        TracesRequested(JOB, ATTEMPT, TraceRequest(number=2, first=40, count=3), "ann"),
+        ATTEMPT,
+        "traces of steps 40 to 42 asked for by ann, of all ranks (request 2)",
+    ),
+    (
         StragglerFound(JOB, ATTEMPT, STRAGGLER),
         ATTEMPT,
         "rank 1 (node-a, device 1) is a straggler: 1.52 times its peers in 24 of 25 steps up to 31 (61.0 ms a step, "
@@ -158,6 +165,10 @@ def test_every_event_is_said_in_words(body: EventBody, subject: str, sentence: s
             "grew in 0.4 s: x; generation 3 goes on after step 36",
         ),
         (SAVED, "saved its model at step 9"),
+        (
+            TraceMissed(rank=1, step=41, number=2, why="it was at step 41 when it heard of steps 40 to 42", at_ms=1),
+            "rank 1 leaves no trace of request 2: it was at step 41 when it heard of steps 40 to 42; training goes on",
+        ),
         (CHECKPOINT, "checkpoint at step 20, 3.0 MiB"),
         (
             SPIKE,
@@ -233,6 +244,7 @@ def test_the_facts_above_are_all_there_are() -> None:
         DamagedData,
         LostEvidence,
         FaultMet,
+        TraceMissed,
     }
 
 

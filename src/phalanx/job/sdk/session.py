@@ -21,11 +21,13 @@ from phalanx.core.records import CheckpointCommitted, Metric, ModelSaved, Recove
 from phalanx.core.spec import CHECKPOINT_STEPS, BestMode, CheckpointPolicy, LayoutSpec, ProfileSpec, Scalar
 from phalanx.core.spec_layout import LAYOUT_VARIABLE, PLAIN, layout_of
 from phalanx.core.spec_profile import PROFILE_VARIABLE, profile_of
+from phalanx.core.trace_request import REQUESTS_VARIABLE, TraceMissed
 from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource, data_of
 from phalanx.job.sdk.chaos import Chaos
 from phalanx.job.sdk.fault import MET, Fault, meet, parse_fault
 from phalanx.job.sdk.fault import Kind as FaultKind
 from phalanx.job.sdk.journal import Bell, Journal, Record
+from phalanx.job.sdk.requests import Requests
 
 _POLICY: Final = CheckpointPolicy()
 _PATIENCE_S: Final = 600
@@ -54,7 +56,7 @@ class Session:
     wants traced. checkpoint_patience_s: how
     long a save is tried again where it cannot be written. checkpoint_mtbf_s: mean seconds between failures of this gang, for
     saves as often as pays; 0 where saves are every `checkpoint_every` steps. fault: that was planned with the job. chaos: those
-    planned while it runs.
+    planned while it runs. requests: what else is asked of it then.
     """
 
     job: str = ""
@@ -85,6 +87,7 @@ class Session:
     journal: Journal | None = None
     fault: Fault | None = None
     chaos: Chaos | None = None
+    requests: Requests | None = None
     unix_ms: Callable[[], int] = _unix_ms
     meet: Callable[[FaultKind], None] = meet
     pause: Callable[[float], None] = time.sleep
@@ -148,6 +151,10 @@ class Session:
     def not_recorded(self, *, step: int, reason: str) -> None:
         """Says that from `step` on what this rank is given cannot be recorded."""
         self._say(LostEvidence(rank=self.rank, step=step, reason=reason[:REASON_CHARS_MAX], at_ms=self.unix_ms()))
+
+    def no_trace(self, *, step: int, number: int, why: str) -> None:
+        """Says, after `step`, that this rank leaves no trace for the request of that number."""
+        self._say(TraceMissed(rank=self.rank, step=step, number=number, why=why[:REASON_CHARS_MAX], at_ms=self.unix_ms()))
 
     @property
     def checkpoints_at(self) -> str:
@@ -251,6 +258,7 @@ def attach(environ: Mapping[str, str] | None = None, clock_s: Callable[[], float
         journal=Journal(Path(records), Bell(env.get("PHALANX_SOCKET", ""), rank, clock_s)) if records else None,
         fault=parse_fault(env.get("PHALANX_FAULT", "")),
         chaos=Chaos(Path(env[FOLDER])) if env.get(FOLDER) else None,
+        requests=Requests(Path(env[REQUESTS_VARIABLE])) if env.get(REQUESTS_VARIABLE) else None,
     )
 
 

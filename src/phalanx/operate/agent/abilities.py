@@ -19,6 +19,7 @@ ALWAYS: Final = (
     features.RECOVERY_NODES,
     features.SECRETS,
     features.SHRINK,
+    features.TRACES,
 )
 """Of the code alone. What depends on the machine is added in `abilities`."""
 

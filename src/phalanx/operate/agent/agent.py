@@ -32,6 +32,7 @@ from phalanx.core.messages import (
     Hello,
     PlanFaults,
     Report,
+    RequestTraces,
     StartRanks,
     StopRanks,
     ToAgent,
@@ -249,7 +250,7 @@ class Agent:
                 self._connection.wake()
             case ArtifactAck():
                 self._artifacts.answered(message)
-            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults() | RequestTraces():
                 if message not in self._commands:  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
@@ -288,8 +289,8 @@ class Agent:
             case GangStarted(attempt=attempt):
                 if (run := self._runs.get(attempt)) is not None:
                     run.gang_started()
-            case PlanFaults(attempt=attempt):
-                await self._plan_faults(command, self._runs.get(attempt))
+            case PlanFaults(attempt=attempt) | RequestTraces(attempt=attempt):
+                await self._tell_ranks(command, self._runs.get(attempt))
 
     async def _start(self, command: StartRanks) -> None:
         attempt = command.launch.attempt
@@ -315,12 +316,17 @@ class Agent:
         else:
             await run.stop(command.grace_ms)
 
-    async def _plan_faults(self, command: PlanFaults, run: AttemptRun | None) -> None:
-        """Of an attempt that is not held nothing is said: the next Hello says so, as for any other."""
+    async def _tell_ranks(self, command: PlanFaults | RequestTraces, run: AttemptRun | None) -> None:
+        """By files, which they look for themselves. Of an attempt that is not held nothing is said: the next Hello says so, as for
+        any other."""
         if run is None or run.seen.ended:
             return
-        await asyncio.to_thread(run.folder.plan_faults, command.faults, command.last)
-        self._faults.planned(run.folder)
+        match command:
+            case PlanFaults(faults=faults, last=last):
+                await asyncio.to_thread(run.folder.plan_faults, faults, last)
+                self._faults.planned(run.folder)
+            case RequestTraces(request=request):
+                await asyncio.to_thread(run.folder.request_traces, request)
         await run.refresh()
         self._connection.send(Report(self._report(run)))
 

@@ -17,6 +17,7 @@ from phalanx.core.chaos import PLAN, Plan, PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId, split_attempt
 from phalanx.core.messages import AttemptReport, Launch, Phase, RankExit, RankProcess, Stream
+from phalanx.core.trace_request import TRACES, UNASKABLE, TraceRequest
 from phalanx.operate.agent import lease
 from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
@@ -74,6 +75,7 @@ class Seen:
     orphaned: bool = False  # the shim is gone without an end, and the ranks with it
     refused: str = ""
     faults: int = 0
+    traces: int = UNASKABLE
     without: tuple[int, ...] = ()
     awaits: tuple[int, ...] = ()
 
@@ -123,6 +125,12 @@ class AttemptFolder:
         """Where the plan of faults lies, and the marks of those that were met."""
         return self.path / "chaos"
 
+    @property
+    def requests(self) -> Path:
+        """Where its ranks hear of what somebody asks of them. Not there where they were started by an agent that knew of no such
+        thing."""
+        return self.path / "requests"
+
     def stream(self, stream: Stream, rank: int) -> Path:
         return self.path / f"rank-{rank}.{stream}"
 
@@ -143,6 +151,7 @@ class AttemptFolder:
             orphaned=ended is None and self._is_orphaned(),
             refused=ended.get("refused", "") if ended else "",
             faults=self.plan().last if self.accepted.launch.chaos else 0,
+            traces=self._newest_traces(),
             without=tuple(gang.get("without", ())),
             awaits=tuple(gang.get("awaits", ())),
         )
@@ -162,6 +171,7 @@ class AttemptFolder:
             self.accepted.launch.devices,
             refused=seen.refused,
             faults=seen.faults,
+            traces=seen.traces,
             without=seen.without,
             awaits=seen.awaits,
         )
@@ -193,7 +203,7 @@ class AttemptFolder:
         except FileNotFoundError:
             return NO_PLAN
         except ValueError as error:  # ranks may write there too, and the agent must not end by what they write
-            _note_unreadable(path, str(error))
+            _note_unreadable("plan_of_faults", path, str(error))
             return NO_PLAN
         return found
 
@@ -201,6 +211,22 @@ class AttemptFolder:
         """The faults from now on; an older plan that comes late changes nothing."""
         if last > self.plan().last:
             write_atomic(self.chaos / PLAN, wire.dumps(Plan, Plan(faults, last)).encode())
+
+    def request_traces(self, request: TraceRequest) -> None:
+        """From now on the newest; an older one that comes late changes nothing, and ranks that cannot hear of any are let alone."""
+        if UNASKABLE < self._newest_traces() < request.number:
+            write_atomic(self.requests / TRACES, wire.dumps(TraceRequest, request).encode())
+
+    def _newest_traces(self) -> int:
+        path = self.requests / TRACES
+        try:
+            found: TraceRequest = wire.loads(TraceRequest, path.read_bytes())
+        except FileNotFoundError:
+            return 0 if self.requests.is_dir() else UNASKABLE
+        except ValueError as error:  # ranks may write there too
+            _note_unreadable("request_for_traces", path, str(error))
+            return 0
+        return max(0, found.number)
 
     def order_shim(
         self,
@@ -237,6 +263,7 @@ class AttemptFolder:
         (self.path / "exits").mkdir(exist_ok=True)
         self.artifacts.mkdir(mode=0o700, exist_ok=True)
         self.chaos.mkdir(mode=0o700, exist_ok=True)
+        self.requests.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
 
     def fail(self, why: str, code: int, at_ms: int, refused: bool = False) -> None:
@@ -344,9 +371,9 @@ def _last_line(log: Path, line: bytes) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _note_unreadable(path: Path, error: str) -> None:
+def _note_unreadable(what: str, path: Path, error: str) -> None:
     """Once: it is read at every look."""
-    _log.warning("plan_of_faults_unreadable", path=str(path), error=error)
+    _log.warning(f"{what}_unreadable", path=str(path), error=error)
 
 
 def _read_json(path: Path) -> Any:

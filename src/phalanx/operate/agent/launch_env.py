@@ -14,6 +14,7 @@ from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.ids import split_attempt
 from phalanx.core.messages import GangRecovery, Launch
 from phalanx.core.timeouts import Timeouts, as_dict, timeouts
+from phalanx.core.trace_request import REQUESTS_VARIABLE
 from phalanx.core.training_data import CACHE_LIMIT_VARIABLE, CACHE_VARIABLE
 
 _PYTHON_NAMES: Final = ("", "python", "python3")
@@ -195,5 +196,6 @@ def _platform(launch: Launch, paths: Paths) -> dict[str, str]:
         "PHALANX_ENVIRONMENT": paths.origin or launch.image or launch.python,
         "PHALANX_ARTIFACTS": f"{paths.folder}/artifacts",
         "PHALANX_KEEPERS": f"{paths.folder}/keepers",
+        REQUESTS_VARIABLE: f"{paths.folder}/requests",
         **({"PHALANX_CHAOS": f"{paths.folder}/chaos"} if launch.chaos else {}),
     }

@@ -19,10 +19,11 @@ from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
 from phalanx.core.policy import Policy
 from phalanx.core.records import RankFact, StepRecord
 from phalanx.core.spec import JobSpec
+from phalanx.core.trace_request import TracesAsked
 from phalanx.core.views import HaltView
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, chaos, leases, names, observed, planned, refused, stragglers, wanted
+from phalanx.operate.control import asked, chaos, leases, names, observed, planned, refused, stragglers, trace_requests, wanted
 from phalanx.operate.control import facts as said
 from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
@@ -34,6 +35,7 @@ from phalanx.operate.control.saving_places import with_store
 from phalanx.operate.control.snapshots import Snapshots
 from phalanx.operate.control.stopwatch import Stopwatch
 from phalanx.operate.control.store import OutboxRow, Store
+from phalanx.operate.control.trace_requests import Pace
 from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
 from phalanx.record.telemetry.health.stragglers import Outlier
 
@@ -156,6 +158,16 @@ class Controller:
         """
         self._committed.find_out()
         self._commit_all(chaos.planned(self.world, job, fault, newest, by, self._settings.lease_ms))
+
+    def request_traces(self, job: JobId, traces: TracesAsked, pace: Pace | None, by: str) -> AttemptId:
+        """Asks the job's running attempt for traces of its next steps. pace: of an attempt of the job's. The attempt that is asked.
+
+        Raises NotFound, Conflict when the job cannot make them now, SpecError, StoreUnavailable.
+        """
+        self._committed.find_out()
+        event = trace_requests.requested(self.world, self._seen, job, traces, pace, by)
+        self._commit_all([event])
+        return event.attempt
 
     def drain(self, node: NodeId, reason: str, by: str, now: bool = False) -> None:
         """Places nothing new on the node. `now`: gangs that run there are stopped and start again elsewhere, and no restart is

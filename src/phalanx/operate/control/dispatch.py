@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.core.errors import LinkDown
 from phalanx.core.ids import AttemptId, NodeId
-from phalanx.core.messages import Command, PlanFaults, StartRanks
+from phalanx.core.messages import Command, PlanFaults, RequestTraces, StartRanks
+from phalanx.core.trace_request import TraceRequest
 from phalanx.operate.control.ports import Links
 
 _About = tuple[NodeId, AttemptId, str]
@@ -52,5 +53,8 @@ class Dispatch:
 
 def _about(node: NodeId, command: Command) -> _About:
     attempt = command.launch.attempt if isinstance(command, StartRanks) else command.attempt
-    what = f"{command.kind} {command.last}" if isinstance(command, PlanFaults) else command.kind
-    return node, attempt, what
+    match command:
+        case PlanFaults(last=number) | RequestTraces(request=TraceRequest(number=number)):
+            return node, attempt, f"{command.kind} {number}"
+        case _:
+            return node, attempt, command.kind

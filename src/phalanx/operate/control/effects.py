@@ -29,6 +29,7 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
     StragglerFound,
+    TracesRequested,
 )
 from phalanx.core.health import Corruption, DamagedData, Finding, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.ids import split_attempt
@@ -51,6 +52,7 @@ from phalanx.core.states import (
     Stopping,
     advance,
 )
+from phalanx.core.trace_request import TraceMissed
 from phalanx.operate.control import usage
 from phalanx.operate.control.world import (
     ATTEMPTS_KEPT,
@@ -59,12 +61,14 @@ from phalanx.operate.control.world import (
     FINDINGS_KEPT,
     NOTHING_SAVED,
     RECOVERIES_KEPT,
+    TRACES_KEPT,
     AttemptRecord,
     FaultRecord,
     JobRecord,
     ModelRecord,
     NodeRecord,
     QueueUsage,
+    TraceRecord,
     World,
 )
 
@@ -98,6 +102,10 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:  # noqa: C901 (one
         case FaultPlanned(_, attempt, fault, by):
             record = world.attempts[attempt]
             return (replace(record, faults=(*record.faults, FaultRecord(plan=fault, by=by, at_ms=at_ms))),)
+        case TracesRequested(_, attempt, request, by):
+            record = world.attempts[attempt]
+            asked = TraceRecord(request=request, by=by, at_ms=at_ms)
+            return (replace(record, traces=(*record.traces, asked)[-TRACES_KEPT:]),)
         case ModelRegistered() as body:
             return _registered(world, body, at_ms)
         case body:
@@ -275,6 +283,8 @@ def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
             return _with_finding(attempt, fact)
         case FaultMet():
             return replace(attempt, faults=tuple(_with_met(fault, fact) for fault in attempt.faults))
+        case TraceMissed() if 0 <= fact.rank < attempt.placement.world_size:
+            return replace(attempt, traces=tuple(_with_missed(traces, fact) for traces in attempt.traces))
         case _:
             return attempt
 
@@ -301,6 +311,11 @@ def _of_gang(fact: Recovered, world_size: int) -> Recovered:
 def _with_met(fault: FaultRecord, met: FaultMet) -> FaultRecord:
     known = {one.rank for one in fault.met}
     return replace(fault, met=(*fault.met, met)) if met.number == fault.plan.number and met.rank not in known else fault
+
+
+def _with_missed(traces: TraceRecord, missed: TraceMissed) -> TraceRecord:
+    known = missed.number != traces.request.number or any(one.rank == missed.rank for one in traces.missed)
+    return traces if known else replace(traces, missed=(*traces.missed, missed))
 
 
 def _with_finding(attempt: AttemptRecord, finding: Finding) -> AttemptRecord:

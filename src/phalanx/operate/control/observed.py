@@ -171,8 +171,8 @@ def _note_up(draft: Draft, seen: Sightings, node: NodeId, at_ms: int) -> None:
 
 
 def _note(world: World, seen: Sightings, node: NodeId, report: AttemptReport) -> None:
-    """Keeps the report that says more: of a later phase, of more exits, of a gang that goes on without more nodes, of later faults,
-    of more processes: a clock that was set back must not make that old. Of two that say as much the later one."""
+    """Keeps the report that says more: of a later phase, of more exits, of a gang that goes on without more nodes, of later faults
+    and requests, of more processes: a clock that was set back must not make that old. Of two that say as much the later one."""
     seen.started.discard((node, report.attempt))
     known = seen.reports.get((node, report.attempt))
     recovers = _recovers(world, report.attempt)
@@ -182,7 +182,7 @@ def _note(world: World, seen: Sightings, node: NodeId, report: AttemptReport) ->
 
 def _rank_of(report: AttemptReport, recovers: bool) -> tuple[int, ...]:
     """Processes of a gang that recovers inside come and go."""
-    said = (_PHASES.index(report.phase), len(report.exits), len(report.without), report.faults)
+    said = (_PHASES.index(report.phase), len(report.exits), len(report.without), report.faults, report.traces)
     return (*said, report.at_ms) if recovers else (*said, len(report.ranks), report.at_ms)
 
 

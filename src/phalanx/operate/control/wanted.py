@@ -20,6 +20,7 @@ from phalanx.core.messages import (
     GiveUpNode,
     Launch,
     PlanFaults,
+    RequestTraces,
     StartRanks,
     StopRanks,
 )
@@ -29,6 +30,7 @@ from phalanx.core.spec_parse import command_line
 from phalanx.core.spec_profile import profile_variable
 from phalanx.core.spec_recovery import gang_sizes
 from phalanx.core.states import Running, Starting, Stopping
+from phalanx.core.trace_request import UNASKABLE
 from phalanx.core.training_data import DATA_SPEC_VARIABLE, DATA_VARIABLE, DataSource
 from phalanx.operate.control.failures import seen_by
 from phalanx.operate.control.observed import Sightings
@@ -93,12 +95,20 @@ def _for_gang(
             yield part.node, StartRanks(launch(world, job, attempt, part.node, terms), terms.epoch)
         elif report is not None and _lacks_faults(world, attempt, part.node, report):
             yield part.node, PlanFaults(attempt.id, terms.epoch, open_faults(attempt), attempt.faults[-1].plan.number)
+        elif report is not None and _lacks_traces(world, attempt, part.node, report):
+            yield part.node, RequestTraces(attempt.id, terms.epoch, attempt.traces[-1].request)
 
 
 def _lacks_faults(world: World, attempt: AttemptRecord, node: NodeId, report: AttemptReport) -> bool:
     """Whether the node has yet to say that it knows the newest one. An agent that is older than such faults would hang up."""
     able = features.CHAOS in world.nodes[node].shape.features
     return able and bool(attempt.faults) and report.faults < attempt.faults[-1].plan.number
+
+
+def _lacks_traces(world: World, attempt: AttemptRecord, node: NodeId, report: AttemptReport) -> bool:
+    """As `_lacks_faults`, of the newest request for traces."""
+    able = features.TRACES in world.nodes[node].shape.features
+    return able and bool(attempt.traces) and UNASKABLE < report.traces < attempt.traces[-1].request.number
 
 
 def open_faults(attempt: AttemptRecord) -> tuple[PlannedFault, ...]:

@@ -20,6 +20,7 @@ from phalanx.core.reasons import Reason
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered, Resumed
 from phalanx.core.spec import JobSpec
 from phalanx.core.states import Holding, JobState, StopCause
+from phalanx.core.trace_request import TraceMissed, TraceRequest
 
 ATTEMPTS_KEPT: Final = 100
 """In a job's record: a service that fails for weeks must not make it, and every answer about it, grow for ever."""
@@ -31,6 +32,9 @@ RECOVERIES_KEPT: Final = 50
 """In an attempt's record, likewise."""
 
 FINDINGS_KEPT: Final = 20
+"""In an attempt's record, likewise."""
+
+TRACES_KEPT: Final = 20
 """In an attempt's record, likewise."""
 
 NOTHING_SAVED: Final = -1
@@ -51,6 +55,16 @@ class FaultRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord:
+    """A request for traces that `by` made at `at_ms`; missed: what ranks said that leave none."""
+
+    request: TraceRequest
+    by: str
+    at_ms: int
+    missed: tuple[TraceMissed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """One launch of a job. Times are Unix milliseconds; `ok` is None until it ended; `ranks` and `exits` in rank order.
 
@@ -60,6 +74,7 @@ class AttemptRecord:
     facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
     job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
     while it ran, the newest FINDINGS_KEPT, and beside them as many of its data. faults: that somebody asked for, numbered from 1.
+    traces: the newest TRACES_KEPT requests for some.
     """
 
     id: AttemptId
@@ -84,6 +99,7 @@ class AttemptRecord:
     evicted_why: str = ""
     findings: tuple[Finding, ...] = ()
     faults: tuple[FaultRecord, ...] = ()
+    traces: tuple[TraceRecord, ...] = ()
     gang_port: int = 0
     released: tuple[NodeId, ...] = ()
 

@@ -23,6 +23,7 @@ from phalanx.core.messages import (
     RankExit,
     Renew,
     Report,
+    RequestTraces,
     StartRanks,
     StopRanks,
     Welcome,
@@ -169,7 +170,7 @@ class SimAgent:
                     acked = self._runs[attempt].acked
                     acked[rank] = max(acked.get(rank, 0), offset)
                 self._look()
-            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults():
+            case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults() | RequestTraces():
                 self.obey(message)
 
     def _take_welcome(self, line: Line, welcome: Welcome) -> None:
@@ -224,8 +225,8 @@ class SimAgent:
             case GangStarted(attempt=attempt):
                 if (shim := self._machine.shims.get(attempt)) is not None:
                     shim.gang_started()
-            case PlanFaults():
-                pass  # the simulation's faults are its own
+            case PlanFaults() | RequestTraces():
+                pass  # the simulation's faults are its own, and its ranks make no steps
 
     def _start(self, command: StartRanks) -> None:
         attempt = command.launch.attempt

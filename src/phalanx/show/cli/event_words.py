@@ -30,9 +30,11 @@ from phalanx.core.events import (
     RankSaid,
     StopRequested,
     StragglerFound,
+    TracesRequested,
 )
 from phalanx.core.health import Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed, ranks_text
+from phalanx.core.trace_request import TraceMissed
 from phalanx.core.units import show_size
 from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
@@ -47,6 +49,7 @@ OfAttempt = (
     | RankSaid
     | StragglerFound
     | FaultPlanned
+    | TracesRequested
     | ModelRegistered
 )
 OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
@@ -122,7 +125,7 @@ def _of_job(body: OfJob) -> str:
             return f"opened again by {by}, with all its restarts before it"
 
 
-def _of_attempt(body: OfAttempt) -> str:
+def _of_attempt(body: OfAttempt) -> str:  # noqa: C901 (one flat line for each kind of event)
     match body:
         case AttemptPlaced(placement=placement):
             return f"placed on {_where(placement)}{', borrowed beyond the cells of its queue' if placement.borrowed else ''}"
@@ -141,6 +144,9 @@ def _of_attempt(body: OfAttempt) -> str:
             return straggler.sentence()
         case FaultPlanned(fault=fault, by=by):
             return f"fault {fault.number} asked for by {by}: {fault.sentence()}"
+        case TracesRequested(request=request, by=by):
+            which = ranks_text(request.ranks) or "all ranks"
+            return f"traces of {request.steps_text()} asked for by {by}, of {which} (request {request.number})"
         case ModelRegistered(name=name, version=version):
             return f"registered model {name}:{version}"
 
@@ -164,7 +170,9 @@ def _fact(fact: RankFact) -> str:
             return f"checkpoint at step {step}, {show_size(size_bytes)}"
         case ModelSaved(step=step):
             return f"saved its model at step {step}"
-        case LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | LostEvidence() | FaultMet():
+        case (
+            LossSpike() | Corruption() | SaveTrouble() | ReadTrouble() | DamagedData() | LostEvidence() | FaultMet() | TraceMissed()
+        ):
             return fact.sentence()
 
 

@@ -1,4 +1,4 @@
-"""`phalanx profile`: what a job's traces say."""
+"""`phalanx profile`: what a job's traces say, of a running one also traces that are asked for now."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final
@@ -28,19 +28,39 @@ def profile(
     first: Annotated[
         int, typer.Option(help="Of several traces the one that begins with this step.", min=0, show_default="the last")
     ] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Ask the running job to trace so many of its next steps.", show_default="none, show what there is"),
+    ] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option(help="With --steps: only on this rank; may be given several times.", show_default="all")
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="With --steps: return at once, and wait for no trace.")] = False,
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say what the traces of a job's ranks show: exposed communication, waits for data, bubble, MFU.
 
-    A job asks for traces in its file: profile: {first: 100, count: 3}. `artifacts get` fetches one for Perfetto.
+    With --steps a running job is asked for some now: its ranks go on training, and all begin with the same step. A job asks for
+    traces in its file too: profile: {first: 100, count: 3}. `artifacts get` fetches one for Perfetto.
     """
     from phalanx.client import connect
     from phalanx.core.profile import ProfileView
-    from phalanx.show.cli.output import emit
+    from phalanx.core.trace_request import TraceRequestView
+    from phalanx.show.cli.output import emit, line
+    from phalanx.show.cli.profile_asked import asked_text, awaited, check_options, later
 
+    check_options(steps, rank or (), no_wait, attempt, first)
+    named = str(attempt) if attempt else ""
     with connect(home) as client:
-        view = client.profile(job, str(attempt) if attempt else "", first)
+        if steps is not None:
+            asked = client.request_traces(job, steps, rank or ())
+            if no_wait:
+                emit(output, TraceRequestView, asked, lambda: [line(f"{asked_text(asked)} `{later(asked)}` shows them then.")])
+                return
+            asked = awaited(client, asked)
+            named, first = asked.attempt, asked.first
+        view = client.profile(job, named, first)
     emit(output, ProfileView, view, lambda: profile_page(view))
 
 

@@ -29,6 +29,7 @@ from phalanx.job.train.library.notice import Notice
 from phalanx.job.train.library.reading import RunLoader, Watched, prepared
 from phalanx.job.train.library.steps import Steps, Value, step_of
 from phalanx.job.train.traces.profile import Profile
+from phalanx.job.train.traces.requested import Requested
 
 _log: Final = logging.getLogger(__name__)
 FOLDER: Final = "phalanx-run"
@@ -49,7 +50,7 @@ class Run:
         self._rank, self._sizes, self._config, self._total = rank, mesh, dict(config), steps
         self._steps = Steps(session, rank.slot, steps, time.monotonic)
         self._profile = Profile(Path(session.artifacts_dir), rank.slot, rank.device)
-        self._asked = session.profile
+        self._asked, self._requested = session.profile, Requested(session, rank.slot, self._profile)
         self._notice, self._member = Notice(), member
         self._loaders: dict[str, RunLoader] = {}
         self._checkpoints: Checkpoints | None = None
@@ -138,8 +139,7 @@ class Run:
         """The next step begins now, after `step`: for scripts that go on from checkpoints of their own. `restore` does it too."""
         step = step_of(step, 0, "write how many steps are done, 0 or more")
         self._steps.begin(step)
-        self._ask_for_job(step + 1)
-        self._profile.at(step + 1)
+        self._trace(step + 1)
         self._move(step)
 
     def batches(self, loader: Iterable[T]) -> Watched[T]:
@@ -160,8 +160,7 @@ class Run:
                 self._member.tell(self.session, self._steps.newest)
         stalled_s = self._checkpoints.stepped() if self._checkpoints is not None else 0.0
         self._steps.log(step, stalled_s, tokens, values)
-        self._ask_for_job(step + 1)
-        self._profile.at(step + 1)
+        self._trace(step + 1)
         self._move(step)
 
     def maybe_save(self, step: int, **metrics: float) -> bool:
@@ -196,7 +195,17 @@ class Run:
         if self.session.profile is not None:
             _log.warning("steps %d to %d are not traced: the job asks for others", first, first + count - 1)
             return
+        if self._requested.is_asked(first, count):
+            _log.warning(
+                "steps %d to %d are not traced for the script: some of them are for `phalanx profile`", first, first + count - 1
+            )
+            return
         self._profile.ask(first, count, self._steps.newest + 1)
+
+    def _trace(self, next_step: int) -> None:
+        self._ask_for_job(next_step)
+        self._requested.at(next_step)
+        self._profile.at(next_step)
 
     def _ask_for_job(self, next_step: int) -> None:
         """The steps that the job's file asks for, or what is left of them. Once."""

@@ -40,10 +40,12 @@ class Profile:
         self._facts = dict(facts or {})
         self._mfu: dict[str, float] = {}
         self._first, self._last, self._step = 0, -1, 0
+        self._waiting: list[tuple[int, int]] = []  # first and last of what is asked for beyond that, in order
         self._profiler: profile | None = None
         self._marks: list[record_function] = []  # the step's, and inside it the phase's
         self._is_recording = False
-        self._is_given_up = False
+        self._given_up = ""  # why
+        self._unwritten: dict[int, str] = {}  # first step -> why there is no whole trace
         self._writing: list[threading.Thread] = []
 
     def ask(self, first: int, count: int, next_step: int) -> None:
@@ -52,10 +54,12 @@ class Profile:
             raise UserError("first", first, f"step {next_step} comes next; name that one or a later one")
         if not 1 <= count <= TRACED_STEPS_MAX:
             raise UserError("count", count, f"trace 1 to {TRACED_STEPS_MAX} steps at a time")
-        if self._profiler is not None or self._last >= next_step:
-            raise UserError("first", first, f"steps {self._first} to {self._last} are asked for already; wait until they are done")
-        self._first, self._last = first, first + count - 1
-        self.at(next_step)
+        last = first + count - 1
+        for known, known_last in [(self._first, self._last), *self._waiting]:
+            if known <= last and first <= known_last:
+                raise UserError("first", first, f"steps {known} to {known_last} are asked for already; wait until they are done")
+        self._waiting = sorted([*self._waiting, (first, last)])
+        self._carefully(lambda: self._at(next_step))
 
     def at(self, step: int) -> None:
         self._carefully(lambda: self._at(step))
@@ -70,6 +74,16 @@ class Profile:
         if self._is_recording and mfu > 0:
             self._mfu[str(step)] = mfu
 
+    def failure(self, first: int) -> str:
+        """Why there is no whole trace of the steps from `first` on; '' as long as there may be one."""
+        return self._given_up or self._unwritten.get(first, "")
+
+    def drop(self, first: int) -> None:
+        """After an error: nothing is written of the steps from `first` on, traced or to be traced."""
+        self._waiting = [window for window in self._waiting if window[0] != first]
+        if self._first == first:
+            self._carefully(self._abandon if self._on_gpu else self._drop)  # see `close`
+
     def end(self) -> None:
         """Of a trace that is not whole what there is, is kept. What is being written goes on; `close` waits for it."""
         self._carefully(self._end)
@@ -79,8 +93,7 @@ class Profile:
         may never be done, and to end a trace is to wait for it: it is given up. wait_s: at most so long. waiting: called again and
         again meanwhile; what it raises ends the wait."""
         if failed and self._on_gpu and self._profiler is not None:
-            self._profiler, self._is_recording = None, False
-            self._marks.clear()
+            self._abandon()
             _log.warning("the trace of steps %d to %d is given up", self._first, self._last)
         self.end()
         if wait_s is None and failed:
@@ -95,23 +108,21 @@ class Profile:
 
     def _carefully(self, act: Callable[[], None]) -> None:
         """A profiler that fails is no reason for a training to do so too: after its first fault there is none any more."""
-        if self._is_given_up:
+        if self._given_up:
             return
         try:
             act()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
             _log.warning("tracing is given up, and training goes on: %s: %s", type(error).__name__, error)
-            self._is_given_up, ended = True, self._profiler
-            self._profiler, self._is_recording = None, False
+            self._given_up = f"its profiler failed ({type(error).__name__}: {error})"
             with suppress(Exception):  # else it would go on recording, into memory that somebody needs
-                while self._marks:
-                    self._marks.pop().__exit__(None, None, None)
-                if ended is not None:
-                    ended.stop_trace()
+                self._drop()
 
     def _at(self, step: int) -> None:
         if step > self._last:
             self._end()
+            self._first, self._last = self._next(step)
+        if step > self._last:
             return
         if self._profiler is None and step >= self._first - 1:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
@@ -125,6 +136,15 @@ class Profile:
                 self._end_marks()
                 self._begin(f"{STEP}{step}")
                 self._step = step
+
+    def _next(self, step: int) -> tuple[int, int]:
+        """What is traced next, once it is time to get ready for it."""
+        while self._waiting and self._waiting[0][0] - 1 <= step:
+            first, last = self._waiting.pop(0)
+            if last >= step:
+                return first, last
+            self._unwritten[first] = f"its script does not say each of its steps: none of {first} to {last} was"
+        return 0, -1
 
     def _begin_phase(self, name: str) -> None:
         self._end_marks(1)
@@ -153,31 +173,48 @@ class Profile:
         facts = json.dumps({**self._facts, "mfu": self._mfu})
         self._mfu = {}
         name = trace_name(self._rank, self._first, self._last)
-        thread = threading.Thread(target=self._write, args=(ended, name, facts), name="profile", daemon=True)
+        work = (ended, self._first, name, facts)
+        thread = threading.Thread(target=self._write, args=work, name="profile", daemon=True)
         self._writing.append(thread)
         thread.start()
 
-    def _write(self, ended: profile, name: str, facts: str) -> None:
+    def _abandon(self) -> None:
+        self._profiler, self._is_recording = None, False
+        self._marks.clear()
+
+    def _drop(self) -> None:
+        ended, self._profiler = self._profiler, None
+        was_recording, self._is_recording = self._is_recording, False
+        self._first, self._last = 0, -1
+        while self._marks:
+            self._marks.pop().__exit__(None, None, None)
+        if ended is not None and was_recording:
+            ended.stop_trace()
+
+    def _write(self, ended: profile, first: int, name: str, facts: str) -> None:
         """Training goes on whatever becomes of it. What is not whole yet lies beside the artifacts, which are sent as they are."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".trace-", dir=self._folder.parents[1], ignore_cleanup_errors=True) as beside:
                 raw = Path(beside) / f"{name}.json"
                 ended.export_chrome_trace(str(raw))
-                self._sum_up(raw, name, facts)
+                self._unwritten |= {first: why} if (why := self._sum_up(raw, name, facts)) else {}
         except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
+            self._unwritten[first] = f"it could not be written ({error})"
             _log.warning("the trace of steps %s could not be written: %s", name, error)
 
-    def _sum_up(self, raw: Path, name: str, facts: str) -> None:
+    def _sum_up(self, raw: Path, name: str, facts: str) -> str:
+        """Why there is no summary; '' where there is one."""
         done = subprocess.run(
             [sys.executable, "-I", timeline.__file__, str(raw), str(self._rank), str(self._folder / name), facts],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeline.SECONDS_MAX + _END_S, check=False,
         )  # fmt: skip
         if done.returncode == 0:
             _log.info("traced: %s\n%s", self._folder / f"{name}.trace.json.gz", done.stdout)
-        else:
-            why = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
-            _log.warning("the trace of steps %s could not be summed up: %s", name, why)
+            return ""
+        why = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
+        _log.warning("the trace of steps %s could not be summed up: %s", name, why)
+        return f"it could not be summed up ({why})"
 
 
 def _all_threads() -> Any:

@@ -1,4 +1,4 @@
-"""A recipe's traces: the steps that its job asks for, with what each of them does marked."""
+"""A recipe's traces: the steps that its job, or somebody while it runs, asks for, with what each of them does marked."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from torch import nn
 from phalanx.fabric.pipeline.layout import PipelineLayout
 from phalanx.job.train.setup import Training
 from phalanx.job.train.traces.profile import Profile
+from phalanx.job.train.traces.requested import Requested
 from phalanx.job.train.traces.timeline import AGREEMENT, DATA_WAIT, FORWARD_BACKWARD, OPTIMIZER
 
 PHASES: Final = (DATA_WAIT, FORWARD_BACKWARD, AGREEMENT, OPTIMIZER)
@@ -24,6 +25,11 @@ class Traced(Profile):
         session, rank = training.session, training.rank
         super().__init__(Path(session.artifacts_dir), rank.slot, rank.device, {"pipeline": _pipeline(training.model)})
         self._moved = moved
+        self.requested = Requested(session, rank.slot, self)
+
+    def at(self, step: int) -> None:
+        self.requested.at(step)
+        super().at(step)
 
     def moved(self, step: int, mark: int) -> None:
         self._moved(step, mark)
@@ -50,6 +56,7 @@ def traced(training: Training, step: int) -> Iterator[Traced]:
     try:
         yield trace
     except BaseException:
+        trace.requested.drop()
         trace.close(failed=True, wait_s=0.0)
         raise
     trace.end()

@@ -1,5 +1,6 @@
 """What the traces of a job say, made of its ranks' own summaries when it is asked for."""
 
+import asyncio
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -9,15 +10,18 @@ from phalanx.core.artifact_names import FILES_MAX
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable
 from phalanx.core.ids import AttemptId
 from phalanx.core.profile import FOLDER, RANKS_READ_MAX, SUMMARY_BYTES_MAX, ProfileView, RankTrace
+from phalanx.core.trace_request import TraceRequestView, TracesAsked
 from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts, profiles
-from phalanx.operate.control.api.access import JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.access import BY, JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.jobs import PACE_STEPS
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import for_each_blob, on_blob_thread
+from phalanx.operate.control.trace_requests import Pace, pace_of, view_of
 from phalanx.operate.control.world import JobRecord
 
 router = APIRouter(tags=["profile"])
-_HOW: Final = "trace steps with profile: {first: 100} in its job file"
+_HOW: Final = "trace steps with --steps 5 while it runs, or with profile: {first: 100} in its job file"
 
 
 @router.get("/jobs/{job}/profile")
@@ -31,6 +35,49 @@ async def profile(
     refuse_collected(job, "artifacts")
     only = attempt_of(job, attempt) if attempt else None
     return await on_blob_thread(_profile, services, job, job.attempts if only is None else (only,), first)
+
+
+@router.post("/jobs/{job}/profile")
+async def request_traces(services: ServicesHere, job: JobHere, request: TracesAsked) -> TraceRequestView:
+    """Asks the running attempt to trace `steps` of its next steps, all its ranks from the same one on; of `ranks` alone where some
+    are named. Refused while others are asked for, and near the end of the run."""
+    looked_at = job.attempt  # the job may start again meanwhile
+    pace = await asyncio.to_thread(_pace, services, looked_at) if looked_at else None
+    asked = await services.control.change(lambda controller: controller.request_traces(job.id, request, pace, BY))
+    return await on_blob_thread(_request, services, services.control.world.jobs[job.id], asked)
+
+
+@router.get("/jobs/{job}/profile/request")
+async def trace_request(
+    services: ServicesHere,
+    job: JobHere,
+    attempt: Annotated[str, Query(max_length=100)] = "",
+    number: Annotated[int, Query(ge=0, le=10**9)] = 0,
+) -> TraceRequestView:
+    """How far a request of an attempt is; without a name of the newest one, without a number the newest."""
+    found = attempt_of(job, attempt)
+    if found is None:
+        raise NotFound("attempt", attempt, f"{job.id} has none yet")
+    return await on_blob_thread(_request, services, job, found, number)
+
+
+def _pace(services: Services, attempt: AttemptId) -> Pace | None:
+    newest = services.series.last_step(attempt)
+    return pace_of(attempt, newest, services.series.step_before(attempt, newest, PACE_STEPS)) if newest else None
+
+
+def _request(services: Services, job: JobRecord, attempt: AttemptId, number: int = 0) -> TraceRequestView:
+    record = services.control.world.attempts.get(attempt)
+    known = [one for one in record.traces if number in (0, one.request.number)] if record is not None else []
+    if record is None or not known:
+        which = f"request {number} of {attempt} is not known" if number else f"nobody asked {attempt} for traces"
+        raise NotFound("profile", job.id, f"{which}; `phalanx profile {job.id} --steps 5` asks for some")
+    traces = known[-1]
+    files = artifacts.of_attempts(services.store, (attempt,), (attempt, f"{FOLDER}/"), FILES_MAX)
+    windows = profiles.windows_of((one.name for one in files), record.placement.world_size)
+    newest = services.series.last_step(attempt)
+    there = windows.get((traces.request.first, traces.request.last), {})
+    return view_of(job, record, traces, there, newest.step if newest else 0)
 
 
 def _profile(services: Services, job: JobRecord, attempts: tuple[AttemptId, ...], first: int) -> ProfileView:
