@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.drawn import examples
+from tests.drawn import ANYHOW, examples
 
 # A busy machine or disk is no failure of ours.
-settings.register_profile("phalanx", deadline=None, max_examples=examples(settings.get_profile("default").max_examples))
+usual = examples(settings.get_profile("default").max_examples)
+settings.register_profile("phalanx", deadline=None, max_examples=usual, suppress_health_check=ANYHOW)
 settings.load_profile("phalanx")
 gc.disable()  # while tests are collected, which took three tenths longer with it
 MUST_RUN_ALL = os.geteuid() == 0 or os.environ.get("CI", "").lower() in ("1", "true")

@@ -1,7 +1,12 @@
-"""How many examples a property is held against: drawn anew in each run, so every `make test` looks at others."""
+"""How properties are held against examples: drawn anew in each run, so every `make test` looks at others."""
 
 import os
 from typing import Final
+
+from hypothesis import HealthCheck
+
+ANYHOW: Final = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+"""Checks that a busy machine, or the chance of a draw, fails."""
 
 _IN_LONG: Final = bool(os.environ.get("PHALANX_SOAK"))
 _PART: Final = 3

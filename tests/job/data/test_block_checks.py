@@ -22,7 +22,7 @@ from phalanx.job.data.bad_block import BadBlock, Block
 from phalanx.job.data.block_sums import BLOCK_BYTES
 from phalanx.job.data.manifest import FileEntry
 from phalanx.job.data.open import TokenData, open_data
-from tests.drawn import examples
+from tests.drawn import ANYHOW, examples
 from tests.job.data.random_tokens import write_tokens
 
 MIB = BLOCK_BYTES
@@ -74,7 +74,7 @@ def test_a_flipped_byte_in_a_block_that_is_never_read_disturbs_nobody(
         open_data(damaged, verify=True)
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[*ANYHOW, HealthCheck.function_scoped_fixture])
 @given(data=st.data(), sequence=st.sampled_from([1, 7, 999, 60_000, 1_200_000]))
 def test_a_batch_is_right_or_refused_wherever_a_byte_is_flipped(
     damaged: Path, written: tuple[Path, NDArray[np.int64]], data: st.DataObject, sequence: int

@@ -35,7 +35,7 @@ from phalanx.job.data.stream import BatchStream
 from phalanx.storage.cache.node_cache import NodeCache
 from phalanx.storage.hedged import HedgedReads
 from phalanx.storage.objects import ObjectStore, open_store
-from tests.drawn import examples
+from tests.drawn import ANYHOW, examples
 from tests.job.data.random_tokens import write_tokens
 from tests.storage.cache.cache_cases import units_of
 
@@ -78,7 +78,7 @@ def large(cache: NodeCache) -> list[Path]:
     return units_of(cache.folder, 8 * MIB)
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[*ANYHOW, HealthCheck.function_scoped_fixture])
 @given(asked=st.data(), sequence=st.sampled_from([1, 7, 999, 60_000, 1_200_000]))
 def test_any_batch_is_that_of_the_folder(folder: Path, data: StoredData, asked: st.DataObject, sequence: int) -> None:
     """In a cache that does not hold all of it, so that units come and go."""
