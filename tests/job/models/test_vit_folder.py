@@ -147,12 +147,15 @@ def config(file: str = "config.json", **changed: Any) -> Callable[[Path], None]:
         (config(num_hidden_layers=10**9), "num_hidden_layers .*whole number from 1 to 10000"),
         (config(layer_norm_eps="gone"), "layer_norm_eps .*is needed"),
         (config(layer_norm_eps=0), "layer_norm_eps .*above 0"),
+        (config(layer_norm_eps=10**400), "layer_norm_eps .*above 0"),
         (config(id2label={"0": "cat"}), rf"shape of {HEAD} .*\[3, 16\].*\[1, 16\]"),
         (config(id2label="gone"), rf"shape of {HEAD} .*\[3, 16\].*\[2, 16\]"),  # transformers' own number
         (config(id2label=3), "id2label .*no mapping"),
         (config(PREPROCESSOR, image_mean=[0.48, 0.46, 0.41]), "image_mean and image_std of .* only .*half.*imagenet"),
         (config(PREPROCESSOR, image_std=0.5), "image_mean and image_std of .*not computed here"),
         (config(PREPROCESSOR, do_normalize=False), "do_normalize .*False"),
+        (config(PREPROCESSOR, rescale_factor=1 / 127.5), "rescale_factor of .*not computed here"),
+        (config(PREPROCESSOR, rescale_factor="much"), "rescale_factor of .*not computed here"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "only safetensors are read"),
     ],
 )

@@ -456,6 +456,8 @@ def case_replicas_of_hot_experts_equal_one_process_and_level_what_ranks_compute(
     ):  # fmt: skip
         (model, optimizer), ran = sharded(layout, all_to_two, recipe), Ran()
         assert replicate_experts(model, loads, spare=1) >= RECIPE.layers
+        divided = {mixture.experts.mean_over for mixture in mixtures(model)}
+        assert divided == {RANKS // layout.tp if layout.ep == RANKS else 1}, "gradients of copies too, where owners divide theirs"
         rows = counted_rows(model)
         train(model, optimizer, layout, range(1, RECIPE.steps + 1), ran)
         check_same(ran, plain)

@@ -19,7 +19,7 @@ from phalanx.core.recipe import LlamaRecipe
 from phalanx.fabric.layouts import Layout
 from phalanx.job.models.llama import FeedForward, Llama, LlamaShape, initialise
 from phalanx.job.models.lora import adapt
-from phalanx.job.models.moe.grouped import grouped, has_kernel, narrowed, one_by_one
+from phalanx.job.models.moe.grouped import grouped, has_kernel, one_by_one
 from phalanx.job.models.moe.mixture import Mixture, mixtures, reset_buffers
 from phalanx.job.models.moe.parted import grouped_in_parts
 from phalanx.job.models.moe.router import Router, sequence_loss
@@ -108,17 +108,17 @@ def test_the_kernel_gives_what_a_product_for_each_expert_does(dtype: torch.dtype
 
 @pytest.mark.parametrize("mean_over", [1, 3])
 def test_a_product_casts_weights_for_itself_and_gives_their_gradient_in_their_dtype(mean_over: int) -> None:
-    """As if it were cast, computed and divided step by step; and what is sent to others in between is cast before."""
+    """As if it were cast, computed and divided step by step."""
     x, weight, count = seeded(9, 16).bfloat16(), seeded(4, 16, 24, seed=1), torch.tensor([3, 0, 5, 1])
     cast = weight.bfloat16().requires_grad_()
     weight.requires_grad_()
     plain = grouped(x, cast, count)
     (of_cast,) = gradients(plain, (cast,))
-    for ours in (grouped(x, weight, count, mean_over=mean_over), grouped(x, narrowed(weight, x.dtype, mean_over), count)):
-        assert ours.dtype == torch.bfloat16 and ours.equal(plain)
-        (of_weight,) = gradients(ours, (weight,))
-        assert of_weight.dtype == torch.float32
-        torch.testing.assert_close(of_weight, of_cast.float() / mean_over, rtol=1e-6, atol=0)
+    ours = grouped(x, weight, count, mean_over=mean_over)
+    assert ours.dtype == torch.bfloat16 and ours.equal(plain)
+    (of_weight,) = gradients(ours, (weight,))
+    assert of_weight.dtype == torch.float32
+    torch.testing.assert_close(of_weight, of_cast.float() / mean_over, rtol=1e-6, atol=0)
 
 
 def test_gradients_of_experts_are_made_once_each_in_the_pass_that_wants_them() -> None:
@@ -164,11 +164,6 @@ def test_a_product_in_parts_is_the_product_bit_by_bit(dtype: torch.dtype) -> Non
         assert one.dtype == other.dtype and one.equal(other)
     with torch.no_grad():
         assert grouped_in_parts(x, weight, count).equal(plain)
-
-
-def test_a_weight_that_needs_no_cast_is_given_on() -> None:
-    weight = seeded(2, 3, 4)
-    assert narrowed(weight, torch.float32, 1) is weight
 
 
 def test_no_rows_at_all_give_gradients_of_zero() -> None:

@@ -8,6 +8,8 @@ from phalanx.core.errors import CheckpointError
 SIZE_MAX: Final = 1 << 24
 """Of any dimension, and far beyond any model: a damaged file must not take all memory."""
 LAYERS_MAX: Final = 10_000
+NUMBER_MAX: Final = 1e30
+"""Whole numbers of a JSON file may be larger than any float."""
 
 
 class ConfigValues:
@@ -24,7 +26,7 @@ class ConfigValues:
 
     def number(self, name: str, usual: float | None = None) -> float:
         value = self._value(name, usual)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= NUMBER_MAX:
             raise value_error(self._place, name, value, "is no number above 0")
         return float(value)
 

@@ -29,6 +29,8 @@ _CLASSES: Final = 2
 _BICUBIC: Final = 3
 """Pillow's number of it."""
 _CLOSE: Final = 1e-3
+_OF_BYTES: Final = 1 / 255
+"""By which a pixel is multiplied before it is scaled further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def preprocessor_of(shape: VitShape, normalise: Normalise) -> dict[str, Any]:
         "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True,
         "do_resize": True, "size": {"shortest_edge": shape.image}, "resample": _BICUBIC,
         "do_center_crop": True, "crop_size": {"height": shape.image, "width": shape.image},
-        "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_rescale": True, "rescale_factor": _OF_BYTES,
         "do_normalize": True, "image_mean": list(mean), "image_std": list(deviation),
     }  # fmt: skip
 
@@ -160,6 +162,10 @@ def _normalise(folder: Path) -> Normalise | None:
         return None
     config, place = read_json(folder / PREPROCESSOR), str(folder / PREPROCESSOR)
     ConfigValues(config, place).refuse_others({"do_normalize": True, "do_rescale": True})
+    rescaled = config.get("rescale_factor")
+    if rescaled is not None and not _are_close([rescaled], [_OF_BYTES], within=1e-6):
+        fix = f"is not computed here, only {_OF_BYTES}; take another model, or take that file away to train with it"
+        raise value_error(place, "rescale_factor", rescaled, fix)
     said = config.get("image_mean"), config.get("image_std")
     if None in said:
         return None
@@ -171,7 +177,7 @@ def _normalise(folder: Path) -> Normalise | None:
     raise value_error(place, "image_mean and image_std", said, fix)
 
 
-def _are_close(said: object, known: Sequence[float]) -> bool:
+def _are_close(said: object, known: Sequence[float], within: float = _CLOSE) -> bool:
     if not isinstance(said, list) or len(said) != len(known) or not all(type(one) in (int, float) for one in said):
         return False
-    return all(abs(one - other) < _CLOSE for one, other in zip(said, known, strict=True))
+    return all(abs(one - other) < within for one, other in zip(said, known, strict=True))

@@ -28,25 +28,6 @@ def grouped(x_nd: Tensor, weight_edf: Tensor, count_e: Tensor, all_used: bool = 
     return product
 
 
-def narrowed(weight: Tensor, dtype: torch.dtype, mean_over: int) -> Tensor:
-    """The weight in another dtype, whose gradient is cast back and divided."""
-    if weight.dtype == dtype and mean_over == 1:
-        return weight
-    cast: Tensor = _Narrowed.apply(weight, dtype, mean_over)  # type: ignore[no-untyped-call]
-    return cast
-
-
-class _Narrowed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype, mean_over: int) -> Tensor:
-        ctx.wide, ctx.mean_over = weight.dtype, mean_over
-        return weight.to(dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
-        return divided(gradients[0], ctx.wide, ctx.mean_over), None, None
-
-
 def has_kernel(x: Tensor) -> bool:
     """Whether torch's kernel takes such numbers on their device."""
     if _KERNEL is None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phalanx.core.moe import MoeShape
 from phalanx.job.models.moe.exchange import Exchange
-from phalanx.job.models.moe.grouped import grouped, narrowed
+from phalanx.job.models.moe.grouped import grouped
 from phalanx.job.models.moe.parted import grouped_in_parts
 from phalanx.job.models.moe.router import Router
 from phalanx.job.models.moe.rows import ordered, to_experts, to_tokens
@@ -55,11 +55,10 @@ class Experts(nn.Module):
             return self._fed(gate_up, down, self.mean_over, x_nd, count_e)
         if (replicas := self.exchange.replicas) is None:
             return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down, self.mean_over))
-        # Cast before they are sent; what comes back is divided where it is cast again.
-        sent = (narrowed(one, x_nd.dtype, self.mean_over) for one in (gate_up, down))
-        (gate_up, gate_up_copies), (down, down_copies) = (replicas.copied(one, self.exchange.group) for one in sent)
+        how = self.exchange.group, x_nd.dtype, self.mean_over
+        (gate_up, gate_up_copies), (down, down_copies) = (replicas.copied(one, *how) for one in (gate_up, down))
         feed_copies = partial(self._fed, gate_up_copies, down_copies, 1) if len(down_copies) else None
-        return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down, 1), feed_copies)
+        return self.exchange(x_nd, count_e, partial(self._fed, gate_up, down, self.mean_over), feed_copies)
 
     def _fed(self, gate_up: Tensor, down: Tensor, mean_over: int, x_nd: Tensor, count_e: Tensor, all_used: bool = False) -> Tensor:
         count_e = count_e[: len(down)]  # further places may be empty

@@ -48,10 +48,11 @@ class Replicas:
         again = ordered(place_n, self.ranks * (self.own + self.spare))
         return Order(order.by_expert[again.by_expert], again.place[order.place], again.count_e)
 
-    def copied(self, weight_edf: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-        """A rank's own weights, and the copies that it computes with. Their gradients become the owner's, added to its own in the
-        order of ranks. Both ways are collectives."""
-        own, copies = _Copied.apply(weight_edf, self, group)  # type: ignore[no-untyped-call]
+    def copied(self, weight_edf: Tensor, group: dist.ProcessGroup, dtype: torch.dtype, mean_over: int) -> tuple[Tensor, Tensor]:
+        """A rank's own weights as they are, and in `dtype` the copies that it computes with. Their gradients become the owner's,
+        divided by `mean_over` and added to its own, which is divided where it is made, in the order of ranks. Both ways are
+        collectives."""
+        own, copies = _Copied.apply(weight_edf, self, group, dtype, mean_over)  # type: ignore[no-untyped-call]
         return own, copies
 
 
@@ -83,12 +84,15 @@ def replicas_of(found: Sequence[Replica], experts: int, ranks: int, me: int, spa
 
 class _Copied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight_edf: Tensor, replicas: Replicas, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-        ctx.replicas, ctx.group = replicas, group
-        return weight_edf.view_as(weight_edf), all_to_all(weight_edf[replicas.lent_n], replicas.sends, replicas.gets, group)
+    def forward(
+        ctx: Any, weight_edf: Tensor, replicas: Replicas, group: dist.ProcessGroup, dtype: torch.dtype, mean_over: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.replicas, ctx.group, ctx.mean_over = replicas, group, mean_over
+        lent = weight_edf[replicas.lent_n].to(dtype)  # these alone: a cast of all would be kept until the backward pass
+        return weight_edf.view_as(weight_edf), all_to_all(lent, replicas.sends, replicas.gets, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None, None]:
         own, copies = gradients
         replicas = ctx.replicas
         came = all_to_all(copies, replicas.gets, replicas.sends, ctx.group)
@@ -96,6 +100,6 @@ class _Copied(torch.autograd.Function):
         for slot in sorted(set(replicas.lent)):
             total = own[slot].to(torch.promote_types(own.dtype, torch.float32))  # rounded once
             for row in (row for row, of in enumerate(replicas.lent) if of == slot):
-                total = total + came[row]
+                total = total + came[row].to(total.dtype) / ctx.mean_over
             own[slot] = total
-        return own, None, None
+        return own, None, None, None, None
