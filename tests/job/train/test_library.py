@@ -443,11 +443,12 @@ def test_a_trace_is_read_by_another_process(
 def test_after_an_error_a_trace_of_a_gpu_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = Profile(tmp_path, 0, torch.device("cpu"))
     made.ask(1, 1, 1)
-    tracing = made._profiler
+    tracing: Any = made._profiler
     made._on_gpu = True  # ending it now would wait for the device, of which this torch knows none
     made.close(failed=True)
-    assert tracing is not None
-    tracing.stop_trace()
+    assert not tracing.profiler.kineto_results
+    Profile(tmp_path, 0, torch.device("cpu")).at(2)  # of whoever goes on in this process
+    assert tracing.profiler.kineto_results
     assert "steps 1 to 1 is given up" in caplog.text and not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from phalanx.core.trace_request import TRACES, TraceMissed, TraceRequest
 from phalanx.job.sdk import attach
 from phalanx.job.train.traces.profile import Profile
 from phalanx.job.train.traces.requested import Requested
-from phalanx.job.train.traces.traced import Traced, traced
+from phalanx.job.train.traces.traced import Traced, finish_traces, traced
 from phalanx.job.train.watch import Watch
 
 WAIT_S = 300
@@ -50,6 +51,15 @@ class Place:
         facts = [fact for fact in (wire.loads(RankRecord, line) for line in lines) if isinstance(fact, TraceMissed)]
         return [(fact.number, fact.step, fact.why) for fact in facts]
 
+    def next_generation(self) -> None:
+        """In this same process."""
+        self.profile = Profile(self.folder / "artifacts", 1, torch.device("cpu"))
+        self.requested = Requested(self.session, 1, self.profile)
+
+    def written(self) -> None:
+        for thread in self.profile._writing:
+            thread.join(WAIT_S)
+
     def traces(self) -> list[str]:
         self.profile.close(wait_s=WAIT_S)
         return sorted(path.name for path in (self.folder / "artifacts" / "profile").glob("*.gz"))
@@ -80,13 +90,27 @@ def test_who_hears_of_it_too_late_or_is_not_meant_leaves_no_trace(place: Place) 
     assert place.traces() == []
 
 
-@pytest.mark.parametrize(("first", "said"), [(8, []), (9, [(1, 10, "the gang recovered, and goes on after step 10")])])
-def test_a_process_that_has_just_taken_the_rank_says_only_what_was_cut_off(
-    place: Place, first: int, said: list[tuple[int, int, str]]
+FELL = "its process fell, or the gang recovered, before it was written"
+
+
+@pytest.mark.parametrize(
+    ("first", "ranks", "summary", "said"),
+    [
+        (9, (), "", ["the gang recovered, and goes on after step 10"]),
+        (8, (), "rank-1-steps-8-10.summary.json", []),
+        (8, (), "rank-1-steps-8-9.summary.json", [FELL]),
+        (8, (0, 2), "", []),
+    ],
+)
+def test_a_process_that_has_just_taken_the_rank_says_what_was_cut_off_or_fell_with_the_one_before(
+    place: Place, first: int, ranks: tuple[int, ...], summary: str, said: list[str]
 ) -> None:
-    place.ask(1, first=first, count=3)
+    place.ask(1, first=first, count=3, ranks=ranks)
+    if summary:
+        (place.folder / "artifacts" / "profile").mkdir(parents=True)
+        (place.folder / "artifacts" / "profile" / summary).touch()
     place.at(11, 12)
-    assert place.missed() == said and place.traces() == []
+    assert place.missed() == [(1, 10, why) for why in said] and place.traces() == []
 
 
 def test_a_gang_that_goes_back_before_the_first_step_traces_it_again(place: Place) -> None:
@@ -94,8 +118,7 @@ def test_a_gang_that_goes_back_before_the_first_step_traces_it_again(place: Plac
     place.at(11, 12)
     place.requested.drop()
     assert place.traces() == []
-    successor = Requested(place.session, 1, Profile(place.folder / "artifacts", 1, torch.device("cpu")))
-    place.profile, place.requested = successor._profile, successor
+    place.next_generation()
     place.at(11, 12, 13)
     assert place.traces() == ["rank-1-steps-12-12.trace.json.gz"] and place.missed() == []
 
@@ -124,8 +147,7 @@ def test_a_profiler_that_fails_and_a_trace_that_cannot_be_written_are_said(place
     monkeypatch.setattr("sys.executable", "/no/such/python")
     place.ask(1, first=2, count=1)
     place.at(1, 2, 3)
-    for thread in place.profile._writing:
-        thread.join(WAIT_S)
+    place.written()
     place.at(4)
     monkeypatch.setattr("phalanx.job.train.traces.profile.record_function", None)
     place.ask(2, first=6, count=1)
@@ -133,6 +155,112 @@ def test_a_profiler_that_fails_and_a_trace_that_cannot_be_written_are_said(place
     (first, _, unwritten), (second, _, failed) = place.missed()
     assert (first, second) == (1, 2)
     assert "it could not be written" in unwritten and "its profiler failed (TypeError" in failed
+
+
+def test_an_earlier_request_that_fails_is_said_though_later_ones_are_taken_and_the_gang_recovered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = Event()
+
+    def unwritable(*_: object) -> str:
+        go_on.wait(WAIT_S)
+        return "the disk is full"
+
+    monkeypatch.setattr(Profile, "_sum_up", unwritable)
+    place.ask(1, first=2, count=1)
+    place.at(1, 2, 3)
+    place.ask(2, first=5, count=1)
+    place.at(4)
+    first = place.profile
+    place.requested.drop()
+    place.next_generation()
+    place.at(4, 5, 6)
+    assert place.missed() == [], "both are still being written"
+    go_on.set()
+    for thread in [*first._writing, *place.profile._writing]:
+        thread.join(WAIT_S)
+    place.at(7)
+    assert place.missed() == [(1, 6, "the disk is full"), (2, 6, "the disk is full")]
+    place.next_generation()
+    place.at(7, 8)
+    assert len(place.missed()) == 2, "each is said once"
+
+
+def test_what_is_being_written_at_the_end_of_a_generation_fails_no_trace(place: Place) -> None:
+    place.ask(1, first=2, count=1)
+    place.at(1, 2, 3)
+    first = place.profile
+    place.requested.drop()
+    place.next_generation()
+    place.at(3, 4)
+    first.close(wait_s=WAIT_S)
+    place.at(5)
+    assert place.missed() == [] and place.traces() == ["rank-1-steps-2-2.trace.json.gz"]
+    assert place.session.requests is not None and not place.session.requests.taken, "and then it is forgotten"
+
+
+def test_a_profiler_that_fails_takes_nothing_back_that_was_traced_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.ask(1, first=2, count=1)
+    place.at(1, 2, 3)
+    monkeypatch.setattr("phalanx.job.train.traces.profile.record_function", None)
+    place.profile.ask(5, 1, 4)
+    place.at(4, 5, 6)
+    assert "its profiler failed" in place.profile.failure(5) and place.missed() == []
+    place.ask(2, first=8, count=1)
+    place.at(7, 8)
+    ((number, _, why),) = place.missed()
+    assert number == 2 and "its profiler failed" in why
+    assert place.traces() == ["rank-1-steps-2-2.trace.json.gz"]
+
+
+def test_what_an_error_left_recording_on_a_gpu_is_stopped_before_the_next_generation_s_first_step(place: Place) -> None:
+    place.ask(1, first=2)
+    place.at(1, 2)
+    left: Any = place.profile._profiler
+    place.profile._on_gpu = True  # to end it would wait for a device that may never be done
+    place.requested.drop()
+    place.profile.close(failed=True)
+    assert not left.profiler.kineto_results, "it records on"
+    place.next_generation()
+    place.at(3)
+    assert left.profiler.kineto_results
+    place.ask(2, first=5, count=1)
+    place.at(4, 5, 6)
+    assert place.traces() == ["rank-1-steps-5-5.trace.json.gz"]
+    assert place.missed() == [(1, 2, "the gang recovered, and goes on after step 2")]
+
+
+def test_what_fails_after_the_last_step_is_said_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    training: Any = SimpleNamespace(
+        session=replace(place.session, profile=None), rank=SimpleNamespace(slot=1, device=torch.device("cpu")),
+        model=torch.nn.Identity(), watch=Watch(), traces=[],
+    )  # fmt: skip
+    place.ask(1, first=1, count=1)
+    with traced(training, 0) as trace:
+        trace.at(1)
+    finish_traces(training, WAIT_S)
+    ((number, _, why),) = place.missed()
+    assert number == 1 and "it could not be written" in why
+
+
+def test_of_a_script_what_fails_at_its_end_is_said_and_an_error_drops_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    for name, value in place.env.items():
+        if name != "RANK":  # alone it is the first
+            monkeypatch.setenv(name, value)
+    place.ask(1, first=1, count=1)
+    with pytest.raises(RuntimeError, match="a peer fell"), phalanx.run() as run:
+        run.begin(0)
+        raise RuntimeError("a peer fell")
+    assert run._profile._writing == [] and place.missed() == []
+    with phalanx.run() as run:
+        run.begin(0)
+        run.log(1)
+    ((number, step, why),) = place.missed()
+    assert (number, step) == (1, 1) and "it could not be written" in why
 
 
 def test_a_script_s_own_wish_does_not_meet_that_of_the_platform(

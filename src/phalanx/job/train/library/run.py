@@ -232,7 +232,7 @@ class Run:
         """After the group was left, so that no other rank waits for this one. failed: after an error, when the device may never be
         done: only numbers that are here are written, and what goes wrong is logged and does not take the error's place."""
         self._notice.close()
-        for part in (self._close_checkpoints, lambda: self._profile.close(failed), lambda: self._steps.flush(wait=not failed)):
+        for part in (self._close_checkpoints, lambda: self._close_traces(failed), lambda: self._steps.flush(wait=not failed)):
             try:
                 part()
             except Exception as error:
@@ -241,6 +241,12 @@ class Run:
                 _log.warning("after the error: %s: %s", type(error).__name__, error)
         if self.session.lost_records:
             _log.warning("%d records were lost: the record file could not be written", self.session.lost_records)
+
+    def _close_traces(self, failed: bool) -> None:
+        if failed:
+            self._requested.drop()
+        self._profile.close(failed)
+        self._requested.tell()
 
     def _close_checkpoints(self) -> None:
         if self._checkpoints is not None:

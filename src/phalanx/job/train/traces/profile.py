@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from phalanx.core.errors import UserError
-from phalanx.core.profile import FOLDER, TRACED_STEPS_MAX, trace_name
+from phalanx.core.profile import FOLDER, SUMMARY, TRACED_STEPS_MAX, trace_name
 from phalanx.job.train.traces import timeline
 from phalanx.job.train.traces.timeline import STEP
 
@@ -29,6 +29,9 @@ _log: Final = logging.getLogger(__name__)
 _END_S: Final = 10.0
 """For so long after its own limit the process that sums up is waited for; and after an error for what is being written."""
 _SLICE_S: Final = 0.5
+_abandoned: Final[list[profile]] = []
+"""Those that an error on a GPU left recording: into memory, and in the way of all later ones. They are the process's and not one
+generation's, so whichever `Profile` comes next stops them, once the device answers again."""
 
 
 class Profile:
@@ -44,7 +47,7 @@ class Profile:
         self._profiler: profile | None = None
         self._marks: list[record_function] = []  # the step's, and inside it the phase's
         self._is_recording = False
-        self._given_up = ""  # why
+        self._given_up = ""  # why nothing is traced any more
         self._unwritten: dict[int, str] = {}  # first step -> why there is no whole trace
         self._writing: list[threading.Thread] = []
 
@@ -58,6 +61,9 @@ class Profile:
         for known, known_last in [(self._first, self._last), *self._waiting]:
             if known <= last and first <= known_last:
                 raise UserError("first", first, f"steps {known} to {known_last} are asked for already; wait until they are done")
+        if self._given_up:
+            self._unwritten[first] = self._given_up
+            return
         self._waiting = sorted([*self._waiting, (first, last)])
         self._carefully(lambda: self._at(next_step))
 
@@ -76,13 +82,22 @@ class Profile:
 
     def failure(self, first: int) -> str:
         """Why there is no whole trace of the steps from `first` on; '' as long as there may be one."""
-        return self._given_up or self._unwritten.get(first, "")
+        return self._unwritten.get(first, "")
 
-    def drop(self, first: int) -> None:
-        """After an error: nothing is written of the steps from `first` on, traced or to be traced."""
-        self._waiting = [window for window in self._waiting if window[0] != first]
-        if self._first == first:
+    def has_summary(self, first: int, last: int) -> bool:
+        """Of this rank, whichever process wrote it."""
+        with suppress(OSError):
+            return (self._folder / f"{trace_name(self._rank, first, last)}{SUMMARY}").exists()
+        return False
+
+    def drop(self, first: int) -> bool:
+        """After an error: nothing is written of the steps from `first` on, traced or to be traced. Whether they still were."""
+        others = [window for window in self._waiting if window[0] != first]
+        is_waiting, is_open = len(others) < len(self._waiting), self._first == first
+        self._waiting = others
+        if is_open:
             self._carefully(self._abandon if self._on_gpu else self._drop)  # see `close`
+        return is_waiting or is_open
 
     def end(self) -> None:
         """Of a trace that is not whole what there is, is kept. What is being written goes on; `close` waits for it."""
@@ -115,10 +130,14 @@ class Profile:
         except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's)
             _log.warning("tracing is given up, and training goes on: %s: %s", type(error).__name__, error)
             self._given_up = f"its profiler failed ({type(error).__name__}: {error})"
+            for first, _ in [(self._first, self._last), *self._waiting]:
+                self._unwritten.setdefault(first, self._given_up)
+            self._waiting.clear()
             with suppress(Exception):  # else it would go on recording, into memory that somebody needs
                 self._drop()
 
     def _at(self, step: int) -> None:
+        _stop_abandoned()
         if step > self._last:
             self._end()
             self._first, self._last = self._next(step)
@@ -179,6 +198,8 @@ class Profile:
         thread.start()
 
     def _abandon(self) -> None:
+        if self._profiler is not None and self._is_recording:
+            _abandoned.append(self._profiler)
         self._profiler, self._is_recording = None, False
         self._marks.clear()
 
@@ -215,6 +236,14 @@ class Profile:
         why = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
         _log.warning("the trace of steps %s could not be summed up: %s", name, why)
         return f"it could not be summed up ({why})"
+
+
+def _stop_abandoned() -> None:
+    while _abandoned:
+        try:
+            _abandoned.pop().stop_trace()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is the profiler's; if it still runs the next one says so)
+            _log.warning("the profiler from before the error could not be stopped: %s: %s", type(error).__name__, error)
 
 
 def _all_threads() -> Any:

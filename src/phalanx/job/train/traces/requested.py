@@ -1,5 +1,8 @@
 """Traces that somebody asks for while the job runs. All ranks hear of a request before its first step, and begin with that one."""
 
+from collections.abc import Callable
+from functools import partial
+
 from phalanx.core.errors import UserError
 from phalanx.core.trace_request import TraceRequest
 from phalanx.job.sdk.session import Session
@@ -13,13 +16,18 @@ class Requested:
         self._session, self._rank, self._profile = session, rank, profile
         self._has_looked = False
         self._dealt = 0  # number of the newest request that needs no second look
-        self._taken: TraceRequest | None = None
+        self._made = 0  # newest step
+        self._taken: list[TraceRequest] = []  # in this generation
+        requests = session.requests
+        self._unwritten: dict[TraceRequest, Callable[[], str]] = requests.taken if requests is not None else {}  # of any
+        self._missed: set[int] = requests.missed if requests is not None else set()
 
     def at(self, step: int) -> None:
         """Step `step` comes next."""
         if self._session.requests is None:
             return
-        self._tell_failure(step)
+        self._made = step - 1
+        self.tell()
         request = self._session.requests.traces()
         is_first_look, self._has_looked = not self._has_looked, True
         if request is None or request.number <= self._dealt:
@@ -30,32 +38,49 @@ class Requested:
         if request.first >= step:
             self._take(request, step)
         elif not is_first_look:
-            self._miss(request, step, f"it was at step {step - 1} when it heard of {request.steps_text()}")
-        elif request.last >= step:  # else they were made before: all that a process knows which has just taken the rank
-            self._miss(request, step, f"the gang recovered, and goes on after step {step - 1}")
+            self._miss(request, f"it was at step {self._made} when it heard of {request.steps_text()}")
+        else:
+            self._look_back(request)
 
     def is_asked(self, first: int, count: int) -> bool:
         """Whether one of these steps is traced for somebody."""
-        taken = self._taken
-        return taken is not None and first <= taken.last and taken.first <= first + count - 1
+        return any(first <= taken.last and taken.first <= first + count - 1 for taken in self._taken)
 
     def drop(self) -> None:
         """After an error. What there is of a trace says nothing beside those of ranks that are no more."""
-        if self._taken is not None:
-            self._profile.drop(self._taken.first)
+        for request in self._taken:
+            if self._profile.drop(request.first):
+                self._unwritten.pop(request, None)  # the next generation says what becomes of it
+
+    def tell(self) -> None:
+        """Says which traces came to nothing, also of generations before. To be called once more when no step comes."""
+        for request, failure in [*self._unwritten.items()]:
+            if request.last <= self._made and self._profile.has_summary(request.first, request.last):
+                del self._unwritten[request]
+            elif why := failure():
+                del self._unwritten[request]
+                self._miss(request, why)
 
     def _take(self, request: TraceRequest, step: int) -> None:
         try:
             self._profile.ask(request.first, request.count, step)
         except UserError as error:  # its script asked for the same
-            self._miss(request, step, error.sentence())
+            self._miss(request, error.sentence())
         else:
-            self._taken = request
+            self._taken.append(request)
+            self._unwritten[request] = partial(self._profile.failure, request.first)
 
-    def _tell_failure(self, step: int) -> None:
-        if self._taken is not None and (why := self._profile.failure(self._taken.first)):
-            self._miss(self._taken, step, why)
-            self._taken = None
+    def _look_back(self, request: TraceRequest) -> None:
+        """At one whose first step was made before this generation, by this process or by one that is no more."""
+        if request in self._unwritten or request.number in self._missed:
+            return
+        if self._profile.has_summary(request.first, request.last):
+            return
+        if request.last > self._made:
+            self._miss(request, f"the gang recovered, and goes on after step {self._made}")
+        else:
+            self._miss(request, "its process fell, or the gang recovered, before it was written")
 
-    def _miss(self, request: TraceRequest, step: int, why: str) -> None:
-        self._session.no_trace(step=step - 1, number=request.number, why=why)
+    def _miss(self, request: TraceRequest, why: str) -> None:
+        self._missed.add(request.number)
+        self._session.no_trace(step=self._made, number=request.number, why=why)

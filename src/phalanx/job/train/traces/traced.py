@@ -31,6 +31,10 @@ class Traced(Profile):
         self.requested.at(step)
         super().at(step)
 
+    def close(self, failed: bool = False, wait_s: float | None = None, waiting: Callable[[], None] = lambda: None) -> None:
+        super().close(failed, wait_s, waiting)
+        self.requested.tell()
+
     def moved(self, step: int, mark: int) -> None:
         self._moved(step, mark)
         self.phase(PHASES[mark] if mark < len(PHASES) else "")
