@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
 from structlog.testing import capture_logs
 
 from phalanx.core.chaos import OF_AGENT, PLAN, Asked, Plan, met_name, planned
@@ -52,12 +54,13 @@ def test_a_plan_is_on_the_disk_before_it_is_reported_and_an_older_one_changes_no
     assert folder.plan() == Plan((planned(Asked(fault="kill-rank", step=9), 2),), 2)
     request_traces(cell, 2)
     until(lambda: any(report.traces == 2 for report in cell.far.reports(ATTEMPT)))
-    before = len(cell.far.reports(ATTEMPT))
     request_traces(cell, 1)
-    until(lambda: len(cell.far.reports(ATTEMPT)) > before)
-    assert cell.far.reports(ATTEMPT)[-1].traces == 2, "an older request changes nothing either"
+    request_traces(cell, 3)
+    until(lambda: any(report.traces == 3 for report in cell.far.reports(ATTEMPT)))
+    said = [report.traces for report in cell.far.reports(ATTEMPT)]
+    assert 1 not in said[said.index(2) :], "an older request changes nothing either"
     asked = Requests(cell.folder() / "requests").traces()
-    assert asked is not None and (asked.number, asked.first) == (2, 40)
+    assert asked is not None and (asked.number, asked.first) == (3, 40)
     cell.far.say(StopRanks(ATTEMPT, cell.far.epoch, 0))
     cell.far.phase(ATTEMPT, "ended")
 
@@ -143,6 +146,60 @@ def test_ranks_of_an_older_agent_are_asked_for_no_traces_and_what_a_rank_spoiled
     assert Requests(folder.requests).traces() is None, "nor does a rank stumble over it"
     folder.request_traces(asked)
     assert folder.read().traces == 1 and Requests(folder.requests).traces() == asked
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_full_folder(path: Path) -> None:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "file").touch()
+
+
+def an_endless_link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_huge_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_full_folder, an_endless_link, a_huge_file])
+def test_nothing_that_a_rank_puts_in_their_place_holds_the_agent_up(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    folder, asked = a_folder(tmp_path), TraceRequest(number=1, first=40, count=2)
+    folder.requests.mkdir()
+    for path in (folder.requests / TRACES, folder.chaos / PLAN):
+        spoil(path)
+    assert (folder.read().traces, folder.read().faults) == (0, 0)
+    folder.request_traces(asked)
+    folder.plan_faults((planned(Asked(fault="kill-rank"), 1),), 1)
+    assert (folder.read().traces, folder.read().faults) == (1, 1)
+    assert Requests(folder.requests).traces() == asked
+
+
+def test_a_folder_that_ranks_took_away_is_told_of_once_and_the_attempt_goes_on(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.chaos.rmdir()
+    folder.chaos.touch()
+    with capture_logs() as said:
+        for _ in range(2):
+            folder.plan_faults((planned(Asked(fault="kill-rank"), 1),), 1)
+    assert [line["event"] for line in said] == ["plan_of_faults_unreadable", "plan_of_faults_unwritable"]
+    assert folder.read().faults == 0
+
+
+def test_a_mark_that_is_a_pipe_is_not_waited_at(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.plan_faults((planned(Asked(fault="kill-agent", rank=1, step=5), 1),), 1)
+    os.mkfifo(folder.chaos / met_name(1, 1))
+    faults = NodeFaults(tmp_path / "agent.sock")
+    faults.planned(folder)
+    (folder.chaos / "done-1").touch()  # it has befallen the agent before this one
+    with capture_logs() as said:
+        faults.look()
+    assert [line["event"] for line in said] == ["fault_not_carried_out"]
 
 
 def test_an_agent_comes_back_though_it_was_started_by_a_bare_name_and_by_init(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def test_a_running_job_is_asked_for_traces_and_says_how_they_come_on(server: Liv
     with server.http() as http:
         assert "not said a step yet" in http.post(where, json=asked).text
         assert http.get(f"{where}/request").status_code == 404
-        agent.ship("records", playing.launch.attempt, 0, 0, record(7) + record(8))
+        begun_ms = time.time_ns() // 1_000_000 + 60_000  # by a clock that is ahead: no stall of this machine makes its steps old
+        agent.ship("records", playing.launch.attempt, 0, 0, record(7, begun_ms) + record(8, begun_ms))
         assert http.post(where, json={"steps": 0}).status_code == 422
         made = wire.loads(TraceRequestView, http.post(where, json=asked).text)
         assert (made.number, made.first, made.at_step, made.left) == (1, 8 + 2 + 5, 8, (0, 1)), "of steps of a second"
@@ -147,11 +148,11 @@ def progress(server: LiveServer, playing: Playing) -> TraceRequestView:
     return view
 
 
-def record(step: int) -> bytes:
-    """Of a step that took a second."""
+def record(step: int, begun_ms: int) -> bytes:
+    """Of a step that took a second, in a run that began then."""
     made = StepRecord(
         rank=0, step=step, total_steps=100, loss=1.0, loss_hex="", grad_norm=1.0, lr=1.0, tokens=1, tokens_per_s=1.0, mfu=0.0,
-        started_ms=1_000 * step, ended_ms=1_000 * step + 1_000,
+        started_ms=begun_ms + 1_000 * step, ended_ms=begun_ms + 1_000 * step + 1_000,
     )  # fmt: skip
     return wire.dumps(StepRecord, made).encode() + b"\n"
 

@@ -1,7 +1,6 @@
 """One attempt on this node's disk. What is written here is what happened: it survives the agent, the shim and a power cut."""
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -9,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import structlog
 
 from phalanx.core import wire
 from phalanx.core.chaos import PLAN, Plan, PlannedFault
@@ -24,14 +21,13 @@ from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import GangPlace, Paths, marks, rank_starts
 from phalanx.operate.agent.processes import boot_id, start_ticks
 from phalanx.operate.agent.sockets import gang_socket
+from phalanx.operate.agent.told import tell, told
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
 FAILURE_GRACE_MS: Final = 5_000
 """From SIGTERM to SIGKILL for the ranks that are left when one falls, and for a shim told to end by a signal."""
 STOPPED_EARLY: Final = -15  # as if SIGTERM had met the rank
 NO_PLAN: Final = Plan((), 0)
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,35 +193,24 @@ class AttemptFolder:
 
     def plan(self) -> Plan:
         """The faults that its ranks may meet."""
-        path = self.chaos / PLAN
-        try:
-            found: Plan = wire.loads(Plan, path.read_bytes())
-        except FileNotFoundError:
-            return NO_PLAN
-        except ValueError as error:  # ranks may write there too, and the agent must not end by what they write
-            _note_unreadable("plan_of_faults", path, str(error))
-            return NO_PLAN
-        return found
+        found: Plan | None = told("plan_of_faults", Plan, self.chaos / PLAN)
+        return found or NO_PLAN
 
     def plan_faults(self, faults: tuple[PlannedFault, ...], last: int) -> None:
-        """The faults from now on; an older plan that comes late changes nothing."""
+        """The faults from now on; an older plan that comes late changes nothing. Raises StoreUnavailable."""
         if last > self.plan().last:
-            write_atomic(self.chaos / PLAN, wire.dumps(Plan, Plan(faults, last)).encode())
+            tell("plan_of_faults", self.chaos / PLAN, wire.dumps(Plan, Plan(faults, last)).encode())
 
     def request_traces(self, request: TraceRequest) -> None:
-        """From now on the newest; an older one that comes late changes nothing, and ranks that cannot hear of any are let alone."""
+        """From now on the newest; an older one that comes late changes nothing, and ranks that cannot hear of any are let alone.
+        Raises StoreUnavailable."""
         if UNASKABLE < self._newest_traces() < request.number:
-            write_atomic(self.requests / TRACES, wire.dumps(TraceRequest, request).encode())
+            tell("request_for_traces", self.requests / TRACES, wire.dumps(TraceRequest, request).encode())
 
     def _newest_traces(self) -> int:
-        path = self.requests / TRACES
-        try:
-            found: TraceRequest = wire.loads(TraceRequest, path.read_bytes())
-        except FileNotFoundError:
+        found: TraceRequest | None = told("request_for_traces", TraceRequest, self.requests / TRACES)
+        if found is None:
             return 0 if self.requests.is_dir() else UNASKABLE
-        except ValueError as error:  # ranks may write there too
-            _note_unreadable("request_for_traces", path, str(error))
-            return 0
         return max(0, found.number)
 
     def order_shim(
@@ -368,12 +353,6 @@ def _last_line(log: Path, line: bytes) -> None:
         out.seek(max(0, out.tell() - len(line)))
         if out.read() != line:
             out.write(line)
-
-
-@functools.lru_cache(maxsize=256)
-def _note_unreadable(what: str, path: Path, error: str) -> None:
-    """Once: it is read at every look."""
-    _log.warning(f"{what}_unreadable", path=str(path), error=error)
 
 
 def _read_json(path: Path) -> Any:

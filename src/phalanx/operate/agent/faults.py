@@ -21,6 +21,7 @@ from phalanx.core.ids import AttemptId
 from phalanx.operate.agent.attempts import AttemptFolder
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.sweeping import sweep
+from phalanx.operate.agent.told import read_told
 
 _log = structlog.get_logger()
 
@@ -91,8 +92,8 @@ class NodeFaults:
 def _came_late(mark: Path) -> bool:
     """Whether the rank was beyond the fault's step when it heard of it."""
     try:
-        said = json.loads(mark.read_bytes())
-    except (OSError, ValueError):
+        said = json.loads(read_told(mark))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(said, dict) and said.get(LATE) is True
 

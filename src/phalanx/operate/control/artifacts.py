@@ -84,6 +84,13 @@ def of_attempts(store: Store, attempts: Sequence[AttemptId], after: tuple[str, s
         return tuple(_view(row._mapping) for row in connection.execute(query))
 
 
+def count(store: Store, attempt: AttemptId) -> int:
+    """How many files of the attempt are kept. Raises StoreUnavailable."""
+    with store.reading() as connection:
+        number: int = connection.execute(select(func.count()).select_from(table).where(table.c.attempt == attempt)).scalar_one()
+    return number
+
+
 def named(store: Store, attempts: Sequence[AttemptId], name: str) -> Mapping[AttemptId, ArtifactView]:
     """The file of that name of each of `attempts` that has one. Raises StoreUnavailable."""
     query = select(table).where(table.c.attempt.in_(attempts), table.c.name == name)

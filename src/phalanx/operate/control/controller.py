@@ -165,7 +165,7 @@ class Controller:
         Raises NotFound, Conflict when the job cannot make them now, SpecError, StoreUnavailable.
         """
         self._committed.find_out()
-        event = trace_requests.requested(self.world, self._seen, job, traces, pace, by)
+        event = trace_requests.requested(self.world, self._seen, job, traces, pace, by, self._clock.now_ms())
         self._commit_all([event])
         return event.attempt
 
@@ -220,7 +220,8 @@ class Controller:
         """Commits what a rank said. `offset` is where its record file was read up to: the end of the last line taken in.
 
         Idempotent: an `offset` not beyond `records_offset` changes nothing, so read from there on. Facts of an attempt or rank
-        that was never on `node` are ignored, and so are those beyond FACTS_MAX. Raises StoreUnavailable; then call again.
+        that was never on `node` are ignored, and so are those beyond FACTS_MAX, and of missed traces those that nobody waits for.
+        Raises StoreUnavailable; then call again.
         """
         self._committed.find_out()
         record = self.world.attempts.get(attempt)

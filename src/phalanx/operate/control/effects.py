@@ -268,8 +268,8 @@ def _released(world: World, body: PartReleased, at_ms: int) -> tuple[Record, ...
 
 
 def _said(attempt: AttemptRecord, fact: RankFact) -> AttemptRecord:
-    """A fact said twice changes nothing but the count."""
-    attempt = replace(attempt, facts=attempt.facts + 1)
+    """A fact said twice changes nothing but the count. What ranks say of traces was asked of them and does not count."""
+    attempt = replace(attempt, facts=attempt.facts + (not isinstance(fact, TraceMissed)))
     match fact:
         case Resumed() if attempt.resumed is None or fact.rank < attempt.resumed.rank:
             return replace(attempt, resumed=fact)

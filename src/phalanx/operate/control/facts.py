@@ -9,25 +9,40 @@ from phalanx.core.events import ModelRegistered, RankSaid
 from phalanx.core.health import Corruption
 from phalanx.core.ids import AttemptId
 from phalanx.core.records import ModelSaved, RankFact
+from phalanx.core.trace_request import TraceMissed
 from phalanx.operate.control.asked import REASON_CHARS_MAX
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.quarantine import may_quarantine, quarantined, seats
-from phalanx.operate.control.world import Lineage
+from phalanx.operate.control.world import AttemptRecord, Lineage
 
 FACTS_MAX: Final = 10_000
-"""Of one attempt. Each is a line of the log for ever; a rank that says more says it in vain."""
+"""Of one attempt. Each is a line of the log for ever; a rank that says more says it in vain. Excuses for traces are not among
+them: somebody asked for each, and no rank has more than one for a request."""
 
 
 def add_all(draft: Draft, attempt: AttemptId, facts: Sequence[RankFact], lineage: Lineage, at_ms: int) -> int:
-    """Adds what the attempt may still say; answers with how many facts were ignored. Its one model version always gets in."""
+    """Adds what the attempt may still say; answers with how many facts were ignored. Its one model version always gets in, and
+    what somebody waits for."""
     ignored = 0
     for fact in facts:
+        if isinstance(fact, TraceMissed) and not _is_awaited(draft.world.attempts[attempt], fact):
+            continue
         registers = isinstance(fact, ModelSaved) and _may_register(draft, attempt, fact)
-        if draft.world.attempts[attempt].facts < FACTS_MAX or registers:
+        if draft.world.attempts[attempt].facts < FACTS_MAX or registers or isinstance(fact, TraceMissed):
             _add(draft, attempt, fact, lineage if registers else None, at_ms)
         else:
             ignored += 1
     return ignored
+
+
+def _is_awaited(attempt: AttemptRecord, missed: TraceMissed) -> bool:
+    """Whether that rank was asked for that trace, and has not said yet that it leaves none."""
+    return missed.rank in range(attempt.placement.world_size) and any(
+        traces.request.number == missed.number
+        and traces.request.is_of(missed.rank)
+        and all(one.rank != missed.rank for one in traces.missed)
+        for traces in attempt.traces
+    )
 
 
 def _may_register(draft: Draft, attempt: AttemptId, saved: ModelSaved) -> bool:

@@ -71,10 +71,10 @@ class AttemptRecord:
     ended_ms: when its last rank was gone, which may be long before the platform knew.
 
     checkpoints: the newest CHECKPOINTS_KEPT, older ones are in the log; recoveries: those inside the gang, likewise, by generation.
-    facts: how many its ranks have said. lost: nodes whose part counts as gone though they did not say so, and why. evicted_for: the
-    job that it was ended for, which may be its own. evicted_why: in one word of the plan. findings: what was found wrong with it
-    while it ran, the newest FINDINGS_KEPT, and beside them as many of its data. faults: that somebody asked for, numbered from 1.
-    traces: the newest TRACES_KEPT requests for some.
+    facts: how many its ranks have said, but for those of missed traces. lost: nodes whose part counts as gone though they did not
+    say so, and why. evicted_for: the job that it was ended for, which may be its own. evicted_why: in one word of the plan.
+    findings: what was found wrong with it while it ran, the newest FINDINGS_KEPT, and beside them as many of its data. faults:
+    that somebody asked for, numbered from 1. traces: the newest TRACES_KEPT requests for some.
     """
 
     id: AttemptId

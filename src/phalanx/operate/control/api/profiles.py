@@ -40,7 +40,8 @@ async def profile(
 @router.post("/jobs/{job}/profile")
 async def request_traces(services: ServicesHere, job: JobHere, request: TracesAsked) -> TraceRequestView:
     """Asks the running attempt to trace `steps` of its next steps, all its ranks from the same one on; of `ranks` alone where some
-    are named. Refused while others are asked for, and near the end of the run."""
+    are named. Refused while others are asked for, near the end of the run, where its records are held up, and where so many files
+    are kept already that theirs would be too many."""
     looked_at = job.attempt  # the job may start again meanwhile
     pace = await asyncio.to_thread(_pace, services, looked_at) if looked_at else None
     asked = await services.control.change(lambda controller: controller.request_traces(job.id, request, pace, BY))
@@ -63,7 +64,10 @@ async def trace_request(
 
 def _pace(services: Services, attempt: AttemptId) -> Pace | None:
     newest = services.series.last_step(attempt)
-    return pace_of(attempt, newest, services.series.step_before(attempt, newest, PACE_STEPS)) if newest else None
+    if newest is None:
+        return None
+    before = services.series.step_before(attempt, newest, PACE_STEPS)
+    return pace_of(attempt, newest, before, artifacts.count(services.store, attempt))
 
 
 def _request(services: Services, job: JobRecord, attempt: AttemptId, number: int = 0) -> TraceRequestView:
