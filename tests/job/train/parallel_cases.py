@@ -4,7 +4,6 @@ Samples are drawn, the same for every layout: what reads them from data is teste
 """
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,18 +157,19 @@ class Run:
         self.gradients: dict[str, Tensor] = {}
 
     def steps(self, first: int, last: int) -> list[tuple[float, float]]:
-        """(loss, gradient norm) of each; the gradients of the first one are kept."""
+        """(loss, gradient norm) of each; the gradients of the first one are kept, clipped as its update has them."""
 
-        def accepts(step: int, loss: float, norm: float) -> bool:
-            if step == first:
-                found = {name: one.grad for name, one in self.model.named_parameters() if one.grad is not None}
-                self.gradients = self.whole(found, "model.")
-            return math.isfinite(loss)
+        def keep(*_: object) -> None:
+            kept.remove()
+            found = {name: one.grad for name, one in self.model.named_parameters() if one.grad is not None}
+            self.gradients = self.whole(found, "model.")
 
+        kept = self.optimizer.register_step_pre_hook(keep)
         facts = [
-            train_step(self.model, self.optimizer, fetch_of(self.rank), RECIPE, step, lambda: 0.0, accepts=accepts)
+            train_step(self.model, self.optimizer, fetch_of(self.rank), RECIPE, step, lambda: 0.0)
             for step in range(first, last + 1)
         ]
+        assert all(fact.updated for fact in facts)
         return [(fact.loss, fact.grad_norm) for fact in facts]
 
     def whole(self, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -28,9 +28,9 @@ TOLERANCE = 2e-6
 """Of losses and norms of gradients over five steps in float32: sums are taken in another order, which was seen to change 1.2e-7."""
 GRADIENTS_TOLERANCE = 5e-6
 """Of an element, by the largest one of its tensor: seen were 8e-7."""
-WEIGHTS_TOLERANCE = 1e-4
+WEIGHTS_TOLERANCE = 5e-4
 """AdamW divides by the root of a gradient's mean square: where that is nearly nothing, its last bits are all of it.
-Seen were 3e-5 of the largest weight."""
+Seen were 3e-5 of the largest weight on one kind of processor, and 1.2e-4 on another, with gradients as near as above."""
 DEEP_NORMS_TOLERANCE = 5e-5
 """Of norms of gradients in the deeper model of pipelines, of which AdamW's first steps make more: seen were 1.3e-5, and 9e-6 in the
 same layouts without a pipeline."""

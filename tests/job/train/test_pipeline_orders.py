@@ -138,7 +138,6 @@ def test_what_cannot_be_cut_is_refused_with_what_to_write() -> None:
             (LlamaRecipe(compile=True), folded, "schedule", "write one of gpipe, 1f1b, bfs, interleaved"),
             (LlamaRecipe(fused_loss=True), folded, "schedule", "cannot be done with fused_loss: true"),
             (LlamaRecipe(activation_checkpointing="selective"), folded, "schedule", "or activation_checkpointing: full"),
-            (LlamaRecipe(experts=8), folded, "schedule", "or experts: 0"),
             (LlamaRecipe(reshard_after_forward=True), one, "reshard_after_forward", "write auto or false"),
         ):
             with pytest.raises(SpecError) as refused:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from phalanx.core.recipe import LlamaRecipe
 from phalanx.core.spec import LayoutSpec
 from phalanx.core.spec_layout import PLAIN
 from phalanx.job.sdk.gang import Place
@@ -48,7 +49,7 @@ def test_who_is_in_the_gang_is_said_before_the_model_also_where_no_step_was_left
     monkeypatch.setattr(recover, "finish", finish)
     monkeypatch.setattr(recover.Recipe, "_set_up", set_up)
     unused: Any = None
-    recipe = recover.Recipe(gang, unused, unused, unused)
+    recipe = recover.Recipe(gang, LlamaRecipe(), unused, unused)
     recipe._session = heard  # type: ignore[assignment] # all that is said
     recipe._watch.snapshots = SimpleNamespace(new_model=lambda: None)  # type: ignore[assignment] # all that is asked of them
     at: Place = place
