@@ -63,7 +63,7 @@ def _command(words: Sequence[str]) -> int:
 # The command line's tools
 
 
-def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> bool:
+def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "", database: str = "") -> bool:
     from phalanx.operate import daemons
     from phalanx.operate.engines import local
 
@@ -74,6 +74,10 @@ def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> 
 
         store = blob_home.choice(home, store, os.environ)
         blob_home.check_change(home, store, daemons.alive(home, "server") is not None)
+    if database or os.environ.get("PHALANX_DATABASE"):
+        from phalanx.operate.control import database_home
+
+        database_home.choose(home, database, os.environ, daemons.alive(home, "server") is not None)
     return local.up(_machine(), home, port, cpu_slots, store)
 
 
@@ -307,6 +311,7 @@ def _daemon(words: Sequence[str]) -> int:
     parser.add_argument("--cpu-slots", type=int)
     parser.add_argument("--joined", action="store_true", help="of an agent: serve the control plane that this home joined")
     parser.add_argument("--store", default="")
+    parser.add_argument("--database", default="")
     given = parser.parse_args(words)
     if given.daemon != "agent":  # whose ranks inherit the umask of `phalanx up`; its own files lie in folders of mode 0700
         os.umask(0o077)
@@ -339,7 +344,7 @@ def _server(home: Path, given: Any) -> int:
     def command(child: str) -> list[str]:
         return [*_python("phalanx.app"), child, "--home", str(home)]
 
-    return run_server(home, command, given.host, given.port, given.store)
+    return run_server(home, command, given.host, given.port, given.store, given.database)
 
 
 def _agent(home: Path, given: Any) -> int:

@@ -209,7 +209,7 @@ class NodeView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The platform at a glance. `devices_are` says in words what a device is here: GPUs or CPU slots. Of the newest ticks `tick_ms`
-    is the median, `tick_ms_max` the longest."""
+    is the median, `tick_ms_max` the longest. database: which one, without its password."""
 
     version: str
     home: str
@@ -224,6 +224,7 @@ class StatusView:
     processes: Mapping[str, int]
     tick_ms: float = 0.0
     tick_ms_max: float = 0.0
+    database: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

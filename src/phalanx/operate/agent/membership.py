@@ -69,7 +69,7 @@ def enter(home: Path, url: str, token_file: Path | None, name: str, door: Door) 
 
 def refuse_own(home: Path) -> None:
     """Raises SetupError for the home of a control plane, which has an agent already."""
-    if (home / "phalanx.db").exists():
+    if (home / "phalanx.db").exists() or (home / "database.json").exists():
         raise SetupError("home", str(home), "holds a control plane, whose agent `phalanx up` starts; choose another with --home")
 
 

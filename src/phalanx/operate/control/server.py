@@ -17,7 +17,7 @@ import uvicorn
 from phalanx.core.errors import Bug, Exit, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.operate import daemons
-from phalanx.operate.control import auth, blob_home, joining, server_log
+from phalanx.operate.control import auth, blob_home, database_home, joining, server_log
 from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.guards import LOOPBACK
@@ -54,9 +54,11 @@ Command = Callable[[str], Sequence[str]]
 log = structlog.get_logger(__name__)
 
 
-def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int = daemons.DEFAULT_PORT, store: str = "") -> int:
+def run_server(
+    home: Path, command: Command, host: str = "127.0.0.1", port: int = daemons.DEFAULT_PORT, store: str = "", database: str = ""
+) -> int:
     """Serves `home` until SIGTERM or SIGINT; returns the exit code. `port` 0 takes any free one; `store` is where its blobs shall
-    be from now on, '' where they are.
+    be from now on, '' where they are; `database` likewise.
 
     Raises SetupError for a home or port that cannot be had, and when another server has this home.
     """
@@ -68,6 +70,7 @@ def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int 
         daemons.listen(host, port) as listener,
     ):
         server_log.write_to(home / "run" / "server.log")
+        database_home.choose(home, database, os.environ, running=False)
         return asyncio.run(_serve(home, listener, command, store))
 
 
@@ -162,7 +165,7 @@ async def _serve(home: Path, listener: socket.socket, command: Command, store: s
 
 
 def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life) -> _Parts:
-    store, clock, links = Store(home / "phalanx.db"), MachineClock(), dict[NodeId, NodeLink]()
+    store, clock, links = Store(database_home.place(home)), MachineClock(), dict[NodeId, NodeLink]()
     tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
     settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home))
     control = ControlThread(Controller(store, clock, links, settings), life.crash)

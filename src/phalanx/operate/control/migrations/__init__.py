@@ -34,3 +34,8 @@ def upgrade(connection: Connection) -> None:
             raise NewerSchema(revision) from error
     if set(current) != set(scripts.get_heads()):
         command.upgrade(config, "head")
+
+
+def revision(connection: Connection) -> str:
+    """The schema's, '' where there is none."""
+    return "".join(MigrationContext.configure(connection).get_current_heads())
