@@ -62,7 +62,7 @@ def named(asked: str, environ: Mapping[str, str]) -> tuple[str, str]:
     if not text:
         return field, ""
     url = address.parsed(text, field)
-    if field == OPTION and url.password:
+    if field == OPTION and (url.password or any("password" in name for name in url.query)):
         fix = f"shows its password to whoever lists processes; put the URL into {VARIABLE}, or the password into ~/.pgpass"
         raise SetupError(OPTION, address.shown(url), fix)
     return field, address.plain(url)
@@ -75,7 +75,7 @@ def choose(home: Path, asked: str, environ: Mapping[str, str], running: bool) ->
     known = remembered(home)
     if not url or _is_same(url, known.url):
         return
-    shown = address.masked(url)
+    shown = address.shown(address.parsed(url, field))
     now = address.masked(known.url) or str(home / OWN)
     if running:
         raise Conflict(field, shown, f"the platform is up with {now}; `phalanx down` first")

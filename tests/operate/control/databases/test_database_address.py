@@ -14,7 +14,7 @@ SECRET = "s3cr3t-Canary"
         f"postgresql://ada:{SECRET}@db/phalanx",
         f"postgres://ada:{SECRET}@db:5433/phalanx?sslmode=require",
         f"postgresql://ada@db/phalanx?password={SECRET}",
-        f"postgresql:///phalanx?host=/run/pg&password={SECRET}&sslpassword={SECRET}",
+        f"postgresql://ada@/phalanx?host=/run/pg&password={SECRET}&sslpassword={SECRET}",
     ],
 )
 def test_the_driver_is_ours_and_the_password_is_kept_and_not_shown(text: str) -> None:
@@ -24,6 +24,13 @@ def test_the_driver_is_ours_and_the_password_is_kept_and_not_shown(text: str) ->
     assert shown(url).startswith("postgresql://")
     assert SECRET not in shown(url) + masked(text)
     assert parsed(plain(url), "again") == url
+
+
+def test_a_password_without_a_user_stays_where_it_was() -> None:
+    url = parsed(f"postgresql:///phalanx?password={SECRET}", "--database")
+    assert SECRET not in shown(url)
+    assert parsed(plain(url), "again") == url
+    assert url.query["password"] == SECRET
 
 
 @pytest.mark.parametrize(

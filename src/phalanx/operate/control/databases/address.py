@@ -34,7 +34,7 @@ def parsed(text: str, field: str) -> URL:
         ) from error
     _check(url, field)
     secret = url.query.get("password")
-    if isinstance(secret, str):
+    if isinstance(secret, str) and url.username:  # without one SQLAlchemy writes no password
         url = url.difference_update_query(["password"]).set(password=secret)
     return url
 
