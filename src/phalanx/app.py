@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx.client import Client
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
@@ -63,7 +64,7 @@ def _command(words: Sequence[str]) -> int:
 # The command line's tools
 
 
-def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "", database: str = "") -> bool:
+def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "", database: str = "", standby: bool = False) -> bool:
     from phalanx.operate import daemons
     from phalanx.operate.engines import local
 
@@ -78,6 +79,8 @@ def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "", dat
         from phalanx.operate.control import database_home
 
         database_home.choose(home, database, os.environ, daemons.alive(home, "server") is not None)
+    if standby:
+        return local.up_standby(_machine(), home, port, store)
     return local.up(_machine(), home, port, cpu_slots, store)
 
 
@@ -261,22 +264,29 @@ def plan_pipeline(asked: "PipelineAsked") -> "PipelineView":
 
 
 class _Door:
-    """A control plane, asked by the client."""
+    """A control plane, asked by the client; of several addresses the first that answers."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, urls: str) -> None:
+        self._urls = urls.split(",")
 
     def exchange(self, token: str, node: str, credential_sha256: str) -> None:
-        from phalanx.client import Client
-
-        with Client(self._url, token) as client:
-            client.join(node, credential_sha256)
+        self._ask(token, lambda client: client.join(node, credential_sha256))
 
     def check(self, credential: str) -> None:
-        from phalanx.client import Client
+        self._ask(credential, lambda client: client.membership())
 
-        with Client(self._url, credential) as client:
-            client.membership()
+    def _ask(self, token: str, question: "Callable[[Client], object]") -> None:
+        from phalanx.client import Client
+        from phalanx.core.errors import ServerUnreachable
+
+        for number, url in enumerate(self._urls, 1):
+            try:
+                with Client(url, token) as client:
+                    question(client)
+                return
+            except ServerUnreachable:
+                if number == len(self._urls):
+                    raise
 
 
 # The daemons
@@ -312,6 +322,7 @@ def _daemon(words: Sequence[str]) -> int:
     parser.add_argument("--joined", action="store_true", help="of an agent: serve the control plane that this home joined")
     parser.add_argument("--store", default="")
     parser.add_argument("--database", default="")
+    parser.add_argument("--standby", action="store_true", help="of a server: lead once nobody else does")
     given = parser.parse_args(words)
     if given.daemon != "agent":  # whose ranks inherit the umask of `phalanx up`; its own files lie in folders of mode 0700
         os.umask(0o077)
@@ -344,7 +355,7 @@ def _server(home: Path, given: Any) -> int:
     def command(child: str) -> list[str]:
         return [*_python("phalanx.app"), child, "--home", str(home)]
 
-    return run_server(home, command, given.host, given.port, given.store, given.database)
+    return run_server(home, command, given.host, given.port, given.store, given.database, given.standby)
 
 
 def _agent(home: Path, given: Any) -> int:
@@ -365,11 +376,12 @@ def _joined_agent(home: Path, cpu_slots: int | None) -> int:
     from phalanx.core.ids import NodeId
     from phalanx.operate.agent import membership
     from phalanx.operate.agent.agent import run_agent
+    from phalanx.operate.agent.connection import Listed
 
     known = membership.read(home)
     if known is None:
         raise SetupError("home", str(home), "has joined no control plane; run `phalanx agent join`")
-    run_agent(home, lambda: known.url, known.credential, NodeId(known.node), cpu_slots)
+    run_agent(home, Listed(known.urls), known.credential, NodeId(known.node), cpu_slots)
     return 0
 
 

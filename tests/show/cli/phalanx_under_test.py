@@ -31,7 +31,7 @@ from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
 
-def up(home: Path, port: int, cpu_slots: int | None, store: str = "", database: str = "") -> bool:
+def up(home: Path, port: int, cpu_slots: int | None, store: str = "", database: str = "", standby: bool = False) -> bool:
     return cpu_slots != 1
 
 

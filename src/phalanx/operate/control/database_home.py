@@ -12,7 +12,7 @@ from typing import Final
 
 from phalanx.core.errors import Conflict, SetupError
 from phalanx.operate.control.databases import address
-from phalanx.operate.control.store import Store
+from phalanx.operate.control.store import FIRST_LEASED, Store
 from phalanx.storage.atomic import write_atomic
 
 FILE: Final = "database.json"
@@ -104,7 +104,7 @@ def _number_of(url: str) -> int:
     """Of the database there; an empty one gets its tables, and with them a number. One that others lead is left as it is."""
     store = Store(url, upgrade=False)
     try:
-        if store.revision() < "0004":
+        if store.revision() < FIRST_LEASED:
             store.upgrade()
         return store.identity()
     finally:

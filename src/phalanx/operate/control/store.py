@@ -6,7 +6,7 @@ home unusable (a newer schema, no permission to write) is a SetupError when it i
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,27 @@ from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.policy import Policy
 from phalanx.operate.control import migrations, tables
 from phalanx.operate.control.databases import BUSY_MS, Connect, open_database
+from phalanx.operate.control.databases.sqlite import Sqlite
 from phalanx.operate.control.fold import world_of
 from phalanx.operate.control.rows import Commit, event_of, put, written
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, QueueUsage, World
 
+FIRST_LEASED: Final = "0004"
+"""The first schema with a lease. One before it has no leader of this version to be asked."""
+
 
 class Superseded(Bug):
     """Another control plane leads this database: this one must end, not try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who leads. expires_ms: when the lease is over on the database's clock; left_ms: from now on, negative once it is."""
+
+    epoch: int
+    holder: str
+    expires_ms: int
+    left_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +80,12 @@ class Store:
             raise self._database.unusable(error) or self._refused(error) from error
 
     def revision(self) -> str:
-        """Of the schema that the database has, '' for an empty one. Raises SetupError when the database cannot be used."""
+        """Of the schema that the database has, '' for an empty one. Raises SetupError when it is newer or cannot be used."""
         try:
             with self._database.reading() as connection:
                 return migrations.revision(connection)
+        except migrations.NewerSchema as error:
+            raise self._database.newer(error.revision) from error
         except SQLAlchemyError as error:
             raise self._database.unusable(error) or self._refused(error) from error
 
@@ -83,6 +99,11 @@ class Store:
         """Which database this is, for people; never its password."""
         return self._database.shown
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of this machine, whose locks are its processes'."""
+        return isinstance(self._database, Sqlite)
+
     def close(self) -> None:
         """Ends every connection."""
         self._database.close()
@@ -95,6 +116,41 @@ class Store:
             epoch = int(_lead(connection).epoch) + 1
             connection.execute(update(tables.lead).values(epoch=epoch, holder="", expires_ms=0))
         return epoch
+
+    def claim_lead(self, holder: str, lease_ms: int, is_gone: Callable[[str], bool]) -> int | Held:
+        """The next epoch, and a lease for `holder`; or who has one that is not over. `is_gone`: of whom nobody need wait for that.
+        Raises StoreUnavailable."""
+        with self._writing() as connection:
+            held = self._held(connection, _lead(connection))
+            if held.holder and held.left_ms > 0 and not is_gone(held.holder):
+                return held
+            leads = {"epoch": held.epoch + 1, "holder": holder, "expires_ms": held.expires_ms - held.left_ms + lease_ms}
+            connection.execute(update(tables.lead).values(leads))
+        return held.epoch + 1
+
+    def renew_lead(self, holder: str, lease_ms: int) -> None:
+        """The lease counts anew. A crash of the machine may forget that. Raises Superseded, StoreUnavailable."""
+        with self._told_apart(), self._database.writing(durable=False) as connection:
+            held = self._held(connection, _lead(connection))
+            if held.holder != holder:
+                by = f"epoch {held.epoch}, {held.holder or 'which has no lease'}"
+                raise Superseded(f"this control plane was superseded by {by}: another one leads {self.shown}")
+            connection.execute(update(tables.lead).values(expires_ms=held.expires_ms - held.left_ms + lease_ms))
+
+    def release_lead(self, holder: str) -> None:
+        """Nobody has a lease any more, if it was this one's. Raises StoreUnavailable."""
+        with self._writing() as connection:
+            if _lead(connection).holder == holder:
+                connection.execute(update(tables.lead).values(holder="", expires_ms=0))
+
+    def leader(self) -> Held:
+        """Who has the lease. Raises StoreUnavailable."""
+        with self._reading() as connection:
+            return self._held(connection, connection.execute(select(tables.lead)).one())
+
+    def _held(self, connection: Connection, row: Row[Any]) -> Held:
+        now_ms = int(connection.execute(self._database.now_ms).scalar_one())
+        return Held(row.epoch, row.holder, row.expires_ms, row.expires_ms - now_ms)
 
     def raise_epoch(self, epoch: int, to: int) -> int:
         """Makes the leader's number `to`, and answers with it. Raises Bug when `epoch` leads no more, and StoreUnavailable: then it

@@ -26,9 +26,10 @@ ProgressSink = Callable[[str, int, int], None]
 class Tools:
     """Every callable raises core.errors. The command line prints; only `sample_model` writes to stdout itself.
 
-    up(home, port, cpu_slots, store, database): starts what is not running yet and returns once the API answers; True when anything
-        was started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose; store ''
-        leaves the blobs where they are, and database '' the database.
+    up(home, port, cpu_slots, store, database, standby): starts what is not running yet and returns once the API answers; True when
+        anything was started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose;
+        store '' leaves the blobs where they are, and database '' the database. `standby`: starts one instead, and returns once it
+        waits or leads.
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows, and of what was not
@@ -66,7 +67,7 @@ class Tools:
     plan_pipeline(asked): what the schedules of a pipeline leave idle.
     """
 
-    up: Callable[[Path, int, int | None, str, str], bool]
+    up: Callable[[Path, int, int | None, str, str, bool], bool]
     down: "Callable[[Path, bool], DownView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"

@@ -22,20 +22,30 @@ class NewerSchema(Exception):
 
 def upgrade(connection: Connection) -> None:
     """Brings the schema to this version's, inside the transaction of `connection`. Raises NewerSchema."""
-    config = Config()
-    config.set_main_option("script_location", _SCRIPTS)
+    config = _config()
     config.attributes["connection"] = connection
-    scripts = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_heads()
-    for revision in current:
-        try:
-            scripts.get_revision(revision)
-        except CommandError as error:
-            raise NewerSchema(revision) from error
-    if set(current) != set(scripts.get_heads()):
+    if revision(connection) != newest():
         command.upgrade(config, "head")
 
 
 def revision(connection: Connection) -> str:
-    """The schema's, '' where there is none."""
-    return "".join(MigrationContext.configure(connection).get_current_heads())
+    """The schema's, '' where there is none. Raises NewerSchema."""
+    scripts = ScriptDirectory.from_config(_config())
+    current = MigrationContext.configure(connection).get_current_heads()
+    for known in current:
+        try:
+            scripts.get_revision(known)
+        except CommandError as error:
+            raise NewerSchema(known) from error
+    return "".join(current)
+
+
+def newest() -> str:
+    """The revision of this version's schema."""
+    return "".join(ScriptDirectory.from_config(_config()).get_heads())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", _SCRIPTS)
+    return config
