@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
-    from phalanx.core.views import DownView
+    from phalanx.core.views import BackupView, DownView, RestoreView
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
@@ -54,7 +54,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
+            backup=backup, restore=restore, export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it
@@ -101,6 +101,23 @@ def down(home: Path, force: bool) -> "DownView":
     from phalanx.operate.engines import local
 
     return local.down(_machine(), home, force)
+
+
+def backup(home: Path, path: Path) -> "BackupView":
+    import time
+    from importlib.metadata import version
+
+    from phalanx.operate.control import backups
+
+    return backups.backup(home.expanduser().resolve(), path, time.time_ns() // 1_000_000, version("phalanx"))
+
+
+def restore(home: Path, path: Path, database: str) -> "RestoreView":
+    from phalanx.operate.control import backups
+
+    home = home.expanduser().resolve()
+    _refuse_joined(home)
+    return backups.restore(home, path, database, os.environ)
 
 
 def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str, Any]:

@@ -451,6 +451,30 @@ class DownView:
     left: tuple[str, ...] | None = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupView:
+    """What `backup` wrote. schema: revision of the tables. events: number of the newest one."""
+
+    file: str
+    database: str
+    schema: str
+    events: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreView:
+    """What `restore` made of a backup of `made_ms`. schema: revision that the backup had."""
+
+    home: str
+    database: str
+    schema: str
+    events: int
+    rows: int
+    made_ms: int
+
+
 JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)
 """Shortest and longest life of a join token."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,6 +29,9 @@ from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord,
 
 FIRST_LEASED: Final = "0004"
 """The first schema with a lease. One before it has no leader of this version to be asked."""
+
+
+T = TypeVar("T")
 
 
 class Superseded(Bug):
@@ -76,6 +79,15 @@ class Store:
                 migrations.upgrade(connection)
         except migrations.NewerSchema as error:
             raise self._database.newer(error.revision) from error
+        except SQLAlchemyError as error:
+            raise self._database.unusable(error) or self._refused(error) from error
+
+    def restored(self, fill: Callable[[Connection], T]) -> T:
+        """What `fill` makes of an empty database, in one transaction in which nobody else migrates. Raises what it raises, Bug, and
+        SetupError for a database that cannot be used."""
+        try:
+            with self._database.migrating() as connection:
+                return fill(connection)
         except SQLAlchemyError as error:
             raise self._database.unusable(error) or self._refused(error) from error
 

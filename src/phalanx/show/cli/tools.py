@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
-    from phalanx.core.views import DownView
+    from phalanx.core.views import BackupView, DownView, RestoreView
 
 ProgressSink = Callable[[str, int, int], None]
 """Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
@@ -32,6 +32,8 @@ class Tools:
         waits or leads.
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
+    backup(home, path): writes the home's database into a new file, also while its server runs.
+    restore(home, path, database): makes such a file the home's database, '' in its own SQLite or where it was.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows, and of what was not
         taken `left_out`, and of an interrupted run that it went on from `resumed`.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
@@ -69,6 +71,8 @@ class Tools:
 
     up: Callable[[Path, int, int | None, str, str, bool], bool]
     down: "Callable[[Path, bool], DownView]"
+    backup: "Callable[[Path, Path], BackupView]"
+    restore: "Callable[[Path, Path, str], RestoreView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]

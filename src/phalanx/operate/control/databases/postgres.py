@@ -78,6 +78,7 @@ class Postgres:
         with self.writing() as connection:
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # another that migrates is waited for
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATES})")
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
             if encoding != "UTF8":
