@@ -54,7 +54,8 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            backup=backup, restore=restore, export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
+            backup=backup, restore=restore,
+            export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
     except KeyboardInterrupt:  # before the command began, which would have had words for it

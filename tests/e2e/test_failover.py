@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from live_platform import Platform, alive, until
 
+from tests.operate.control.released_schemas import put_back
+
 SCRIPT = """
 import pathlib, time
 here = pathlib.Path(__file__).parent
@@ -33,7 +35,7 @@ def record(platform: Platform, daemon: str) -> int:
         return 0
 
 
-def test_a_server_that_hangs_is_replaced_and_ranks_and_agent_go_on(platform: Platform, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_replaced_and_then_upgraded_and_ranks_and_agent_go_on(platform: Platform, tmp_path: Path) -> None:
     folder, stop = tmp_path / "work", tmp_path / "stop"
     folder.mkdir()
     (folder / "wait.py").write_text(SCRIPT.format(stop=stop))
@@ -55,6 +57,13 @@ def test_a_server_that_hangs_is_replaced_and_ranks_and_agent_go_on(platform: Pla
     until(lambda: not alive(old))
     log = (platform.home / "run" / "server.log").read_text()
     assert '"event": "superseded"' in log
+    os.kill(new, signal.SIGKILL)
+    until(lambda: not alive(new))
+    put_back(platform.home / "phalanx.db", "0003")
+    platform.up()
+    with platform.client() as client:
+        assert client.job(job).state == "running", "a server of this version over a database of the one before, ranks alive"
+    new = record(platform, "server")
     stop.touch()
     view = platform.finished(job)
     assert [one.attempt for one in view.attempts] == [attempt.attempt], "the same ranks to their end"
