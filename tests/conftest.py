@@ -2,11 +2,13 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests import postgres
 from tests.drawn import ANYHOW, examples
 
 # A busy machine or disk is no failure of ours.
@@ -43,6 +45,36 @@ def pytest_collection_finish() -> None:
 def _is_short(item: pytest.Item) -> int:
     here = item.path.relative_to(Path(__file__).parent).as_posix()
     return LONGEST.index(here) if here in LONGEST else len(LONGEST)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What is marked `both_databases` runs on SQLite and on PostgreSQL."""
+    marked = metafunc.definition.get_closest_marker
+    if "database" in metafunc.fixturenames and marked("both_databases") and not marked("sqlite_only"):
+        metafunc.parametrize("database", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Postgres]:
+    """One server for all tests of this process that ask for one."""
+    if postgres.programs() is None:
+        pytest.skip("not run: needs PostgreSQL, of Debian's package postgresql")
+    server = postgres.Postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Where a store may begin: a path for SQLite, a URL for PostgreSQL."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        (tmp_path / "home").mkdir(exist_ok=True)
+        return tmp_path / "home" / "phalanx.db"
+    server: postgres.Postgres = request.getfixturevalue("postgres_server")
+    return server.cleaned()
 
 
 @pytest.hookimpl(trylast=True)

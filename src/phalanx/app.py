@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx.client import Client
     from phalanx.core.checkpoints import StoredCheckpoint
     from phalanx.core.clusters import Answer, Clusters, DispatchView
     from phalanx.core.data_asked import AuditAsked, ForeseeAsked, MadeAsked, MixAsked, PrepareAsked, SampleAsked
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
-    from phalanx.core.views import DownView
+    from phalanx.core.views import BackupView, DownView, RestoreView
     from phalanx.operate.engines.local import Machine
     from phalanx.show.cli.tools import ProgressSink
 
@@ -53,6 +54,7 @@ def _command(words: Sequence[str]) -> int:
             join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
             verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
             mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
+            backup=backup, restore=restore,
             export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
@@ -63,7 +65,7 @@ def _command(words: Sequence[str]) -> int:
 # The command line's tools
 
 
-def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> bool:
+def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "", database: str = "", standby: bool = False) -> bool:
     from phalanx.operate import daemons
     from phalanx.operate.engines import local
 
@@ -74,6 +76,12 @@ def up(home: Path, port: int | None, cpu_slots: int | None, store: str = "") -> 
 
         store = blob_home.choice(home, store, os.environ)
         blob_home.check_change(home, store, daemons.alive(home, "server") is not None)
+    if database or os.environ.get("PHALANX_DATABASE"):
+        from phalanx.operate.control import database_home
+
+        database_home.choose(home, database, os.environ, daemons.alive(home, "server") is not None)
+    if standby:
+        return local.up_standby(_machine(), home, port, store)
     return local.up(_machine(), home, port, cpu_slots, store)
 
 
@@ -94,6 +102,23 @@ def down(home: Path, force: bool) -> "DownView":
     from phalanx.operate.engines import local
 
     return local.down(_machine(), home, force)
+
+
+def backup(home: Path, path: Path) -> "BackupView":
+    import time
+    from importlib.metadata import version
+
+    from phalanx.operate.control import backups
+
+    return backups.backup(home.expanduser().resolve(), path, time.time_ns() // 1_000_000, version("phalanx"))
+
+
+def restore(home: Path, path: Path, database: str) -> "RestoreView":
+    from phalanx.operate.control import backups
+
+    home = home.expanduser().resolve()
+    _refuse_joined(home)
+    return backups.restore(home, path, database, os.environ)
 
 
 def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str, Any]:
@@ -257,22 +282,29 @@ def plan_pipeline(asked: "PipelineAsked") -> "PipelineView":
 
 
 class _Door:
-    """A control plane, asked by the client."""
+    """A control plane, asked by the client; of several addresses the first that answers."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, urls: str) -> None:
+        self._urls = urls.split(",")
 
     def exchange(self, token: str, node: str, credential_sha256: str) -> None:
-        from phalanx.client import Client
-
-        with Client(self._url, token) as client:
-            client.join(node, credential_sha256)
+        self._ask(token, lambda client: client.join(node, credential_sha256))
 
     def check(self, credential: str) -> None:
-        from phalanx.client import Client
+        self._ask(credential, lambda client: client.membership())
 
-        with Client(self._url, credential) as client:
-            client.membership()
+    def _ask(self, token: str, question: "Callable[[Client], object]") -> None:
+        from phalanx.client import Client
+        from phalanx.core.errors import ServerUnreachable
+
+        for number, url in enumerate(self._urls, 1):
+            try:
+                with Client(url, token) as client:
+                    question(client)
+                return
+            except ServerUnreachable:
+                if number == len(self._urls):
+                    raise
 
 
 # The daemons
@@ -307,6 +339,8 @@ def _daemon(words: Sequence[str]) -> int:
     parser.add_argument("--cpu-slots", type=int)
     parser.add_argument("--joined", action="store_true", help="of an agent: serve the control plane that this home joined")
     parser.add_argument("--store", default="")
+    parser.add_argument("--database", default="")
+    parser.add_argument("--standby", action="store_true", help="of a server: lead once nobody else does")
     given = parser.parse_args(words)
     if given.daemon != "agent":  # whose ranks inherit the umask of `phalanx up`; its own files lie in folders of mode 0700
         os.umask(0o077)
@@ -339,7 +373,7 @@ def _server(home: Path, given: Any) -> int:
     def command(child: str) -> list[str]:
         return [*_python("phalanx.app"), child, "--home", str(home)]
 
-    return run_server(home, command, given.host, given.port, given.store)
+    return run_server(home, command, given.host, given.port, given.store, given.database, given.standby)
 
 
 def _agent(home: Path, given: Any) -> int:
@@ -360,11 +394,12 @@ def _joined_agent(home: Path, cpu_slots: int | None) -> int:
     from phalanx.core.ids import NodeId
     from phalanx.operate.agent import membership
     from phalanx.operate.agent.agent import run_agent
+    from phalanx.operate.agent.connection import Listed
 
     known = membership.read(home)
     if known is None:
         raise SetupError("home", str(home), "has joined no control plane; run `phalanx agent join`")
-    run_agent(home, lambda: known.url, known.credential, NodeId(known.node), cpu_slots)
+    run_agent(home, Listed(known.urls), known.credential, NodeId(known.node), cpu_slots)
     return 0
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from sqlalchemy import update
+
 from phalanx.core.devices import WHOLE, Placement
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.events import AttemptEnded
@@ -108,7 +110,7 @@ def _own_count(_: Any) -> Callable[[Store], int]:
     def count(store: Store) -> int:
         leaders[store] = leaders.get(store, 0) + 1
         with store._writing() as connection:
-            connection.execute(rows.put(tables.meta, "key", "value"), [{"key": "epoch", "value": leaders[store]}])
+            connection.execute(update(tables.lead).values(epoch=leaders[store]))
         return leaders[store]
 
     return count

@@ -217,7 +217,7 @@ class Watch(Watcher):
             self._check(before, event.body)
 
     def _read_epoch(self) -> None:
-        [(epoch,)] = self.cluster.database.rows("SELECT value FROM meta WHERE key = 'epoch'")
+        [(epoch,)] = self.cluster.database.rows("SELECT epoch FROM lead")
         if epoch == self._epoch:
             return
         _hold("epochs_only_grow", epoch > self._epoch, f"from {self._epoch} to {epoch}")

@@ -209,7 +209,7 @@ class NodeView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The platform at a glance. `devices_are` says in words what a device is here: GPUs or CPU slots. Of the newest ticks `tick_ms`
-    is the median, `tick_ms_max` the longest."""
+    is the median, `tick_ms_max` the longest. database: which one, without its password."""
 
     version: str
     home: str
@@ -224,6 +224,7 @@ class StatusView:
     processes: Mapping[str, int]
     tick_ms: float = 0.0
     tick_ms_max: float = 0.0
+    database: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +449,30 @@ class DownView:
     home: str
     stopped: bool
     left: tuple[str, ...] | None = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupView:
+    """What `backup` wrote. schema: revision of the tables. events: number of the newest one."""
+
+    file: str
+    database: str
+    schema: str
+    events: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreView:
+    """What `restore` made of a backup of `made_ms`. schema: revision that the backup had."""
+
+    home: str
+    database: str
+    schema: str
+    events: int
+    rows: int
+    made_ms: int
 
 
 JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)

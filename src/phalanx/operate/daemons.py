@@ -16,7 +16,7 @@ from phalanx.core import wire
 from phalanx.core.errors import SetupError
 from phalanx.storage.atomic import write_atomic
 
-Daemon = Literal["server", "agent"]
+Daemon = Literal["server", "agent", "standby"]
 DEFAULT_PORT: Final = 8720
 
 
@@ -99,7 +99,7 @@ def alive(home: Path, daemon: Daemon) -> psutil.Process | None:
     try:
         process = psutil.Process(found.pid)
         line = process.cmdline()
-        ours = process.status() != psutil.STATUS_ZOMBIE and daemon in line and str(home) in line
+        ours = process.status() != psutil.STATUS_ZOMBIE and {daemon, f"--{daemon}"} & {*line} and str(home) in line
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
     return process if ours else None

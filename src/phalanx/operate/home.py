@@ -15,7 +15,7 @@ from phalanx.storage.atomic import make_folders, write_atomic
 FORMAT: Final = 1
 """Grows when an older Phalanx could damage the home."""
 
-_PRIVATE: Final = ("phalanx.db*", "mlflow.db*", "home.json", "tracking-id", "run/*.log*")
+_PRIVATE: Final = ("phalanx.db*", "mlflow.db*", "home.json", "database.json", "tracking-id", "run/*.log*")
 """Files that a Phalanx before this one, or a user's umask, left readable for others."""
 
 _FOLDERS: Final = ("run", "node", "jobs", "journal", "series", "blobs")

@@ -173,3 +173,14 @@ def test_other_trouble_is_one_clear_error(home: Path, token: Path) -> None:
     (home / "phalanx.db").touch()
     with pytest.raises(SetupError, match="holds a control plane"):
         refuse_own(home)
+
+
+def test_a_standbys_address_is_added_without_a_token_and_kept(home: Path, token: Path) -> None:
+    door = PlayedDoor()
+    before = enter(home, URL, token, "rack-a", door)
+    both = f"{URL},https://standby.example"
+    now = enter(home, both, None, "", door)
+    assert (now.urls, now.credential) == ((URL, "https://standby.example"), before.credential)
+    assert read(home) == now
+    with pytest.raises(SetupError, match="this home joined"):
+        enter(home, "https://third.example", None, "", door)

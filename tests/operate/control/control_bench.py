@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.errors import LinkDown
 from phalanx.core.events import Event, EventBody
@@ -217,16 +219,21 @@ class Agent:
 class DatabaseLock:
     """Another process in the middle of writing the same database, for as long as the block lasts."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path | str) -> None:
         self._database = database
 
     def __enter__(self) -> None:
-        self._connection = sqlite3.connect(self._database, isolation_level=None)
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._holder: sqlite3.Connection | psycopg.Connection[Any]
+        if isinstance(self._database, Path):
+            self._holder = sqlite3.connect(self._database, isolation_level=None)
+            self._holder.execute("BEGIN IMMEDIATE")
+        else:
+            self._holder = psycopg.connect(self._database)
+            self._holder.execute("SELECT * FROM lead FOR UPDATE")
 
     def __exit__(self, *_: object) -> None:
-        self._connection.rollback()
-        self._connection.close()
+        self._holder.rollback()
+        self._holder.close()
 
 
 @dataclass
@@ -240,6 +247,7 @@ class Bench:
     agents: dict[str, Agent]
     store: Store
     control: Controller
+    database: Path | str = ""
 
     def add(self, node: str, count: int = 2, greet: bool = True, features: tuple[str, ...] = ()) -> Agent:
         agent = Agent(node, self.clock, self._say, count)
@@ -257,7 +265,7 @@ class Bench:
     def restart(self) -> None:
         """As after kill -9: memory is gone, the database is not. Nobody says Hello yet."""
         self.store.close()
-        self.store = Store(self.home / "phalanx.db", busy_ms=50)
+        self.store = Store(self.database, busy_ms=50)
         self.control = Controller(self.store, self.clock, self.links, self.settings)
 
     def tick(self, times: int = 1, decide: Callable[[Snapshot], Plan] = schedule) -> World:
@@ -313,14 +321,15 @@ class Bench:
         self.world.held()
 
 
-def new_bench(home: Path, **changes: object) -> Bench:
-    """An empty home with its first controller."""
+def new_bench(home: Path, database: Path | str = "", **changes: object) -> Bench:
+    """An empty home with its first controller, on its own SQLite or the database that is named."""
     home.mkdir(parents=True, exist_ok=True)
     clock, links = ManualClock(), dict[NodeId, NodeLink]()
     plain = Settings(home=home, lineage=plain_lineage, outbox_for=no_outbox, lease_ms=LEASE_MS, resend_ms=0)
     settings = replace(plain, **changes)  # type: ignore[arg-type] # as above
-    store = Store(home / "phalanx.db", busy_ms=50)
-    return Bench(home, clock, settings, links, {}, store, Controller(store, clock, links, settings))
+    database = database or home / "phalanx.db"
+    store = Store(database, busy_ms=50)
+    return Bench(home, clock, settings, links, {}, store, Controller(store, clock, links, settings), database)
 
 
 def a_spec(

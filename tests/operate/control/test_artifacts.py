@@ -19,6 +19,8 @@ from phalanx.operate.control import artifacts
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
+pytestmark = pytest.mark.both_databases
+
 
 @dataclass(frozen=True)
 class Playing:

@@ -26,6 +26,8 @@ from phalanx.operate.control.world import CHECKPOINTS_KEPT
 from phalanx.record.telemetry.ledger import account
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 
+pytestmark = pytest.mark.both_databases
+
 FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
 RECIPE = JobSpec(name="tiny", kind="train", recipe="llama", data=DataSource(path="/d"), resources=Resources(gpus="2"))
 
@@ -123,9 +125,9 @@ def test_P09_of_32_that_submit_at_once_everybody_gets_a_job_and_nobody_a_locked_
         return jobs
 
     bench.store.close()
-    patient = Store(bench.home / "phalanx.db")
+    patient = Store(bench.database)
     bench.store, bench.control = patient, type(bench.control)(patient, bench.clock, bench.links, bench.settings)
-    other = Store(bench.home / "phalanx.db")
+    other = Store(bench.database)
     jobs = asyncio.run(all_at_once())
     other.close()
     assert sorted(jobs) == sorted(bench.world.jobs)

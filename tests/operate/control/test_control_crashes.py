@@ -27,6 +27,8 @@ from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from tests.drawn import examples
 from tests.operate.control.control_bench import LEASE_MS, Agent, Bench, a_spec, new_bench
 
+pytestmark = pytest.mark.both_databases
+
 MEMORY = Path("/dev/shm")
 
 
@@ -42,7 +44,7 @@ class FailingStore(Store):
     """The real store. Its n-th commit kills the process, right before or right after it became durable; or it becomes durable
     and fails all the same, and perhaps the database cannot even be asked."""
 
-    def __init__(self, where: Path, at: int, failure: Failure) -> None:
+    def __init__(self, where: Path | str, at: int, failure: Failure) -> None:
         super().__init__(where)
         self.left = at
         self._failure = failure
@@ -74,7 +76,7 @@ def revive(bench: Bench) -> None:
 
 def failing(bench: Bench, at: int, failure: Failure) -> FailingStore:
     bench.store.close()
-    store = FailingStore(bench.home / "phalanx.db", at, failure)
+    store = FailingStore(bench.database, at, failure)
     bench.store, bench.control = store, Controller(store, bench.clock, bench.links, bench.settings)
     return store
 

@@ -1,9 +1,9 @@
 """Epochs only grow: a database restored from an older copy, a control plane that was superseded, a node that lies."""
 
-import shutil
-from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import delete, insert, select
 
 from phalanx.core.errors import Bug, StoreUnavailable
 from phalanx.core.events import NodeUp
@@ -13,25 +13,34 @@ from phalanx.decide.scheduler import Plan
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.observed import EPOCH_LEAP, EPOCH_MAX, is_believable
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tables import metadata
 from tests.operate.control.control_bench import Bench, DatabaseLock, a_spec, shape
+
+pytestmark = pytest.mark.both_databases
 
 FIRST, SECOND = AttemptId("tiny-1.1"), AttemptId("tiny-1.2")
 
 
-def copied(bench: Bench) -> Path:
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def copied(bench: Bench) -> Rows:
     """A backup of the database, as of now."""
-    bench.store.close()
-    copy = bench.home.parent / "backup.db"
-    shutil.copy(bench.home / "phalanx.db", copy)
+    with bench.store.reading() as connection:
+        rows = {
+            name: [dict(row) for row in connection.execute(select(table)).mappings()] for name, table in metadata.tables.items()
+        }
     bench.restart()
-    return copy
+    return rows
 
 
-def restore(bench: Bench, copy: Path) -> None:
-    bench.store.close()
-    for old in bench.home.glob("phalanx.db*"):
-        old.unlink()
-    shutil.copy(copy, bench.home / "phalanx.db")
+def restore(bench: Bench, copy: Rows) -> None:
+    with bench.store.leading(bench.control.epoch) as connection:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(delete(table))
+        for table in metadata.sorted_tables:
+            if copy[table.name]:
+                connection.execute(insert(table), copy[table.name])
     bench.restart()
 
 
@@ -188,7 +197,7 @@ class HalfDoneStore(Store):
 def test_a_raised_epoch_whose_answer_was_lost_ends_the_process_and_the_next_one_leads(bench: Bench) -> None:
     """Whether the number is this leader's or another's that chose the same, nobody can tell; so nobody goes on with it."""
     bench.store.close()
-    store = HalfDoneStore(bench.home / "phalanx.db", busy_ms=50)
+    store = HalfDoneStore(bench.database, busy_ms=50)
     bench.store, bench.control = store, Controller(store, bench.clock, bench.links, bench.settings)
     store.lose = True
     with pytest.raises(StoreUnavailable):

@@ -12,14 +12,16 @@ from phalanx.operate.control import joining, tables
 from phalanx.operate.control.auth import Caller, Tokens, digest
 from phalanx.operate.control.store import Store
 
+pytestmark = pytest.mark.both_databases
+
 A, B = NodeId("rack-a"), NodeId("rack-b")
 MINE, OTHER = digest("my own credential"), digest("another credential")
 NEW = "phalanx agent token"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path / "phalanx.db")
+def store(database: Path | str) -> Iterator[Store]:
+    opened = Store(database)
     opened.take_lead()
     yield opened
     opened.close()
@@ -35,7 +37,7 @@ def test_a_token_has_256_bits_expires_and_is_kept_as_a_hash(store: Store, tmp_pa
     joining.check_known(store, token)
     joining.exchange(store, 1, token, MINE, A, 10)
     assert joining.credentials(store) == {MINE: A}
-    assert all(token.encode() not in path.read_bytes() for path in tmp_path.glob("phalanx.db*"))
+    assert all(token.encode() not in path.read_bytes() for path in tmp_path.glob("*/phalanx.db*"))
 
 
 def test_an_unknown_token_is_unauthorized(store: Store) -> None:

@@ -31,6 +31,8 @@ from phalanx.operate.control.secrets import Secrets
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.operate.control.live_server import LiveServer, until
 
+pytestmark = pytest.mark.both_databases
+
 ALL: tuple[Occasion, ...] = ("started", "restarted", "waiting", "paused", "finished")
 KEY = "a key of the receiver"
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -1,13 +1,13 @@
 """Secrets at rest, over the API, and to the node that may have them: never to anybody else, never in an error."""
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from phalanx.core.errors import NotFound, SetupError, SpecError
 from phalanx.core.messages import StartRanks
@@ -17,12 +17,14 @@ from phalanx.operate.control.store import Store
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
+pytestmark = pytest.mark.both_databases
+
 CANARY = "canary-3f9c1b7e-5a2d"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "phalanx.db")
+def store(database: Path | str) -> Iterator[Store]:
+    store = Store(database)
     store.take_lead()
     yield store
     store.close()
@@ -65,7 +67,7 @@ def test_a_value_is_sealed_and_comes_back(tmp_path: Path, secrets: Secrets, stor
     secrets.put(1, "OTHER", "grüße".encode())
     assert secrets.values(["TOKEN", "OTHER", "NONE"]) == {"TOKEN": CANARY, "OTHER": "grüße"}
     assert [view.name for view in secrets.views()] == ["OTHER", "TOKEN"]
-    assert CANARY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert CANARY.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert (tmp_path / "secret.key").stat().st_mode & 0o777 == 0o600
     secrets.put(1, "TOKEN", b"another")
     assert secrets.values(["TOKEN"]) == {"TOKEN": "another"}
@@ -101,11 +103,10 @@ def test_a_key_that_others_may_read_is_made_private(tmp_path: Path, secrets: Sec
     assert (tmp_path / "secret.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_value_under_another_name_opens_nothing(tmp_path: Path, secrets: Secrets) -> None:
+def test_a_value_under_another_name_opens_nothing(store: Store, secrets: Secrets) -> None:
     secrets.put(1, "TOKEN", b"value")
-    with sqlite3.connect(tmp_path / "phalanx.db") as database:
-        database.execute("UPDATE secrets SET name = 'OTHER'")
-    database.close()
+    with store.leading(1) as connection:
+        connection.execute(text("UPDATE secrets SET name = 'OTHER'"))
     with pytest.raises(SetupError):
         secrets.values(["OTHER"])
 

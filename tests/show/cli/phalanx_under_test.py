@@ -26,12 +26,12 @@ from phalanx.core.errors import Conflict, DataError, SetupError, SpecError
 from phalanx.core.fabric_test import CostView, FabricAsked, FabricReport, PointView, SlowView, TierView
 from phalanx.core.sim_report import MoveView, NeverView, SideView, SimAsked, SimReport, Spread, TenantView, WhatIfView
 from phalanx.core.spec import JobSpec
-from phalanx.core.views import DownView
+from phalanx.core.views import BackupView, DownView, RestoreView
 from phalanx.show.cli.main import run
 from phalanx.show.cli.tools import ProgressSink, Tools
 
 
-def up(home: Path, port: int, cpu_slots: int | None, store: str = "") -> bool:
+def up(home: Path, port: int, cpu_slots: int | None, store: str = "", database: str = "", standby: bool = False) -> bool:
     return cpu_slots != 1
 
 
@@ -39,6 +39,14 @@ def down(home: Path, force: bool) -> DownView:
     if not force:
         raise Conflict("home", str(home), "1 job holds devices; wait for it, or add --force")
     return DownView(home=str(home), stopped=True, left=("rack2", "rack3"))
+
+
+def backup(home: Path, path: Path) -> BackupView:
+    return BackupView(file=str(path), database="SQLite, /h/phalanx.db", schema="0004", events=7, rows=40, size_bytes=2048)
+
+
+def restore(home: Path, path: Path, database: str) -> RestoreView:
+    return RestoreView(home=str(home), database=database, schema="0004", events=7, rows=40, made_ms=1_700_000_000_000)
 
 
 def prepare_data(asked: PrepareAsked, progress: ProgressSink) -> Mapping[str, Any]:
@@ -316,6 +324,7 @@ TOOLS = Tools(
     join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
     verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
     mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
+    backup=backup, restore=restore,
     foresee_model=foresee_model, export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=fabric_tested,
 )  # fmt: skip
 

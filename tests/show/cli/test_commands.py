@@ -103,6 +103,15 @@ def test_up_and_down_speak_on_stderr(phalanx: Terminal) -> None:
     assert "Ranks may still run on rack2, rack3: `phalanx down --force` there" in forced.err
 
 
+def test_a_backup_and_a_restore_say_what_they_hold(phalanx: Terminal, tmp_path: Path) -> None:
+    made = phalanx("backup", str(tmp_path / "b"))
+    assert (made.code, f"{tmp_path / 'b'}, 2.0 KiB" in made.out) == (0, True)
+    assert "40 rows, up to event 7; schema 0004" in made.out
+    restored = phalanx("restore", "b", "--database", "postgresql://ada@db/x", "-o", "json")
+    assert json.loads(restored.out)["database"] == "postgresql://ada@db/x"
+    assert "A standby waits in" in phalanx("up", "--standby").err
+
+
 def test_ls_has_a_line_a_job(phalanx: Terminal) -> None:
     lines = phalanx("ls", "--state", "running", "--limit", "9").out.splitlines()
     assert lines[0].split() == ["JOB", "STATE", "STEP", "DEVICES", "QUEUE", "PRIORITY", "RESTARTS", "AGE", "WHY"]

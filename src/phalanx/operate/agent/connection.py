@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,6 +23,10 @@ WELCOME_S_MAX: Final = 10.0
 CLOSE_S_MAX: Final = 1.0
 RENEW_S_MIN: Final = 0.1
 FORBIDDEN: Final = 403
+MOVED_S: Final = 0.5
+PING_S: Final = 4.0
+SILENT_S_MAX: Final = 6.0
+"""A control plane that hangs is left 10 s after its last word, before a lease of 15 s is over; a busy one answers pings."""
 BACKOFF_S: Final = (0.1, 2.0)
 """First and longest pause between dials; each is drawn between half of it and all of it, so that a fleet does not dial at once."""
 CHUNK_BYTES_PER_S: Final = 32 * 1024 * 1024
@@ -54,6 +58,19 @@ def written_url(home: Path) -> Callable[[], str | None]:
     return read
 
 
+class Listed:
+    """Several addresses of one control plane, of which only the one that leads listens: the next is asked where one fails."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = deque(urls)
+
+    def __call__(self) -> str | None:
+        return self._urls[0]
+
+    def failed(self) -> None:
+        self._urls.rotate(-1)
+
+
 def backoff_s(failures: int, random: Random) -> float:
     """How long to wait before the dial after `failures` failed ones."""
     first, longest = BACKOFF_S
@@ -62,7 +79,8 @@ def backoff_s(failures: int, random: Random) -> float:
 
 class Connection:
     """`hello` is asked at each dial, `heard` gets every message (Welcome first), `next_chunk` is asked when nothing else waits.
-    `sending` gets the number of each Hello and Renew right before it goes out."""
+    `sending` gets the number of each Hello and Renew right before it goes out. A connection is given up once `url` says another
+    place, and where a `Listed` one fails the next is dialled."""
 
     def __init__(
         self,
@@ -110,6 +128,8 @@ class Connection:
                 _log.warning("control_plane_away", error=_words(error))
             finally:
                 self._connected = False
+            if isinstance(self._url, Listed):
+                self._url.failed()
             failures += 1
             await asyncio.sleep(backoff_s(failures - 1, self._random))
 
@@ -117,11 +137,24 @@ class Connection:
         address = f"ws{url.removeprefix('http').rstrip('/')}/api/v1/agent"
         headers = {"Authorization": f"Bearer {self._token}"}
         async with connect(
-            address, additional_headers=headers, max_size=FRAME_BYTES_MAX, close_timeout=CLOSE_S_MAX, proxy=None
+            address,
+            additional_headers=headers,
+            max_size=FRAME_BYTES_MAX,
+            close_timeout=CLOSE_S_MAX,
+            ping_interval=PING_S,
+            ping_timeout=SILENT_S_MAX,
+            proxy=None,
         ) as socket:
             welcome = await self._introduce(socket)
             _log.info("connected", url=url, epoch=welcome.epoch)
-            await together(self._read(socket), self._write(socket), self._renew(max(welcome.lease_ms / 3000, RENEW_S_MIN)))
+            renewing = self._renew(max(welcome.lease_ms / 3000, RENEW_S_MIN))
+            await together(self._read(socket), self._write(socket), renewing, self._watch_move(url))
+
+    async def _watch_move(self, url: str) -> None:
+        """A leader that hangs says nothing, and closes nothing. Its successor is known by where it says that it is."""
+        while (now := self._url()) in (url, None):
+            await asyncio.sleep(MOVED_S)
+        raise WorldError(f"the control plane is at {now} now, no more at {url}")
 
     async def _introduce(self, socket: ClientConnection) -> Welcome:
         self._waiting.clear()

@@ -7,7 +7,7 @@ speaks to the control plane comes in as `Door`.
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,6 +29,11 @@ class Membership:
     url: str
     node: str
     credential: str
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where the control plane is, or its standby: with commas between them in `url`."""
+        return tuple(self.url.split(","))
 
     def __repr__(self) -> str:
         return f"Membership({self.url!r}, {self.node!r}, credential hidden)"
@@ -53,8 +58,8 @@ def enter(home: Path, url: str, token_file: Path | None, name: str, door: Door) 
     known = read(home)
     if known is not None:
         _refuse_another_name(known, name)
-        if known.url == url and _still_in(known, door, token_file is None):
-            return known
+        if {*known.urls} & {*url.split(",")} and _still_in(known, door, token_file is None):
+            return _listed(home, known, url)
         if token_file is None:
             raise SetupError("URL", url, f"this home joined {known.url}; give that address, or a --token-file of this one")
     token = _token(token_file)
@@ -69,7 +74,7 @@ def enter(home: Path, url: str, token_file: Path | None, name: str, door: Door) 
 
 def refuse_own(home: Path) -> None:
     """Raises SetupError for the home of a control plane, which has an agent already."""
-    if (home / "phalanx.db").exists():
+    if (home / "phalanx.db").exists() or (home / "database.json").exists():
         raise SetupError("home", str(home), "holds a control plane, whose agent `phalanx up` starts; choose another with --home")
 
 
@@ -86,6 +91,15 @@ def _read(file: Path) -> Membership | None:
     except (OSError, ValueError) as error:
         raise SetupError("credential file", str(file), f"cannot be read ({error}); delete it and join again") from error
     return found
+
+
+def _listed(home: Path, known: Membership, url: str) -> Membership:
+    """Other addresses of the same control plane are written down."""
+    if known.url == url:
+        return known
+    now = replace(known, url=url)
+    _write(_file(home), now)
+    return now
 
 
 def _refuse_another_name(known: Membership, name: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import structlog
 from sqlalchemy import func, select
-from sqlalchemy.dialects.sqlite import insert
 
 from phalanx.core.artifact_names import FILES_MAX, is_artifact_name
 from phalanx.core.errors import SetupError, StoreUnavailable, WorldError
@@ -18,6 +17,7 @@ from phalanx.core.messages import ArtifactAck, ArtifactSaved
 from phalanx.core.views import ArtifactView
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.control_thread import ControlThread
+from phalanx.operate.control.rows import put
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import artifacts as table
 from phalanx.storage.blobs import BLOB_BYTES_MAX, BlobStore
@@ -25,7 +25,6 @@ from phalanx.storage.hashes import is_sha256
 
 log = structlog.get_logger(__name__)
 STORE_S_MAX: Final = 3.0
-_KEY: Final = ["attempt", "name"]
 
 
 class Artifacts:
@@ -71,7 +70,7 @@ def note(store: Store, epoch: int, saved: ArtifactSaved) -> bool:
     with store.leading(epoch) as connection:
         if connection.execute(others).scalar_one() >= FILES_MAX:
             return False
-        connection.execute(insert(table).values(row).on_conflict_do_update(index_elements=_KEY, set_=row))
+        connection.execute(put(table, *row), row)
     return True
 
 

@@ -14,9 +14,9 @@ class Committed:
     leaders of the home; an older one's writes are refused. offsets: bytes of each rank's record file whose facts are committed.
     """
 
-    def __init__(self, store: Store) -> None:
-        """Takes the lead over the store. Raises StoreUnavailable."""
-        self.epoch = store.take_lead()
+    def __init__(self, store: Store, epoch: int | None = None) -> None:
+        """Takes the lead over the store, unless it was taken already as `epoch`. Raises StoreUnavailable."""
+        self.epoch = store.take_lead() if epoch is None else epoch
         self.world = store.load()
         self.offsets = dict(store.records_offsets())
         self._store = store

@@ -37,9 +37,15 @@ class ControlThread:
     """The controller and the only thread that may touch it."""
 
     def __init__(
-        self, controller: Controller, on_bug: Callable[[BaseException], None], clock_s: Callable[[], float] = time.monotonic
+        self,
+        controller: Controller,
+        on_bug: Callable[[BaseException], None],
+        clock_s: Callable[[], float] = time.monotonic,
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_bug` is told of a broken promise inside the controller; it shall end the process, which `up` starts again."""
+        """`on_bug` is told of a broken promise inside the controller; it shall end the process, which `up` starts again.
+        `check_lease` raises StoreUnavailable while this process may not decide nor command anything."""
+        self._check_lease = check_lease
         self._controller = controller
         self._on_bug = on_bug
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="control")
@@ -117,10 +123,19 @@ class ControlThread:
             self._ticked_s = None
 
     async def _tick(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:
-        snapshot = await self.call(lambda controller: controller.observe())
+        snapshot = await self.call(self._observed)
         self._snapshot = snapshot
         plan = await decide(snapshot)
-        await self.call(lambda controller: controller.carry_out(plan))
+        await self.call(lambda controller: self._carried_out(controller, plan))
+
+    def _observed(self, controller: Controller) -> Snapshot:
+        self._check_lease()
+        return controller.observe()
+
+    def _carried_out(self, controller: Controller, plan: Plan) -> None:
+        """On the control thread, so that a process that was stopped in a long decision looks again before it commands."""
+        self._check_lease()
+        controller.carry_out(plan)
 
     async def _wait(self) -> None:
         try:

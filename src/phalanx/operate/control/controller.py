@@ -72,10 +72,10 @@ class Controller:
     waiting: why each pending job waits, with numbers of the newest decision; replaced, never changed.
     """
 
-    def __init__(self, store: Store, clock: Clock, links: Links, settings: Settings) -> None:
-        """Takes the lead over the store. Raises StoreUnavailable."""
+    def __init__(self, store: Store, clock: Clock, links: Links, settings: Settings, epoch: int | None = None) -> None:
+        """Takes the lead over the store, unless it was taken already as `epoch`. Raises StoreUnavailable."""
         self.waiting: Mapping[JobId, Wait] = {}
-        self._committed = Committed(store)
+        self._committed = Committed(store, epoch)
         self._store = store
         self._clock = clock
         self._settings = settings

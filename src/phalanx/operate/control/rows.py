@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Table, insert
-from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.sql.dml import Insert
+from sqlalchemy import Executable, Row, Table, TextClause, bindparam, insert, text
 
 from phalanx.core import wire
 from phalanx.core.events import Event, EventBody
@@ -47,7 +45,7 @@ def event_of(row: Row[Any]) -> Event:
     return Event(row.seq, row.at_ms, wire.loads(EventBody, row.body))
 
 
-def written(commit: Commit) -> Iterator[tuple[Insert, list[dict[str, Any]]]]:
+def written(commit: Commit) -> Iterator[tuple[Executable, list[dict[str, Any]]]]:
     """Every statement of the transaction, with its rows: one for each table, however many rows it gets."""
     for table, rows in (
         (tables.events, [_event_row(item) for item in commit.events]),
@@ -97,9 +95,13 @@ def _model_row(model: ModelRecord) -> dict[str, Any]:
 
 
 @cache
-def put(table: Table, *columns: str) -> Insert:
-    """Inserts rows with these columns, or replaces those with their primary keys."""
+def put(table: Table, *columns: str, replaces: bool = True) -> TextClause:
+    """Inserts rows with these columns, or replaces those with their primary keys; where it does not replace, it leaves them. Both
+    databases understand the same words."""
     keys = [column.name for column in table.primary_key]
-    statement = upsert(table)
-    rest = {name: statement.excluded[name] for name in columns if name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=rest)
+    rest = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
+    into, values = ", ".join(map('"{}"'.format, columns)), ", ".join(map(":{}".format, columns))
+    names = ", ".join(map('"{}"'.format, keys))
+    does = f"UPDATE SET {rest}" if rest and replaces else "NOTHING"
+    statement = text(f'INSERT INTO "{table.name}" ({into}) VALUES ({values}) ON CONFLICT ({names}) DO {does}')  # noqa: S608 (our names)
+    return statement.bindparams(*(bindparam(name, type_=table.c[name].type) for name in columns))

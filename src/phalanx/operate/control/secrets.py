@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import delete, select
-from sqlalchemy.dialects.sqlite import insert
 
 from phalanx.core.errors import NotFound, SetupError, SpecError
 from phalanx.core.views import SecretView
+from phalanx.operate.control.rows import put
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import secrets as table
 from phalanx.storage.atomic import write_atomic
@@ -49,7 +49,7 @@ class Secrets:
             self._open(key, other, text)  # else this value would be sealed with a key that is not the home's
         row = {"name": name, "sealed": _seal(key, name, value), "created_ms": self._now_ms()}
         with self._store.leading(epoch) as connection:
-            connection.execute(insert(table).values(row).on_conflict_do_update(index_elements=["name"], set_=row))
+            connection.execute(put(table, *row), row)
 
     def remove(self, epoch: int, name: str) -> None:
         """Raises NotFound, StoreUnavailable."""

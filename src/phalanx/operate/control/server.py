@@ -5,7 +5,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ import uvicorn
 from phalanx.core.errors import Bug, Exit, SetupError
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.operate import daemons
-from phalanx.operate.control import auth, blob_home, joining, server_log
+from phalanx.operate.control import auth, blob_home, database_home, joining, server_log
+from phalanx.operate.control import standby as standby_needs
 from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.guards import LOOPBACK
@@ -30,13 +32,14 @@ from phalanx.operate.control.gang_keys import gang_key
 from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.last_words import LastWords
+from phalanx.operate.control.leadership import Leadership, await_lead, claim, holder_of, this_process
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.notice_pump import NoticePump
 from phalanx.operate.control.outbox_pump import OutboxPump
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
 from phalanx.operate.control.secrets import Secrets
-from phalanx.operate.control.store import Store
+from phalanx.operate.control.store import FIRST_LEASED, Store, Superseded
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.home import open_home
 from phalanx.record.telemetry.journal import Journal
@@ -54,21 +57,95 @@ Command = Callable[[str], Sequence[str]]
 log = structlog.get_logger(__name__)
 
 
-def run_server(home: Path, command: Command, host: str = "127.0.0.1", port: int = daemons.DEFAULT_PORT, store: str = "") -> int:
+def run_server(
+    home: Path,
+    command: Command,
+    host: str = "127.0.0.1",
+    port: int = daemons.DEFAULT_PORT,
+    store: str = "",
+    database: str = "",
+    standby: bool = False,
+) -> int:
     """Serves `home` until SIGTERM or SIGINT; returns the exit code. `port` 0 takes any free one; `store` is where its blobs shall
-    be from now on, '' where they are.
+    be from now on, '' where they are; `database` likewise. A `standby` waits until nobody else leads the database.
 
-    Raises SetupError for a home or port that cannot be had, and when another server has this home.
+    Raises SetupError for a home, port or database that cannot be had, and when another server has this home or database.
     """
     if host not in LOOPBACK:
         raise SetupError("host", host, "listen on 127.0.0.1: without TLS the token would travel readable")
     open_home(home)
+    if standby:
+        return _stand_by(home, command, host, port, store, database)
     with (
         daemons.only_one(home, "server", "another server runs on it; stop that one with `phalanx down`"),
         daemons.listen(host, port) as listener,
+        _opened(home, database) as (opened, leadership),
     ):
-        server_log.write_to(home / "run" / "server.log")
-        return asyncio.run(_serve(home, listener, command, store))
+        if opened.revision() < FIRST_LEASED:
+            opened.upgrade()
+        epoch = claim(leadership, opened.shown)
+        return _lead(home, listener, command, store, opened, leadership, epoch)
+
+
+def _stand_by(home: Path, command: Command, host: str, port: int, store: str, database: str) -> int:
+    """Beside a server of this home, or in a home of its own; the port is taken once this one leads."""
+    with _opened(home, database) as (opened, leadership):
+        with daemons.only_one(home, "standby", "another standby waits on it already"):
+            epoch = _waited(home, opened, leadership)
+        with _listener(host, port) as listener:
+            return _lead(home, listener, command, store, opened, leadership, epoch)
+
+
+def _waited(home: Path, opened: Store, leadership: Leadership) -> int:
+    """The epoch, once nobody else leads. Raises SetupError for what this home lacks to lead."""
+    signal.signal(signal.SIGTERM, _stop_waiting)
+    if opened.revision() < FIRST_LEASED:
+        opened.upgrade()
+    try:
+        for lacking in standby_needs.check(home, opened, holder_of(opened.leader().holder)):
+            log.warning("standby_lacks", lacking=lacking)
+        daemons.record_self(home, "standby")
+        epoch = await_lead(leadership, opened, lambda leader: log.info("standby_waits", leader=leader, database=opened.shown))
+    finally:
+        daemons.erase_self(home, "standby")
+    log.warning("standby_leads", epoch=epoch)
+    return epoch
+
+
+def _stop_waiting(*_: object) -> None:
+    raise SystemExit(Exit.OK)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """The port that was asked for may be that of the leader that hangs: better another one than none."""
+    try:
+        return daemons.listen(host, port)
+    except SetupError as error:
+        log.warning("port_taken", error=str(error))
+        return daemons.listen(host, 0)
+
+
+@contextmanager
+def _opened(home: Path, database: str) -> Iterator[tuple[Store, Leadership]]:
+    """The home's database, of which nothing is changed before this process leads it."""
+    server_log.write_to(home / "run" / "server.log")
+    database_home.choose(home, database, os.environ, running=False)
+    opened = Store(database_home.place(home), upgrade=False)
+    leadership = Leadership(opened, this_process(home))
+    try:
+        yield opened, leadership
+    finally:
+        leadership.close()
+        opened.close()
+
+
+def _lead(
+    home: Path, listener: socket.socket, command: Command, store: str, opened: Store, leadership: Leadership, epoch: int
+) -> int:
+    life = _Life()
+    leadership.keep(life.crash)
+    opened.upgrade()
+    return asyncio.run(_serve(home, listener, command, store, life, opened, leadership, epoch))
 
 
 class MachineClock:
@@ -96,7 +173,10 @@ class _Life:
 
     def crash(self, error: BaseException) -> None:
         """Memory cannot be trusted any more, the database can: the next process starts from it."""
-        log.critical("bug", exc_info=error)
+        if isinstance(error, Superseded):
+            log.critical("superseded", error=str(error), this="ends now; nothing that it still does is taken by database or nodes")
+        else:
+            log.critical("bug", exc_info=error)
         self.bug = error
         self.end()
 
@@ -135,15 +215,22 @@ class _Parts:
         await self.tracker.close()
         self.services.control.close()
         self.services.series.close()
-        self.services.store.close()
 
 
-async def _serve(home: Path, listener: socket.socket, command: Command, store: str) -> int:
-    life = _Life()
+async def _serve(
+    home: Path,
+    listener: socket.socket,
+    command: Command,
+    store: str,
+    life: _Life,
+    opened: Store,
+    leadership: Leadership,
+    epoch: int,
+) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, life.end)  # uvicorn takes them while it serves, and sends what it took here afterwards
     blobs = blob_home.open_blobs(home, store, partial(daemons.note_progress, home, "server"))
-    parts = _build(home, _url(listener), command, blobs, life)
+    parts = _build(home, _url(listener), command, blobs, life, opened, leadership, epoch)
     try:
         await parts.ingest.catch_up(partial(daemons.note_progress, home, "server"))
         working = [asyncio.create_task(_kept(work, life)) for work in parts.background()]
@@ -161,11 +248,13 @@ async def _serve(home: Path, listener: socket.socket, command: Command, store: s
     return Exit.BUG if life.bug else Exit.OK
 
 
-def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life) -> _Parts:
-    store, clock, links = Store(home / "phalanx.db"), MachineClock(), dict[NodeId, NodeLink]()
+def _build(
+    home: Path, url: str, command: Command, blobs: BlobStore, life: _Life, store: Store, leadership: Leadership, epoch: int
+) -> _Parts:
+    clock, links = MachineClock(), dict[NodeId, NodeLink]()
     tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
     settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home))
-    control = ControlThread(Controller(store, clock, links, settings), life.crash)
+    control = ControlThread(Controller(store, clock, links, settings, epoch), life.crash, check_lease=leadership.check)
     getting_on = partial(daemons.note_progress, home, "server")
     journal, series = Journal(home / "journal"), SeriesStore(home / "series", getting_on)
     rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)

@@ -6,41 +6,46 @@ home unusable (a newer schema, no permission to write) is a SetupError when it i
 """
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, select
-from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from phalanx.core import wire
-from phalanx.core.errors import Bug, SetupError, StoreUnavailable
+from phalanx.core.errors import Bug, StoreUnavailable
 from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.policy import Policy
 from phalanx.operate.control import migrations, tables
+from phalanx.operate.control.databases import BUSY_MS, Connect, open_database
+from phalanx.operate.control.databases.sqlite import Sqlite
 from phalanx.operate.control.fold import world_of
 from phalanx.operate.control.rows import Commit, event_of, put, written
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, QueueUsage, World
 
-BUSY_MS: Final = 5_000
-"""How long a statement waits for another process's lock (a backup, a reader in a checkpoint) before it fails."""
+FIRST_LEASED: Final = "0004"
+"""The first schema with a lease. One before it has no leader of this version to be asked."""
 
-Connect = Callable[[], sqlite3.Connection]
 
-_WRITES: Final = "phalanx_writes"
-_PRAGMAS: Final = (
-    "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",  # a commit that was answered survives a power cut; WAL alone would not promise it
-    "PRAGMA foreign_keys=ON",
-)
+T = TypeVar("T")
+
+
+class Superseded(Bug):
+    """Another control plane leads this database: this one must end, not try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who leads. expires_ms: when the lease is over on the database's clock; left_ms: from now on, negative once it is."""
+
+    epoch: int
+    holder: str
+    expires_ms: int
+    left_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,64 +59,133 @@ class OutboxRow:
 class Store:
     """Opens, makes or upgrades the database at a path or SQLAlchemy URL. Usable from any thread; one thread should write."""
 
-    def __init__(self, where: str | Path, busy_ms: int = BUSY_MS, connect: Connect | None = None) -> None:
-        """`connect` opens the SQLite database instead, of which one connection then serves every thread: one in memory.
+    def __init__(self, where: str | Path, busy_ms: int = BUSY_MS, connect: Connect | None = None, upgrade: bool = True) -> None:
+        """`connect` opens the SQLite database instead, of which one connection then serves every thread: one in memory. Without
+        `upgrade` the schema is left as it is, and nothing is asked of the database.
 
-        Raises SetupError when the home is of a newer version or cannot be written."""
-        is_url = isinstance(where, str) and "://" in where
-        url = make_url(str(where)) if is_url else URL.create("sqlite", database=str(where))
-        self._home = str(Path(url.database).parent) if url.database else str(url)
-        self._engine = _engine(url, busy_ms, connect)
+        Raises SetupError when the database is of a newer version or cannot be used."""
+        self._database = open_database(where, busy_ms, connect)
+        if upgrade:
+            try:
+                self.upgrade()
+            except BaseException:
+                self.close()
+                raise
+
+    def upgrade(self) -> None:
+        """Brings the schema to this version's, in one transaction. Raises SetupError as above, Bug."""
         try:
-            with self._writing() as connection:
+            with self._database.migrating() as connection:
                 migrations.upgrade(connection)
         except migrations.NewerSchema as error:
-            self.close()
-            newer = f"was written by a newer version of phalanx (schema {error.revision})"
-            fix = f"{newer}; upgrade phalanx, or choose another PHALANX_HOME"
-            raise SetupError("home", self._home, fix) from error
-        except StoreUnavailable as error:
-            self.close()
-            problem = f"its database cannot be opened for writing ({error})"
-            fix = f"{problem}; make the folder writable, or choose another PHALANX_HOME"
-            raise SetupError("home", self._home, fix) from error
+            raise self._database.newer(error.revision) from error
+        except SQLAlchemyError as error:
+            raise self._database.unusable(error) or self._refused(error) from error
+
+    def restored(self, fill: Callable[[Connection], T]) -> T:
+        """What `fill` makes of an empty database, in one transaction in which nobody else migrates. Raises what it raises, Bug, and
+        SetupError for a database that cannot be used."""
+        try:
+            with self._database.migrating() as connection:
+                return fill(connection)
+        except SQLAlchemyError as error:
+            raise self._database.unusable(error) or self._refused(error) from error
+
+    def revision(self) -> str:
+        """Of the schema that the database has, '' for an empty one. Raises SetupError when it is newer or cannot be used."""
+        try:
+            with self._database.reading() as connection:
+                return migrations.revision(connection)
+        except migrations.NewerSchema as error:
+            raise self._database.newer(error.revision) from error
+        except SQLAlchemyError as error:
+            raise self._database.unusable(error) or self._refused(error) from error
+
+    def identity(self) -> int:
+        """The number by which this database is known, wherever it was copied to. Raises StoreUnavailable."""
+        with self._reading() as connection:
+            return _number(connection, "identity")
+
+    @property
+    def shown(self) -> str:
+        """Which database this is, for people; never its password."""
+        return self._database.shown
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of this machine, whose locks are its processes'."""
+        return isinstance(self._database, Sqlite)
 
     def close(self) -> None:
         """Ends every connection."""
-        self._engine.dispose()
+        self._database.close()
 
     # Leadership
 
     def take_lead(self) -> int:
         """The next epoch, committed: from now on every older leader's write is refused."""
         with self._writing() as connection:
-            epoch = _number(connection, "epoch") + 1
-            connection.execute(put(tables.meta, "key", "value"), {"key": "epoch", "value": epoch})
+            epoch = int(_lead(connection).epoch) + 1
+            connection.execute(update(tables.lead).values(epoch=epoch, holder="", expires_ms=0))
         return epoch
+
+    def claim_lead(self, holder: str, lease_ms: int, is_gone: Callable[[str], bool]) -> int | Held:
+        """The next epoch, and a lease for `holder`; or who has one that is not over. `is_gone`: of whom nobody need wait for that.
+        Raises StoreUnavailable."""
+        with self._writing() as connection:
+            held = self._held(connection, _lead(connection))
+            if held.holder and held.left_ms > 0 and not is_gone(held.holder):
+                return held
+            leads = {"epoch": held.epoch + 1, "holder": holder, "expires_ms": held.expires_ms - held.left_ms + lease_ms}
+            connection.execute(update(tables.lead).values(leads))
+        return held.epoch + 1
+
+    def renew_lead(self, holder: str, lease_ms: int) -> None:
+        """The lease counts anew. A crash of the machine may forget that. Raises Superseded, StoreUnavailable."""
+        with self._told_apart(), self._database.writing(durable=False) as connection:
+            held = self._held(connection, _lead(connection))
+            if held.holder != holder:
+                by = f"epoch {held.epoch}, {held.holder or 'which has no lease'}"
+                raise Superseded(f"this control plane was superseded by {by}: another one leads {self.shown}")
+            connection.execute(update(tables.lead).values(expires_ms=held.expires_ms - held.left_ms + lease_ms))
+
+    def release_lead(self, holder: str) -> None:
+        """Nobody has a lease any more, if it was this one's. Raises StoreUnavailable."""
+        with self._writing() as connection:
+            if _lead(connection).holder == holder:
+                connection.execute(update(tables.lead).values(holder="", expires_ms=0))
+
+    def leader(self) -> Held:
+        """Who has the lease. Raises StoreUnavailable."""
+        with self._reading() as connection:
+            return self._held(connection, connection.execute(select(tables.lead)).one())
+
+    def _held(self, connection: Connection, row: Row[Any]) -> Held:
+        now_ms = int(connection.execute(self._database.now_ms).scalar_one())
+        return Held(row.epoch, row.holder, row.expires_ms, row.expires_ms - now_ms)
 
     def raise_epoch(self, epoch: int, to: int) -> int:
         """Makes the leader's number `to`, and answers with it. Raises Bug when `epoch` leads no more, and StoreUnavailable: then it
         may be done all the same, and whether by this leader or by another one that chose the number, nobody can tell."""
         with self._leading(epoch) as connection:
-            connection.execute(put(tables.meta, "key", "value"), {"key": "epoch", "value": max(epoch, to)})
+            connection.execute(update(tables.lead).values(epoch=max(epoch, to)))
         return max(epoch, to)
 
     @contextmanager
     def _leading(self, epoch: int) -> Iterator[Connection]:
         """A write transaction of the leader. Raises Bug when another took over: this process must end, not try again."""
         with self._writing() as connection:
-            self._check_lead(connection, epoch)
+            self._check_lead(_lead(connection).epoch, epoch)
             yield connection
 
     def check_lead(self, epoch: int) -> None:
         """Raises Bug when another took over, StoreUnavailable."""
         with self._reading() as connection:
-            self._check_lead(connection, epoch)
+            self._check_lead(connection.execute(_EPOCH).scalar_one(), epoch)
 
-    def _check_lead(self, connection: Connection, epoch: int) -> None:
-        leader = _number(connection, "epoch")
+    def _check_lead(self, leader: int, epoch: int) -> None:
         if leader != epoch:
-            raise Bug(f"epoch {epoch} was superseded by {leader}: another control plane runs on {self._home}")
+            raise Superseded(f"epoch {epoch} was superseded by {leader}: another control plane leads {self.shown}")
 
     # The log and what is true now
 
@@ -188,10 +262,11 @@ class Store:
     def set_tokens(self, roles: Mapping[str, str], created_ms: int) -> None:
         """Makes `roles` (SHA-256 of a token to its role) the tokens of this home; older ones open nothing any more."""
         with self._writing() as connection:
+            _lead(connection)
             connection.execute(delete(tables.tokens).where(tables.tokens.c.sha256.not_in(list(roles))))
             for sha256, role in roles.items():
                 row = {"sha256": sha256, "role": role, "name": role, "created_ms": created_ms}
-                connection.execute(upsert(tables.tokens).values(row).on_conflict_do_nothing())
+                connection.execute(put(tables.tokens, *row, replaces=False), row)
 
     def tokens(self) -> dict[str, str]:
         """SHA-256 of each token to its role."""
@@ -211,45 +286,26 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with _told_apart(), self._engine.connect() as opened:
-            connection = opened.execution_options(**{_WRITES: True})
-            with connection.begin():
-                yield connection
+        with self._told_apart(), self._database.writing() as connection:
+            yield connection
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _told_apart(), self._engine.connect() as connection, connection.begin():
+        with self._told_apart(), self._database.reading() as connection:
             yield connection
 
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """The database's trouble from ours."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if self._database.is_away(error):
+                raise StoreUnavailable(self._database.words(error)) from error
+            raise self._refused(error) from error
 
-@contextmanager
-def _told_apart() -> Iterator[None]:
-    """The database's trouble from ours. A DatabaseError that is no kind of one is a file that is damaged or no database."""
-    try:
-        yield
-    except SQLAlchemyError as error:
-        said = str(getattr(error, "orig", None) or error)
-        if isinstance(error, OperationalError | InterfaceError | PoolTimeout) or type(error) is DatabaseError:
-            raise StoreUnavailable(said) from error
-        raise Bug(f"the database refused a statement of ours: {said}") from error
-
-
-def _engine(url: URL, busy_ms: int, connect: Connect | None) -> Engine:
-    """SQLite with explicit transactions: the driver's own would begin them late, and its reads would not be snapshots."""
-    engine = create_engine(url) if connect is None else create_engine(url, creator=connect, poolclass=StaticPool)
-
-    @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _record: object) -> None:
-        connection.isolation_level = None
-        for pragma in (f"PRAGMA busy_timeout={busy_ms}", *_PRAGMAS):
-            connection.execute(pragma).close()
-
-    @event.listens_for(engine, "begin")
-    def _begun(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    return engine
+    def _refused(self, error: SQLAlchemyError) -> Bug:
+        return Bug(f"the database refused a statement of ours: {self._database.words(error)}")
 
 
 _LOADS: Final = (
@@ -263,7 +319,14 @@ _LOADS: Final = (
 
 
 _VALUE: Final = select(tables.meta.c.value).where(tables.meta.c.key == bindparam("name"))
-"""Made once: it is asked in every tick and in every transaction."""
+_EPOCH: Final = select(tables.lead.c.epoch)
+_LEAD: Final = select(tables.lead).with_for_update()
+"""Made once: they are asked in every tick and in every transaction."""
+
+
+def _lead(connection: Connection) -> Row[Any]:
+    """The lease row, locked: whoever writes waits here for the one before, and sees what that one did."""
+    return connection.execute(_LEAD).one()
 
 
 def _number(connection: Connection, key: str) -> int:

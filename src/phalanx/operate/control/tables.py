@@ -157,4 +157,14 @@ node_credentials = Table(
 """What a node that joined may connect with, as itself alone."""
 
 meta = Table("meta", metadata, Column("key", String(32), primary_key=True), Column("value", BIG, nullable=False))
-"""`epoch`: the leader's number. `sequence`: number of the last job."""
+"""`sequence`: number of the last job. `identity`: which database this is, also after it was copied elsewhere."""
+
+lead = Table(
+    "lead",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("epoch", BIG, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("expires_ms", BIG, nullable=False),
+)
+"""Who leads; one row, `leader`, that is always there. expires_ms: on this database's clock, 0 without a lease."""

@@ -63,6 +63,25 @@ def up(machine: Machine, home: Path, port: int | None = None, cpu_slots: int | N
         return fresh_server or fresh_agent
 
 
+def up_standby(machine: Machine, home: Path, port: int | None = None, store: str = "") -> bool:
+    """Starts a standby of the home's database, in this home or another; True when it was started. Returns once it waits, or leads
+    already since nobody else does. Raises SetupError as `up` does, also for what it lacks to lead."""
+    home = home.expanduser().resolve()
+    open_home(home)
+    with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
+        if daemons.alive(home, "standby") is not None:
+            return False
+        options = ["--standby", "--port", str(port or 0), *(["--store", store] if store else [])]
+        child = _start(machine, "server", home, options)
+        _until(machine, home, "server", child, lambda: _waits_or_leads(home, child.pid))
+        return True
+
+
+def _waits_or_leads(home: Path, pid: int) -> bool:
+    records = (daemons.read(home, daemon) for daemon in ("standby", "server") if daemons.alive(home, daemon) is not None)
+    return any(record is not None and record.pid == pid for record in records)
+
+
 def _ensure_server(machine: Machine, home: Path, port: int | None, store: str) -> bool:
     if _answers(home) and daemons.alive(home, "server"):
         _refuse_other_port(home, port)
@@ -200,18 +219,21 @@ def down(machine: Machine, home: Path, force: bool = False) -> DownView:
     if not (home / "run").is_dir():
         return DownView(home=str(home), stopped=False)
     with daemons.only_one(home, "up", "another `phalanx up` or `down` is at work on it; wait for it to end"):
+        standby = daemons.alive(home, "standby")
         server, agent = daemons.alive(home, "server"), daemons.alive(home, "agent")
         held = _held(home) or leftovers.attempts(home)
         if held and not force:
             fix = "hold devices; wait for them, cancel them, or use --force: it stops their ranks, and the next `up` restarts them"
             raise Conflict("jobs", ", ".join(held), fix)
+        if standby is not None:  # else it would lead as soon as the server has ended
+            _end(machine, standby)
         left = _halted(machine, home, server) if force else ()
         for process in (server, agent):  # an agent may take longer to end than the server starts nothing on joined nodes
             if process is not None:
                 _end(machine, process)
         leftovers.end_children(home)
         swept = leftovers.sweep(home, machine.clock, machine.sleep)
-        stopped = server is not None or agent is not None or swept
+        stopped = any(process is not None for process in (standby, server, agent)) or swept
         return DownView(home=str(home), stopped=stopped, left=left if stopped else ())
 
 

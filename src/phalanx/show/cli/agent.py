@@ -64,7 +64,13 @@ def token(
 
 def join(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The control plane: https, or http on this machine's loopback.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="The control plane: https, or http on this machine's loopback; its standby's too, with a comma between.",
+        ),
+    ],
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="Holds a token of `phalanx agent token`; needed the first time only."),
@@ -84,7 +90,7 @@ def join(
     from phalanx.client.address import checked_url
     from phalanx.show.cli.text import note
 
-    folder, address = home_folder(home), checked_url("URL", url)
+    folder, address = home_folder(home), ",".join(checked_url("URL", one) for one in url.split(","))
     tools = tools_of(context)
     node = tools.join(folder, address, token_file, name)
     note(f"This is node {node} of {address}. Ctrl-C stops the agent and leaves its ranks alone; the same command goes on.")

@@ -14,6 +14,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
+    backup,
     chaos,
     checkpoint,
     completion,
@@ -76,7 +77,23 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, curves, ledger, gc, experts, pipeline, profile, completion):
+    for module in (
+        platform,
+        jobs,
+        plan,
+        moves,
+        chaos,
+        events,
+        logs,
+        curves,
+        ledger,
+        gc,
+        backup,
+        experts,
+        pipeline,
+        profile,
+        completion,
+    ):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

@@ -89,6 +89,8 @@ def _several_lines(value: object) -> Text:
 def _summary(view: StatusView) -> Iterator[tuple[str, object]]:
     yield "Phalanx", f"{view.version} at {view.url}"
     yield "Home", view.home
+    if view.database:
+        yield "Database", view.database
     yield "Devices", f"{view.devices_held} of {view.devices_total} held; {view.devices_are}"
     yield "Jobs", ", ".join(f"{count} {state}" for state, count in view.jobs.items() if count) or "none"
     yield "Epoch", view.epoch

@@ -33,6 +33,18 @@ def up(
             show_default=False,
         ),
     ] = "",
+    database: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Keep decisions in this PostgreSQL database: postgresql://user@host/name; its password comes from "
+            "$PHALANX_DATABASE or ~/.pgpass.  [default: last time's, else $PHALANX_DATABASE, else SQLite in the home]",
+            show_default=False,
+        ),
+    ] = "",
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Start a server that waits, and leads once the one that does is gone or hangs.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start the platform on this machine.
@@ -43,7 +55,10 @@ def up(
     from phalanx.show.cli.text import note
 
     folder = home_folder(home)
-    fresh = tools_of(context).up(folder, port, cpu_slots, store)
+    fresh = tools_of(context).up(folder, port, cpu_slots, store, database, standby)
+    if standby:
+        note(f"A standby {'waits' if fresh else 'waited already'} in {folder}; what it says is in its run/server.log.")
+        return
     note("Phalanx is up." if fresh else "Phalanx was up already.")
     with connect(folder) as client:
         _show_status(client.status(), output)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.core.pipeline import PipelineAsked, PipelineView
     from phalanx.core.sim_report import SimAsked, SimReport, WhatIfView
     from phalanx.core.spec import JobSpec
-    from phalanx.core.views import DownView
+    from phalanx.core.views import BackupView, DownView, RestoreView
 
 ProgressSink = Callable[[str, int, int], None]
 """Called as (stage, done, total), in bytes of text, while data is prepared; `total` 0 means unknown."""
@@ -26,11 +26,14 @@ ProgressSink = Callable[[str, int, int], None]
 class Tools:
     """Every callable raises core.errors. The command line prints; only `sample_model` writes to stdout itself.
 
-    up(home, port, cpu_slots, store): starts what is not running yet and returns once the API answers; True when something was
-        started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose; store ''
-        leaves the blobs where they are.
+    up(home, port, cpu_slots, store, database, standby): starts what is not running yet and returns once the API answers; True when
+        anything was started. port 0 picks a free one, the one of last time when it is free; cpu_slots None lets the agent choose;
+        store '' leaves the blobs where they are, and database '' the database. `standby`: starts one instead, and returns once it
+        waits or leads.
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
+    backup(home, path): writes the home's database into a new file, also while its server runs.
+    restore(home, path, database): makes such a file the home's database, '' in its own SQLite or where it was.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows, and of what was not
         taken `left_out`, and of an interrupted run that it went on from `resumed`.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
@@ -66,8 +69,10 @@ class Tools:
     plan_pipeline(asked): what the schedules of a pipeline leave idle.
     """
 
-    up: Callable[[Path, int, int | None, str], bool]
+    up: Callable[[Path, int, int | None, str, str, bool], bool]
     down: "Callable[[Path, bool], DownView]"
+    backup: "Callable[[Path, Path], BackupView]"
+    restore: "Callable[[Path, Path, str], RestoreView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]

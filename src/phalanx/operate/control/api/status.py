@@ -32,4 +32,5 @@ async def status(services: ServicesHere) -> StatusView:
         processes=await asyncio.to_thread(services.processes),
         tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,
         tick_ms_max=round(max(tick_ms, default=0.0), 3),
+        database=services.store.shown,
     )

@@ -20,17 +20,35 @@ class NewerSchema(Exception):
         super().__init__(revision)
 
 
-def upgrade(connection: Connection) -> None:
-    """Brings the schema to this version's, inside the transaction of `connection`. Raises NewerSchema."""
+def upgrade(connection: Connection, to: str = "") -> None:
+    """Brings the schema to this version's, or up to an older one, inside the transaction of `connection`. Raises NewerSchema."""
+    config = _config()
+    config.attributes["connection"] = connection
+    _check_known(to)
+    if revision(connection) != (to or newest()):
+        command.upgrade(config, to or "head")
+
+
+def revision(connection: Connection) -> str:
+    """The schema's, '' where there is none. Raises NewerSchema."""
+    current = "".join(MigrationContext.configure(connection).get_current_heads())
+    _check_known(current)
+    return current
+
+
+def newest() -> str:
+    """The revision of this version's schema."""
+    return "".join(ScriptDirectory.from_config(_config()).get_heads())
+
+
+def _check_known(revision: str) -> None:
+    try:
+        ScriptDirectory.from_config(_config()).get_revision(revision or "base")
+    except CommandError as error:
+        raise NewerSchema(revision) from error
+
+
+def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", _SCRIPTS)
-    config.attributes["connection"] = connection
-    scripts = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_heads()
-    for revision in current:
-        try:
-            scripts.get_revision(revision)
-        except CommandError as error:
-            raise NewerSchema(revision) from error
-    if set(current) != set(scripts.get_heads()):
-        command.upgrade(config, "head")
+    return config

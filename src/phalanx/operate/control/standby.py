@@ -1,0 +1,45 @@
+"""What a standby needs beside the database, looked for when it starts: at a takeover it would be too late to say so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from phalanx.core.errors import SetupError
+from phalanx.operate.control import auth, blob_home, gang_keys, secrets, tables
+from phalanx.operate.control.leadership import Holder
+from phalanx.operate.control.store import Store
+
+
+def check(home: Path, store: Store, leader: Holder | None) -> tuple[str, ...]:
+    """What is not there after a takeover and that one can live without, in words; nothing for a standby in the leader's own home.
+    Raises SetupError that names every file without which this home cannot lead, StoreUnavailable."""
+    if leader is None or leader.home == str(home):
+        return ()
+    lacks = [*_files_lacking(home, store)]
+    if lacks:
+        fix = f"lacks what a standby needs beside the database: {', '.join(lacks)}; copy it from {leader.home} on {leader.host}"
+        raise SetupError("home", str(home), fix)
+    return tuple(_living_without(home))
+
+
+def _files_lacking(home: Path, store: Store) -> Iterator[str]:
+    known = store.tokens()
+    for role, name in auth.FILES.items():
+        file = home / name
+        token = file.read_text(encoding="ascii", errors="replace").strip() if file.exists() else ""
+        if known and known.get(auth.digest(token)) != role:
+            yield name if not token else f"{name} (another one is there)"
+    if not (home / gang_keys.KEY_FILE).exists():
+        yield gang_keys.KEY_FILE
+    with store.reading() as connection:
+        sealed = connection.execute(select(func.count()).select_from(tables.secrets)).scalar_one()
+    if sealed and not (home / secrets.KEY_FILE).exists():
+        yield secrets.KEY_FILE
+
+
+def _living_without(home: Path) -> Iterator[str]:
+    if not blob_home.remembered(home).url:
+        yield "blobs lie in this home alone: packed workdirs of jobs that start anew are missing; use one --store for both"
+    yield "the journal is not shared: logs and curves from before a takeover are read in the other home"
+    yield "the tracker's runs are not shared, unless MLFLOW_TRACKING_URI names one for both"

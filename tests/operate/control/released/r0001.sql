@@ -1,0 +1,125 @@
+BEGIN TRANSACTION;
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO "alembic_version" VALUES('0001');
+CREATE TABLE attempts (
+	id VARCHAR(96) NOT NULL, 
+	job VARCHAR(80) NOT NULL, 
+	record TEXT NOT NULL, 
+	CONSTRAINT pk_attempts PRIMARY KEY (id), 
+	CONSTRAINT fk_attempts_job FOREIGN KEY(job) REFERENCES jobs (id)
+);
+INSERT INTO "attempts" VALUES('tiny-1.1','tiny-1','{"id":"tiny-1.1","job":"tiny-1","number":1,"placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29503,"epoch":1,"placed_ms":1700000000000,"running_ms":1700000000000,"ended_ms":1700000020000,"ok":true,"detail":"every rank exited with code 0","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"exits":[{"rank":0,"code":0,"at_ms":1700000020000,"first":true},{"rank":1,"code":0,"at_ms":1700000020000,"first":true}],"resumed":null,"checkpoints":[{"rank":0,"step":3,"path":"/c","digest":"dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd","size_bytes":7,"at_ms":1700000000000,"kind":"checkpoint"}],"facts":2}');
+INSERT INTO "attempts" VALUES('fails-2.1','fails-2','{"id":"fails-2.1","job":"fails-2","number":1,"placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29510,"epoch":1,"placed_ms":1700000020000,"running_ms":1700000020000,"ended_ms":1700000020000,"ok":false,"detail":"rank 0 exited with code 1","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"exits":[{"rank":0,"code":1,"at_ms":1700000020000,"first":true},{"rank":1,"code":1,"at_ms":1700000020000,"first":true}],"resumed":null,"checkpoints":[],"facts":0}');
+INSERT INTO "attempts" VALUES('runs-3.1','runs-3','{"id":"runs-3.1","job":"runs-3","number":1,"placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29514,"epoch":1,"placed_ms":1700000020000,"running_ms":1700000020000,"ended_ms":null,"ok":null,"detail":"","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"exits":[],"resumed":null,"checkpoints":[],"facts":0}');
+INSERT INTO "attempts" VALUES('waits-5.1','waits-5','{"id":"waits-5.1","job":"waits-5","number":1,"placement":{"slices":[{"node":"b","devices":[0,1]}]},"master_port":29520,"epoch":1,"placed_ms":1700000020000,"running_ms":null,"ended_ms":null,"ok":null,"detail":"","ranks":[],"exits":[],"resumed":null,"checkpoints":[],"facts":0}');
+CREATE TABLE events (
+	seq INTEGER NOT NULL, 
+	at_ms INTEGER NOT NULL, 
+	kind VARCHAR(32) NOT NULL, 
+	job VARCHAR(80), 
+	body TEXT NOT NULL, 
+	CONSTRAINT pk_events PRIMARY KEY (seq)
+);
+INSERT INTO "events" VALUES(1,1700000000000,'job_submitted','tiny-1','{"job":"tiny-1","spec":{"name":"tiny","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(2,1700000000000,'node_up',NULL,'{"shape":{"node":"a","address":"a.test","devices":[{"index":0,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""},{"index":1,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""}],"cpus":8.0,"memory_bytes":17179869184,"ports":[29500,29600]},"boot":"boot-1","kind":"node_up"}');
+INSERT INTO "events" VALUES(3,1700000000000,'node_up',NULL,'{"shape":{"node":"b","address":"b.test","devices":[{"index":0,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""},{"index":1,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""}],"cpus":8.0,"memory_bytes":17179869184,"ports":[29500,29600]},"boot":"boot-1","kind":"node_up"}');
+INSERT INTO "events" VALUES(4,1700000000000,'attempt_placed','tiny-1','{"job":"tiny-1","attempt":"tiny-1.1","placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29503,"epoch":1,"kind":"attempt_placed"}');
+INSERT INTO "events" VALUES(5,1700000000000,'attempt_running','tiny-1','{"job":"tiny-1","attempt":"tiny-1.1","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"kind":"attempt_running"}');
+INSERT INTO "events" VALUES(6,1700000000000,'rank_said','tiny-1','{"job":"tiny-1","attempt":"tiny-1.1","fact":{"rank":0,"step":3,"path":"/c","digest":"dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd","size_bytes":7,"at_ms":1700000000000,"kind":"checkpoint"},"kind":"rank_said"}');
+INSERT INTO "events" VALUES(7,1700000000000,'rank_said','tiny-1','{"job":"tiny-1","attempt":"tiny-1.1","fact":{"rank":0,"step":3,"path":"/m","weights_digest":"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee","metrics":{"loss":1.5},"lineage":{"recipe":"é"},"at_ms":1700000000000,"kind":"model"},"kind":"rank_said"}');
+INSERT INTO "events" VALUES(8,1700000000000,'model_registered','tiny-1','{"name":"tiny","version":1,"job":"tiny-1","attempt":"tiny-1.1","saved":{"rank":0,"step":3,"path":"/m","weights_digest":"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee","metrics":{"loss":1.5},"lineage":{"recipe":"é"},"at_ms":1700000000000,"kind":"model"},"lineage":{"recipe":"é","job":"tiny-1","attempt":"tiny-1.1","attempts":"1","code":"","config":"46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7"},"kind":"model_registered"}');
+INSERT INTO "events" VALUES(9,1700000020000,'attempt_ended','tiny-1','{"job":"tiny-1","attempt":"tiny-1.1","ok":true,"again":false,"detail":"every rank exited with code 0","exits":[{"rank":0,"code":0,"at_ms":1700000020000,"first":true},{"rank":1,"code":0,"at_ms":1700000020000,"first":true}],"not_before_ms":0,"interrupted":false,"ended_ms":0,"kind":"attempt_ended"}');
+INSERT INTO "events" VALUES(10,1700000020000,'job_submitted','fails-2','{"job":"fails-2","spec":{"name":"fails","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":0,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"47c7d6c50fb95b77ad890fe8626fb14fddf367569a32abf77ced1a52d460dbec","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(11,1700000020000,'attempt_placed','fails-2','{"job":"fails-2","attempt":"fails-2.1","placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29510,"epoch":1,"kind":"attempt_placed"}');
+INSERT INTO "events" VALUES(12,1700000020000,'attempt_running','fails-2','{"job":"fails-2","attempt":"fails-2.1","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"kind":"attempt_running"}');
+INSERT INTO "events" VALUES(13,1700000020000,'attempt_ended','fails-2','{"job":"fails-2","attempt":"fails-2.1","ok":false,"again":false,"detail":"rank 0 exited with code 1","exits":[{"rank":0,"code":1,"at_ms":1700000020000,"first":true},{"rank":1,"code":1,"at_ms":1700000020000,"first":true}],"not_before_ms":0,"interrupted":false,"ended_ms":0,"kind":"attempt_ended"}');
+INSERT INTO "events" VALUES(14,1700000020000,'job_submitted','runs-3','{"job":"runs-3","spec":{"name":"runs","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"c93ee5950ce5e2117d53105ae78e91cb88105890e0f188ea7e18bcc232301c56","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(15,1700000020000,'attempt_placed','runs-3','{"job":"runs-3","attempt":"runs-3.1","placement":{"slices":[{"node":"a","devices":[0,1]}]},"master_port":29514,"epoch":1,"kind":"attempt_placed"}');
+INSERT INTO "events" VALUES(16,1700000020000,'attempt_running','runs-3','{"job":"runs-3","attempt":"runs-3.1","ranks":[{"rank":0,"pid":1000},{"rank":1,"pid":1001}],"kind":"attempt_running"}');
+INSERT INTO "events" VALUES(17,1700000020000,'job_submitted','cancelled-4','{"job":"cancelled-4","spec":{"name":"cancelled","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"fd4f949168f6dc1e0ede92c28a20913638b3b6994fd28a0ff32d0f38678c3276","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(18,1700000020000,'stop_requested','cancelled-4','{"job":"cancelled-4","cause":"cancel","by":"ada","kind":"stop_requested"}');
+INSERT INTO "events" VALUES(19,1700000020000,'job_submitted','waits-5','{"job":"waits-5","spec":{"name":"waits","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"572b69722dbd5f04b2f1f8c8d7238a827d49bfcce9e143efdf38efa440f0eba7","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(20,1700000020000,'job_submitted','waits-too-6','{"job":"waits-too-6","spec":{"name":"waits-too","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":2,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"62f30a44add1ab02b2038e05a97aada4c6ad7928b12ba055a3c19c89807093a5","by":"ada","kind":"job_submitted"}');
+INSERT INTO "events" VALUES(21,1700000020000,'attempt_placed','waits-5','{"job":"waits-5","attempt":"waits-5.1","placement":{"slices":[{"node":"b","devices":[0,1]}]},"master_port":29520,"epoch":1,"kind":"attempt_placed"}');
+INSERT INTO "events" VALUES(22,1700000020000,'job_waits','waits-too-6','{"job":"waits-too-6","reason":{"asked":4,"free":0,"held":4,"kind":"no_room"},"kind":"job_waits"}');
+CREATE TABLE jobs (
+	id VARCHAR(80) NOT NULL, 
+	sequence INTEGER NOT NULL, 
+	state VARCHAR(16) NOT NULL, 
+	record TEXT NOT NULL, 
+	CONSTRAINT pk_jobs PRIMARY KEY (id), 
+	CONSTRAINT uq_jobs_sequence UNIQUE (sequence)
+);
+INSERT INTO "jobs" VALUES('tiny-1',1,'finished','{"id":"tiny-1","sequence":1,"spec":{"name":"tiny","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7","by":"ada","submitted_ms":1700000000000,"state":{"attempt":1,"outcome":"succeeded","detail":"every rank exited with code 0","name":"finished"},"reason":null,"stop":null,"attempts":["tiny-1.1"],"quick_ends":0,"interruptions":0,"started_ms":1700000000000,"finished_ms":1700000020000,"model":"tiny:1"}');
+INSERT INTO "jobs" VALUES('fails-2',2,'finished','{"id":"fails-2","sequence":2,"spec":{"name":"fails","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":0,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"47c7d6c50fb95b77ad890fe8626fb14fddf367569a32abf77ced1a52d460dbec","by":"ada","submitted_ms":1700000020000,"state":{"attempt":1,"outcome":"failed","detail":"rank 0 exited with code 1","name":"finished"},"reason":null,"stop":null,"attempts":["fails-2.1"],"quick_ends":0,"interruptions":0,"started_ms":1700000020000,"finished_ms":1700000020000,"model":null}');
+INSERT INTO "jobs" VALUES('runs-3',3,'running','{"id":"runs-3","sequence":3,"spec":{"name":"runs","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"c93ee5950ce5e2117d53105ae78e91cb88105890e0f188ea7e18bcc232301c56","by":"ada","submitted_ms":1700000020000,"state":{"attempt":1,"placement":{"slices":[{"node":"a","devices":[0,1]}]},"name":"running"},"reason":null,"stop":null,"attempts":["runs-3.1"],"quick_ends":0,"interruptions":0,"started_ms":1700000020000,"finished_ms":null,"model":null}');
+INSERT INTO "jobs" VALUES('cancelled-4',4,'finished','{"id":"cancelled-4","sequence":4,"spec":{"name":"cancelled","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"fd4f949168f6dc1e0ede92c28a20913638b3b6994fd28a0ff32d0f38678c3276","by":"ada","submitted_ms":1700000020000,"state":{"attempt":0,"outcome":"cancelled","detail":"cancelled while waiting","name":"finished"},"reason":null,"stop":"cancel","attempts":[],"quick_ends":0,"interruptions":0,"started_ms":null,"finished_ms":1700000020000,"model":null}');
+INSERT INTO "jobs" VALUES('waits-5',5,'starting','{"id":"waits-5","sequence":5,"spec":{"name":"waits","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":1,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"572b69722dbd5f04b2f1f8c8d7238a827d49bfcce9e143efdf38efa440f0eba7","by":"ada","submitted_ms":1700000020000,"state":{"attempt":1,"placement":{"slices":[{"node":"b","devices":[0,1]}]},"name":"starting"},"reason":null,"stop":null,"attempts":["waits-5.1"],"quick_ends":0,"interruptions":0,"started_ms":1700000020000,"finished_ms":null,"model":null}');
+INSERT INTO "jobs" VALUES('waits-too-6',6,'pending','{"id":"waits-too-6","sequence":6,"spec":{"name":"waits-too","project":"default","kind":"batch","entrypoint":"python train.py --fast","recipe":"","workdir":"","environment":{"python":""},"env":{"SEED":"1"},"num_nodes":2,"resources":{"gpus":"2","cpus":0.0,"memory":"0"},"queue":"default","priority":50,"max_restarts":1,"max_duration":"","checkpoint":{"every":100,"keep_last":2},"hyperparameters":{"lr":0.5,"steps":3,"name":"x","flag":true},"data":null},"code":"","config":"62f30a44add1ab02b2038e05a97aada4c6ad7928b12ba055a3c19c89807093a5","by":"ada","submitted_ms":1700000020000,"state":{"attempt":0,"not_before_ms":0,"name":"pending"},"reason":{"asked":4,"free":0,"held":4,"kind":"no_room"},"stop":null,"attempts":[],"quick_ends":0,"interruptions":0,"started_ms":null,"finished_ms":null,"model":null}');
+CREATE TABLE meta (
+	"key" VARCHAR(32) NOT NULL, 
+	value INTEGER NOT NULL, 
+	CONSTRAINT pk_meta PRIMARY KEY ("key")
+);
+INSERT INTO "meta" VALUES('epoch',3);
+INSERT INTO "meta" VALUES('sequence',6);
+CREATE TABLE models (
+	name VARCHAR(64) NOT NULL, 
+	version INTEGER NOT NULL, 
+	attempt VARCHAR(96) NOT NULL, 
+	record TEXT NOT NULL, 
+	CONSTRAINT pk_models PRIMARY KEY (name, version), 
+	CONSTRAINT fk_models_attempt FOREIGN KEY(attempt) REFERENCES attempts (id), 
+	CONSTRAINT uq_models_attempt UNIQUE (attempt)
+);
+INSERT INTO "models" VALUES('tiny',1,'tiny-1.1','{"name":"tiny","version":1,"job":"tiny-1","attempt":"tiny-1.1","saved":{"rank":0,"step":3,"path":"/m","weights_digest":"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee","metrics":{"loss":1.5},"lineage":{"recipe":"é"},"at_ms":1700000000000,"kind":"model"},"lineage":{"recipe":"é","job":"tiny-1","attempt":"tiny-1.1","attempts":"1","code":"","config":"46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7"},"created_ms":1700000000000}');
+CREATE TABLE nodes (
+	id VARCHAR(255) NOT NULL, 
+	up BOOLEAN NOT NULL, 
+	record TEXT NOT NULL, 
+	CONSTRAINT pk_nodes PRIMARY KEY (id)
+);
+INSERT INTO "nodes" VALUES('a',1,'{"shape":{"node":"a","address":"a.test","devices":[{"index":0,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""},{"index":1,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""}],"cpus":8.0,"memory_bytes":17179869184,"ports":[29500,29600]},"boot":"boot-1","up":true,"since_ms":1700000000000}');
+INSERT INTO "nodes" VALUES('b',1,'{"shape":{"node":"b","address":"b.test","devices":[{"index":0,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""},{"index":1,"type":"cpu","name":"cpu","memory_bytes":0,"uuid":""}],"cpus":8.0,"memory_bytes":17179869184,"ports":[29500,29600]},"boot":"boot-1","up":true,"since_ms":1700000000000}');
+CREATE TABLE outbox (
+	seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	entry TEXT NOT NULL
+);
+INSERT INTO "outbox" VALUES(1,'{"job": "tiny-1", "attempt": "tiny-1.1", "project": "default", "name": "tiny", "params": {"num_nodes": "1", "gpus": "2", "lr": "0.5", "steps": "3", "name": "x", "flag": "True"}, "tags": {"phalanx.job": "tiny-1", "phalanx.attempt": "tiny-1.1", "phalanx.kind": "batch", "phalanx.queue": "default", "phalanx.code": "", "phalanx.config": "46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7", "phalanx.by": "ada"}, "at_ms": 1700000000000, "kind": "run_started"}');
+INSERT INTO "outbox" VALUES(2,'{"name": "tiny", "version": 1, "job": "tiny-1", "attempt": "tiny-1.1", "path": "/m", "weights_digest": "eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee", "lineage": {"recipe": "\u00e9", "job": "tiny-1", "attempt": "tiny-1.1", "attempts": "1", "code": "", "config": "46a0cd1127b7a1a9a1d5b73df4d6c3f82e288b3d4caacf2bef3f2a07edce37a7"}, "metrics": {"loss": 1.5}, "at_ms": 1700000000000, "kind": "model_version"}');
+INSERT INTO "outbox" VALUES(3,'{"job": "tiny-1", "status": "FINISHED", "attempts": ["tiny-1.1"], "detail": "every rank exited with code 0", "at_ms": 1700000020000, "kind": "run_finished"}');
+INSERT INTO "outbox" VALUES(4,'{"job": "fails-2", "attempt": "fails-2.1", "project": "default", "name": "fails", "params": {"num_nodes": "1", "gpus": "2", "lr": "0.5", "steps": "3", "name": "x", "flag": "True"}, "tags": {"phalanx.job": "fails-2", "phalanx.attempt": "fails-2.1", "phalanx.kind": "batch", "phalanx.queue": "default", "phalanx.code": "", "phalanx.config": "47c7d6c50fb95b77ad890fe8626fb14fddf367569a32abf77ced1a52d460dbec", "phalanx.by": "ada"}, "at_ms": 1700000020000, "kind": "run_started"}');
+INSERT INTO "outbox" VALUES(5,'{"job": "fails-2", "status": "FAILED", "attempts": ["fails-2.1"], "detail": "rank 0 exited with code 1", "at_ms": 1700000020000, "kind": "run_finished"}');
+INSERT INTO "outbox" VALUES(6,'{"job": "runs-3", "attempt": "runs-3.1", "project": "default", "name": "runs", "params": {"num_nodes": "1", "gpus": "2", "lr": "0.5", "steps": "3", "name": "x", "flag": "True"}, "tags": {"phalanx.job": "runs-3", "phalanx.attempt": "runs-3.1", "phalanx.kind": "batch", "phalanx.queue": "default", "phalanx.code": "", "phalanx.config": "c93ee5950ce5e2117d53105ae78e91cb88105890e0f188ea7e18bcc232301c56", "phalanx.by": "ada"}, "at_ms": 1700000020000, "kind": "run_started"}');
+CREATE TABLE streams (
+	attempt VARCHAR(96) NOT NULL, 
+	rank INTEGER NOT NULL, 
+	records_offset INTEGER NOT NULL, 
+	CONSTRAINT pk_streams PRIMARY KEY (attempt, rank), 
+	CONSTRAINT fk_streams_attempt FOREIGN KEY(attempt) REFERENCES attempts (id)
+);
+INSERT INTO "streams" VALUES('tiny-1.1',0,100);
+CREATE TABLE submits (
+	"key" VARCHAR(255) NOT NULL, 
+	job VARCHAR(80) NOT NULL, 
+	CONSTRAINT pk_submits PRIMARY KEY ("key"), 
+	CONSTRAINT fk_submits_job FOREIGN KEY(job) REFERENCES jobs (id)
+);
+INSERT INTO "submits" VALUES('k-tiny','tiny-1');
+CREATE TABLE tokens (
+	sha256 VARCHAR(64) NOT NULL, 
+	role VARCHAR(16) NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
+	created_ms INTEGER NOT NULL, 
+	CONSTRAINT pk_tokens PRIMARY KEY (sha256)
+);
+INSERT INTO "tokens" VALUES('344766650c5e94733653de98324d786eff1419cf86f8ade5aa6efb5449a19a48','admin','admin',1700000020000);
+INSERT INTO "tokens" VALUES('474601b4923b7f42726d53acfeb9023c59871d68ad55a2e116f31dc65ee68c66','node','node',1700000020000);
+CREATE INDEX ix_events_job ON events (job, seq);
+CREATE INDEX ix_attempts_job ON attempts (job);
+DELETE FROM "sqlite_sequence";
+INSERT INTO "sqlite_sequence" VALUES('outbox',6);
+COMMIT;
