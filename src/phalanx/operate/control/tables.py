@@ -158,3 +158,69 @@ node_credentials = Table(
 
 meta = Table("meta", metadata, Column("key", String(32), primary_key=True), Column("value", BIG, nullable=False))
 """`epoch`: the leader's number. `sequence`: number of the last job."""
+
+organisations = Table(
+    "organisations",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(100), nullable=False),
+)
+"""One row once it has a name: a home is one organisation's."""
+
+users = Table(
+    "users",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("platform", Boolean, nullable=False),
+    Column("created_ms", BIG, nullable=False),
+    Column("removed_ms", BIG),
+)
+"""A name is never given twice: jobs and the audit log go on naming who left."""
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("created_ms", BIG, nullable=False),
+    Column("removed_ms", BIG),
+)
+"""Likewise: whoever made a team of an old name would get the old one's jobs."""
+
+members = Table(
+    "members",
+    metadata,
+    Column("team", ForeignKey("teams.name"), primary_key=True),
+    Column("person", ForeignKey("users.name"), primary_key=True),
+    Column("role", String(16), nullable=False),
+)
+
+access_tokens = Table(
+    "access_tokens",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("id", String(16), nullable=False, unique=True),
+    Column("name", String(64), nullable=False),
+    Column("owner", ForeignKey("users.name"), nullable=False, index=True),
+    Column("scope", String(16), nullable=False),
+    Column("team", String(64), nullable=False),
+    Column("created_ms", BIG, nullable=False),
+    Column("expires_ms", BIG, nullable=False),
+    Column("used_ms", BIG),
+)
+"""What people and their programs show. `tokens` are the home's own two."""
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=True),
+    Column("at_ms", BIG, nullable=False, index=True),
+    Column("who", String(64), nullable=False),
+    Column("token", String(16), nullable=False),
+    Column("what", String(32), nullable=False),
+    Column("target", String(255), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", String(500), nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Who changed what; only ever appended to."""
