@@ -60,4 +60,5 @@ def _entry(event: Event, job: JobRecord, occasion: Occasion) -> Mapping[str, Any
         "at_ms": event.at_ms,
         "webhook": job.spec.notify.webhook,
         "secret": job.spec.notify.secret,
+        "team": job.spec.team,
     }

@@ -20,6 +20,7 @@ from phalanx.operate import daemons
 from phalanx.operate.control import auth, blob_home, joining, server_log
 from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
+from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.guards import LOOPBACK
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.artifacts import Artifacts
@@ -33,6 +34,7 @@ from phalanx.operate.control.last_words import LastWords
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.notice_pump import NoticePump
 from phalanx.operate.control.outbox_pump import OutboxPump
+from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
 from phalanx.operate.control.secrets import Secrets
@@ -171,7 +173,7 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
     rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)
     ingest = Ingest(control, journal, series)
     secrets = Secrets(home, store, clock.now_ms)
-    words = LastWords(lambda: control.world, journal, lambda names: secrets.values(names).values())
+    words = LastWords(lambda: control.world, journal, lambda spec: secrets.values(spec.secrets, spec.team).values())
     scheduler = LineProcess("scheduler", command("scheduler"), ANSWER_S_MAX)
     tracker = LineProcess("tracking", command("tracking"), TRACK_S_MAX)
     services = Services(
@@ -181,6 +183,8 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
         store=store,
         clock=clock,
         tokens=tokens,
+        accounts=Accounts(store, clock.now_ms),
+        doors=Doors(),
         secrets=secrets,
         blobs=blobs,
         collector=Collector(home, control, store, series, blobs, clock),

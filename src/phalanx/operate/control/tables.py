@@ -35,6 +35,7 @@ jobs = Table(
     Column("sequence", BIG, nullable=False, unique=True),
     Column("state", String(16), nullable=False),
     Column("record", Text, nullable=False),
+    Column("team", String(64), nullable=False, server_default="", index=True),
 )
 
 attempts = Table(
@@ -105,8 +106,9 @@ submits = Table(
 """Keys that make a repeated submit find its first job."""
 
 secrets = Table(
-    "secrets",
+    "team_secrets",
     metadata,
+    Column("team", String(64), primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("sealed", Text, nullable=False),
     Column("created_ms", BIG, nullable=False),
@@ -131,7 +133,7 @@ artifacts = Table(
     metadata,
     Column("attempt", ForeignKey("attempts.id"), primary_key=True),
     Column("name", String(1024), primary_key=True),
-    Column("sha256", String(64), nullable=False),
+    Column("sha256", String(64), nullable=False, index=True),
     Column("size_bytes", BIG, nullable=False),
     Column("at_ms", BIG, nullable=False),
 )
@@ -208,6 +210,15 @@ access_tokens = Table(
     Column("used_ms", BIG),
 )
 """What people and their programs show. `tokens` are the home's own two."""
+
+blob_senders = Table(
+    "blob_senders",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("person", String(64), primary_key=True),
+    Column("at_ms", BIG, nullable=False),
+)
+"""Who sent a blob of late: until a job of theirs names it, nothing else says that they have its bytes."""
 
 audit = Table(
     "audit",

@@ -14,6 +14,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
+    audit,
     chaos,
     checkpoint,
     completion,
@@ -25,6 +26,7 @@ from phalanx.show.cli import (
     gc,
     jobs,
     ledger,
+    login,
     logs,
     model,
     moves,
@@ -37,6 +39,9 @@ from phalanx.show.cli import (
     queue,
     secret,
     sim,
+    team,
+    token,
+    user,
 )
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
@@ -76,7 +81,24 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, curves, ledger, gc, experts, pipeline, profile, completion):
+    for module in (
+        platform,
+        jobs,
+        plan,
+        moves,
+        chaos,
+        events,
+        logs,
+        curves,
+        ledger,
+        gc,
+        experts,
+        pipeline,
+        profile,
+        login,
+        audit,
+        completion,
+    ):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),
@@ -89,6 +111,9 @@ def build() -> typer.core.TyperGroup:
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (fabric, "fabric", "Links between GPUs: what they carry, and which are slow."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
+        (user, "user", "People of this platform."),
+        (team, "team", "Teams: who is in which, and as what."),
+        (token, "token", "What people and their programs show at the door."),
         (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),
     ):
         group = _group(text, no_args_is_help=True)

@@ -11,7 +11,7 @@ from phalanx.core.people import BUILT_IN, DAY_MS, LIFETIME_MS_MAX, Person, Token
 from phalanx.operate.control.auth import digest
 from phalanx.operate.control.people import audit
 from phalanx.operate.control.people.accounts import Accounts
-from phalanx.operate.control.people.audit import Note
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.store import Store
 from tests.operate.control.control_bench import ManualClock
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.operate.control.people import audit
-from phalanx.operate.control.people.audit import Note, Refusals
+from phalanx.operate.control.people.audit import Refusals
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.store import Store
 
 NOTE = Note(at_ms=5, who="ada", token="0a1b", what="job.cancel", target="tiny-1", address="10.0.0.7")

@@ -16,8 +16,8 @@ from phalanx.core.ids import NAME
 from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, MadeTokenView, Person, Role, TokenRequest, TokenView
 from phalanx.operate.control import auth, tables
 from phalanx.operate.control.people import audit, directory
-from phalanx.operate.control.people.audit import Note
 from phalanx.operate.control.people.directory import Directory
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.rows import put
 from phalanx.operate.control.store import Store
 

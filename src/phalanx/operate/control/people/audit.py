@@ -3,8 +3,8 @@
 Refused attempts are rows too, so many at most that a flood of them fills no disk: what is beyond is counted in the next one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select
@@ -12,43 +12,29 @@ from sqlalchemy import Connection, insert, select
 from phalanx.core.people import AuditView
 from phalanx.operate.control import tables
 from phalanx.operate.control.people.buckets import Buckets
+from phalanx.operate.control.people.notes import REFUSED, Note, row_of
 from phalanx.operate.control.store import Store
 
 PAGE_MAX: Final = 1_000
-DONE: Final = "done"
-REFUSED: Final = "refused"
 
 REFUSALS_BURST: Final = 200
 REFUSALS_PER_S: Final = 1 / 30
 """At most about 3,000 rows a day, under 1 MB, however many are refused."""
 
-_WIDTHS: Final = {"who": 64, "token": 16, "what": 32, "target": 255, "address": 64, "outcome": 16, "detail": 500}
 _ROWS: Final = tables.audit.c
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """One row that is to be. who: the user; token: its id. what: such as `job.cancel`, on `target`. address: from where."""
-
-    at_ms: int
-    who: str
-    token: str
-    what: str
-    target: str
-    address: str
-    outcome: str = DONE
-    detail: str = ""
-
-
-def row_of(note: Note) -> dict[str, Any]:
-    """As the table has it: cut to its columns and escaped, since a row that a database refuses would take its change with it."""
-    texts = {name: _fitting(getattr(note, name), width) for name, width in _WIDTHS.items()}
-    return {"at_ms": note.at_ms, **texts}
-
-
-def write(connection: Connection, note: Note) -> None:
-    """In the transaction of the change."""
+def write(connection: Connection, note: Note | None) -> None:
+    """In the transaction of the change, where somebody asked for it."""
+    if note is None:
+        return
     connection.execute(insert(tables.audit).values(row_of(note)))
+
+
+def append(store: Store, epoch: int, note: Note) -> None:
+    """A row of its own, for what no transaction of ours changes. Raises StoreUnavailable."""
+    with store.leading(epoch) as connection:
+        write(connection, note)
 
 
 def page(store: Store, wanted: Mapping[str, str], since_ms: int, after: int, limit: int, newest: bool) -> tuple[AuditView, ...]:
@@ -88,13 +74,6 @@ def _view(row: Any) -> AuditView:
     )
 
 
-def _fitting(text: str, width: int) -> str:
-    """Printable, so that no row forges another where it is shown, and no longer than its column."""
-    plain = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    plain = plain.encode(errors="backslashreplace").decode()
-    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
-
-
 class Refusals:
     """Which refused attempts are written. Not thread-safe: of one event loop."""
 
@@ -110,8 +89,3 @@ class Refusals:
         left_out, self._left_out = self._left_out, 0
         more = f"; {left_out} more refused attempts before it were not written" if left_out else ""
         return replace(note, outcome=REFUSED, detail=f"{note.detail}{more}")
-
-
-def rows_of(notes: Iterable[Note]) -> list[dict[str, Any]]:
-    """As the table has them."""
-    return [row_of(note) for note in notes]

@@ -1,4 +1,4 @@
-"""Teams, users, their tokens, and the audit log."""
+"""Teams, users, their tokens, and the audit log. Jobs and secrets that there were are the platform's own."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,10 +10,14 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Adds six tables."""
+    """Adds seven tables; jobs and secrets get a team."""
     _who_there_is()
     _what_opens_the_door()
     _what_was_done()
+    op.add_column("jobs", sa.Column("team", sa.String(64), nullable=False, server_default=""))
+    op.create_index("ix_jobs_team", "jobs", ["team"])
+    op.create_index("ix_artifacts_sha256", "artifacts", ["sha256"])
+    _whose_secrets()
 
 
 def _who_there_is() -> None:
@@ -84,3 +88,26 @@ def _what_was_done() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ix_audit_at_ms", "audit", ["at_ms"])
+    op.create_table(
+        "blob_senders",
+        sa.Column("sha256", sa.String(64), nullable=False),
+        sa.Column("person", sa.String(64), nullable=False),
+        sa.Column("at_ms", BIG, nullable=False),
+        sa.PrimaryKeyConstraint("sha256", "person", name="pk_blob_senders"),
+    )
+
+
+def _whose_secrets() -> None:
+    """Another table: not every database gives one another primary key."""
+    columns = ("name", "sealed", "created_ms")
+    made = op.create_table(
+        "team_secrets",
+        sa.Column("team", sa.String(64), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("sealed", sa.Text, nullable=False),
+        sa.Column("created_ms", BIG, nullable=False),
+        sa.PrimaryKeyConstraint("team", "name", name="pk_team_secrets"),
+    )
+    old = sa.table("secrets", *(sa.column(name) for name in columns))
+    op.execute(made.insert().from_select(["team", *columns], sa.select(sa.literal(""), *(old.c[name] for name in columns))))
+    op.drop_table("secrets")
