@@ -129,7 +129,7 @@ async def found_node(connection: HTTPConnection) -> Asker:
     return found
 
 
-def named_node(connection: HTTPConnection, asker: AskerHere, node: Annotated[str, Query(max_length=255)]) -> NodeId:
+async def named_node(connection: HTTPConnection, asker: AskerHere, node: Annotated[str, Query(max_length=255)]) -> NodeId:
     """The node that the query names. Raises Unauthorized unless the agent of that very node asks."""
     services: Services = connection.app.state.services
     _node(asker)
@@ -145,7 +145,7 @@ def sees(asker: Asker, job: JobRecord) -> bool:
     return asker.known is not None and asker.known.has("viewer", job.spec.team)
 
 
-def known_job(services: ServicesHere, asker: AskerHere, job: Annotated[str, Path(max_length=100)]) -> JobRecord:
+async def known_job(services: ServicesHere, asker: AskerHere, job: Annotated[str, Path(max_length=100)]) -> JobRecord:
     """The job that the path names, for who may see it. Raises NotFound; an unknown name never becomes part of a path."""
     return job_for(services, asker, job)
 
@@ -161,7 +161,7 @@ def job_for(services: Services, asker: Asker, job: str) -> JobRecord:
 JobHere = Annotated[JobRecord, Depends(known_job)]
 
 
-def own_job(asker: AskerHere, job: JobHere) -> JobRecord:
+async def own_job(asker: AskerHere, job: JobHere) -> JobRecord:
     """The job that the path names, for who may change it. Raises NotFound, Forbidden."""
     if not asker.person.may_change(job.spec.team, job.by):
         whose = f"an admin of team {job.spec.team}" if job.spec.team else "an admin of the platform"

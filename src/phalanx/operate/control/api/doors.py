@@ -30,12 +30,21 @@ class Doors:
         self._requests = Buckets(*requests)
         self._failures = Buckets(*failures)
         self.refusals = Refusals()
+        self._used_ms: dict[str, int] = {}
 
     def pace(self, token: str, now_s: float) -> None:
         """Counts a request of that token. now_s: monotonic. Raises RateLimited."""
         wait_s = self._requests.take(token, now_s)
         if wait_s > 0:
             raise RateLimited(f"this token asks more than {REQUESTS_PER_S:g} times a second; go on in {_in(wait_s)}", wait_s)
+
+    def is_first_use(self, token: str, now_ms: int, again_ms: int) -> bool:
+        """Whether the token was not said to be used in the last `again_ms`, so that many requests at once make one write."""
+        known = self._used_ms.get(token)
+        if known is not None and 0 <= now_ms - known < again_ms:
+            return False
+        self._used_ms = {name: at_ms for name, at_ms in self._used_ms.items() if now_ms - at_ms < again_ms} | {token: now_ms}
+        return True
 
     def failure(self, address: str, now_s: float) -> RateLimited | None:
         """Counts a refusal of that address; what to answer instead of it, when there were too many. now_s: monotonic."""

@@ -1,6 +1,7 @@
 """Who there is: the caller, the organisation, its users and teams."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -44,9 +45,9 @@ async def name_organisation(services: ServicesHere, asker: AskerHere, request: O
 
 
 @router.get("/users", dependencies=[LEADS])
-async def list_users(services: ServicesHere) -> tuple[UserView, ...]:
-    """Everybody, by name: an admin of a team adds people by their names."""
-    return (await directory_of(services)).user_views()
+async def list_users(services: ServicesHere, asker: AskerHere) -> tuple[UserView, ...]:
+    """Everybody, by name: an admin of a team adds people by their names. Of their roles those in the caller's teams."""
+    return tuple(_as_seen_by(asker.person, view) for view in (await directory_of(services)).user_views())
 
 
 @router.post("/users", status_code=201, dependencies=[RULES])
@@ -118,6 +119,10 @@ def _refuse_others(person: Person, team: str) -> None:
         raise NotFound("team", team, "no such team; `phalanx team ls` shows yours")
     if not person.has("admin", team):
         raise Forbidden("team", team, "takes an admin of it, with a token of scope admin")
+
+
+def _as_seen_by(person: Person, view: UserView) -> UserView:
+    return replace(view, teams={team: role for team, role in view.teams.items() if person.has("viewer", team)})
 
 
 def _user(directory: Directory, name: str) -> UserView:
