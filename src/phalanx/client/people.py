@@ -6,6 +6,7 @@ from phalanx.client.http import Line, decoded
 from phalanx.core import wire
 from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.ids import NAME
+from phalanx.core.oidc import OidcLoginRequest, OidcView
 from phalanx.core.people import (
     LIFETIME_MS,
     AuditView,
@@ -98,6 +99,17 @@ class People:
         if not (token.isascii() and token.isalnum()):
             raise NotFound("token", token, "no such token; `phalanx token ls` shows their ids")
         self._line.exchange("DELETE", f"/tokens/{token}")
+
+    def begin_oidc(self) -> OidcView:
+        """Where to log in by the platform's OpenID provider; needs no token. Raises NotFound when it knows none."""
+        view: OidcView = self._line.read(OidcView, "/oidc")
+        return view
+
+    def end_oidc(self, id_token: str, nonce: str) -> MadeTokenView:
+        """A token for whom the provider's id token means; needs no token. Raises Unauthorized."""
+        asked = OidcLoginRequest(id_token=id_token, nonce=nonce)
+        view: MadeTokenView = self._sent(MadeTokenView, "POST", "/oidc/login", asked)
+        return view
 
     def audit(
         self,

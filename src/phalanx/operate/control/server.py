@@ -22,6 +22,7 @@ from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.guards import LOOPBACK
+from phalanx.operate.control.api.oidc_door import open_door
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
@@ -185,6 +186,7 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
         tokens=tokens,
         accounts=Accounts(store, clock.now_ms),
         doors=Doors(),
+        oidc=open_door(home),
         secrets=secrets,
         blobs=blobs,
         collector=Collector(home, control, store, series, blobs, clock),

@@ -211,6 +211,15 @@ access_tokens = Table(
 )
 """What people and their programs show. `tokens` are the home's own two."""
 
+identities = Table(
+    "identities",
+    metadata,
+    Column("issuer", String(255), primary_key=True),
+    Column("subject", String(255), primary_key=True),
+    Column("person", ForeignKey("users.name"), nullable=False),
+)
+"""Whom an OpenID provider means: a name there may change hands, its subject does not."""
+
 blob_senders = Table(
     "blob_senders",
     metadata,

@@ -20,12 +20,14 @@ def add(app: typer.Typer) -> None:
 
 def login(
     url: Annotated[str, typer.Argument(metavar="URL", help="The control plane: https, or http on this machine's loopback.")],
+    oidc: Annotated[bool, typer.Option("--oidc", help="Log in by the platform's OpenID provider, in a browser.")] = False,
     home: LocalHomeOption = None,
 ) -> None:
     """Keep a token of a platform elsewhere, so that every command means that one.
 
     The token, of `phalanx token create`, is read without echo from a terminal, else from standard input. It is tried before it is
-    kept, in a file for you alone. PHALANX_URL and PHALANX_CLUSTER go before it.
+    kept, in a file for you alone. PHALANX_URL and PHALANX_CLUSTER go before it. With --oidc no token is asked for: the platform
+    gives one to whom its provider knows.
     """
     from phalanx.client import Client, home_folder
     from phalanx.client.address import checked_token, checked_url
@@ -33,7 +35,7 @@ def login(
     from phalanx.show.cli.text import note
 
     address = checked_url("URL", url)
-    token = checked_token("token", _token())
+    token = _by_provider(address) if oidc else checked_token("token", _token())
     with Client(address, token) as client:
         view = client.people.whoami()
     file = keep_login(home_folder(home), address, token)
@@ -72,6 +74,13 @@ def _may(platform: bool, teams: dict[str, str]) -> str:
     if platform:
         return "everything"
     return roles_cell(teams) if teams else "nothing yet: an admin has to put you into a team"
+
+
+def _by_provider(address: str) -> str:
+    from phalanx.client.oidc import log_in
+    from phalanx.show.cli.text import note
+
+    return log_in(address, lambda url: note(f"Open this in a browser of this machine:\n{url}"))
 
 
 def _token() -> str:

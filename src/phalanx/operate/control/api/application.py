@@ -1,4 +1,4 @@
-"""The application: every route but /healthz declares who may use it, and everything behind the guards."""
+"""The application: every route declares who may use it, and everything behind the guards."""
 
 from importlib.metadata import version
 
@@ -20,6 +20,7 @@ from phalanx.operate.control.api import (
     logs,
     models,
     nodes,
+    oidc,
     people,
     plans,
     profiles,
@@ -40,7 +41,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app.state.services = services
     for part in (
         status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing, blobs, agents,
-        people, tokens, auditing,
+        people, tokens, auditing, oidc,
     ):  # fmt: skip
         app.include_router(part.router, prefix="/api/v1")
     app.add_api_route("/openapi.json", app.openapi, dependencies=[SOMEBODY], include_in_schema=False)

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from phalanx.operate.control.agent_socket import AgentDesk
 from phalanx.operate.control.api.doors import Doors
+from phalanx.operate.control.api.oidc_door import OidcDoor
 from phalanx.operate.control.auth import Tokens
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.gc_run import Collector
@@ -32,6 +33,7 @@ class Services:
     tokens: Tokens
     accounts: Accounts
     doors: Doors
+    oidc: OidcDoor | None
     secrets: Secrets
     blobs: BlobStore
     collector: Collector

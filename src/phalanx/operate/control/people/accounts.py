@@ -5,19 +5,22 @@ The database holds the SHA-256 of a token and no more: 256 random bits, told onc
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from phalanx.core.errors import Conflict, NotFound, SpecError
+from phalanx.core.errors import Conflict, NotFound, SpecError, Unauthorized
 from phalanx.core.ids import NAME
-from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, MadeTokenView, Person, Role, TokenRequest, TokenView
+from phalanx.core.oidc import OidcConfig
+from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, MadeTokenView, Person, Role, TokenRequest, TokenView, most
 from phalanx.operate.control import auth, tables
 from phalanx.operate.control.people import audit, directory
 from phalanx.operate.control.people.directory import Directory
 from phalanx.operate.control.people.notes import Note
+from phalanx.operate.control.people.oidc import Identity
 from phalanx.operate.control.rows import put
 from phalanx.operate.control.store import Store
 
@@ -163,6 +166,30 @@ class Accounts:
                 raise NotFound("token", token, "no such token; `phalanx token ls` shows yours")
             connection.execute(delete(tables.access_tokens).where(held.id == token))
 
+    def user_of(self, epoch: int, who: Identity, config: OidcConfig, note: Note) -> str:
+        """The user that the provider's subject is here, with the roles of their groups in the teams that groups are mapped to.
+        Raises Conflict, Unauthorized, StoreUnavailable."""
+        held = tables.identities.c
+        with self._changing(epoch, note) as connection:
+            found = directory.read(connection)
+            known = (held.issuer == who.issuer, held.subject == who.subject)
+            user = connection.execute(select(held.person).where(*known)).scalar()
+            if user is None:
+                user = self._made_user(connection, who)
+            elif user not in found.users:
+                raise Unauthorized("id_token", user, "is a user that was removed; ask an admin of this platform")
+            _give_roles(connection, user, who.groups, config, frozenset(found.teams))
+        return str(user)
+
+    def _made_user(self, connection: Connection, who: Identity) -> str:
+        if who.name == ADMIN:
+            raise Conflict("user", ADMIN, "is the built-in user of the home's own token; have the provider call you otherwise")
+        _refuse_taken(connection, tables.users, "user", who.name)
+        row = {"name": who.name, "platform": False, "created_ms": self._now_ms(), "removed_ms": None}
+        connection.execute(insert(tables.users).values(row))
+        connection.execute(insert(tables.identities).values(issuer=who.issuer, subject=who.subject, person=who.name))
+        return who.name
+
     def note_used(self, epoch: int, used: Mapping[str, int]) -> None:
         """When each of these hashes was last shown, in Unix time. Raises StoreUnavailable."""
         held = tables.access_tokens.c
@@ -185,6 +212,22 @@ class Accounts:
         with self._lock:
             self._changes += 1
             self._known = None
+
+
+def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, teams: Set[str]) -> None:
+    """In teams that groups are mapped to, the most that theirs give, or none; in others, what somebody gave them."""
+    roles: dict[str, Role] = {}
+    for group in groups & set(config.teams):
+        for team, role in config.teams[group].items():
+            roles[team] = most(roles.get(team), role) or role
+    of_groups = sorted(config.mapped & teams)
+    connection.execute(delete(tables.members).where(tables.members.c.person == user, tables.members.c.team.in_(of_groups)))
+    for team in of_groups:
+        if team in roles:
+            connection.execute(insert(tables.members).values(team=team, person=user, role=roles[team]))
+    if config.platform_groups:
+        rules = not groups.isdisjoint(config.platform_groups)
+        connection.execute(update(tables.users).where(tables.users.c.name == user).values(platform=rules))
 
 
 def _refuse_taken(connection: Connection, table: Table, what: str, name: str) -> None:
@@ -218,3 +261,11 @@ def _check_owner(found: Directory, asked: TokenRequest, now_ms: int) -> None:
     alive = sum(token.user == asked.user and token.expires_ms > now_ms for token in found.tokens.values())
     if alive >= TOKENS_MAX:
         raise Conflict("user", asked.user, f"has {alive} tokens; revoke some: `phalanx token ls`, `phalanx token revoke ID`")
+
+
+def logged_in(accounts: Accounts, epoch: int, who: Identity, config: OidcConfig, note: Note) -> MadeTokenView:
+    """A token for whom the provider means: made a user at the first time, and each time with the roles that their groups give.
+    Raises Conflict for a name that is another's, Unauthorized for who was removed, StoreUnavailable."""
+    user = accounts.user_of(epoch, who, config, note)
+    asked = TokenRequest(name="login", user=user, scope=config.given_scope, lifetime_ms=config.lifetime_ms)
+    return accounts.make_token(epoch, asked, replace(note, what="token.make", target=user, detail="login"))

@@ -10,7 +10,7 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Adds seven tables; jobs and secrets get a team."""
+    """Adds eight tables; jobs and secrets get a team."""
     _who_there_is()
     _what_opens_the_door()
     _what_was_done()
@@ -50,6 +50,14 @@ def _who_there_is() -> None:
         sa.PrimaryKeyConstraint("team", "person", name="pk_members"),
         sa.ForeignKeyConstraint(["team"], ["teams.name"], name="fk_members_team"),
         sa.ForeignKeyConstraint(["person"], ["users.name"], name="fk_members_person"),
+    )
+    op.create_table(
+        "identities",
+        sa.Column("issuer", sa.String(255), nullable=False),
+        sa.Column("subject", sa.String(255), nullable=False),
+        sa.Column("person", sa.String(64), nullable=False),
+        sa.PrimaryKeyConstraint("issuer", "subject", name="pk_identities"),
+        sa.ForeignKeyConstraint(["person"], ["users.name"], name="fk_identities_person"),
     )
 
 
