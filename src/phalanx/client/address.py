@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from phalanx.client.api import Client
+from phalanx.client.login import kept_login
 from phalanx.core.errors import NotFound, ServerUnreachable, SetupError
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def _from_home(home: Path, field: str = "PHALANX_HOME") -> Address:
         url = json.loads((home / "run" / "server.json").read_text(encoding="utf-8"))["url"]
         token = (home / "token").read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
+        if (login := kept_login(home)) is not None:
+            return Address(checked_url("login.url", login[0]), checked_token("login.token", login[1]))
         raise ServerUnreachable(f"no platform runs in {home}; start one with `phalanx up`, or set PHALANX_HOME") from error
     except PermissionError as error:
         raise SetupError(field, str(home), f"belongs to another user; set {field} to a folder of yours") from error

@@ -12,6 +12,7 @@ import httpx
 from phalanx.client import artifacts, following, sharing, tracing
 from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
+from phalanx.client.people import People
 from phalanx.core import wire
 from phalanx.core.chaos import Asked, FaultKind, FlipOf, planned
 from phalanx.core.curves import POINTS, CurvesView
@@ -237,6 +238,11 @@ class Client:
         view: NodeView = self._posted(NodeView, f"/nodes/{_node(node)}/undrain", "", may_repeat=True)
         return view
 
+    @property
+    def people(self) -> People:
+        """Users, teams, tokens, the audit log, and who the caller is."""
+        return People(self._line)
+
     def policy(self) -> PolicyView:
         """How the fleet is shared."""
         return sharing.policy(self._line)
@@ -358,14 +364,15 @@ class Client:
         views: tuple[SecretView, ...] = self._line.read(tuple[SecretView, ...], "/secrets")
         return views
 
-    def set_secret(self, name: str, value: bytes) -> None:
-        """Stores `value` under `name`, in place of an older one. Raises SpecError, without the value in it."""
+    def set_secret(self, name: str, value: bytes, team: str = "") -> None:
+        """Stores `value` under `name`, in place of an older one. team: whose it is; '' is the caller's only team, or the platform's
+        own. Raises SpecError, without the value in it."""
         path, headers = f"/secrets/{checked_secret(name)}", {"Content-Type": "application/octet-stream"}
-        self._line.repeat(lambda: self._line.exchange("PUT", path, content=value, headers=headers))
+        self._line.repeat(lambda: self._line.exchange("PUT", path, content=value, headers=headers, params=_of_team(team)))
 
-    def remove_secret(self, name: str) -> None:
+    def remove_secret(self, name: str, team: str = "") -> None:
         """Raises NotFound when it is not stored."""
-        self._line.exchange("DELETE", f"/secrets/{checked_secret(name)}")
+        self._line.exchange("DELETE", f"/secrets/{checked_secret(name)}", params=_of_team(team))
 
     def patient(self, call: Callable[[], T], patience_s: float, away: Callable[[float], None] | None = None) -> T:
         """The answer of `call`, which must be safe to repeat, once the server is there; ServerUnreachable after `patience_s`.
@@ -415,6 +422,10 @@ class Client:
             return self._line.exchange("POST", path, content=body, headers=headers)
 
         return decoded(kind, self._line.repeat(once) if may_repeat else once(), self.url)
+
+
+def _of_team(team: str) -> dict[str, str]:
+    return {"team": team} if team else {}
 
 
 def _job(job: str) -> str:

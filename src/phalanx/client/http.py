@@ -14,8 +14,10 @@ from phalanx.core import errors, wire
 from phalanx.core.errors import (
     Bug,
     Conflict,
+    Forbidden,
     NotFound,
     PhalanxError,
+    RateLimited,
     ServerUnreachable,
     SpecError,
     StoreUnavailable,
@@ -31,7 +33,7 @@ TIMEOUT_S: Final = 30.0
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
-    400: SpecError, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
+    400: SpecError, 401: Unauthorized, 403: Forbidden, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
 }  # fmt: skip
 
 
@@ -134,16 +136,22 @@ def problem(response: httpx.Response, url: str) -> PhalanxError:
     status = response.status_code
     body = _body(response)
     detail = str(body.get("detail") or response.reason_phrase or "no reason given")
-    if "application/problem+json" not in response.headers.get("content-type", "") and status not in (401, 422, 500):
+    if "application/problem+json" not in response.headers.get("content-type", "") and status not in (401, 422, 429, 500):
         return ServerUnreachable(f"{url} answers {status}, but not as Phalanx does; {_START}")
     if status in _BY_STATUS:
         kind = _named(str(body.get("title", ""))) or _BY_STATUS[status]
         return kind(str(body.get("field") or "request"), body.get("value"), str(body.get("fix") or detail))
+    if status == 429:
+        return RateLimited(detail, _seconds(response.headers.get("retry-after", "")))
     if status == 503:
         return StoreUnavailable(detail)
     if status in (502, 504):
         return ServerUnreachable(f"{url}: {detail}", lost=True)
     return Bug(f"the server failed ({status}: {detail}); its run/server.log says more")
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdecimal() and len(text) < 6 else 1.0
 
 
 def _named(title: str) -> type[UserError] | None:

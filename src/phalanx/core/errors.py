@@ -79,6 +79,10 @@ class Unauthorized(UserError):
     """The token is missing, unknown, or may not do this."""
 
 
+class Forbidden(Unauthorized):
+    """The token is known, and whoever shows it may not do this."""
+
+
 class WorldError(PhalanxError):
     """The outcome is unknown or the world is away; the same call may be made again."""
 
@@ -99,6 +103,14 @@ class ServerUnreachable(WorldError):
 
 class StoreUnavailable(WorldError):
     """A database, a disk or an object store refused or vanished. Nothing changed, unless the message says this is not known."""
+
+
+class RateLimited(WorldError):
+    """Too much was asked in too short a time; nothing was done. retry_after_s: when the same call may be made again."""
+
+    def __init__(self, sentence: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(sentence)
 
 
 class WaitTimeout(PhalanxError):

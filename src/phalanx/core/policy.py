@@ -68,6 +68,7 @@ class Queue:
         borrow it, and give it back when asked.
     limit: devices at most, by type or '*'.
     borrow: whether its jobs may use more than its quota. lend: whether others may use its own while it is idle.
+    team: whose jobs alone may stand in it and in those below it; '' is the parent's, and of a root everybody's.
     budget: what it may spend. cells: guaranteed whole cells, instead of a quota in devices.
     """
 
@@ -81,6 +82,7 @@ class Queue:
     lend: bool = True
     budget: Budget | None = None
     cells: Cells | None = None
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,16 @@ class Policy:
     region: str = ""
     health: Health = field(default_factory=Health)
     checkpoint_store: str = ""
+
+    def team_of(self, queue: str) -> str:
+        """Whose queue it is: its own word, else that of the nearest above it; '' is everybody's."""
+        seen: set[str] = set()
+        while queue in self.queues and queue not in seen:
+            if self.queues[queue].team:
+                return self.queues[queue].team
+            seen.add(queue)
+            queue = self.queues[queue].parent
+        return ""
 
     @property
     def shares_in_time(self) -> bool:

@@ -103,6 +103,11 @@ def _queue(name: str, queue: Queue, policy: Policy) -> Iterator[Problem]:
         limit = queue.limit.get(kind, queue.limit.get(ANY))
         if limit is not None and quota > limit:
             yield f"{at}.quota.{kind}", quota, f"is more than its limit of {limit}; lower it, or raise the limit"
+    if queue.team and NAME.fullmatch(queue.team) is None:
+        yield f"{at}.team", queue.team, _LABEL
+    above = policy.team_of(queue.parent)
+    if queue.team and above not in ("", queue.team):
+        yield f"{at}.team", queue.team, f"is part of {queue.parent}, which is {above}'s alone; leave it out, or part the two"
     if queue.budget is not None:
         yield from _budget(f"{at}.budget", queue.budget)
     if queue.cells is not None:

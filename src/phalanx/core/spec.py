@@ -236,6 +236,7 @@ class JobSpec:
 
     name: a DNS label; the job's id is this and a number.
     project: groups runs and owns the model versions that jobs produce.
+    team: whose job it is, and who may see it. '' is the only team of whoever submits, or the platform's own when its admin does.
     kind: `train` is measured by its step records, `batch` is not, `service` is restarted whenever it ends, `interactive` never.
     entrypoint: command line of every rank, as a list or one shell-like string; or else
     recipe: a built-in trainer, configured by `hyperparameters`.
@@ -272,6 +273,7 @@ class JobSpec:
 
     name: str
     project: str = "default"
+    team: str = ""
     kind: Kind = "batch"
     entrypoint: str | tuple[str, ...] = ()
     recipe: str = ""

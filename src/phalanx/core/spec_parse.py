@@ -221,6 +221,7 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
     label = "use lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit"
     for name in ("name", "project", "queue"):
         yield name, getattr(spec, name), NAME.fullmatch(getattr(spec, name)) is not None, label
+    yield "team", spec.team, not spec.team or NAME.fullmatch(spec.team) is not None, label
     yield "num_nodes", spec.num_nodes, 1 <= spec.num_nodes <= 100_000, "write a number from 1 to 100000"
     yield "priority", spec.priority, 0 <= spec.priority <= 100, "write a number from 0 to 100"
     yield "max_restarts", spec.max_restarts, 0 <= spec.max_restarts <= 1_000_000, "write 0 to 1,000,000"

@@ -143,6 +143,7 @@ class JobView:
     late: str = ""
     saves: str = ""
     findings: tuple[FindingView, ...] = ()
+    team: str = ""
     checkpoints_at: str = ""
 
 
@@ -412,10 +413,12 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretView:
-    """What may be seen of a stored secret: its name, and when its value was last set. The value never is."""
+    """What may be seen of a stored secret: its name, whose it is, and when its value was last set. The value never is. team: ''
+    is the platform's own."""
 
     name: str
     set_ms: int
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,7 @@ def test_a_node_stores_blobs_of_its_attempts_only(server: LiveServer, playing: P
     with server.http(server.token("node-token")) as node:
         wrong = node.put(f"/blobs/{'0' * 64}", content=b"x", params={"node": playing.agent.node, "attempt": playing.launch.attempt})
         assert wrong.status_code == 422
-        assert node.get(f"/jobs/{playing.job}/artifacts").status_code == 401
+        assert node.get(f"/jobs/{playing.job}/artifacts").status_code == 403
 
 
 def test_an_attempt_has_no_more_rows_than_files_are_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

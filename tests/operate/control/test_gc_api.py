@@ -29,7 +29,7 @@ def collected(server: LiveServer, **request: Any) -> Any:
 
 def test_only_the_admin_may_collect(server: LiveServer) -> None:
     with server.http(server.token("node-token")) as http:
-        assert (http.post("/gc", json={}).status_code, http.get("/gc").status_code) == (401, 401)
+        assert (http.post("/gc", json={}).status_code, http.get("/gc").status_code) == (403, 403)
     with server.http("nobody") as http:
         assert http.post("/gc", json={}).status_code == 401
 

@@ -12,6 +12,7 @@ import pytest
 from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import AttemptReport, RankExit
+from phalanx.core.spec import JobSpec
 from phalanx.operate.control.last_words import SAID_CHARS_MAX, TAIL_BYTES, LastWords, error_line
 from phalanx.record.telemetry.journal import Journal
 
@@ -87,8 +88,8 @@ class Desk:
         self.world = SimpleNamespace(attempts={ATTEMPT: attempt}, jobs={"lm-1": job})
         self.words = LastWords(lambda: cast(Any, self.world), self.journal, self.values)
 
-    def values(self, names: Sequence[str]) -> Sequence[str]:
-        if "LOST" in names:
+    def values(self, spec: JobSpec) -> Sequence[str]:
+        if "LOST" in spec.secrets:
             raise SetupError("secret key", "secret.key", "is missing")
         return ["tiger-canary"]
 

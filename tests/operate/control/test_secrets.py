@@ -106,7 +106,7 @@ def test_a_key_that_others_may_read_is_made_private(tmp_path: Path, secrets: Sec
 def test_a_value_under_another_name_opens_nothing(store: Store, secrets: Secrets) -> None:
     secrets.put(1, "TOKEN", b"value")
     with store.leading(1) as connection:
-        connection.execute(text("UPDATE secrets SET name = 'OTHER'"))
+        connection.execute(text("UPDATE team_secrets SET name = 'OTHER'"))
     with pytest.raises(SetupError):
         secrets.values(["OTHER"])
 
@@ -127,7 +127,7 @@ def test_what_no_variable_can_hold_is_refused_without_the_value(secrets: Secrets
 def test_the_api_takes_values_and_gives_names(server: LiveServer, http: httpx.Client) -> None:
     assert http.put("/secrets/LISTED", content=CANARY).status_code == 204
     listed = http.get("/secrets").json()
-    assert [set(one) for one in listed] == [{"name", "set_ms"}] * len(listed)
+    assert [set(one) for one in listed] == [{"name", "set_ms", "team"}] * len(listed)
     assert "LISTED" in [one["name"] for one in listed]
     for answer in (
         http.put("/secrets/BAD", content=CANARY.encode() + b"\0"),
@@ -167,7 +167,7 @@ def test_a_node_gets_the_values_of_what_it_holds_and_of_nothing_else(server: Liv
         answer = node.get(f"/attempts/{attempt}/secrets", params={"node": agent.node})
         assert answer.json() == {"GIVEN": CANARY}
         assert answer.headers["cache-control"] == "no-store"
-        assert http.get(f"/attempts/{attempt}/secrets", params={"node": agent.node}).status_code == 401, "not the admin"
+        assert http.get(f"/attempts/{attempt}/secrets", params={"node": agent.node}).status_code == 403, "not the admin"
         assert node.get(f"/attempts/{attempt}/secrets", params={"node": "node-b"}).status_code == 404, "nothing placed there"
         assert node.get(f"/attempts/{job}.2/secrets", params={"node": agent.node}).status_code == 404
         with server.http(joined(server, "rack-9")) as other:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.operate.control.store import Store  # the agent's process reads its token without a database
 
 Role = Literal["admin", "node"]
+CallerRole = Literal["admin", "node", "user"]
 FILES: Final[Mapping[Role, str]] = {"admin": "token", "node": "node-token"}
 """Role to the file in the home that holds its token, readable by its owner alone."""
 
@@ -28,9 +29,10 @@ _MODE: Final = 0o600
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `node`: the only one that a node credential may speak for; None for the admin and for the home's own agent."""
+    """Who asks. `node`: the only one that a node credential may speak for; None for the admin, for people, and for the home's own
+    agent."""
 
-    role: Role
+    role: CallerRole
     node: NodeId | None = None
 
 
@@ -46,14 +48,19 @@ class Tokens:
 
     def caller(self, authorization: str | None) -> Caller:
         """Who sent this Authorization header. Raises Unauthorized."""
-        sha256 = digest(bearer(authorization))
-        if sha256 in self._roles:
-            return Caller(self._roles[sha256])
-        if (node := self._credentials.get(sha256)) is not None:
-            return Caller("node", node)
+        found = self.find(digest(bearer(authorization)))
+        if found is not None:
+            return found
         raise Unauthorized("Authorization", "(an unknown token)", "read the token again from $PHALANX_HOME/token")
 
-    def role(self, authorization: str | None) -> Role:
+    def find(self, sha256: str) -> Caller | None:
+        """Who has the token of that hash, of the home's own and of nodes."""
+        if sha256 in self._roles:
+            return Caller(self._roles[sha256])
+        node = self._credentials.get(sha256)
+        return None if node is None else Caller("node", node)
+
+    def role(self, authorization: str | None) -> CallerRole:
         """The role of who sent this Authorization header. Raises Unauthorized."""
         return self.caller(authorization).role
 

@@ -1,8 +1,11 @@
 """The state as the database has it, and the only way to change it: whole transactions, of the one that leads."""
 
+from dataclasses import replace
+
 from phalanx.core.errors import StoreUnavailable
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.operate.control.fold import Draft
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.rows import Commit
 from phalanx.operate.control.store import Store
 
@@ -12,6 +15,7 @@ class Committed:
 
     world: the committed state; replaced, never changed, so any thread may read the one it got. epoch: its number among the
     leaders of the home; an older one's writes are refused. offsets: bytes of each rank's record file whose facts are committed.
+    note: who asked for what is committed next.
     """
 
     def __init__(self, store: Store, epoch: int | None = None) -> None:
@@ -19,6 +23,7 @@ class Committed:
         self.epoch = store.take_lead() if epoch is None else epoch
         self.world = store.load()
         self.offsets = dict(store.records_offsets())
+        self.note: Note | None = None
         self._store = store
         self._in_doubt = False
 
@@ -28,7 +33,8 @@ class Committed:
         if not draft.events:
             return
         world = draft.world
-        commit = Commit(draft.events, draft.changes, draft.outbox, world.sequence, key, offset, draft.notices)
+        note, self.note = self._named(draft), None
+        commit = Commit(draft.events, draft.changes, draft.outbox, world.sequence, key, offset, draft.notices, note)
         self._in_doubt = True
         try:
             self._store.commit(self.epoch, commit)
@@ -38,6 +44,12 @@ class Committed:
                 raise
         else:
             self.world, self._in_doubt = world, False
+
+    def _named(self, draft: Draft) -> Note | None:
+        """What somebody asked for that had no name before, is on the first job that came of it."""
+        if self.note is None or self.note.target:
+            return self.note
+        return replace(self.note, target=str(getattr(draft.events[0].body, "job", "")))
 
     def find_out(self) -> None:
         """After a commit that failed: whether the database has it, and then the world as the database has it. Else everything

@@ -5,10 +5,10 @@ the HTTP side, an engine, or `time`.
 """
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -30,6 +30,7 @@ from phalanx.operate.control.dispatch import Dispatch
 from phalanx.operate.control.fences import fences
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.learning import Learning
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.ports import Clock, Decide, Links
 from phalanx.operate.control.saving_places import with_store
 from phalanx.operate.control.snapshots import Snapshots
@@ -39,6 +40,7 @@ from phalanx.operate.control.trace_requests import Pace
 from phalanx.operate.control.world import Lineage, OutboxFor, World, slice_of
 from phalanx.record.telemetry.health.stragglers import Outlier
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 HALT_MS: Final = 10_000
@@ -101,6 +103,14 @@ class Controller:
         return self._committed.epoch
 
     # What people ask for
+
+    def noted(self, note: Note, act: Callable[["Controller"], T]) -> T:
+        """What `act` returns or raises. What it changes is committed with the note; what changes nothing leaves none."""
+        self._committed.note = note
+        try:
+            return act(self)
+        finally:
+            self._committed.note = None
 
     def submit(self, spec: JobSpec, code: str, key: str, by: str) -> JobId:
         """Accepts a checked spec. `code` is the SHA-256 of the packed workdir, or ''. The same non-empty `key` again returns

@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from phalanx.core.errors import Conflict, NotFound, Unauthorized
 from phalanx.core.ids import NodeId
 from phalanx.operate.control import auth, tables
+from phalanx.operate.control.people import audit
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.store import Store
 
 TOKEN_BYTES: Final = 32
@@ -24,13 +26,14 @@ _FIELD: Final = "join token"
 _HELD: Final = tables.node_credentials.c
 
 
-def make_token(store: Store, epoch: int, lifetime_ms: int, now_ms: int) -> tuple[str, int]:
+def make_token(store: Store, epoch: int, lifetime_ms: int, now_ms: int, note: Note | None = None) -> tuple[str, int]:
     """A new join token and when it expires. Raises StoreUnavailable."""
     token, expires_ms = secrets.token_urlsafe(TOKEN_BYTES), now_ms + lifetime_ms
     with store.leading(epoch) as connection:
         connection.execute(delete(tables.join_tokens).where(tables.join_tokens.c.expires_ms < now_ms - KEPT_MS))
         row = {"sha256": auth.digest(token), "created_ms": now_ms, "expires_ms": expires_ms, "used_by": None}
         connection.execute(insert(tables.join_tokens).values(row))
+        audit.write(connection, note)
     return token, expires_ms
 
 
@@ -40,7 +43,9 @@ def check_known(store: Store, token: str) -> None:
         _token(connection, auth.digest(token))
 
 
-def exchange(store: Store, epoch: int, token: str, credential_sha256: str, node: NodeId, now_ms: int) -> None:
+def exchange(
+    store: Store, epoch: int, token: str, credential_sha256: str, node: NodeId, now_ms: int, note: Note | None = None
+) -> None:
     """From now on that credential opens the door to `node`. The same exchange again changes nothing, whenever it comes.
 
     Raises Unauthorized for an unknown or expired token, Conflict for one that was used otherwise and for a name or credential
@@ -64,6 +69,7 @@ def exchange(store: Store, epoch: int, token: str, credential_sha256: str, node:
         connection.execute(update(tables.join_tokens).where(tables.join_tokens.c.sha256 == sha256).values(used_by=node))
         joined = {"sha256": credential_sha256, "node": node, "created_ms": now_ms}
         connection.execute(insert(tables.node_credentials).values(joined))
+        audit.write(connection, note)
 
 
 def credentials(store: Store) -> Mapping[str, NodeId]:
@@ -73,10 +79,12 @@ def credentials(store: Store) -> Mapping[str, NodeId]:
     return {row.sha256: NodeId(row.node) for row in rows}
 
 
-def revoke(store: Store, epoch: int, node: NodeId) -> None:
+def revoke(store: Store, epoch: int, node: NodeId, note: Note | None = None) -> None:
     """The node's credential opens nothing any more. Raises NotFound, StoreUnavailable."""
     with store.leading(epoch) as connection:
         gone = connection.execute(delete(tables.node_credentials).where(tables.node_credentials.c.node == node)).rowcount
+        if gone:
+            audit.write(connection, note)
     if not gone:
         raise NotFound("node", node, "no node joined by that name; `phalanx node ls` shows them all")
 

@@ -16,6 +16,7 @@ import structlog
 from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import AttemptReport, RankExit
+from phalanx.core.spec import JobSpec
 from phalanx.operate.control import masking
 from phalanx.operate.control.world import World
 from phalanx.record.telemetry.journal import Journal
@@ -43,9 +44,9 @@ _log = structlog.get_logger(__name__)
 
 
 class LastWords:
-    """secrets: the values of the named ones that are stored."""
+    """secrets: the values of those that a job names and that are stored."""
 
-    def __init__(self, world: Callable[[], World], journal: Journal, secrets: Callable[[Sequence[str]], Collection[str]]) -> None:
+    def __init__(self, world: Callable[[], World], journal: Journal, secrets: Callable[[JobSpec], Collection[str]]) -> None:
         self._world = world
         self._journal = journal
         self._secrets = secrets
@@ -70,8 +71,8 @@ class LastWords:
         known = world.attempts.get(attempt)
         if known is None or known.ended_ms is not None or rank not in range(known.placement.world_size):
             return ""
-        names = world.jobs[known.job].spec.secrets
-        values = [value.encode() for value in self._secrets(names)] if names else []
+        spec = world.jobs[known.job].spec
+        values = [value.encode() for value in self._secrets(spec)] if spec.secrets else []
         start = max(0, self._journal.size("log", attempt, rank) - TAIL_BYTES)
         page = masking.page(partial(self._journal.read, "log", attempt, rank), start, TAIL_BYTES, values, over=True)
         text = page.shown.decode(errors="replace")

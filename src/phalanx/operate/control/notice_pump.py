@@ -33,7 +33,7 @@ GIVE_UP_MS: Final = 24 * 3_600_000
 BACKOFF_MS: Final = (5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000)
 """Waits after the first, second, ... failure of a notice; the last one is kept."""
 
-_ABOUT_DELIVERY: Final = ("webhook", "secret")
+_ABOUT_DELIVERY: Final = ("webhook", "secret", "team")
 log = structlog.get_logger(__name__)
 
 
@@ -133,7 +133,9 @@ class NoticePump:
         timestamp_s = self._now_ms() // 1000
         headers = {webhook.TIMESTAMP_HEADER: str(timestamp_s), webhook.ID_HEADER: str(notice.entry["id"]), "User-Agent": "phalanx"}
         if name := str(notice.entry["secret"]):
-            headers[webhook.SIGNATURE_HEADER] = webhook.signed(body, timestamp_s, await self._key(name))
+            headers[webhook.SIGNATURE_HEADER] = webhook.signed(
+                body, timestamp_s, await self._key(name, str(notice.entry.get("team", "")))
+            )
         status = await webhook.post(target, body, headers)
         return "" if 200 <= status < 300 else f"it answered {status}"
 
@@ -146,8 +148,8 @@ class NoticePump:
         except UnicodeError as error:  # a label over 63 bytes, or an empty one
             raise webhook.Refused("its host is no name") from error
 
-    async def _key(self, name: str) -> str:
-        values = await asyncio.to_thread(self._secrets.values, [name])
+    async def _key(self, name: str, team: str) -> str:
+        values = await asyncio.to_thread(self._secrets.values, [name], team)
         if name not in values:
             raise SetupError("notify.secret", name, f"is not stored any more; `phalanx secret set {name}`")
         return values[name]

@@ -7,6 +7,7 @@ from phalanx.core.events import AttemptEnded, AttemptRunning, Event, JobWaits, S
 from phalanx.core.ids import JobId, split_attempt
 from phalanx.core.spec import Occasion
 from phalanx.core.states import Finished, Paused
+from phalanx.operate.control.others_names import OthersNames, for_team
 from phalanx.operate.control.world import JobRecord, World
 
 DETAIL_CHARS_MAX: Final = 2_000
@@ -21,7 +22,7 @@ def occasions(event: Event, world: World) -> Sequence[Mapping[str, Any]]:
     occasion = _occasion(event, record)
     if occasion is None or occasion not in record.spec.notify.on:
         return ()
-    return (_entry(event, record, occasion),)
+    return (_entry(event, record, occasion, for_team(world, record.spec.team)),)
 
 
 def _occasion(event: Event, job: JobRecord) -> Occasion | None:
@@ -38,14 +39,14 @@ def _occasion(event: Event, job: JobRecord) -> Occasion | None:
             return None
 
 
-def _entry(event: Event, job: JobRecord, occasion: Occasion) -> Mapping[str, Any]:
+def _entry(event: Event, job: JobRecord, occasion: Occasion, names: OthersNames) -> Mapping[str, Any]:
     assert job.spec.notify is not None
     outcome, detail = None, ""
     match event.body:
         case JobWaits(reason=reason):
-            detail = reason.sentence()
+            detail = names.out_of(reason.sentence(), job.spec)
         case AttemptEnded(detail=said):
-            detail = said
+            detail = names.out_of_detail(said, job.spec)
     if isinstance(job.state, Finished):
         outcome, detail = job.state.outcome, job.state.detail
     return {
@@ -60,4 +61,5 @@ def _entry(event: Event, job: JobRecord, occasion: Occasion) -> Mapping[str, Any
         "at_ms": event.at_ms,
         "webhook": job.spec.notify.webhook,
         "secret": job.spec.notify.secret,
+        "team": job.spec.team,
     }

@@ -38,7 +38,8 @@ def refuse_unmeetable(world: World, spec: JobSpec, now_ms: int) -> None:
     if deadline_ms is not None and deadline_ms <= now_ms:
         raise SpecError("deadline", spec.deadline, "is past; write a later time, or leave it out")
     for name in spec.after:
-        if JobId(name) not in world.jobs:
+        known = world.jobs.get(JobId(name))
+        if known is None or spec.team not in ("", known.spec.team):  # another team's is told in the words of none
             raise SpecError("after", name, "no such job; `phalanx ls` shows them all")
     refuse_elsewhere(world.policy, spec)
 
@@ -51,9 +52,18 @@ def refuse_elsewhere(policy: Policy, spec: JobSpec) -> None:
         here = f"this platform is in {policy.region}" if policy.region else "this platform's policy does not say its region"
         raise SpecError("placing.regions", ", ".join(regions), f"{here}; submit it to one that is in one of them")
     if policy.queues and spec.queue != DEFAULT_QUEUE:
-        _refuse_unnamed("queue", spec.queue, policy.queues)
+        _refuse_unnamed("queue", spec.queue, _open_to(policy, spec.team))
+    elif policy.queues and spec.team not in ("", policy.team_of(spec.queue)) and policy.team_of(spec.queue):
+        raise SpecError(
+            "queue", spec.queue, f"is another team's; name one of {', '.join(_open_to(policy, spec.team)) or 'your own'}"
+        )
     if spec.window:
         _refuse_unnamed("window", spec.window, policy.windows)
+
+
+def _open_to(policy: Policy, team: str) -> list[str]:
+    """Queues in which that team's jobs may stand; the platform's own may in all."""
+    return [name for name in policy.queues if not team or policy.team_of(name) in ("", team)]
 
 
 def _refuse_unnamed(field: str, name: str, known: Collection[str]) -> None:

@@ -14,13 +14,14 @@ from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.policy import Policy
 from phalanx.operate.control import tables
 from phalanx.operate.control.fold import Changes
+from phalanx.operate.control.people.notes import Note, row_of
 from phalanx.operate.control.world import AttemptRecord, JobRecord, ModelRecord, NodeRecord, QueueUsage
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One transaction: events, what they changed, outbox entries, notices to webhooks; and a submit key or a stream offset that
-    came with them."""
+    came with them; who asked for it."""
 
     events: Sequence[Event]
     changes: Changes
@@ -29,6 +30,7 @@ class Commit:
     key: tuple[str, JobId] | None = None
     offset: tuple[AttemptId, int, int] | None = None
     notices: Sequence[Mapping[str, Any]] = ()
+    note: Note | None = None
 
 
 def _event_row(item: Event) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def written(commit: Commit) -> Iterator[tuple[Executable, list[dict[str, Any]]]]
         (tables.events, [_event_row(item) for item in commit.events]),
         (tables.outbox, [{"entry": json.dumps(entry)} for entry in commit.outbox]),
         (tables.notices, [_notice_row(entry) for entry in commit.notices]),
+        (tables.audit, [row_of(commit.note)] if commit.note else []),
     ):
         if rows:
             yield insert(table), rows
@@ -78,7 +81,13 @@ def _puts(commit: Commit) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
 
 
 def _job_row(job: JobRecord) -> dict[str, Any]:
-    return {"id": job.id, "sequence": job.sequence, "state": job.state.name, "record": wire.dumps(JobRecord, job)}
+    return {
+        "id": job.id,
+        "sequence": job.sequence,
+        "state": job.state.name,
+        "record": wire.dumps(JobRecord, job),
+        "team": job.spec.team,
+    }
 
 
 def _attempt_row(attempt: AttemptRecord) -> dict[str, Any]:

@@ -15,7 +15,10 @@ from typing import Final
 from sqlalchemy import delete, select
 
 from phalanx.core.errors import NotFound, SetupError, SpecError
+from phalanx.core.people import PLATFORM
 from phalanx.core.views import SecretView
+from phalanx.operate.control.people import audit
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.rows import put
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import secrets as table
@@ -39,47 +42,53 @@ class Secrets:
         self._store = store
         self._now_ms = now_ms
 
-    def put(self, epoch: int, name: str, value: bytes) -> None:
-        """Stores `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
+    def put(self, epoch: int, name: str, value: bytes, team: str = PLATFORM, note: Note | None = None) -> None:
+        """Stores the team's `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
         _check(name, value)
         sealed = self._sealed()
-        others = {other: text for other, text in sealed.items() if other != name}
+        others = {other: text for other, text in sealed.items() if other != (team, name)}
         key = self._key(make=not others)
         for other, text in list(others.items())[:1]:
-            self._open(key, other, text)  # else this value would be sealed with a key that is not the home's
-        row = {"name": name, "sealed": _seal(key, name, value), "created_ms": self._now_ms()}
+            self._open(key, *other, text)  # else this value would be sealed with a key that is not the home's
+        row = {"team": team, "name": name, "sealed": _seal(key, team, name, value), "created_ms": self._now_ms()}
         with self._store.leading(epoch) as connection:
             connection.execute(put(table, *row), row)
+            audit.write(connection, note)
 
-    def remove(self, epoch: int, name: str) -> None:
+    def remove(self, epoch: int, name: str, team: str = PLATFORM, note: Note | None = None) -> None:
         """Raises NotFound, StoreUnavailable."""
         with self._store.leading(epoch) as connection:
-            gone = connection.execute(delete(table).where(table.c.name == name)).rowcount
+            gone = connection.execute(delete(table).where(table.c.team == team, table.c.name == name)).rowcount
+            if gone:
+                audit.write(connection, note)
         if not gone:
             raise NotFound("secret", name, "is not stored; `phalanx secret ls` shows the names")
 
     def views(self) -> tuple[SecretView, ...]:
-        """Names and dates, by name. Raises StoreUnavailable."""
+        """Names and dates of all teams', by team and name. Raises StoreUnavailable."""
+        query = select(table.c.team, table.c.name, table.c.created_ms).order_by(table.c.team, table.c.name)
         with self._store.reading() as connection:
-            rows = connection.execute(select(table.c.name, table.c.created_ms).order_by(table.c.name)).all()
-        return tuple(SecretView(name=row.name, set_ms=row.created_ms) for row in rows)
+            rows = connection.execute(query).all()
+        return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team) for row in rows)
 
-    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that are not stored. Raises StoreUnavailable."""
-        known = {view.name for view in self.views()}
+    def missing(self, names: Iterable[str], team: str = PLATFORM) -> tuple[str, ...]:
+        """Those of `names` that the team does not have stored. Raises StoreUnavailable."""
+        known = {view.name for view in self.views() if view.team == team}
         return tuple(name for name in names if name not in known)
 
-    def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The values of those of `names` that are stored. Raises SetupError when the key does not open them, StoreUnavailable."""
-        sealed = {name: text for name, text in self._sealed().items() if name in names}
+    def values(self, names: Sequence[str], team: str = PLATFORM) -> dict[str, str]:
+        """The team's values of those of `names` that are stored. Raises SetupError where the key opens none, StoreUnavailable."""
+        sealed = {name: text for (owner, name), text in self._sealed().items() if owner == team and name in names}
         if not sealed:
             return {}
         key = self._key(make=False)
-        return {name: self._open(key, name, text).decode() for name, text in sealed.items()}
+        return {name: self._open(key, team, name, text).decode() for name, text in sealed.items()}
 
-    def _sealed(self) -> Mapping[str, str]:
+    def _sealed(self) -> Mapping[tuple[str, str], str]:
+        """By team and name."""
         with self._store.reading() as connection:
-            return {row.name: row.sealed for row in connection.execute(select(table.c.name, table.c.sealed))}
+            rows = connection.execute(select(table.c.team, table.c.name, table.c.sealed))
+            return {(row.team, row.name): row.sealed for row in rows}
 
     def _key(self, make: bool) -> bytes:
         """The home's key. `make`: nothing is sealed with it, so where there is none that can be used a new one is made."""
@@ -108,13 +117,13 @@ class Secrets:
         write_atomic(self._file, base64.b64encode(key) + b"\n", 0o600)
         return key
 
-    def _open(self, key: bytes, name: str, text: str) -> bytes:
+    def _open(self, key: bytes, team: str, name: str, text: str) -> bytes:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 10 MB of memory, for homes with secrets only
 
         data = base64.b64decode(text)
         try:
-            return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
+            return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound(team, name))
         except InvalidTag:
             raise self._unusable(f"is not the key that {name} was sealed with; restore it from a backup") from None
 
@@ -122,12 +131,17 @@ class Secrets:
         return SetupError("secret key", str(self._file), f"{why}, {_AGAIN}")
 
 
-def _seal(key: bytes, name: str, value: bytes) -> str:
-    """Bound to its name: a row's value put under another name opens nothing."""
+def _bound(team: str, name: str) -> bytes:
+    """What a value is sealed under. The platform's own were sealed under their name alone before there were teams."""
+    return f"{team}/{name}".encode() if team else name.encode()
+
+
+def _seal(key: bytes, team: str, name: str, value: bytes) -> str:
+    """Bound to its team and name: a row's value put under another opens nothing."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE_BYTES)
-    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, value, name.encode())).decode()
+    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, value, _bound(team, name))).decode()
 
 
 def _check(name: str, value: bytes) -> None:

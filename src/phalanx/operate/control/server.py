@@ -22,7 +22,9 @@ from phalanx.operate.control import auth, blob_home, database_home, joining, ser
 from phalanx.operate.control import standby as standby_needs
 from phalanx.operate.control.agent_socket import FRAME_BYTES_MAX, AgentDesk
 from phalanx.operate.control.api.application import create_app
+from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.guards import LOOPBACK
+from phalanx.operate.control.api.oidc_door import open_door
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
@@ -36,6 +38,7 @@ from phalanx.operate.control.leadership import Leadership, await_lead, claim, ho
 from phalanx.operate.control.line_process import LineProcess
 from phalanx.operate.control.notice_pump import NoticePump
 from phalanx.operate.control.outbox_pump import OutboxPump
+from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
 from phalanx.operate.control.secrets import Secrets
@@ -260,7 +263,7 @@ def _build(
     rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)
     ingest = Ingest(control, journal, series)
     secrets = Secrets(home, store, clock.now_ms)
-    words = LastWords(lambda: control.world, journal, lambda names: secrets.values(names).values())
+    words = LastWords(lambda: control.world, journal, lambda spec: secrets.values(spec.secrets, spec.team).values())
     scheduler = LineProcess("scheduler", command("scheduler"), ANSWER_S_MAX)
     tracker = LineProcess("tracking", command("tracking"), TRACK_S_MAX)
     services = Services(
@@ -270,6 +273,9 @@ def _build(
         store=store,
         clock=clock,
         tokens=tokens,
+        accounts=Accounts(store, clock.now_ms),
+        doors=Doors(),
+        oidc=open_door(home),
         secrets=secrets,
         blobs=blobs,
         collector=Collector(home, control, store, series, blobs, clock),

@@ -6,7 +6,7 @@ home unusable (a newer schema, no permission to write) is a SetupError when it i
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,14 +207,23 @@ class Store:
             return _last_seq(connection)
 
     def events(
-        self, after: int = 0, job: JobId | None = None, limit: int = 1000, kind: str = "", since_ms: int = 0, newest: bool = False
+        self,
+        after: int = 0,
+        job: JobId | None = None,
+        limit: int = 1000,
+        kind: str = "",
+        since_ms: int = 0,
+        newest: bool = False,
+        teams: Sequence[str] | None = None,
     ) -> list[Event]:
         """The log from the event after `after` on, of one job or of everything; of one kind, not before `since_ms`. In order, the
-        first `limit` of them, or the last when `newest`."""
+        first `limit` of them, or the last when `newest`. teams: of jobs of these alone."""
         log = tables.events.c
         query = select(tables.events).where(log.seq > after).order_by(log.seq.desc() if newest else log.seq).limit(limit)
         for asked, condition in ((job is not None, log.job == job), (kind, log.kind == kind), (since_ms, log.at_ms >= since_ms)):
             query = query.where(condition) if asked else query
+        if teams is not None:
+            query = query.where(log.job.in_(select(tables.jobs.c.id).where(tables.jobs.c.team.in_(list(teams)))))
         with self._reading() as connection:
             found = [event_of(row) for row in connection.execute(query)]
         return found[::-1] if newest else found

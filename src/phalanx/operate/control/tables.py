@@ -35,6 +35,7 @@ jobs = Table(
     Column("sequence", BIG, nullable=False, unique=True),
     Column("state", String(16), nullable=False),
     Column("record", Text, nullable=False),
+    Column("team", String(64), nullable=False, server_default="", index=True),
 )
 
 attempts = Table(
@@ -105,8 +106,9 @@ submits = Table(
 """Keys that make a repeated submit find its first job."""
 
 secrets = Table(
-    "secrets",
+    "team_secrets",
     metadata,
+    Column("team", String(64), primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("sealed", Text, nullable=False),
     Column("created_ms", BIG, nullable=False),
@@ -131,7 +133,7 @@ artifacts = Table(
     metadata,
     Column("attempt", ForeignKey("attempts.id"), primary_key=True),
     Column("name", String(1024), primary_key=True),
-    Column("sha256", String(64), nullable=False),
+    Column("sha256", String(64), nullable=False, index=True),
     Column("size_bytes", BIG, nullable=False),
     Column("at_ms", BIG, nullable=False),
 )
@@ -168,3 +170,87 @@ lead = Table(
     Column("expires_ms", BIG, nullable=False),
 )
 """Who leads; one row, `leader`, that is always there. expires_ms: on this database's clock, 0 without a lease."""
+
+organisations = Table(
+    "organisations",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(100), nullable=False),
+)
+"""One row once it has a name: a home is one organisation's."""
+
+users = Table(
+    "users",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("platform", Boolean, nullable=False),
+    Column("created_ms", BIG, nullable=False),
+    Column("removed_ms", BIG),
+)
+"""A name is never given twice: jobs and the audit log go on naming who left."""
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("created_ms", BIG, nullable=False),
+    Column("removed_ms", BIG),
+)
+"""Likewise: whoever made a team of an old name would get the old one's jobs."""
+
+members = Table(
+    "members",
+    metadata,
+    Column("team", ForeignKey("teams.name"), primary_key=True),
+    Column("person", ForeignKey("users.name"), primary_key=True),
+    Column("role", String(16), nullable=False),
+)
+
+access_tokens = Table(
+    "access_tokens",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("id", String(16), nullable=False, unique=True),
+    Column("name", String(64), nullable=False),
+    Column("owner", ForeignKey("users.name"), nullable=False, index=True),
+    Column("scope", String(16), nullable=False),
+    Column("team", String(64), nullable=False),
+    Column("created_ms", BIG, nullable=False),
+    Column("expires_ms", BIG, nullable=False),
+    Column("used_ms", BIG),
+)
+"""What people and their programs show. `tokens` are the home's own two."""
+
+identities = Table(
+    "identities",
+    metadata,
+    Column("issuer", String(255), primary_key=True),
+    Column("subject", String(255), primary_key=True),
+    Column("person", ForeignKey("users.name"), nullable=False),
+)
+"""Whom an OpenID provider means: a name there may change hands, its subject does not."""
+
+blob_senders = Table(
+    "blob_senders",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("person", String(64), primary_key=True),
+    Column("at_ms", BIG, nullable=False),
+)
+"""Who sent a blob of late: until a job of theirs names it, nothing else says that they have its bytes."""
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=True),
+    Column("at_ms", BIG, nullable=False, index=True),
+    Column("who", String(64), nullable=False),
+    Column("token", String(16), nullable=False),
+    Column("what", String(32), nullable=False),
+    Column("target", String(255), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", String(500), nullable=False),
+    sqlite_autoincrement=True,
+)
+"""Who changed what; only ever appended to."""

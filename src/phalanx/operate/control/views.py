@@ -1,7 +1,7 @@
 """What is true, as the API answers it. Pure: a world, the newest waits and progress in, views out."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,7 @@ def job_view(
         id=job.id,
         name=spec.name,
         project=spec.project,
+        team=spec.team,
         kind=spec.kind,
         queue=spec.queue,
         priority=spec.priority,
@@ -143,9 +144,9 @@ def device_counts(world: World) -> tuple[int, int]:
     return total, sum(len(devices) for devices in world.held().values())
 
 
-def job_counts(world: World) -> dict[str, int]:
+def job_counts(jobs: Iterable[JobRecord]) -> dict[str, int]:
     """Jobs by state; finished ones by outcome."""
-    names = (job.state.outcome if isinstance(job.state, Finished) else job.state.name for job in world.jobs.values())
+    names = (job.state.outcome if isinstance(job.state, Finished) else job.state.name for job in jobs)
     return dict(sorted(Counter(names).items()))
 
 

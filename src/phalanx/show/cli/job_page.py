@@ -216,6 +216,8 @@ def _summary(job: JobView, sentence: str, devices_are: str) -> Iterator[tuple[st
     if job.detail and job.detail not in sentence:
         yield "Detail", job.detail
     yield "Kind", job.kind
+    if job.team:
+        yield "Team", job.team
     yield "Project", job.project
     yield "Queue", f"{job.queue}, priority {job.priority}"
     yield "Devices", f"{job.devices} on {_nodes_text(job)} (devices here: {devices_are})"

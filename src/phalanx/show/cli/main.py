@@ -14,6 +14,7 @@ from phalanx.core.validation import value_of, what_to_write
 from phalanx.show.cli import (
     agent,
     artifacts,
+    audit,
     backup,
     chaos,
     checkpoint,
@@ -26,6 +27,7 @@ from phalanx.show.cli import (
     gc,
     jobs,
     ledger,
+    login,
     logs,
     model,
     moves,
@@ -38,6 +40,9 @@ from phalanx.show.cli import (
     queue,
     secret,
     sim,
+    team,
+    token,
+    user,
 )
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
@@ -92,6 +97,8 @@ def build() -> typer.core.TyperGroup:
         experts,
         pipeline,
         profile,
+        login,
+        audit,
         completion,
     ):
         module.add(root)
@@ -106,6 +113,9 @@ def build() -> typer.core.TyperGroup:
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (fabric, "fabric", "Links between GPUs: what they carry, and which are slow."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
+        (user, "user", "People of this platform."),
+        (team, "team", "Teams: who is in which, and as what."),
+        (token, "token", "What people and their programs show at the door."),
         (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),
     ):
         group = _group(text, no_args_is_help=True)

@@ -10,6 +10,7 @@ from phalanx.core.errors import SpecError
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, Output, OutputOption
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name, and that of the ranks' environment variable.")]
+TeamOption = Annotated[str, typer.Option("--team", help="Whose it is.", show_default="your only team, or the platform's own")]
 READ_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -25,6 +26,7 @@ def set_value(
     from_file: Annotated[
         Path | None, typer.Option("--from-file", metavar="FILE", help="Read the value here instead of from standard input.")
     ] = None,
+    team: TeamOption = "",
     home: HomeOption = None,
 ) -> None:
     """Store a secret, in place of an older value.
@@ -37,7 +39,7 @@ def set_value(
 
     with connect(home) as client:
         checked_secret(name)  # before anybody types a value
-        client.set_secret(name, _value(name, from_file))
+        client.set_secret(name, _value(name, from_file), team)
     note(f"Stored {name}. Jobs get it by `secrets: [{name}]`.")
 
 
@@ -50,24 +52,24 @@ def ls(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
 
     with connect(home) as client:
         views = client.secrets()
-    rows = [(view.name, moment_cell(view.set_ms)) for view in views]
+    teams = any(view.team for view in views)  # a platform of one user has no use for the column
+    heads = ("NAME", "TEAM", "SET (UTC)") if teams else ("NAME", "SET (UTC)")
+    rows = [(view.name, *([view.team or "-"] if teams else []), moment_cell(view.set_ms)) for view in views]
     emit(
         output,
         tuple[SecretView, ...],
         views,
-        lambda: [
-            Grid(("NAME", "SET (UTC)"), rows) if rows else line("No secrets are stored; `phalanx secret set NAME` stores one.")
-        ],
+        lambda: [Grid(heads, rows) if rows else line("No secrets are stored; `phalanx secret set NAME` stores one.")],
     )
 
 
-def rm(name: NameArgument, home: HomeOption = None) -> None:
+def rm(name: NameArgument, team: TeamOption = "", home: HomeOption = None) -> None:
     """Remove a secret. Ranks that run keep what they were given."""
     from phalanx.client import connect
     from phalanx.show.cli.text import note
 
     with connect(home) as client:
-        client.remove_secret(name)
+        client.remove_secret(name, team)
     note(f"Removed {name}.")
 
 

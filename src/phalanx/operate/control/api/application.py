@@ -1,14 +1,15 @@
-"""The application: every route but /healthz stands behind a token, and everything behind the guards."""
+"""The application: every route declares who may use it, and everything behind the guards."""
 
 from importlib.metadata import version
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from phalanx.operate.control.api import (
     agents,
     artifacts,
+    auditing,
     blobs,
     chaos,
     errors,
@@ -19,13 +20,17 @@ from phalanx.operate.control.api import (
     logs,
     models,
     nodes,
+    oidc,
+    people,
     plans,
     profiles,
+    refusals,
     secrets,
     sharing,
     status,
+    tokens,
 )
-from phalanx.operate.control.api.access import admin, admin_or_node, node
+from phalanx.operate.control.api.access import ANYBODY, SOMEBODY, authorities
 from phalanx.operate.control.api.guards import LOOPBACK, Guards
 from phalanx.operate.control.api.services import Services
 
@@ -34,20 +39,17 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     """`hosts` are the names by which the API may be reached."""
     app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    for router in (
-        *(
-            part.router
-            for part in (status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing)
-        ),
-        agents.for_admin,
-    ):
-        app.include_router(router, prefix="/api/v1", dependencies=[Depends(admin)])
-    app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
-    app.include_router(secrets.for_nodes, prefix="/api/v1", dependencies=[Depends(node)])
-    app.include_router(agents.router, prefix="/api/v1")
-    app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
-    app.add_api_route("/healthz", _healthz, include_in_schema=False)
+    for part in (
+        status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing, blobs, agents,
+        people, tokens, auditing, oidc,
+    ):  # fmt: skip
+        app.include_router(part.router, prefix="/api/v1")
+    app.add_api_route("/openapi.json", app.openapi, dependencies=[SOMEBODY], include_in_schema=False)
+    app.add_api_route("/healthz", _healthz, dependencies=[ANYBODY], include_in_schema=False)
+    for _ in authorities(app.routes):
+        pass  # one that declares nothing ends the start
     errors.install(app)
+    refusals.install(app)
     app.add_middleware(Guards, hosts=hosts)
     return app
 

@@ -6,12 +6,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from starlette.requests import HTTPConnection
 
-from phalanx.core.errors import NotFound, Unauthorized
+from phalanx.core.errors import Forbidden, NotFound, Unauthorized
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts
-from phalanx.operate.control.api import access
-from phalanx.operate.control.api.access import JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.access import READS, JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.services import Services
 
 PAGE_MAX: Final = 1_000
@@ -19,7 +19,7 @@ router = APIRouter(tags=["artifacts"])
 Text = Annotated[str, Query(max_length=600)]
 
 
-@router.get("/jobs/{job}/artifacts")
+@router.get("/jobs/{job}/artifacts", dependencies=[READS])
 async def list_artifacts(
     services: ServicesHere,
     job: JobHere,
@@ -35,7 +35,7 @@ async def list_artifacts(
     return await asyncio.to_thread(artifacts.of_attempts, services.store, wanted, after, limit)
 
 
-@router.get("/jobs/{job}/artifact")
+@router.get("/jobs/{job}/artifact", dependencies=[READS])
 async def artifact(
     services: ServicesHere, job: JobHere, name: Text, attempt: Annotated[str, Query(max_length=100)] = ""
 ) -> ArtifactView:
@@ -52,16 +52,18 @@ async def artifact(
 
 def may_store(
     connection: HTTPConnection,
+    asker: AskerHere,
     node: Annotated[str, Query(max_length=255)] = "",
     attempt: Annotated[str, Query(max_length=100)] = "",
 ) -> None:
-    """The admin may store any blob, a node those of an attempt that holds devices there. Raises Unauthorized, NotFound."""
-    caller = access.admin_or_node(connection)
-    if caller.role == "admin":
+    """Members may store any blob, a node those of an attempt that holds devices there. Raises Unauthorized, NotFound."""
+    if asker.known is not None:
+        if asker.known.best in (None, "viewer"):
+            raise Forbidden("role", asker.known.best, f"takes a member, by role and by the token's scope ({asker.known.scope})")
         return
     if not node or not attempt:
         raise Unauthorized("node", node, "a node stores blobs of its attempts: name both in the query")
     services: Services = connection.app.state.services
-    services.tokens.check_name(caller, NodeId(node))
+    services.tokens.check_name(asker.caller, NodeId(node))
     if services.control.world.current(AttemptId(attempt), NodeId(node)) is None:
         raise NotFound("attempt", attempt, f"holds no devices of {node}")

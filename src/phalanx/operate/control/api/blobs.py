@@ -7,8 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable
-from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api import blob_rights
+from phalanx.operate.control.api.access import READS_OR_NODES, ServicesHere
 from phalanx.operate.control.api.artifacts import may_store
+from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.scratch import received, sent
 from phalanx.operate.control.blob_threads import on_blob_thread, on_large_blob_thread
 
@@ -16,30 +18,34 @@ router = APIRouter(tags=["blobs"])
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-@router.head("/blobs/{sha256}")
-async def has_blob(services: ServicesHere, sha256: Sha256) -> Response:
+@router.head("/blobs/{sha256}", dependencies=[READS_OR_NODES])
+async def has_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256) -> Response:
     """Whether the blob is there: 200 or 404."""
     with _not_the_askers():
-        found = await on_blob_thread(services.blobs.has, sha256)
+        found = await on_blob_thread(blob_rights.has, services, asker.known, sha256)
     if not found:
         raise NotFound("blob", sha256, "send it with PUT first")
     return Response()
 
 
-@router.get("/blobs/{sha256}", response_class=Response)
-async def get_blob(services: ServicesHere, sha256: Sha256) -> Response:
+@router.get("/blobs/{sha256}", response_class=Response, dependencies=[READS_OR_NODES])
+async def get_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256) -> Response:
     """Its bytes."""
     with _not_the_askers():
+        await on_blob_thread(blob_rights.refuse_others, services, asker.known, sha256)
         return await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
 
 
-@router.put("/blobs/{sha256}", status_code=204, dependencies=[Depends(may_store)])
-async def put_blob(services: ServicesHere, sha256: Sha256, request: Request) -> Response:
+@router.put("/blobs/{sha256}", status_code=204, dependencies=[READS_OR_NODES, Depends(may_store)])
+async def put_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256, request: Request) -> Response:
     """Stores the raw body, at most 256 MiB, when its hash is the name."""
     async with received(request, services.home / "run") as data:
         put = on_blob_thread if isinstance(data, bytes) else on_large_blob_thread
         with _not_the_askers():
             await put(services.blobs.put_checked, sha256, data)
+    person = asker.known
+    if person is not None and person.everywhere is None:
+        await services.control.call(lambda controller: blob_rights.note_sender(services, controller.epoch, person, sha256))
     return Response(status_code=204)
 
 

@@ -9,7 +9,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized, UserError, WorldError
+from phalanx.core.errors import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    PhalanxError,
+    RateLimited,
+    SpecError,
+    Unauthorized,
+    UserError,
+    WorldError,
+)
 from phalanx.core.validation import value_of, what_to_write
 
 VALUE_CHARS_MAX: Final = 200
@@ -19,10 +29,12 @@ log = structlog.get_logger(__name__)
 
 
 _STATUS: Final[tuple[tuple[type[PhalanxError], int], ...]] = (
+    (Forbidden, 403),
     (Unauthorized, 401),
     (NotFound, 404),
     (Conflict, 409),
     (UserError, 422),
+    (RateLimited, 429),
     (WorldError, 503),
 )
 
@@ -41,7 +53,7 @@ def problem(error: BaseException, status: int | None = None) -> JSONResponse:
         }
         body |= {name: text.encode(errors="backslashreplace").decode() for name, text in words.items()}
     else:
-        body["detail"] = str(error) if status == 503 else "a bug in Phalanx; the server's log has the details"
+        body["detail"] = str(error) if status in (429, 503) else "a bug in Phalanx; the server's log has the details"
     return JSONResponse(body, status, headers=_headers(status), media_type="application/problem+json")
 
 

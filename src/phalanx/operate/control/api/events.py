@@ -11,7 +11,9 @@ from phalanx.core.errors import SpecError
 from phalanx.core.events import EventBody
 from phalanx.core.views import EventView
 from phalanx.operate.control import views
-from phalanx.operate.control.api.access import JobHere, ServicesHere
+from phalanx.operate.control.api.access import READS, JobHere, ServicesHere
+from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.veil import veil_of
 
 EVENTS_MAX: Final = 1000
 KINDS: Final = tuple(str(one.default) for body in get_args(get_args(EventBody)[0]) for one in fields(body) if one.name == "kind")
@@ -45,20 +47,25 @@ def page(
 PageAsked = Annotated[Page, Depends(page)]
 
 
-@router.get("/events")
-async def events(services: ServicesHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/events", dependencies=[READS])
+async def events(services: ServicesHere, asker: AskerHere, asked: PageAsked) -> Sequence[EventView]:
     """The log beyond event `after`, oldest first, a page of at most `limit`; the last one's `seq` is the next page's `after`.
 
-    newest: the last `limit` of them instead of the first.
+    newest: the last `limit` of them instead of the first. Of people of a team: what happened to its jobs.
     """
-    found = await asyncio.to_thread(services.store.events, asked.after, None, asked.limit, asked.kind, asked.since_ms, asked.newest)
-    return tuple(views.event_view(event) for event in found)
+    veil = veil_of(services, asker)
+    teams = None if veil.is_open else asker.person.teams_as("viewer")
+    found = await asyncio.to_thread(
+        services.store.events, asked.after, None, asked.limit, asked.kind, asked.since_ms, asked.newest, teams
+    )
+    return tuple(veil.event(views.event_view(event)) for event in found)
 
 
-@router.get("/jobs/{job}/events")
-async def events_of_job(services: ServicesHere, job: JobHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/jobs/{job}/events", dependencies=[READS])
+async def events_of_job(services: ServicesHere, asker: AskerHere, job: JobHere, asked: PageAsked) -> Sequence[EventView]:
     """A job's part of the log, likewise."""
     found = await asyncio.to_thread(
         services.store.events, asked.after, job.id, asked.limit, asked.kind, asked.since_ms, asked.newest
     )
-    return tuple(views.event_view(event) for event in found)
+    veil = veil_of(services, asker)
+    return tuple(veil.event(views.event_view(event)) for event in found)

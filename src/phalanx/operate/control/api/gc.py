@@ -5,22 +5,28 @@ from fastapi import APIRouter
 from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.units import duration_ms
 from phalanx.core.views import GcRequest, GcView
-from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.access import RULES, ServicesHere
+from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.people import audit
 
 router = APIRouter(tags=["gc"])
 
 
-@router.post("/gc", status_code=202)
-async def collect(services: ServicesHere, request: GcRequest) -> GcView:
+@router.post("/gc", status_code=202, dependencies=[RULES])
+async def collect(services: ServicesHere, asker: AskerHere, request: GcRequest) -> GcView:
     """Begins a collection, at most one at a time; GET shows how it ends. A dry run only says what would be collected."""
     try:
         older_than_ms = duration_ms(request.older_than)
     except ValueError as error:
         raise SpecError("older_than", request.older_than, str(error)) from error
-    return services.collector.start(older_than_ms, request.dry_run, BY)
+    view = services.collector.start(older_than_ms, request.dry_run, asker.name)
+    if not request.dry_run:  # what it removes it commits by and by, under the same name
+        note = asker.note("gc.start", f"older than {request.older_than}", services.clock.now_ms())
+        await services.control.call(lambda controller: audit.append(services.store, controller.epoch, note))
+    return view
 
 
-@router.get("/gc")
+@router.get("/gc", dependencies=[RULES])
 async def collection(services: ServicesHere) -> GcView:
     """The collection that runs, or the last one since the server started."""
     view = services.collector.view

@@ -1,6 +1,8 @@
 """Jobs: submit, look, cancel, pause, resume, retry."""
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Final
 
@@ -14,10 +16,14 @@ from phalanx.core.spec_parse import parse_spec
 from phalanx.core.states import Finished, JobState, Pending
 from phalanx.core.views import JobView, Progress, SubmitRequest
 from phalanx.operate.control import views, webhook
-from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
+from phalanx.operate.control.api import blob_rights, others_files
+from phalanx.operate.control.api.access import READS, SUBMITS, JobHere, JobToChange, ServicesHere, change, sees, team_for
+from phalanx.operate.control.api.asker import Asker, AskerHere
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.veil import veil_of
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.refused import KEY_CHARS_MAX
 from phalanx.operate.control.world import JobRecord
 
 JOBS_MAX: Final = 1000
@@ -28,11 +34,11 @@ router = APIRouter(tags=["jobs"])
 Filter = Annotated[str, Query(max_length=100)]
 
 
-@router.post("/jobs", status_code=201)
-async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
+@router.post("/jobs", status_code=201, dependencies=[SUBMITS])
+async def submit(services: ServicesHere, asker: AskerHere, request: SubmitRequest) -> JobView:
     """Accepts a job, or refuses it with the one thing to change."""
-    spec = parse_spec(dict(request.spec))
-    if request.code and not await on_blob_thread(services.blobs.has, request.code):
+    spec = with_team(services, asker, parse_spec(dict(request.spec)))
+    if request.code and not await on_blob_thread(blob_rights.has, services, asker.person, request.code):
         raise SpecError("code", request.code, "send the packed workdir to /api/v1/blobs first")
     if spec.environment.lock and not request.code:
         raise SpecError("environment.lock", spec.environment.lock, "is a file of workdir: send that packed, and name it as code")
@@ -43,15 +49,16 @@ async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
     def act(controller: Controller) -> JobId:
         if services.blobs.is_doomed(request.code):  # asked where the collection dooms, so that nothing comes between
             raise SpecError("code", request.code, "was collected as garbage just now; submit again, which sends it again")
-        return controller.submit(spec, request.code, request.key, BY)
+        return controller.submit(spec, request.code, _key(spec.team, request.key), asker.name)
 
-    job = await services.control.change(act)
-    return await job_view_of(services, services.control.world.jobs[job])
+    job = await change(services, asker, "job.submit", "", act)
+    return await job_view_of(services, asker, services.control.world.jobs[job])
 
 
-@router.get("/jobs")
+@router.get("/jobs", dependencies=[READS])
 async def list_jobs(
     services: ServicesHere,
+    asker: AskerHere,
     queue: Filter = "",
     project: Filter = "",
     state: Filter = "",
@@ -62,9 +69,9 @@ async def list_jobs(
     found = (
         job
         for job in newest_first
-        if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
+        if sees(asker, job) and queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
     )
-    return tuple([await job_view_of(services, job) for job in islice(found, limit)])
+    return tuple([await job_view_of(services, asker, job) for job in islice(found, limit)])
 
 
 def _names(state: JobState) -> tuple[str, ...]:
@@ -72,50 +79,63 @@ def _names(state: JobState) -> tuple[str, ...]:
     return ("", state.name, state.outcome) if isinstance(state, Finished) else ("", state.name)
 
 
-@router.get("/jobs/{job}")
-async def get_job(services: ServicesHere, job: JobHere) -> JobView:
+@router.get("/jobs/{job}", dependencies=[READS])
+async def get_job(services: ServicesHere, asker: AskerHere, job: JobHere) -> JobView:
     """One job."""
-    return await job_view_of(services, job)
+    return await job_view_of(services, asker, job)
 
 
-@router.post("/jobs/{job}/cancel")
-async def cancel(services: ServicesHere, job: JobHere, array: Annotated[bool, Query()] = False) -> JobView:
+@router.post("/jobs/{job}/cancel", dependencies=[SUBMITS])
+async def cancel(services: ServicesHere, asker: AskerHere, job: JobToChange, array: Annotated[bool, Query()] = False) -> JobView:
     """Asks it to end; its ranks get SIGTERM, and SIGKILL later. `array`: with it all jobs of its array."""
-    await services.control.change(lambda controller: controller.cancel(job.id, BY, array))
-    return await job_view_of(services, services.control.world.jobs[job.id])
+    await change(services, asker, "job.cancel", job.id, lambda controller: controller.cancel(job.id, asker.name, array))
+    return await job_view_of(services, asker, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/pause")
-async def pause(services: ServicesHere, job: JobHere) -> JobView:
+@router.post("/jobs/{job}/pause", dependencies=[SUBMITS])
+async def pause(services: ServicesHere, asker: AskerHere, job: JobToChange) -> JobView:
     """Asks it to let go of its devices until it is resumed. Asking twice is asking once."""
-    await services.control.change(lambda controller: controller.pause(job.id, BY))
-    return await job_view_of(services, services.control.world.jobs[job.id])
+    await change(services, asker, "job.pause", job.id, lambda controller: controller.pause(job.id, asker.name))
+    return await job_view_of(services, asker, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/resume")
-async def resume(services: ServicesHere, job: JobHere) -> JobView:
+@router.post("/jobs/{job}/resume", dependencies=[SUBMITS])
+async def resume(services: ServicesHere, asker: AskerHere, job: JobToChange) -> JobView:
     """A paused job waits for devices again; one that goes on anyway is left alone."""
-    await services.control.change(lambda controller: controller.resume(job.id, BY))
-    return await job_view_of(services, services.control.world.jobs[job.id])
+    await change(services, asker, "job.resume", job.id, lambda controller: controller.resume(job.id, asker.name))
+    return await job_view_of(services, asker, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/retry")
-async def retry(services: ServicesHere, job: JobHere) -> JobView:
+@router.post("/jobs/{job}/retry", dependencies=[SUBMITS])
+async def retry(services: ServicesHere, asker: AskerHere, job: JobToChange) -> JobView:
     """Opens a job that failed or was cancelled again, from its last checkpoint and with all its restarts before it."""
-    await services.control.change(lambda controller: controller.retry(job.id, BY))
-    return await job_view_of(services, services.control.world.jobs[job.id])
+    await change(services, asker, "job.retry", job.id, lambda controller: controller.retry(job.id, asker.name))
+    return await job_view_of(services, asker, services.control.world.jobs[job.id])
 
 
 async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
     """Raises SpecError for a secret that is not stored: better now than when its ranks shall start."""
     signing = (spec.notify.secret,) if spec.notify and spec.notify.secret else ()
     for field, names in (("secrets", spec.secrets), ("notify.secret", signing)):
-        missing = await asyncio.to_thread(services.secrets.missing, names) if names else ()
+        missing = await asyncio.to_thread(services.secrets.missing, names, spec.team) if names else ()
         if missing:
             raise SpecError(field, missing[0], f"is not stored; set it first: `phalanx secret set {missing[0]}`")
 
 
-async def job_view_of(services: Services, job: JobRecord) -> JobView:
+def with_team(services: Services, asker: Asker, spec: JobSpec) -> JobSpec:
+    """The spec of the team for which they submit. Raises SpecError, Forbidden."""
+    spec = replace(spec, team=team_for(services, asker.person, spec.team, "member"))
+    others_files.refuse(services, asker.person, spec)
+    return spec
+
+
+def _key(team: str, key: str) -> str:
+    """Keys are each team's own: with another's a submit would be answered with their job. One that is too long is told so later."""
+    own = bool(team and key) and len(key) <= KEY_CHARS_MAX
+    return f"{team}:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}" if own else key
+
+
+async def job_view_of(services: Services, asker: Asker, job: JobRecord) -> JobView:
     """With where its newest attempt stands."""
     newest, before = None, None
     if job.attempt is not None and not isinstance(job.state, Pending):
@@ -123,9 +143,10 @@ async def job_view_of(services: Services, job: JobRecord) -> JobView:
     if newest is not None and job.attempt is not None:
         before = await asyncio.to_thread(services.series.step_before, job.attempt, newest, PACE_STEPS)
     progress = progress_of(newest, before) if newest else None
-    return views.job_view(
+    view = views.job_view(
         services.control.world, job, services.control.waiting, progress, services.clock.now_ms(), services.home / "jobs"
     )
+    return veil_of(services, asker).job(view, job.spec)
 
 
 def progress_of(newest: StepRecord, before: StepRecord | None = None) -> Progress:

@@ -7,14 +7,15 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from phalanx.core.devices import CPU_SLOT
-from phalanx.core.errors import NotFound, SpecError
+from phalanx.core.errors import SpecError
 from phalanx.core.events import Event
-from phalanx.core.ids import AttemptId, JobId
+from phalanx.core.ids import AttemptId
 from phalanx.core.records import StepRecord
 from phalanx.core.views import LedgerView
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.control import views
-from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.access import READS, ServicesHere, job_for, sees
+from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import JobRecord, World
@@ -25,29 +26,38 @@ Time = Annotated[int | None, Query(ge=0, le=2**53)]
 router = APIRouter(tags=["ledger"])
 
 
-@router.get("/ledger")
+@router.get("/ledger", dependencies=[READS])
 async def ledger(
-    services: ServicesHere, job: Annotated[str, Query(max_length=100)] = "", since_ms: Time = None, until_ms: Time = None
+    services: ServicesHere,
+    asker: AskerHere,
+    job: Annotated[str, Query(max_length=100)] = "",
+    since_ms: Time = None,
+    until_ms: Time = None,
 ) -> LedgerView:
-    """Device time of a window by category: of the fleet, or of the devices that one job held. Without bounds, all so far; what
+    """Device time of a window by category: of the fleet, or of the devices that one job held. People of a team have the devices of
+    its jobs for a fleet. Without bounds, all so far; what
     has not happened yet is in no window."""
     world = services.control.world
-    record = world.jobs.get(JobId(job)) if job else None
-    if job and record is None:
-        raise NotFound("job", job, "there is no such job; list them with `phalanx ls`")
+    record = job_for(services, asker, job) if job else None
     now_ms = services.clock.now_ms()
     last_ms = (record.finished_ms if record else None) or now_ms
     until = last_ms if until_ms is None else min(until_ms, now_ms)
     if since_ms is not None and since_ms > until:
         raise SpecError("since_ms", since_ms, f"write a time before the end of the window, {until}")
-    return await asyncio.to_thread(_account, services, world, record, since_ms, until)
+    own = None if asker.person.everywhere is not None else [one for one in world.jobs.values() if sees(asker, one)]
+    jobs = [record] if record else own
+    return await asyncio.to_thread(_account, services, world, record, jobs, since_ms, until)
 
 
-def _account(services: Services, world: World, job: JobRecord | None, since_ms: int | None, until_ms: int) -> LedgerView:
+def _account(
+    services: Services, world: World, job: JobRecord | None, jobs: list[JobRecord] | None, since_ms: int | None, until_ms: int
+) -> LedgerView:
+    """jobs: of which it is, `job` or a team's; None is the fleet's."""
     events = list(_all_events(services.store))
     first_ms = job.submitted_ms if job else (events[0].at_ms if events else until_ms)
     since = min(first_ms, until_ms) if since_ms is None else since_ms
-    booked = account(events, _steps(services, world, job, since, until_ms), since, until_ms, job.id if job else None)
+    of_jobs = None if jobs is None else frozenset(one.id for one in jobs)
+    booked = account(events, _steps(services, world, jobs, since, until_ms), since, until_ms, of_jobs)
     return LedgerView(
         job=job.id if job else None,
         since_ms=since,
@@ -57,7 +67,7 @@ def _account(services: Services, world: World, job: JobRecord | None, since_ms: 
         balanced=booked.balanced,
         devices_are=views.devices_are(world),
         cost=cost(booked.by_type, _price),
-        notes=(*_notes(booked.by_type), *_collected(world, job, since, until_ms)),
+        notes=(*_notes(booked.by_type), *_collected(world, jobs, since, until_ms)),
     )
 
 
@@ -69,10 +79,11 @@ def _all_events(store: Store) -> Iterator[Event]:
 
 
 def _steps(
-    services: Services, world: World, job: JobRecord | None, since_ms: int, until_ms: int
+    services: Services, world: World, asked: list[JobRecord] | None, since_ms: int, until_ms: int
 ) -> dict[AttemptId, list[StepRecord]]:
     """Of every attempt of each job that held devices in the window: what counts as done again depends on those before."""
-    jobs = [job] if job else [one for one in world.jobs.values() if _held_in(world, one, since_ms, until_ms)]
+    some = list(world.jobs.values()) if asked is None else asked
+    jobs = some if len(some) == 1 else [one for one in some if _held_in(world, one, since_ms, until_ms)]
     return {attempt: services.series.steps(attempt) for one in jobs for attempt in one.attempts}
 
 
@@ -81,9 +92,9 @@ def _held_in(world: World, job: JobRecord, since_ms: int, until_ms: int) -> bool
     return any(placed < until_ms and (ended is None or ended > since_ms) for placed, ended in spans)
 
 
-def _collected(world: World, job: JobRecord | None, since_ms: int, until_ms: int) -> tuple[str, ...]:
+def _collected(world: World, asked: list[JobRecord] | None, since_ms: int, until_ms: int) -> tuple[str, ...]:
     """Without their step records nobody knows any more how they spent their time."""
-    jobs = [job] if job else list(world.jobs.values())
+    jobs = list(world.jobs.values()) if asked is None else asked
     count = sum(one.collected_ms is not None and _held_in(world, one, since_ms, until_ms) for one in jobs)
     whose = "1 job was" if count == 1 else f"{count} jobs were"
     return (f"the measurements of {whose} collected, so that time counts as unmeasured",) if count else ()

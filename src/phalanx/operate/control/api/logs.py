@@ -2,7 +2,6 @@
 
 import asyncio
 import codecs
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -11,9 +10,10 @@ from fastapi import APIRouter, Query
 from phalanx.core.curves import POINTS, POINTS_MAX, CurvesView
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import AttemptId
+from phalanx.core.spec import JobSpec
 from phalanx.core.views import LogPage, StepPage
 from phalanx.operate.control import masking
-from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.access import READS, JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.services import Services
 from phalanx.record.telemetry.curves import curves_of
 from phalanx.record.telemetry.series import PAGE_MAX
@@ -25,7 +25,7 @@ LIMIT_MAX: Final = 1024 * 1024
 router = APIRouter(tags=["logs"])
 
 
-@router.get("/jobs/{job}/steps")
+@router.get("/jobs/{job}/steps", dependencies=[READS])
 async def steps(
     services: ServicesHere,
     job: JobHere,
@@ -40,7 +40,7 @@ async def steps(
     return await asyncio.to_thread(services.series.page, job.attempts, after, rank, only, limit)
 
 
-@router.get("/jobs/{job}/curves")
+@router.get("/jobs/{job}/curves", dependencies=[READS])
 async def curves(
     services: ServicesHere,
     job: JobHere,
@@ -52,7 +52,7 @@ async def curves(
     return await asyncio.to_thread(curves_of, services.series, job.id, job.attempts, rank, points)
 
 
-@router.get("/jobs/{job}/logs")
+@router.get("/jobs/{job}/logs", dependencies=[READS])
 async def logs(
     services: ServicesHere,
     job: JobHere,
@@ -69,14 +69,15 @@ async def logs(
     world_size = services.control.world.attempts[one].placement.world_size
     if rank >= world_size:
         raise NotFound("rank", rank, f"{one} has the ranks 0 to {world_size - 1}")
-    return await asyncio.to_thread(log_page, services, one, rank, offset, limit, job.spec.secrets)
+    return await asyncio.to_thread(log_page, services, one, rank, offset, limit, job.spec)
 
 
-def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int, secrets: Sequence[str] = ()) -> LogPage:
-    """UTF-8 with replacement, without the values of `secrets`. A character that is not whole yet is left for the next page,
+def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int, spec: JobSpec) -> LogPage:
+    """UTF-8 with replacement, without the values of the job's secrets. A character that is not whole yet is left for the next page,
     unless nothing will follow."""
     over = services.control.world.attempts[attempt].ended_ms is not None  # asked before reading: what follows is the whole log
-    values = [value.encode() for value in services.secrets.values(secrets).values()] if secrets else []
+    known = services.secrets.values(spec.secrets, spec.team) if spec.secrets else {}
+    values = [value.encode() for value in known.values()]
     page = masking.page(partial(services.journal.read, "log", attempt, rank), offset, limit, values, over)
     last = over and page.taken < limit
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

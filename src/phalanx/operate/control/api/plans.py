@@ -17,8 +17,11 @@ from phalanx.core.states import Pending
 from phalanx.core.views import PlanRequest, PlanView, WhyView
 from phalanx.decide.scheduler.snapshot import Snapshot
 from phalanx.operate.control import refused, views
-from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
+from phalanx.operate.control.api.access import READS, RULES, SUBMITS, JobHere, ServicesHere
+from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.jobs import with_team
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.veil import veil_of
 from phalanx.operate.control.dry_views import plan_view, why_waiting
 from phalanx.operate.control.outcomes import Outcomes
 from phalanx.operate.control.snapshots import job_facts
@@ -28,30 +31,30 @@ router = APIRouter(tags=["plans"])
 _asked: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plans")
 
 
-@router.get("/jobs/{job}/why")
-async def why(services: ServicesHere, job: JobHere, changes: Annotated[bool, Query()] = False) -> WhyView:
+@router.get("/jobs/{job}/why", dependencies=[READS])
+async def why(services: ServicesHere, asker: AskerHere, job: JobHere, changes: Annotated[bool, Query()] = False) -> WhyView:
     """Why it is where it is. `changes`: of one that waits also when it is expected to start, and what would start it now; this
     takes as long as a decision."""
     view = views.why_view(services.control.world, job, services.control.waiting, services.clock.now_ms())
     snapshot = services.control.snapshot
     if not changes or snapshot is None or not isinstance(job.state, Pending):
-        return view
-    return await _on_thread(lambda: why_waiting(snapshot, view))
+        return veil_of(services, asker).why(view, job.spec)
+    return veil_of(services, asker).why(await _on_thread(lambda: why_waiting(snapshot, view)), job.spec)
 
 
-@router.post("/plan")
-async def plan(services: ServicesHere, request: PlanRequest) -> PlanView:
+@router.post("/plan", dependencies=[SUBMITS])
+async def plan(services: ServicesHere, asker: AskerHere, request: PlanRequest) -> PlanView:
     """What would be decided of a job if it were submitted now. Nothing is submitted."""
-    spec = parse_spec(dict(request.spec))
+    spec = with_team(services, asker, parse_spec(dict(request.spec)))
     snapshot = _snapshot(services)
     refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
-    facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, BY)
+    facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, asker.name)
     jobs = spec.array.count if spec.array else 1
     unmet, failed = Outcomes(services.control.world).of(spec.after)
-    return await _on_thread(lambda: plan_view(snapshot, facts, jobs, unmet, failed))
+    return veil_of(services, asker).plan(await _on_thread(lambda: plan_view(snapshot, facts, jobs, unmet, failed)), spec)
 
 
-@router.get("/snapshot")
+@router.get("/snapshot", dependencies=[RULES])
 async def saved(services: ServicesHere) -> Response:
     """All that the newest decision was made from, for `phalanx sim replay`. Not a view: it reads as `Snapshot` of this version."""
     snapshot = _snapshot(services)

@@ -13,7 +13,17 @@ from phalanx.core.profile import FOLDER, RANKS_READ_MAX, SUMMARY_BYTES_MAX, Prof
 from phalanx.core.trace_request import TraceRequestView, TracesAsked
 from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts, profiles
-from phalanx.operate.control.api.access import BY, JobHere, ServicesHere, attempt_of, refuse_collected
+from phalanx.operate.control.api.access import (
+    READS,
+    SUBMITS,
+    JobHere,
+    JobToChange,
+    ServicesHere,
+    attempt_of,
+    change,
+    refuse_collected,
+)
+from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.jobs import PACE_STEPS
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import for_each_blob, on_blob_thread
@@ -24,7 +34,7 @@ router = APIRouter(tags=["profile"])
 _HOW: Final = "trace steps with --steps 5 while it runs, or with profile: {first: 100} in its job file"
 
 
-@router.get("/jobs/{job}/profile")
+@router.get("/jobs/{job}/profile", dependencies=[READS])
 async def profile(
     services: ServicesHere,
     job: JobHere,
@@ -37,18 +47,20 @@ async def profile(
     return await on_blob_thread(_profile, services, job, job.attempts if only is None else (only,), first)
 
 
-@router.post("/jobs/{job}/profile")
-async def request_traces(services: ServicesHere, job: JobHere, request: TracesAsked) -> TraceRequestView:
+@router.post("/jobs/{job}/profile", dependencies=[SUBMITS])
+async def request_traces(services: ServicesHere, asker: AskerHere, job: JobToChange, request: TracesAsked) -> TraceRequestView:
     """Asks the running attempt to trace `steps` of its next steps, all its ranks from the same one on; of `ranks` alone where some
     are named. Refused while others are asked for, near the end of the run, where its records are held up, and where so many files
     are kept already that theirs would be too many."""
     looked_at = job.attempt  # the job may start again meanwhile
     pace = await asyncio.to_thread(_pace, services, looked_at) if looked_at else None
-    asked = await services.control.change(lambda controller: controller.request_traces(job.id, request, pace, BY))
+    asked = await change(
+        services, asker, "job.trace", job.id, lambda controller: controller.request_traces(job.id, request, pace, asker.name)
+    )
     return await on_blob_thread(_request, services, services.control.world.jobs[job.id], asked)
 
 
-@router.get("/jobs/{job}/profile/request")
+@router.get("/jobs/{job}/profile/request", dependencies=[READS])
 async def trace_request(
     services: ServicesHere,
     job: JobHere,

@@ -4,46 +4,57 @@ import asyncio
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import AttemptId
 from phalanx.core.views import SecretView
-from phalanx.operate.control.api.access import NamedNode, ServicesHere
+from phalanx.operate.control.api.access import NODES, SUBMITS, NamedNode, ServicesHere, team_for
+from phalanx.operate.control.api.asker import AskerHere
 
 router = APIRouter(tags=["secrets"])
-for_nodes = APIRouter(tags=["secrets"])
 Name = Annotated[str, Path(max_length=64)]
+Team = Annotated[str, Query(max_length=64)]
 NO_STORE = {"Cache-Control": "no-store"}
 
 log = structlog.get_logger(__name__)
 
 
-@router.put("/secrets/{name}", status_code=204)
-async def put_secret(services: ServicesHere, name: Name, request: Request) -> Response:
-    """Stores the raw body as the value, in place of an older one."""
+@router.put("/secrets/{name}", status_code=204, dependencies=[SUBMITS])
+async def put_secret(services: ServicesHere, asker: AskerHere, name: Name, request: Request, team: Team = "") -> Response:
+    """Stores the raw body as the team's value, in place of an older one."""
+    whose = team_for(services, asker.person, team, "member")
     value = await request.body()
-    await services.control.call(lambda controller: services.secrets.put(controller.epoch, name, value))
-    log.info("secret_set", name=name)
+    note = asker.note("secret.set", named(whose, name), services.clock.now_ms())
+    await services.control.call(lambda controller: services.secrets.put(controller.epoch, name, value, whose, note))
+    log.info("secret_set", name=name, team=whose)
     return Response(status_code=204)
 
 
-@router.get("/secrets")
-async def list_secrets(services: ServicesHere) -> tuple[SecretView, ...]:
-    """Names and dates. No route gives a value to a person."""
-    return await asyncio.to_thread(services.secrets.views)
+@router.get("/secrets", dependencies=[SUBMITS])
+async def list_secrets(services: ServicesHere, asker: AskerHere) -> tuple[SecretView, ...]:
+    """Names and dates, of the teams in which the caller is a member. No route gives a value to a person."""
+    views = await asyncio.to_thread(services.secrets.views)
+    return tuple(view for view in views if asker.person.has("member", view.team))
 
 
-@router.delete("/secrets/{name}", status_code=204)
-async def remove_secret(services: ServicesHere, name: Name) -> Response:
+@router.delete("/secrets/{name}", status_code=204, dependencies=[SUBMITS])
+async def remove_secret(services: ServicesHere, asker: AskerHere, name: Name, team: Team = "") -> Response:
     """Forgets it; ranks that run keep what they were given."""
-    await services.control.call(lambda controller: services.secrets.remove(controller.epoch, name))
-    log.info("secret_removed", name=name)
+    whose = team_for(services, asker.person, team, "member")
+    note = asker.note("secret.remove", named(whose, name), services.clock.now_ms())
+    await services.control.call(lambda controller: services.secrets.remove(controller.epoch, name, whose, note))
+    log.info("secret_removed", name=name, team=whose)
     return Response(status_code=204)
 
 
-@for_nodes.get("/attempts/{attempt}/secrets")
+def named(team: str, name: str) -> str:
+    """As the audit log has it."""
+    return f"{team}/{name}" if team else name
+
+
+@router.get("/attempts/{attempt}/secrets", dependencies=[NODES])
 async def secrets_of(
     services: ServicesHere,
     attempt: Annotated[str, Path(max_length=100)],
@@ -53,8 +64,8 @@ async def secrets_of(
     found = services.control.world.current(AttemptId(attempt), node)
     if found is None:
         raise NotFound("attempt", attempt, f"holds no devices of {node}")
-    job, names = found[0].id, found[0].spec.secrets
-    values = await asyncio.to_thread(services.secrets.values, names)
+    job, names, team = found[0].id, found[0].spec.secrets, found[0].spec.team
+    values = await asyncio.to_thread(services.secrets.values, names, team)
     if missing := [name for name in names if name not in values]:
         again = f"is not stored any more; `phalanx secret set {missing[0]}`, then `phalanx retry {job}`"
         raise Conflict("secret", missing[0], again)

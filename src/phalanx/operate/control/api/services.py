@@ -7,9 +7,12 @@ from pathlib import Path
 from fastapi import Request
 
 from phalanx.operate.control.agent_socket import AgentDesk
+from phalanx.operate.control.api.doors import Doors
+from phalanx.operate.control.api.oidc_door import OidcDoor
 from phalanx.operate.control.auth import Tokens
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.gc_run import Collector
+from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.ports import Clock
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
@@ -28,6 +31,9 @@ class Services:
     store: Store
     clock: Clock
     tokens: Tokens
+    accounts: Accounts
+    doors: Doors
+    oidc: OidcDoor | None
     secrets: Secrets
     blobs: BlobStore
     collector: Collector

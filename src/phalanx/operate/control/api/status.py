@@ -8,28 +8,32 @@ from fastapi import APIRouter
 
 from phalanx.core.views import StatusView
 from phalanx.operate.control import views
-from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.access import READS, ServicesHere, sees
+from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.veil import veil_of
 
 router = APIRouter(tags=["status"])
 
 
-@router.get("/status")
-async def status(services: ServicesHere) -> StatusView:
-    """Devices, nodes, jobs, processes, ticks."""
+@router.get("/status", dependencies=[READS])
+async def status(services: ServicesHere, asker: AskerHere) -> StatusView:
+    """Devices, nodes, jobs, processes, ticks. People of a team see its jobs counted, and nothing of the machine that the server
+    runs on."""
+    veil = veil_of(services, asker)
     world, tick_ms = services.control.world, services.control.tick_ms
     total, held = views.device_counts(world)
     return StatusView(
         version=version("phalanx"),
-        home=str(services.home),
+        home=str(services.home) if veil.is_open else "",
         url=services.url,
         epoch=services.control.epoch,
         devices_are=views.devices_are(world),
         devices_total=total,
         devices_held=held,
-        jobs=views.job_counts(world),
-        nodes=views.node_views(world, services.desk.seen_ms),
+        jobs=views.job_counts(one for one in world.jobs.values() if sees(asker, one)),
+        nodes=veil.nodes(views.node_views(world, services.desk.seen_ms)),
         outbox=await asyncio.to_thread(services.store.outbox_size),
-        processes=await asyncio.to_thread(services.processes),
+        processes=await asyncio.to_thread(services.processes) if veil.is_open else {},
         tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,
         tick_ms_max=round(max(tick_ms, default=0.0), 3),
         database=services.store.shown,

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -36,20 +36,21 @@ class Account:
         return self.capacity == sum(self.categories.values()) == sum(self.by_type.values())
 
 
-def account(events: Iterable[Event], steps: Steps, since_ms: int, until_ms: int, job: JobId | None = None) -> Account:
-    """The fleet's time in [since_ms, until_ms), or, for a `job`, the time of the devices that it held.
+def account(events: Iterable[Event], steps: Steps, since_ms: int, until_ms: int, job: JobId | Set[JobId] | None = None) -> Account:
+    """The fleet's time in [since_ms, until_ms), or, for a `job` or several, the time of the devices that they held.
 
     events: the whole log, oldest first. steps: the records of attempts. Of a training rank that left none: while its attempt
     goes on it counts as starting up, and once that is over, as not measured from the moment it ran.
     """
     history = fold(events)
+    jobs = {job} if isinstance(job, str) else job
     window = (since_ms, max(since_ms, until_ms))
     owned = _owned(history)
     book = _Book()
     for one in _with_steps_before(owned, steps):
-        if job is None or one.owned.hold.job == job:
+        if jobs is None or one.owned.hold.job in jobs:
             _book_held(book, one, history, window)
-    if job is None:
+    if jobs is None:
         _book_free(book, history, owned, window)
     return book.close()
 

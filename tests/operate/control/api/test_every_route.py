@@ -1,0 +1,221 @@
+"""Every route of the application, told by the application itself: what it wants, and that it is not to be had without."""
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.routing import Route, WebSocketRoute
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from phalanx.core.errors import Bug
+from phalanx.operate.control.api.access import READS, SUBMITS, authorities
+from phalanx.operate.control.api.application import create_app
+from tests.operate.control.api.two_teams import Teams, two_teams
+from tests.operate.control.live_server import LiveServer, PlayedAgent, until
+
+SHA = hashlib.sha256(b"red's").hexdigest()
+OPEN = {"anybody, without a token"}
+APART = {"a join token", "a node, by the socket's own check", *OPEN}
+
+
+def declared() -> list[tuple[str, str, str]]:
+    """(method, path, what it wants); of a socket the method is WS."""
+    found = []
+    for route, path, wanted in authorities(create_app(cast(Any, None)).routes):
+        methods = sorted(getattr(route, "methods", None) or ["WS"])
+        found += [(method, path, wanted) for method in methods]
+    return found
+
+
+ROUTES = declared()
+HTTP = [one for one in ROUTES if one[0] != "WS"]
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teams]:
+    live = LiveServer(tmp_path_factory.mktemp("routes") / "home")
+    live.start()
+    yield two_teams(live)
+    assert live.end() == 0, live.words()
+    assert "Traceback" not in live.words(), live.words()
+
+
+@pytest.fixture(scope="module")
+def red(teams: Teams) -> Iterator[str]:
+    """A job of the red team's that runs on the one node, with an artifact's bytes and a secret."""
+    with PlayedAgent(teams.server) as agent, teams.http("rob") as http:
+        agent.hello()
+        assert http.put(f"/blobs/{SHA}", content=b"red's").status_code == 204
+        assert http.put("/secrets/RED_KEY", content=b"tiger-canary").status_code == 204
+        answer = http.post("/jobs", json={"spec": {"name": "ours", "entrypoint": "true"}, "code": SHA})
+        job = str(answer.json()["id"])
+        agent.started()
+        until(lambda: teams.server.get(f"/jobs/{job}")["state"] == "running")
+        yield job
+
+
+def filled(path: str, job: str) -> str:
+    fill = {"{job}": job, "{sha256}": SHA, "{name}": "RED_KEY", "{version}": "1", "{node}": "node-a", "{team}": "red"}
+    fill |= {"{user}": "rob", "{token}": "0" * 12, "{attempt}": f"{job}.1"}
+    return functools.reduce(lambda text, pair: text.replace(*pair), fill.items(), path)
+
+
+def test_the_application_has_routes_of_each_kind_and_all_declare_what_they_want() -> None:
+    assert len(ROUTES) > 50 and "WS" in {method for method, _, _ in ROUTES}
+    assert [path for _, path, wanted in ROUTES if wanted in OPEN] == ["/api/v1/oidc", "/api/v1/oidc/login", "/healthz"]
+    assert {wanted for _, _, wanted in ROUTES} == {
+        "somebody", "reads", "submits", "leads", "rules", "nodes", "reads or nodes", *APART,
+    }  # fmt: skip
+    assert all(isinstance(route, Route | WebSocketRoute) for route, _, _ in authorities(create_app(cast(Any, None)).routes))
+
+
+@pytest.mark.parametrize("dependencies", [[], [READS, SUBMITS]])
+def test_a_route_without_one_authority_is_not_served(dependencies: list[Any]) -> None:
+    app, router = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), APIRouter()
+
+    @router.get("/new", dependencies=dependencies)
+    async def new() -> str:
+        return "everything"
+
+    app.include_router(router, prefix="/api/v1")
+    with pytest.raises(Bug, match=r"/api/v1/new declares \d"):
+        list(authorities(app.routes))
+    socket = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    socket.add_api_websocket_route("/ws", new)
+    with pytest.raises(Bug, match="/ws declares 0"):
+        list(authorities(socket.routes))
+
+
+@pytest.mark.parametrize(("method", "path", "wanted"), [one for one in HTTP if one[2] not in OPEN])
+def test_no_route_answers_without_a_known_token(teams: Teams, red: str, method: str, path: str, wanted: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer phx_wrong"}):
+        answer = httpx.request(method, f"{teams.server.url}{filled(path, red)}", headers=headers, trust_env=False, verify=False)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize(("method", "path", "wanted"), [one for one in HTTP if one[2] not in APART])
+def test_no_route_answers_who_may_not(teams: Teams, red: str, method: str, path: str, wanted: str) -> None:
+    """Whoever has no role, and a node, or a person where nodes alone may."""
+    without = {"somebody": [], "nodes": ["noa", "ruth"]}.get(wanted, ["noa"])
+    if wanted in ("submits", "leads", "rules"):
+        without += ["rey"]
+    if wanted in ("leads", "rules"):
+        without += ["rob"]
+    if wanted == "rules":
+        without += ["rita"]
+    tokens = [teams.tokens[user] for user in without]
+    if wanted not in ("nodes", "reads or nodes"):
+        tokens.append(teams.server.token("node-token"))
+    for token in tokens:
+        url, headers = f"{teams.server.url}{filled(path, red)}", {"Authorization": f"Bearer {token}"}
+        answer = httpx.request(method, url, headers=headers, trust_env=False, verify=False)
+        assert answer.status_code in (403, 404), answer.text
+        assert method == "HEAD" or answer.json()["fix"]
+
+
+ONE_JOB = [one for one in HTTP if "{job}" in one[1]]
+BODIES: dict[str, Any] = {"chaos": {"fault": "kill"}, "profile": {"steps": 1}}
+
+
+@pytest.mark.parametrize(("method", "path", "wanted"), ONE_JOB)
+def test_another_teams_job_is_answered_in_the_words_of_none(teams: Teams, red: str, method: str, path: str, wanted: str) -> None:
+    """By an admin of the other team, with everything else right."""
+    query = {"name": "x"} if path.endswith("/artifact") else {}
+    body = BODIES.get(path.rpartition("/")[2]) if method == "POST" else None
+    said = []
+    with teams.http("bea") as http:
+        for job in (red, "none-1"):
+            answer = http.request(method, f"{teams.server.url}{filled(path, job)}", params=query, json=body)
+            assert answer.status_code == 404, answer.text
+            said.append(answer.text.replace(job, "JOB"))
+    assert said[0] == said[1]
+    with teams.http("rey") as http:
+        words = http.request(method, f"{teams.server.url}{filled(path, red)}", params=query, json=body).text
+        assert "there is no such job" not in words, "who may look is told of it, and changes nothing"
+
+
+def test_what_is_not_under_a_job_is_hidden_too(teams: Teams, red: str) -> None:
+    none = "0" * 64
+    with teams.http("bea") as http:
+        for path, other in ((f"/blobs/{SHA}", f"/blobs/{none}"), (f"/ledger?job={red}", "/ledger?job=none-1")):
+            hidden, unknown = http.get(path), http.get(other)
+            assert (hidden.status_code, hidden.text.replace(SHA, none).replace(red, "none-1")) == (404, unknown.text)
+        assert http.head(f"/blobs/{SHA}").status_code == http.head(f"/blobs/{none}").status_code == 404
+        assert (http.get("/jobs").json(), http.get("/events").json(), http.get("/secrets").json()) == ([], [], [])
+        assert http.delete("/secrets/RED_KEY").status_code == 404
+        assert http.delete("/secrets/RED_KEY", params={"team": "red"}).status_code == 422
+        status = http.get("/status").json()
+        assert (status["jobs"], status["home"], status["processes"]) == ({}, "", {})
+        assert red not in http.get("/status").text and red not in http.get("/nodes").text
+        assert set(http.get("/nodes").json()[0]["held"].values()) == {"another team's job"}
+        assert sum(http.get("/ledger").json()["categories"].values()) == 0
+    with teams.http("rey") as http:
+        assert [one["id"] for one in http.get("/jobs").json()] == [red]
+        assert {one["job"] for one in http.get("/events").json()} == {red}
+        assert http.get(f"/blobs/{SHA}").content == b"red's"
+        assert http.get("/status").json()["jobs"] == {"running": 1}
+        assert http.get("/ledger").json()["capacity"] > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"after": ["{red}"]}, "after"),
+        ({"secrets": ["RED_KEY"]}, "secrets"),
+        ({"team": "red"}, "team"),
+        ({"checkpoint": {"store": "{home}/jobs/{red}/checkpoints"}}, "checkpoint.store"),
+        ({"hyperparameters": {"init": "{home}/jobs/{red}/models/1"}}, "hyperparameters.init"),
+        ({"hyperparameters": {"init": "{home}/jobs/../token"}}, "hyperparameters.init"),
+        ({"hyperparameters": {"init": "file://{home}/jobs/{red}"}}, "hyperparameters.init"),
+    ],
+)
+def test_a_spec_reaches_nothing_of_another_team(teams: Teams, red: str, spec: dict[str, Any], field: str) -> None:
+    def said(job: str, team: str) -> str:
+        text = httpx.Response(200, json={**spec, "name": "theirs", "entrypoint": "true"}).text
+        text = text.replace("{red}", job).replace("{home}", str(teams.server.home)).replace('"team":"red"', f'"team":"{team}"')
+        with teams.http("bea") as http:
+            answer = http.post("/jobs", content=f'{{"spec": {text}}}', headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+        return re.sub(rf"\b({job}|{team})\b", "NAME", answer.text)
+
+    assert said(red, "red") == said("none-1", "green")
+
+
+def test_known_bytes_are_not_had_for_their_hash(teams: Teams, red: str) -> None:
+    body = {"spec": {"name": "theirs", "entrypoint": "true"}, "code": SHA}
+    with teams.http("bea") as http:
+        refused = http.post("/jobs", json=body)
+        assert (refused.status_code, refused.json()["field"]) == (422, "code")
+        assert http.put(f"/blobs/{SHA}", content=b"red's").status_code == 204
+        assert http.head(f"/blobs/{SHA}").status_code == 200
+        answer = http.post("/jobs", json=body)
+        assert answer.status_code == 201
+        http.post(f"/jobs/{answer.json()['id']}/cancel")
+
+
+def test_a_key_of_one_team_finds_no_job_of_another(teams: Teams, red: str) -> None:
+    body = {"spec": {"name": "keyed", "entrypoint": "true"}, "key": "the-same"}
+    with teams.http("rob") as http:
+        first = http.post("/jobs", json=body).json()["id"]
+        assert http.post("/jobs", json=body).json()["id"] == first
+    with teams.http("bea") as http:
+        second = http.post("/jobs", json=body)
+        assert (second.status_code, second.json()["team"]) == (201, "blue") and second.json()["id"] != first
+        http.post(f"/jobs/{second.json()['id']}/cancel")
+    with teams.http("rob") as http:
+        http.post(f"/jobs/{first}/cancel")
+
+
+def test_a_socket_wants_a_node(teams: Teams) -> None:
+    sockets = [path for method, path, _ in ROUTES if method == "WS"]
+    assert sockets == ["/api/v1/agent"]
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {teams.tokens['ruth']}"}):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(f"ws{teams.server.url.removeprefix('http')}{sockets[0]}", additional_headers=headers, proxy=None)
+        assert refused.value.response.status_code == 403
