@@ -129,6 +129,16 @@ class Postgres:
         finally:
             engine.dispose()
 
+    def waiting(self, url: str) -> bool:
+        """Whether a session of that database waits for a lock."""
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = :name AND wait_event_type = 'Lock'"
+        engine = create_engine(self.url("postgres").replace("postgresql:", "postgresql+psycopg:"))
+        try:
+            with engine.connect() as connection:
+                return bool(connection.execute(text(asked), {"name": url.rpartition("/")[2]}).scalar())
+        finally:
+            engine.dispose()
+
     def empty(self) -> str:
         """URL of a new database without a table."""
         self._number += 1

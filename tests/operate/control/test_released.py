@@ -1,5 +1,6 @@
 """Every schema that was released is upgraded to this version's, with its rows, on both databases; or left as it was."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from sqlalchemy import inspect
 from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.states import Finished
-from phalanx.operate.control import artifacts, joining, migrations
+from phalanx.operate.control import artifacts, backup_file, backups, joining, migrations
 from phalanx.operate.control.controller import Controller, Settings
-from phalanx.operate.control.migrations.versions import r0004_lead
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import metadata
@@ -89,7 +89,7 @@ def _check_later(store: Store, revision: str, home: Path) -> None:
         assert store.load().nodes[NodeId("b")].drained is not None
     if revision >= "0003":
         world = store.load()
-        assert world.policy is not None and "research" in world.policy.queues
+        assert "research" in world.policy.queues
         assert world.usage != {}
 
 
@@ -100,7 +100,7 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_schema(older: Older, monk
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="the disk is full"):
-        patched.setattr(r0004_lead.secrets, "randbits", broken)
+        patched.setattr(secrets, "randbits", broken)
         Store(where)
     left = Store(where, upgrade=False)
     assert left.revision() == "0003"
@@ -110,6 +110,21 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_schema(older: Older, monk
     left.upgrade()
     assert left.take_lead() == 4
     left.close()
+
+
+def test_a_backup_of_an_older_schema_is_upgraded_as_it_is_restored(tmp_path: Path) -> None:
+    load(dumps()["0003"], tmp_path / "old.db")
+    old = Store(tmp_path / "old.db", upgrade=False)
+    with old.reading() as connection:
+        tables = backups._reflected(connection)
+        head = backup_file.Head("0003", 0, 24, 1, "0", "old", backups._sequences(connection, tables))
+        backup_file.write(tmp_path / "b", head, backups._all_rows(connection, tables))
+    old.close()
+    backups.restore(tmp_path / "home", tmp_path / "b", "", {})
+    store = Store(tmp_path / "home" / "phalanx.db", upgrade=False)
+    assert store.revision() == migrations.newest()
+    assert {job.id: job.state.name for job in store.load().jobs.values()} == STATES
+    store.close()
 
 
 def test_one_that_is_newer_is_refused_and_untouched(older: Older) -> None:

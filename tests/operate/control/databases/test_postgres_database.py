@@ -10,7 +10,9 @@ from sqlalchemy import text, update
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.operate.control import tables
 from phalanx.operate.control.databases.postgres import IDLE_MS
+from phalanx.operate.control.leadership import LEASE_MS
 from phalanx.operate.control.store import Store, Superseded
+from tests.operate.control.live_server import until
 from tests.postgres import PASSWORD, Postgres
 
 
@@ -36,23 +38,30 @@ def test_a_look_is_consistent_however_much_is_written_meanwhile(store: Store, ur
     store.check_lead(1)
 
 
-def test_a_leader_whose_transaction_began_before_the_takeover_commits_nothing_after_it(store: Store, url: str) -> None:
-    """It waits for the lease row behind the one who takes over, and then sees who leads."""
-    old, other, slow = store.take_lead(), Store(url), Store(url)
+def test_a_leader_whose_transaction_began_before_the_takeover_commits_nothing_after_it(
+    store: Store, url: str, postgres_server: Postgres
+) -> None:
+    """It waits for the lease row behind the one who takes over, and sees who leads; and nobody takes over in the midst of it."""
+    old, other, slow, impatient = store.take_lead(), Store(url), Store(url), Store(url, busy_ms=50)
+    with store.leading(old), pytest.raises(StoreUnavailable, match="lock"):
+        impatient.take_lead()
     with ThreadPoolExecutor(1) as pool:
         with other.leading(old) as taking:
             late = pool.submit(slow.outbox_done, old, 1)
+            until(lambda: postgres_server.waiting(url) or late.done())
+            assert not late.done()
             taking.execute(update(tables.lead).values(epoch=old + 1))
         with pytest.raises(Superseded, match=f"epoch {old} was superseded by {old + 1}"):
             late.result()
-    other.close()
-    slow.close()
+    for one in (other, slow, impatient):
+        one.close()
 
 
 def test_a_leader_that_is_stopped_in_a_transaction_is_ended_by_the_database_and_its_commit_never_lands(
     store: Store, url: str
 ) -> None:
     """As by SIGSTOP: it holds the lease row, says nothing, and wants to commit when it wakes."""
+    assert IDLE_MS < LEASE_MS
     epoch, patient = store.take_lead(), Store(url, busy_ms=10 * IDLE_MS)
     with pytest.raises(StoreUnavailable), store.leading(epoch) as stopped:
         stopped.execute(text("INSERT INTO outbox (entry) VALUES ('late')"))
