@@ -181,7 +181,8 @@ class Launch:
     checkpoint_mtbf_s: mean seconds between failures of this gang, where the job saves as often as pays; else 0.
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
-    checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`.
+    checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`. memory_bytes: of the host, that it
+    asks for on each node; 0 for none in particular.
     """
 
     attempt: AttemptId
@@ -214,6 +215,7 @@ class Launch:
     checkpoint_mtbf_s: float = 0.0
     chaos: bool = False
     checkpoints: str = ""
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 import structlog
 
@@ -20,14 +20,18 @@ from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, Wo
 from phalanx.core.ids import AttemptId
 from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import Launch
+from phalanx.core.records import Ring
 from phalanx.operate.agent import boottime, code, shim
 from phalanx.operate.agent.agent_calls import LINE_BYTES_MAX
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
+from phalanx.operate.agent.isolation.keeping import HOME, Keeping
+from phalanx.operate.agent.isolation.variables import allowed
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import cannot_listen, is_taken
 from phalanx.operate.agent.processes import boot_id
-from phalanx.operate.agent.sockets import remove_shim_sockets
+from phalanx.operate.agent.rank_socket import RankSocket
+from phalanx.operate.agent.sockets import door_folder, door_socket, remove_shim_sockets
 from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
@@ -52,6 +56,8 @@ class Node:
     secrets: Callable[[AttemptId], Awaitable[Mapping[str, str]]]
     lease: Lease
     spare: SpareShim | None = None
+    keeping: Keeping | None = None
+    rung: Callable[[Ring], None] = lambda _: None
 
 
 class StartFailed(PhalanxError):
@@ -77,11 +83,23 @@ class AttemptRun:
         self._grace_ms: int | None = None  # asked for of this agent, durable or not
         self._control: asyncio.StreamWriter | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._server: asyncio.Server | None = None  # hears ranks that are kept apart
         self._given: Mapping[str, str] = {}  # values of secrets, from their fetching to the shim's start
+        self._uid: int | None = None  # of ranks that are kept apart
+
+    @property
+    def _rank_socket(self) -> Path:
+        """Where the ranks find the agent."""
+        return self._node.agent_socket if self._uid is None else door_socket(self._door)
+
+    @property
+    def _door(self) -> Path:
+        return door_folder(self._node.shim_socket.parent, self.folder.attempt)
 
     async def run(self) -> None:
         """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
         try:
+            await self._at_its_door()
             while True:
                 try:
                     await self._bring_to_end()
@@ -93,7 +111,11 @@ class AttemptRun:
                 await asyncio.to_thread(self._child.wait)
             await asyncio.to_thread(tidy, self.folder.accepted.launch, self._node.agent_socket)
             remove_shim_sockets(self._node.shim_socket)  # one that was killed has left them
+            if self._node.keeping is not None:
+                await asyncio.to_thread(self._node.keeping.leave, self.folder, self._door)
         finally:
+            if self._server is not None:
+                self._server.close()
             if self._child is not None and self._child.returncode is None:
                 self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it
 
@@ -149,6 +171,22 @@ class AttemptRun:
         finally:
             self._given = {}
 
+    async def _at_its_door(self) -> None:
+        """Hears the ranks of an attempt that is kept apart: from its preparation on, and after this agent was started again."""
+        keeping = self._node.keeping
+        self._uid = await asyncio.to_thread(keeping.uids.of, self.folder.attempt) if keeping else None
+        if self._uid is not None and self._server is None and self._door.is_dir():
+            self._server = await RankSocket(self._rank_socket, self._node.rung, self._uid).open()
+
+    async def _kept_apart(self) -> Mapping[str, Any] | None:
+        """What the shim has to do for it, all else done; None where ranks are the agent's own user. Raises UserError, OSError."""
+        keeping = self._node.keeping
+        if keeping is None or not keeping.on:
+            return None
+        await to_its_end(keeping.enter, self.folder, self._door)
+        await self._at_its_door()
+        return await asyncio.to_thread(keeping.order, self.folder, self._node.shape, self._door)
+
     async def _prepared(self) -> bool:
         """Lays out the work folder, waiting for the control plane where it must. False when asked to stop meanwhile."""
         if self.seen.stop_grace_ms is not None:
@@ -171,14 +209,19 @@ class AttemptRun:
         try:
             data = await self._code(launch.code) if launch.code else None
             await to_its_end(self._lay_out, data)
+            apart = await self._kept_apart()
             node, outer = self._node, dict(os.environ)
-            around = await surroundings(self.folder, node.shape, node.agent_socket, data, outer)
+            around = await surroundings(self.folder, node.shape, self._rank_socket, data, outer)
             outer, credentials = parted(outer)
+            if apart is not None:  # the agent's right to stores is not every job's
+                outer, credentials = allowed(outer, f"{launch.folder}/{HOME}", f"phalanx-{apart['uid']}"), {}
             credentials = {name: value for name, value in credentials.items() if name not in launch.env}
             self._given = {**credentials, **(await self._secrets() if launch.secrets else {})}
             lease_ends_ms = await self._lease_ends_ms()
-            order = (node.shape, node.agent_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
-            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=sorted(self._given))
+            order = (node.shape, self._rank_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
+            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=sorted(self._given), apart=apart)
+            if apart is not None and node.keeping is not None:
+                await to_its_end(node.keeping.hand_over, self.folder)
         except SpecError as error:
             raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:
@@ -298,7 +341,7 @@ class AttemptRun:
 
     async def _lost(self, process: ShimProcess) -> None:
         """The kernel killed the ranks with their shim; their children may be alive still."""
-        attempt_marks = marks(self.folder.accepted.launch, str(self._node.agent_socket))
+        attempt_marks = marks(self.folder.accepted.launch, str(self._rank_socket))
         swept = await asyncio.to_thread(sweep, attempt_marks)
         if process.init is not None:
             with contextlib.suppress(TimeoutError):

@@ -15,6 +15,7 @@ import psutil
 
 from phalanx.core.devices import CPU_SLOT, Device, NodeShape
 from phalanx.core.ids import NodeId
+from phalanx.core.isolation import Isolation
 from phalanx.storage.atomic import write_atomic
 
 _VENDOR_WORDS: Final = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "GRAPHICS", "DEVICE"}
@@ -101,11 +102,16 @@ def gpu_type(product: str, memory_bytes: int) -> str:
 
 
 def node_shape(
-    node: NodeId, devices: tuple[Device, ...], ports: tuple[int, int], url: str | None, features: tuple[str, ...] = ()
+    node: NodeId,
+    devices: tuple[Device, ...],
+    ports: tuple[int, int],
+    url: str | None,
+    features: tuple[str, ...] = (),
+    isolation: Isolation | None = None,
 ) -> NodeShape:
     """This machine as told to the control plane at `url`."""
     memory = int(psutil.virtual_memory().total)
-    return NodeShape(node, own_address(url), devices, float(os.cpu_count() or 1), memory, ports, features)
+    return NodeShape(node, own_address(url), devices, float(os.cpu_count() or 1), memory, ports, features, isolation)
 
 
 def own_address(url: str | None) -> str:

@@ -154,6 +154,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         checkpoints=checkpoints_at(job, terms.jobs_folder),
         recovery=_recovery(job, attempt, terms),
         chaos=spec.chaos,
+        memory_bytes=spec.resources.memory_bytes,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.show.cli.options import EXIT_CODES, HomeOption, LocalHomeOption, Output, OutputOption, tools_of
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, IsolationOption, LocalHomeOption, Output, OutputOption, tools_of
 
 
 def add(app: typer.Typer) -> None:
@@ -33,6 +33,7 @@ def up(
             show_default=False,
         ),
     ] = "",
+    isolation: IsolationOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start the platform on this machine.
@@ -43,6 +44,8 @@ def up(
     from phalanx.show.cli.text import note
 
     folder = home_folder(home)
+    if isolation is not None:
+        tools_of(context).isolate(folder, isolation)
     fresh = tools_of(context).up(folder, port, cpu_slots, store)
     note("Phalanx is up." if fresh else "Phalanx was up already.")
     with connect(folder) as client:
