@@ -421,6 +421,13 @@ class SecretView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRotatedView:
+    """`secrets`: how many values are sealed with the new key."""
+
+    secrets: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequest:
     """Body of POST /nodes/{node}/drain. `now`: gangs that run there are stopped, and start again elsewhere."""
 

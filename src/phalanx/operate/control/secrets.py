@@ -4,52 +4,65 @@ The database, or a copy of it, opens none. A value leaves for a node that starts
 and to be struck out of a log. No error, log line or event here ever has a value in it.
 """
 
-import base64
-import binascii
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from phalanx.core.errors import NotFound, SetupError, SpecError
+from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.views import SecretView
+from phalanx.operate.control.secret_keys import KEY_BYTES, KeyFile, seal
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import secrets as table
-from phalanx.storage.atomic import write_atomic
 
 KEY_FILE: Final = "secret.key"
 VALUE_BYTES_MAX: Final = 32 * 1024
 """Linux gives one environment variable 128 KiB, and all of them and the arguments a few MiB."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_KEY_BYTES: Final = 32
-_NONCE_BYTES: Final = 12  # of AES-GCM, NIST SP 800-38D
-_AGAIN: Final = "or `phalanx secret rm` every name that `phalanx secret ls` shows and set them again under a new key"
 
 
 class Secrets:
     """The secrets of one home. Writes belong on the control thread; reads may come from any."""
 
     def __init__(self, home: Path, store: Store, now_ms: Callable[[], int]) -> None:
-        self._file = home / KEY_FILE
+        self._keys = KeyFile(home / KEY_FILE)
         self._store = store
         self._now_ms = now_ms
+        self._turning = threading.Lock()  # values and keys are read together, or after both have changed
 
     def put(self, epoch: int, name: str, value: bytes) -> None:
         """Stores `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
         _check(name, value)
         sealed = self._sealed()
         others = {other: text for other, text in sealed.items() if other != name}
-        key = self._key(make=not others)
+        keys = self._keys.read(make=not others)
         for other, text in list(others.items())[:1]:
-            self._open(key, other, text)  # else this value would be sealed with a key that is not the home's
-        row = {"name": name, "sealed": _seal(key, name, value), "created_ms": self._now_ms()}
+            self._keys.opened(keys, other, text)  # else this value would be sealed with a key that is not the home's
+        row = {"name": name, "sealed": seal(keys[-1], name, value), "created_ms": self._now_ms()}
         with self._store.leading(epoch) as connection:
             connection.execute(insert(table).values(row).on_conflict_do_update(index_elements=["name"], set_=row))
+
+    def rotate(self, epoch: int) -> int:
+        """Seals every value anew with a fresh key, in one transaction, and forgets the older ones then; answers how many. Whatever
+        breaks in between leaves all values readable, and the same call goes on. Raises SetupError, StoreUnavailable."""
+        with self._turning:
+            sealed = self._sealed()
+            keys = self._keys.read(make=not sealed)
+            values = {name: self._keys.opened(keys, name, text) for name, text in sealed.items()}
+            fresh = os.urandom(KEY_BYTES)
+            self._keys.write([*keys, fresh])
+            with self._store.leading(epoch) as connection:
+                for name, value in values.items():
+                    renewed = update(table).where(table.c.name == name).values(sealed=seal(fresh, name, value))
+                    connection.execute(renewed)
+            self._keys.write([fresh])
+        return len(values)
 
     def remove(self, epoch: int, name: str) -> None:
         """Raises NotFound, StoreUnavailable."""
@@ -71,63 +84,14 @@ class Secrets:
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
         """The values of those of `names` that are stored. Raises SetupError when the key does not open them, StoreUnavailable."""
-        sealed = {name: text for name, text in self._sealed().items() if name in names}
-        if not sealed:
-            return {}
-        key = self._key(make=False)
-        return {name: self._open(key, name, text).decode() for name, text in sealed.items()}
+        with self._turning:
+            sealed = {name: text for name, text in self._sealed().items() if name in names}
+            keys = self._keys.read(make=False) if sealed else ()
+        return {name: self._keys.opened(keys, name, text).decode() for name, text in sealed.items()}
 
     def _sealed(self) -> Mapping[str, str]:
         with self._store.reading() as connection:
             return {row.name: row.sealed for row in connection.execute(select(table.c.name, table.c.sealed))}
-
-    def _key(self, make: bool) -> bytes:
-        """The home's key. `make`: nothing is sealed with it, so where there is none that can be used a new one is made."""
-        try:
-            text = self._file.read_bytes().strip()
-            if self._file.stat().st_mode & 0o077:
-                self._file.chmod(0o600)
-            key = base64.b64decode(text, validate=True)
-        except FileNotFoundError:
-            if make:
-                return self._made()
-            raise self._unusable("is missing, so no stored secret can be opened; restore it from a backup") from None
-        except OSError as error:
-            raise self._unusable(f"cannot be read ({error.strerror}); make it readable for this user") from error
-        except binascii.Error:
-            key = b""
-        if len(key) != _KEY_BYTES and make:
-            return self._made()
-        if len(key) != _KEY_BYTES:
-            raise self._unusable("is damaged, so no stored secret can be opened; restore it from a backup")
-        return key
-
-    def _made(self) -> bytes:
-        """Durable before the first value that only it opens."""
-        key = os.urandom(_KEY_BYTES)
-        write_atomic(self._file, base64.b64encode(key) + b"\n", 0o600)
-        return key
-
-    def _open(self, key: bytes, name: str, text: str) -> bytes:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 10 MB of memory, for homes with secrets only
-
-        data = base64.b64decode(text)
-        try:
-            return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
-        except InvalidTag:
-            raise self._unusable(f"is not the key that {name} was sealed with; restore it from a backup") from None
-
-    def _unusable(self, why: str) -> SetupError:
-        return SetupError("secret key", str(self._file), f"{why}, {_AGAIN}")
-
-
-def _seal(key: bytes, name: str, value: bytes) -> str:
-    """Bound to its name: a row's value put under another name opens nothing."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    nonce = os.urandom(_NONCE_BYTES)
-    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, value, name.encode())).decode()
 
 
 def _check(name: str, value: bytes) -> None:

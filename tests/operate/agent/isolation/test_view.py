@@ -29,9 +29,9 @@ def test_a_python_that_holds_the_home_does_not_bring_it_along() -> None:
 
 
 def test_a_folder_that_others_may_not_pass_gives_way_to_an_empty_one_where_something_in_it_is_needed() -> None:
-    assert ("/root", "empty") in seen(frozenset({"/root", "/root/.pyenv"}), read=("/root/.pyenv/3.11",))
-    assert ("/root/.pyenv/3.11", "read_only") in seen(frozenset({"/root"}), read=("/root/.pyenv/3.11",))
-    assert ("/root", "empty") not in seen(frozenset({"/root"}), data=("/root/data",)), "a job's own words open nothing"
+    assert ("/closed", "empty") in seen(frozenset({"/closed", "/closed/python"}), read=("/closed/python/3.11",))
+    assert ("/closed/python/3.11", "read_only") in seen(frozenset({"/closed"}), read=("/closed/python/3.11",))
+    assert ("/closed", "empty") not in seen(frozenset({"/closed"}), data=("/closed/data",)), "a job's own words open nothing"
 
 
 def test_what_a_job_names_changes_nothing_that_is_the_platforms() -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import AttemptId
-from phalanx.core.views import SecretView
+from phalanx.core.views import KeyRotatedView, SecretView
 from phalanx.operate.control.api.access import NamedNode, ServicesHere
 
 router = APIRouter(tags=["secrets"])
@@ -41,6 +41,14 @@ async def remove_secret(services: ServicesHere, name: Name) -> Response:
     await services.control.call(lambda controller: services.secrets.remove(controller.epoch, name))
     log.info("secret_removed", name=name)
     return Response(status_code=204)
+
+
+@router.post("/secret-key/rotate")
+async def rotate_secret_key(services: ServicesHere) -> KeyRotatedView:
+    """Seals every stored value anew with a fresh key. Safe to repeat, also after an answer that was lost."""
+    count = await services.control.call(lambda controller: services.secrets.rotate(controller.epoch))
+    log.info("secret_key_rotated", secrets=count)
+    return KeyRotatedView(secrets=count)
 
 
 @for_nodes.get("/attempts/{attempt}/secrets")
