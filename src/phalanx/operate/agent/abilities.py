@@ -27,5 +27,6 @@ ALWAYS: Final = (
 def abilities(apart: bool = False) -> tuple[str, ...]:
     """Names from `core.features`, sorted. Asked again at each Hello, since programs come and go while an agent runs. apart: jobs
     are kept apart, so nothing of a job's is run as the agent: neither the builds of its lock nor the tools of its image."""
+    kept = {features.SECRET_FILES} if apart else set()
     of_machine = {features.LOCK: not apart and find_uv() is not None, features.IMAGE: not apart and find_runtime() is not None}
-    return tuple(sorted({*ALWAYS, *(name for name, there in of_machine.items() if there)}))
+    return tuple(sorted({*ALWAYS, *kept, *(name for name, there in of_machine.items() if there)}))

@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec
 import structlog
 
 from phalanx.core.devices import NodeShape
-from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, WorldError
+from phalanx.core.errors import Conflict, PhalanxError, SetupError, SpecError, UserError, WorldError
 from phalanx.core.ids import AttemptId
 from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import Launch
@@ -99,9 +99,9 @@ class AttemptRun:
     async def run(self) -> None:
         """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
         try:
-            await self._at_its_door()
             while True:
                 try:
+                    await self._at_its_door()
                     await self._bring_to_end()
                     break
                 except OSError as error:
@@ -209,25 +209,35 @@ class AttemptRun:
         try:
             data = await self._code(launch.code) if launch.code else None
             await to_its_end(self._lay_out, data)
-            apart = await self._kept_apart()
-            node, outer = self._node, dict(os.environ)
-            around = await surroundings(self.folder, node.shape, self._rank_socket, data, outer)
-            outer, credentials = parted(outer)
-            if apart is not None:  # the agent's right to stores is not every job's
-                outer, credentials = allowed(outer, f"{launch.folder}/{HOME}", f"phalanx-{apart['uid']}"), {}
-            credentials = {name: value for name, value in credentials.items() if name not in launch.env}
-            self._given = {**credentials, **(await self._secrets() if launch.secrets else {})}
-            lease_ends_ms = await self._lease_ends_ms()
-            order = (node.shape, self._rank_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
-            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=sorted(self._given), apart=apart)
-            if apart is not None and node.keeping is not None:
-                await to_its_end(node.keeping.hand_over, self.folder)
+            await self._order(launch, data)
         except SpecError as error:
             raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:
             raise StartFailed(f"cannot prepare the attempt: {error}") from error
         if launch.node_rank == 0:
             self._check_ports(launch)
+
+    async def _order(self, launch: Launch, data: bytes | None) -> None:
+        """Writes what the shim reads, once all that it takes is there. Raises UserError, WorldError, OSError."""
+        apart = await self._kept_apart()
+        if launch.secret_files and apart is None:
+            raise SetupError("secret_files", ", ".join(launch.secret_files), "this node gives none: it does not keep jobs apart")
+        node, outer = self._node, dict(os.environ)
+        around = await surroundings(self.folder, node.shape, self._rank_socket, data, outer)
+        outer, credentials = parted(outer)
+        if apart is not None:  # the agent's right to stores is not every job's
+            outer, credentials = allowed(outer, f"{launch.folder}/{HOME}", f"phalanx-{apart['uid']}", apart["secrets"]), {}
+        credentials = {name: value for name, value in credentials.items() if name not in launch.env}
+        self._given = {**credentials, **(await self._secrets() if launch.secrets or launch.secret_files else {})}
+        given, lease_ends_ms = self._variables(launch), await self._lease_ends_ms()
+        order = (node.shape, self._rank_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
+        await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=given, apart=apart)
+        if apart is not None and node.keeping is not None:
+            await to_its_end(node.keeping.hand_over, self.folder)
+
+    def _variables(self, launch: Launch) -> list[str]:
+        """Of what is given: a secret that is asked for as a file alone is in no environment."""
+        return sorted(name for name in self._given if name not in launch.secret_files or name in launch.secrets)
 
     def _check_ports(self, launch: Launch) -> None:
         """Of the gang's first node, where the others look for it."""
@@ -278,7 +288,8 @@ class AttemptRun:
         if spare is not None and await self._gets_a_shim(spare):
             return
         if not await self._gets_a_shim(None):
-            raise StartFailed(f"the process that starts ranks did not come up; see {self.folder.path / 'shim.log'}")
+            log = self.folder.path / "shim.log"
+            raise StartFailed(f"the process that starts ranks did not come up; see {log}{await asyncio.to_thread(_last_word, log)}")
 
     async def _gets_a_shim(self, spare: "subprocess.Popen[bytes] | None") -> bool:
         """Starts one and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
@@ -390,6 +401,14 @@ def _start_shim(
         with contextlib.suppress(BrokenPipeError), child.stdin as to_shim:
             to_shim.write(json.dumps(dict(secrets)).encode())
     return child
+
+
+def _last_word(log: Path) -> str:
+    """What a shim said that did not come up, for whoever may not read its log; '' where it said nothing."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return f": {lines[-1][:300]}" if lines else ""
+    return ""
 
 
 async def _gone(process: NodeProcess) -> None:

@@ -167,12 +167,14 @@ class Shim:
 
     def hear_secrets(self) -> bool:
         """Before the claim, likewise: whether every value that the order names has come, whole."""
-        names = self.order.get("secrets") or []
-        if not names:
+        names, files = self.order.get("secrets") or [], self.inside.secrets if self.inside else {}
+        if not names and not files:
             return True
         try:
             values = json.loads(sys.stdin.buffer.read())
             self.secrets = {name: values[name].encode() for name in names}
+            if self.inside is not None and self.init is not None:
+                self.inside.put_secrets(self.init, {name: values[name].encode() for name in files})
         except (ValueError, KeyError):
             return False
         return True
@@ -421,6 +423,15 @@ def spare() -> None:
     _serve(folder)
 
 
+def _build(inside: "Inside") -> None:
+    """In the first process of the namespace, whose word for what is refused nobody else hears."""
+    try:
+        inside.build()
+    except OSError as error:
+        _say(f"the job's view of the machine cannot be made: {error}")
+        raise
+
+
 def _serve(folder: Path) -> None:
     order = json.loads((folder / "shim.json").read_text())
     inside = None
@@ -431,10 +442,11 @@ def _serve(folder: Path) -> None:
         inside.close_off()  # the writer is ours, too: we end it
     # First of all: what is open or handled here would be so in the writer, and in the init, too.
     writer = Writer() if order.get("gang") else None
-    init = own_pids.enter(inside.build if inside else None) if order.get("own_pids", True) else None
+    init = own_pids.enter(functools.partial(_build, inside) if inside else None) if order.get("own_pids", True) else None
     if inside is not None:
         if init is None:
-            raise OSError("the job cannot be kept apart on this node, so it is not started")
+            _say("the job cannot be kept apart here, so it is not started")
+            return
         inside.open_spaces(init)
     made = Shim(folder, order, init, writer, inside)
     made.hear_signals()

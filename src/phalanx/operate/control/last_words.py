@@ -70,7 +70,7 @@ class LastWords:
         known = world.attempts.get(attempt)
         if known is None or known.ended_ms is not None or rank not in range(known.placement.world_size):
             return ""
-        names = world.jobs[known.job].spec.secrets
+        names = world.jobs[known.job].spec.all_secrets
         values = [value.encode() for value in self._secrets(names)] if names else []
         start = max(0, self._journal.size("log", attempt, rank) - TAIL_BYTES)
         page = masking.page(partial(self._journal.read, "log", attempt, rank), start, TAIL_BYTES, values, over=True)

@@ -74,11 +74,11 @@ from phalanx.job.sdk.session import attach
 Path(os.environ["PHALANX_ARTIFACTS"], "made").write_text("by a rank")
 Path("kept").write_text(os.environ["RANK"])
 attach().metric(name="loss", value=1.0, step=3)
-print("done", Path("kept").stat().st_uid == os.getuid())
+print("done", Path("kept").stat().st_uid == os.getuid(), os.listdir(os.environ["PHALANX_REQUESTS"]))
 """
     apart.far.start(apart.launch(work))
     assert [exited.code for exited in apart.far.phase("demo-1.1", "ended").exits] == [0, 0], apart.far.text("log", "demo-1.1", 0)
-    assert apart.far.text("log", "demo-1.1", 1) == "done True\n"
+    assert apart.far.text("log", "demo-1.1", 1) == "done True []\n"
     assert '"loss"' in apart.far.text("records", "demo-1.1", 0)
     assert (apart.home / "jobs" / "work" / "kept").exists()
 
@@ -129,6 +129,27 @@ def test_a_killed_shim_ends_what_hid_from_it_and_its_user_is_free_again(apart: C
     assert "died without exit records" in apart.far.phase("demo-1.1", "ended").lost
     assert not alive(rank)
     until(lambda: not (apart.home / "node" / "uids" / str(uid)).exists())
+
+
+def test_a_secret_is_a_file_in_memory_that_its_user_alone_may_read(apart: Cell) -> None:
+    value = "canary-of-a-file"
+    look = """
+import os
+path = os.environ["TOKEN_FILE"]
+with open(path) as file:
+    known = os.stat(path)
+    print(len(file.read()), oct(known.st_mode & 0o777), known.st_uid == os.getuid(), "TOKEN" in os.environ, flush=True)
+print(next(line.split()[2] for line in open("/proc/mounts") if line.split()[1] == os.path.dirname(path)), flush=True)
+import signal; signal.pause()
+"""
+    apart.far.answers["/api/v1/attempts/demo-1.1/secrets?node=node-a"] = (200, json.dumps({"TOKEN": value}).encode())
+    apart.far.start(apart.launch(look, ranks=1, secret_files=("TOKEN",)))
+    said = until(lambda: text if (text := apart.far.text("log", "demo-1.1", 0)).count("\n") == 2 else None)
+    assert said == "16 0o400 True False\nramfs\n"
+    assert [str(path) for path in apart.home.rglob("*") if path.is_file() and value.encode() in path.read_bytes()] == []
+    assert not list((apart.folder() / "secrets").iterdir())
+    os.kill(apart.shim_pid(), signal.SIGTERM)
+    apart.far.phase("demo-1.1", "ended")
 
 
 def test_a_command_that_does_not_exist_is_told_as_ever(apart: Cell) -> None:

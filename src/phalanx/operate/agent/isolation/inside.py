@@ -21,7 +21,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inside:
-    """order: {"uid", "places": as `view` makes them, "devices": names in /dev, "scope": bool, "group": a control group or ""}."""
+    """order: {"uid", "places": as `view` makes them, "devices": names in /dev, "scope": bool, "group": a control group or "",
+    "secrets": {name: path of the file that its ranks see}}."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.uid: int = order["uid"]
@@ -29,6 +30,7 @@ class Inside:
         self._devices: list[str] = order["devices"]
         self._scope: bool = order["scope"]
         self._group: str = order["group"]
+        self.secrets: dict[str, str] = order["secrets"]
         self._filter = calls.refusals()
         self._spaces: list[tuple[int, int]] = []
         self._ooms = self._count()
@@ -59,6 +61,16 @@ class Inside:
         """In the shim, once the view is made."""
         for name, flag in (("ipc", kernel.CLONE_NEWIPC), ("mnt", kernel.CLONE_NEWNS)):
             self._spaces.append((os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), flag))
+
+    def put_secrets(self, init: int, values: Mapping[str, bytes]) -> None:
+        """In the shim, once all have come: into memory that is mounted in the view alone. Raises OSError."""
+        for name, path in self.secrets.items():
+            handle = os.open(f"/proc/{init}/root{path}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
+            try:
+                os.write(handle, values[name])
+                os.fchown(handle, self.uid, self.uid)
+            finally:
+                os.close(handle)
 
     def become(self, cwd: str) -> None:
         """In a child just forked. Raises OSError where anything is not as it was ordered: then nothing is started."""

@@ -26,6 +26,8 @@ from phalanx.operate.agent.isolation.view import Wanted, is_closed, real, view
 
 HOME: Final = "home"
 """The ranks' own, in the job's folder: what programs keep there is found again by the next attempt."""
+SECRETS: Final = "secrets"
+"""In the attempt's folder: where files in memory lie, in the view of its ranks alone."""
 _TEMPORARY: Final = {"/tmp": "tmp", "/var/tmp": "var-tmp"}  # noqa: S108 - each attempt gets its own
 _OF_RANKS: Final = ("artifacts", "chaos", "keepers", *_TEMPORARY.values())
 """Folders in the attempt's that its ranks write to."""
@@ -57,6 +59,7 @@ class Keeping:
         door.mkdir(mode=0o711, exist_ok=True)
         door.chmod(0o711)
         folder.path.chmod(0o711)  # passed by whoever knows a name in it, which in the attempt's own view is its user alone
+        (folder.path / SECRETS).mkdir(mode=0o755, exist_ok=True)
         for name in _OF_RANKS:
             (folder.path / name).mkdir(mode=0o700, exist_ok=True)
             os.chown(folder.path / name, uid, uid, follow_symlinks=False)
@@ -72,6 +75,7 @@ class Keeping:
         elsewhere = _checkpoints_elsewhere(launch)
         if elsewhere is not None and elsewhere.is_dir() and not elsewhere.is_symlink():
             hand_over(elsewhere, uid, self.uids.all, own=False)
+        folder.requests.chmod(0o755)  # which they read, and the agent writes
         for rank in folder.ranks:
             for stream in ("log", "records"):
                 _given(folder.path / f"rank-{rank}.{stream}", uid)
@@ -88,6 +92,7 @@ class Keeping:
             "devices": device_nodes(gpus_of(launch, shape), launch.num_nodes > 1),
             "scope": names.SCOPES in self._apart.told.can,
             "group": str(group) if group else "",
+            "secrets": {name: f"{folder.path}/{SECRETS}/{name}" for name in launch.secret_files},
         }
 
     def leave(self, folder: AttemptFolder, door: Path) -> None:
@@ -117,7 +122,8 @@ class Keeping:
         own = {path: path for path in (job, attempt, os.path.realpath(door))}
         own |= {place: f"{attempt}/{name}" for place, name in _TEMPORARY.items()}
         hidden = real([str(self._home), str(Path(job).parent)])
-        return Wanted(hidden, own, _programs(launch, os.environ), real(data.folders) if data else ())
+        memory = f"{attempt}/{SECRETS}" if launch.secret_files else ""
+        return Wanted(hidden, own, _programs(launch, os.environ), real(data.folders) if data else (), memory)
 
 
 def _programs(launch: Launch, environ: Mapping[str, str]) -> tuple[str, ...]:

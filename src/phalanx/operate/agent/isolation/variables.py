@@ -11,7 +11,9 @@ _ALLOWED: Final = re.compile(
 """Where programs are, how text is shown, and how the machine's devices and networks are used."""
 
 
-def allowed(outer: Mapping[str, str], home: str, user: str) -> dict[str, str]:
-    """Of `outer`, and who the ranks are: programs ask for a home and a name, and the user is in no list of the machine's."""
+def allowed(outer: Mapping[str, str], home: str, user: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Of `outer`, and who the ranks are: programs ask for a home and a name, and the user is in no list of the machine's. files:
+    where secrets lie, by their names."""
     kept = {name: value for name, value in outer.items() if _ALLOWED.fullmatch(name)}
+    kept |= {f"{name}_FILE": path for name, path in files.items()}
     return {**kept, "HOME": home, "USER": user, "LOGNAME": user, "TMPDIR": "/tmp"}  # noqa: S108 - of this attempt alone

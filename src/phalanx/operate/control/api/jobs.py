@@ -109,7 +109,7 @@ async def retry(services: ServicesHere, job: JobHere) -> JobView:
 async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
     """Raises SpecError for a secret that is not stored: better now than when its ranks shall start."""
     signing = (spec.notify.secret,) if spec.notify and spec.notify.secret else ()
-    for field, names in (("secrets", spec.secrets), ("notify.secret", signing)):
+    for field, names in (("secrets", spec.secrets), ("secret_files", spec.secret_files), ("notify.secret", signing)):
         missing = await asyncio.to_thread(services.secrets.missing, names) if names else ()
         if missing:
             raise SpecError(field, missing[0], f"is not stored; set it first: `phalanx secret set {missing[0]}`")

@@ -69,7 +69,7 @@ async def logs(
     world_size = services.control.world.attempts[one].placement.world_size
     if rank >= world_size:
         raise NotFound("rank", rank, f"{one} has the ranks 0 to {world_size - 1}")
-    return await asyncio.to_thread(log_page, services, one, rank, offset, limit, job.spec.secrets)
+    return await asyncio.to_thread(log_page, services, one, rank, offset, limit, job.spec.all_secrets)
 
 
 def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, limit: int, secrets: Sequence[str] = ()) -> LogPage:

@@ -61,7 +61,7 @@ async def secrets_of(
     found = services.control.world.current(AttemptId(attempt), node)
     if found is None:
         raise NotFound("attempt", attempt, f"holds no devices of {node}")
-    job, names = found[0].id, found[0].spec.secrets
+    job, names = found[0].id, found[0].spec.all_secrets
     values = await asyncio.to_thread(services.secrets.values, names)
     if missing := [name for name in names if name not in values]:
         again = f"is not stored any more; `phalanx secret set {missing[0]}`, then `phalanx retry {job}`"
