@@ -24,6 +24,8 @@ from phalanx.core.records import Ring
 from phalanx.operate.agent import boottime, code, shim
 from phalanx.operate.agent.agent_calls import LINE_BYTES_MAX
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
+from phalanx.operate.agent.devices import refuse_slices
+from phalanx.operate.agent.images import gpus_of
 from phalanx.operate.agent.isolation.keeping import HOME, Keeping
 from phalanx.operate.agent.isolation.variables import allowed
 from phalanx.operate.agent.launch_env import marks
@@ -207,6 +209,7 @@ class AttemptRun:
         if not launch.argv or not launch.devices:
             raise StartFailed(f"cannot start the ranks: no {'devices' if launch.argv else 'command'} given")
         try:
+            refuse_slices(gpus_of(launch, self._node.shape))
             data = await self._code(launch.code) if launch.code else None
             await to_its_end(self._lay_out, data)
             await self._order(launch, data)

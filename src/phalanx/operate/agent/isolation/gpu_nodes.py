@@ -6,6 +6,7 @@ from typing import Final
 
 from phalanx.core.devices import CPU_SLOT, Device
 from phalanx.core.errors import SetupError
+from phalanx.operate.agent.devices import SLICE
 
 ALWAYS: Final = ("null", "zero", "full", "random", "urandom", "tty")
 OF_ALL_GPUS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
@@ -28,7 +29,12 @@ def device_nodes(granted: Iterable[Device], several: bool, proc: Path = Path("/p
 def _node_of(gpu: Device, minors: Mapping[str, str], dev: Path) -> str:
     name = f"nvidia{minors.get(gpu.uuid, '')}"
     if gpu.uuid not in minors or not (dev / name).exists():
-        raise SetupError("device", gpu.uuid or gpu.index, "its device node is not found, so it cannot be given to one job alone")
+        what = (
+            "a MIG slice is not given to jobs that are kept apart yet"
+            if gpu.uuid.startswith(SLICE)
+            else "its device node is not found"
+        )
+        raise SetupError("device", gpu.uuid or gpu.index, f"{what}, so it cannot be given to one job alone")
     return name
 
 
