@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from phalanx.core.ids import AttemptId
-from phalanx.core.isolation import Mode
+from phalanx.core.isolation import SCOPES, Mode
+from phalanx.operate.agent.isolation.found import found
 from phalanx.operate.agent.sockets import shim_socket, socket_folder
 from tests.operate.agent.agent_cell import until
 from tests.operate.agent.isolation.apart_cell import a_cell
@@ -80,8 +81,8 @@ def caught(home: Path, mode: Mode, namespaces: bool) -> Mapping[str, str]:
         env = {"TARGET": json.dumps(target)}
         cell.far.start(cell.launch(PROBES.read_text(), "a-1.1", ranks=1, folder=str(home / "jobs" / "a-1"), env=env))
         said = until(lambda: text if "\n" in (text := cell.far.text("log", "a-1.1", 0)) else None)
-        found: dict[str, str] = json.loads(said)
-        return found
+        came: dict[str, str] = json.loads(said)
+        return came
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_gets_nothing(name: str, apart: Mapping[str, str]) -> None:
+    if name == "an_abstract_socket" and found()[SCOPES]:
+        return  # before Linux 6.12 these are shared, which `node describe` says: not one of core.isolation.NEEDED
     assert apart[name] != "got it"
 
 

@@ -35,6 +35,14 @@ def test_its_own_group_is_found_wherever_the_tree_is_mounted(tmp_path: Path, pat
     assert (own / cgroups.LEAF / "cgroup.procs").read_text() == str(os.getpid()), "it has stepped aside"
 
 
+def test_an_agent_that_was_started_by_one_that_stepped_aside_uses_the_same_group(tmp_path: Path) -> None:
+    inner = laid(tmp_path, f"/unit/{cgroups.LEAF}", "/", "memory")
+    (inner.parent / "cgroup.controllers").write_text("memory")
+    (inner.parent / "cgroup.subtree_control").write_text("memory")
+    found = cgroups.find(tmp_path / "self")
+    assert (found.base, found.controllers) == (inner.parent, ("memory",))
+
+
 def test_controllers_that_are_not_given_are_said(tmp_path: Path) -> None:
     laid(tmp_path, "/a", "/", "pids")
     found = cgroups.find(tmp_path / "self")

@@ -104,7 +104,8 @@ def _own(proc: Path) -> Path:
         raise OSError("control groups of version 2 are not mounted")
     fields = mounts[0][0].split(" ")
     root, place = fields[3], fields[4]
-    return Path(place, os.path.relpath(path, root)) if root != "/" else Path(f"{place}{path.rstrip('/')}")
+    own = Path(place, os.path.relpath(path, root)) if root != "/" else Path(f"{place}{path.rstrip('/')}")
+    return own.parent if own.name == LEAF else own  # an agent before this one has stepped aside, and started it there
 
 
 def _shared(base: Path, controller: str) -> str:

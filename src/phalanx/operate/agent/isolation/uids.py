@@ -34,9 +34,13 @@ def users_alive() -> dict[int, list[int]]:
 
 
 def _users_of(pid: int) -> set[int]:
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return {int(word) for line in status.splitlines() if line.startswith("Uid:") for word in line.split()[1:]}
+    """None of a process that has ended and was not collected yet: it runs nothing any more. One that has lost only its first thread
+    still does."""
+    with contextlib.suppress(OSError, LookupError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        facts = {name: words.split() for name, _, words in (line.partition(":") for line in status.splitlines())}
+        if facts["State"][0] not in ("Z", "X") or facts["Threads"] != ["1"]:
+            return {int(word) for word in facts["Uid"]}
     return set()
 
 
