@@ -51,10 +51,10 @@ def _command(words: Sequence[str]) -> int:
 
         tools = Tools(
             up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-            join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-            verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-            mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-            backup=backup, restore=restore,
+            join=join, isolate=isolate, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
+            list_checkpoints=list_checkpoints, verify_checkpoints=verify_checkpoints, verify_data=verify_data,
+            audit_data=audit_data, sample_data=sample_data, mix_data=mix_data, make_data=make_data, push_data=push_data,
+            foresee_data=foresee_data, place_experts=place_experts, backup=backup, restore=restore,
             export_model=export_model, foresee_model=foresee_model, plan_pipeline=plan_pipeline, test_fabric=test_fabric,
         )  # fmt: skip
         return run(tools, words)
@@ -233,6 +233,23 @@ def join(home: Path, url: str, token_file: Path | None, name: str) -> str:
         if running := daemons.alive(home, "agent"):
             raise SetupError("home", str(home), f"another agent of this home is running (pid {running.pid}); stop it first")
         return membership.enter(home, url, token_file, name, _Door(url)).node
+
+
+def isolate(home: Path, mode: str) -> None:
+    from phalanx.core.errors import SetupError
+    from phalanx.core.isolation import MODES
+    from phalanx.operate import daemons
+    from phalanx.operate.home import isolation_of, open_home, set_isolation
+
+    known = next((one for one in MODES if one == mode), None)
+    if known is None:
+        raise SetupError("isolation", mode, f"is none of {', '.join(MODES)}")
+    home = home.expanduser().resolve()
+    open_home(home)
+    has = isolation_of(home)
+    if has != known and daemons.alive(home, "agent"):
+        raise SetupError("isolation", mode, f"the agent of this home runs with {has}; stop it first, or leave --isolation out")
+    set_isolation(home, known)
 
 
 def serve_node(home: Path, cpu_slots: int | None) -> int:

@@ -5,13 +5,36 @@ from typing import Any
 
 import pytest
 
-from phalanx.core import wire
+from phalanx.core import features, wire
 from phalanx.core.errors import SpecError
 from phalanx.core.spec import JobSpec, Notify
 from phalanx.core.spec_parse import SPEC_BYTES_MAX, command_line, load_spec, parse_spec, recipe_config
 
 PLAIN: dict[str, Any] = {"name": "x", "entrypoint": "python train.py"}
 RECIPE: dict[str, Any] = {"name": "x", "kind": "train", "recipe": "llama", "data": {"path": "d"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"secret_files": ["a-b"]}, "name secrets with letters"),
+        ({"secret_files": ["PHALANX_X"]}, "PHALANX_ names belong"),
+        ({"secret_files": ["A", "A"]}, "name each secret once"),
+        ({"secret_files": ["A"], "env": {"A_FILE": "x"}}, "A_FILE says where its file is"),
+        ({"secret_files": ["A"], "secrets": ["A_FILE"]}, "A_FILE says where its file is"),
+    ],
+)
+def test_a_secret_as_a_file_is_held_to_the_rules_of_secrets(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        parse_spec({**PLAIN, **fields})
+    assert refused.value.field == "secret_files"
+
+
+def test_a_secret_may_be_a_file_a_variable_or_both_and_needs_a_node_that_gives_it() -> None:
+    spec = parse_spec({**PLAIN, "secrets": ["A", "B"], "secret_files": ["B", "C"]})
+    assert spec.all_secrets == ("A", "B", "C")
+    assert {"secrets", "secret-files"} <= features.needed(spec)
+    assert "secret-files" not in features.needed(parse_spec({**PLAIN, "secrets": ["A"]}))
 
 
 def test_yaml_numbers_become_the_text_that_the_dataclass_wants() -> None:

@@ -31,6 +31,7 @@ from phalanx.core.views import (
     JoinRequest,
     JoinTokenRequest,
     JoinTokenView,
+    KeyRotatedView,
     LedgerView,
     LogPage,
     MembershipView,
@@ -373,6 +374,11 @@ class Client:
     def remove_secret(self, name: str, team: str = "") -> None:
         """Raises NotFound when it is not stored."""
         self._line.exchange("DELETE", f"/secrets/{checked_secret(name)}", params=_of_team(team))
+
+    def rotate_secret_key(self) -> KeyRotatedView:
+        """Seals every stored secret anew with a fresh key. Raises SetupError where the present one opens them not."""
+        view: KeyRotatedView = self._posted(KeyRotatedView, "/secret-key/rotate", "", may_repeat=True)
+        return view
 
     def patient(self, call: Callable[[], T], patience_s: float, away: Callable[[float], None] | None = None) -> T:
         """The answer of `call`, which must be safe to repeat, once the server is there; ServerUnreachable after `patience_s`.

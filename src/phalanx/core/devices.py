@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId
+from phalanx.core.isolation import Isolation
 
 CPU_SLOT: Final = "cpu"
 """Device type of a machine without GPUs: its CPU slots stand in for devices, and every view says so."""
@@ -31,7 +32,8 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class NodeShape:
     """What a node's agent says it has. `ports` is a half-open range that the agent keeps free for MASTER_PORT. `features`: what
-    its agent can do beyond the first protocol, see `core.features`."""
+    its agent can do beyond the first protocol, see `core.features`. isolation: how it keeps jobs apart; None of an agent that does
+    not say."""
 
     node: NodeId
     address: str
@@ -40,6 +42,7 @@ class NodeShape:
     memory_bytes: int
     ports: tuple[int, int]
     features: tuple[str, ...] = ()
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ IMAGE: Final = "image"
 """Has podman, apptainer or enroot."""
 SECRETS: Final = "secrets"
 """Fetches secrets for the ranks."""
+SECRET_FILES: Final = "secret-files"  # noqa: S105 - the name of a feature
+"""Gives them as files in memory, too: of nodes that keep jobs apart."""
 LEASE: Final = "lease"
 """Its shims end ranks of `on_partition: stop` when the lease is over."""
 ARTIFACTS: Final = "artifacts"
@@ -46,7 +48,8 @@ def needed(spec: JobSpec) -> frozenset[str]:
     asked = {
         LOCK: bool(spec.environment.lock),
         IMAGE: bool(spec.environment.image),
-        SECRETS: bool(spec.secrets),
+        SECRETS: bool(spec.all_secrets),
+        SECRET_FILES: bool(spec.secret_files),
         LEASE: spec.on_partition == "stop",
         RECOVERY: spec.recovery.in_gang,
         SHRINK: spec.recovery.min_ranks > 0,

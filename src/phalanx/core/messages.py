@@ -179,9 +179,11 @@ class Launch:
     code: SHA-256 of the packed workdir in the control plane's blobs, or ''. folder: the job's durable folder on this node.
     lock: file of the workdir from which the environment is built, or ''. image: container image of the ranks, or ''.
     checkpoint_mtbf_s: mean seconds between failures of this gang, where the job saves as often as pays; else 0.
-    secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
+    secrets: names of secrets to fetch for the ranks' environment; secret_files: likewise, for files in memory.
+    on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
-    checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`.
+    checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`. memory_bytes: of the host, that it
+    asks for on each node; 0 for none in particular.
     """
 
     attempt: AttemptId
@@ -214,6 +216,8 @@ class Launch:
     checkpoint_mtbf_s: float = 0.0
     chaos: bool = False
     checkpoints: str = ""
+    memory_bytes: int = 0
+    secret_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ class JobSpec:
     environment: what runs the ranks.
     env: environment variables of the ranks; stored and shown with the job, so not for secrets.
     secrets: names of stored secrets, each given to the ranks as an environment variable of that name; never shown.
+    secret_files: names of stored secrets, each given as a file in memory that only the job may read; NAME_FILE says where.
     num_nodes: nodes of the gang.
     min_nodes: as few will do when no more are free; it grows later. 0 is `num_nodes`.
     resources: wanted on each node.
@@ -281,6 +282,7 @@ class JobSpec:
     environment: Environment = field(default_factory=Environment)
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    secret_files: tuple[str, ...] = ()
     num_nodes: int = 1
     min_nodes: int = 0
     resources: Resources = field(default_factory=Resources)
@@ -303,6 +305,11 @@ class JobSpec:
     chaos: bool = False
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     data: DataSource | None = None
+
+    @property
+    def all_secrets(self) -> tuple[str, ...]:
+        """In whichever form the ranks are given them."""
+        return tuple(dict.fromkeys((*self.secrets, *self.secret_files)))
 
     @property
     def num_ranks(self) -> int:

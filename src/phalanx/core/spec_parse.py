@@ -164,7 +164,7 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
         normal["resources"] = {**resources, **as_text}
     if isinstance(normal.get("entrypoint"), list):
         normal["entrypoint"] = tuple(str(part) for part in normal["entrypoint"])
-    for name in ("secrets", "after"):
+    for name in ("secrets", "secret_files", "after"):
         if isinstance(normal.get(name), list):
             normal[name] = tuple(normal[name])
     source = normal.get("data")
@@ -281,6 +281,17 @@ def _outside_checks(spec: JobSpec) -> Iterable[Check]:
         yield "secrets", name, not name.startswith("PHALANX_"), "PHALANX_ names belong to the platform"
         yield "secrets", name, name not in spec.env, "it is in env too; give it once"
     yield "secrets", spec.secrets, len(set(spec.secrets)) == len(spec.secrets), "name each secret once"
+    for name in spec.secret_files:
+        yield "secret_files", name, _ENV_NAME.fullmatch(name) is not None, "name secrets with letters, digits and '_'"
+        yield "secret_files", name, not name.startswith("PHALANX_"), "PHALANX_ names belong to the platform"
+        taken = f"{name}_FILE" in spec.env or f"{name}_FILE" in spec.secrets
+        yield (
+            "secret_files",
+            name,
+            not taken,
+            f"{name}_FILE says where its file is; name what else has that name otherwise",
+        )
+    yield "secret_files", spec.secret_files, len(set(spec.secret_files)) == len(spec.secret_files), "name each secret once"
     if spec.notify is not None:
         url = spec.notify.webhook
         yield "notify.webhook", url, _is_web(url), "write an http or https URL with a host, without user and password"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
+from phalanx.core.isolation import Isolation
 from phalanx.core.messages import RankExit
 from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
 
@@ -193,7 +194,7 @@ class WhyView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """A node of the fleet. `state` is up or away; `drained` says why nothing new is placed on it, '' when it is; `features` are
-    those of its agent."""
+    those of its agent; `isolation` is how it keeps jobs apart, None of one that does not say."""
 
     node: NodeId
     state: str
@@ -205,12 +206,14 @@ class NodeView:
     seen_ms: int
     drained: str = ""
     features: tuple[str, ...] = ()
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The platform at a glance. `devices_are` says in words what a device is here: GPUs or CPU slots. Of the newest ticks `tick_ms`
-    is the median, `tick_ms_max` the longest. database: which one, without its password."""
+    is the median, `tick_ms_max` the longest. database: which one, without its password. trust: whether jobs are kept apart, or
+    share a single trust domain and why."""
 
     version: str
     home: str
@@ -226,6 +229,7 @@ class StatusView:
     tick_ms: float = 0.0
     tick_ms_max: float = 0.0
     database: str = ""
+    trust: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +423,13 @@ class SecretView:
     name: str
     set_ms: int
     team: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRotatedView:
+    """`secrets`: how many values are sealed with the new key."""
+
+    secrets: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

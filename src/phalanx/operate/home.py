@@ -10,6 +10,7 @@ from typing import Final
 
 from phalanx.core.errors import SetupError
 from phalanx.core.ids import NAME, NodeId
+from phalanx.core.isolation import MODES, Mode
 from phalanx.storage.atomic import make_folders, write_atomic
 
 FORMAT: Final = 1
@@ -56,6 +57,27 @@ def node_name(home: Path) -> NodeId:
     label = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower())[:63].strip("-")
     write_atomic(file, f"{label or 'node'}\n".encode())
     return NodeId(label or "node")
+
+
+def isolation_of(home: Path) -> Mode:
+    """How this home's agent keeps jobs apart. Kept in the home: an agent that is started again must not forget it. Raises
+    SetupError for a file that cannot be understood."""
+    file = home / "node" / "isolation"
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return "none"
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError("isolation", str(file), "cannot be read; write none or uid into it") from error
+    found = next((mode for mode in MODES if mode == text), None)
+    if found is None:
+        raise SetupError("isolation", text, f"write none or uid into {file}")
+    return found
+
+
+def set_isolation(home: Path, mode: Mode) -> None:
+    """From the agent's next start on. Raises StoreUnavailable, SetupError."""
+    write_atomic(home / "node" / "isolation", f"{mode}\n".encode(), 0o600)
 
 
 def _check_format(home: Path) -> None:

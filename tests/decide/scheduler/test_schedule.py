@@ -216,7 +216,7 @@ def test_a_job_runs_only_where_the_agents_can_do_what_it_needs() -> None:
 
 
 def test_what_no_agent_can_do_is_named_with_what_would_help() -> None:
-    tools = "install podman, apptainer or enroot on more nodes"
+    tools = "install podman, apptainer or enroot on more nodes that do not keep jobs apart"
     old = [able("a"), able("b", "secrets")]
     cases = {
         needing("image"): NeverFits("environment.image", "1", "none", f"leave environment.image out, or {tools}"),
@@ -225,7 +225,8 @@ def test_what_no_agent_can_do_is_named_with_what_would_help() -> None:
             "environment.lock",
             "1",
             "none",
-            "leave environment.lock out, or give more nodes a phalanx that builds environments, with uv",
+            "leave environment.lock out, or give more nodes a phalanx that builds environments, with uv, and "
+            "does not keep jobs apart",
         ),
         needing("lease"): NeverFits(
             "on_partition",

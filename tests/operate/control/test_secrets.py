@@ -1,7 +1,7 @@
 """Secrets at rest, over the API, and to the node that may have them: never to anybody else, never in an error."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from sqlalchemy import text
 from phalanx.core.errors import NotFound, SetupError, SpecError
 from phalanx.core.messages import StartRanks
 from phalanx.core.spec import Kind
+from phalanx.operate.control.secret_keys import KeyFile, seal
 from phalanx.operate.control.secrets import VALUE_BYTES_MAX, Secrets
 from phalanx.operate.control.store import Store
 from tests.operate.control.control_bench import Bench, a_spec
@@ -94,6 +95,89 @@ def test_a_key_that_does_not_fit_is_one_error_that_says_what_to_do(tmp_path: Pat
     secrets.remove(1, "TOKEN")
     secrets.put(1, "NEW", b"value")
     assert secrets.values(["NEW"]) == {"NEW": "value"}
+
+
+class Killed(BaseException):
+    """As by SIGKILL: no handler of an error has a say."""
+
+
+@pytest.mark.parametrize("instant", ["before both keys", "after both keys", "in the transaction", "after it"])
+def test_a_rotation_that_is_cut_off_leaves_every_value_and_the_next_goes_on(
+    tmp_path: Path, store: Store, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, instant: str
+) -> None:
+    given = {f"NAME_{number}": f"{CANARY}-{number}" for number in range(3)}
+    for name, value in given.items():
+        secrets.put(1, name, value.encode())
+    first = (tmp_path / "secret.key").read_bytes()
+    with monkeypatch.context() as patched:
+        cut_off(patched, instant)
+        with pytest.raises(Killed):
+            secrets.rotate(1)
+    again = Secrets(tmp_path, store, lambda: 1)  # a server that was started again
+    assert again.values(list(given)) == given
+    again.put(1, "BETWEEN", b"sealed while there are two keys")
+    assert again.rotate(1) == 4 and again.values([*given, "BETWEEN"]) == {**given, "BETWEEN": "sealed while there are two keys"}
+    key = (tmp_path / "secret.key").read_bytes()
+    assert len(key.splitlines()) == 1 and key != first
+    (tmp_path / "secret.key").write_bytes(first)
+    with pytest.raises(SetupError, match="is not the key"):
+        again.values(list(given))
+
+
+def cut_off(patched: pytest.MonkeyPatch, instant: str) -> None:
+    """Ends the rotation there."""
+    writes = KeyFile.write
+    done: list[int] = []
+
+    def write(self: KeyFile, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        done.append(len(keys))
+        if instant == "before both keys" or (instant == "after it" and len(done) == 2):
+            raise Killed
+        written = writes(self, keys)
+        if instant == "after both keys":
+            raise Killed
+        return written
+
+    patched.setattr(KeyFile, "write", write)
+    if instant == "in the transaction":
+        calls: list[str] = []
+
+        def sealed(key: bytes, name: str, value: bytes) -> str:
+            calls.append(name)
+            if len(calls) == 2:
+                raise Killed
+            return seal(key, name, value)
+
+        patched.setattr("phalanx.operate.control.secrets.seal", sealed)
+
+
+def test_a_rotation_without_secrets_makes_a_key_for_the_next(secrets: Secrets) -> None:
+    assert secrets.rotate(1) == 0
+    secrets.put(1, "TOKEN", b"value")
+    assert secrets.rotate(1) == 1 and secrets.values(["TOKEN"]) == {"TOKEN": "value"}
+
+
+def test_a_rotation_under_a_key_that_does_not_fit_changes_nothing(tmp_path: Path, secrets: Secrets) -> None:
+    secrets.put(1, "TOKEN", b"value")
+    whole = (tmp_path / "secret.key").read_bytes()
+    wrong = b"A" * 43 + b"=\n"
+    (tmp_path / "secret.key").write_bytes(wrong)
+    with pytest.raises(SetupError, match="is not the key"):
+        secrets.rotate(1)
+    assert (tmp_path / "secret.key").read_bytes() == wrong
+    (tmp_path / "secret.key").write_bytes(whole)
+    assert secrets.values(["TOKEN"]) == {"TOKEN": "value"}
+
+
+def test_the_api_rotates_for_a_person_and_shows_no_key(server: LiveServer, http: httpx.Client) -> None:
+    assert http.put("/secrets/ROTATED", content=CANARY).status_code == 204
+    key = (server.home / "secret.key").read_bytes()
+    answer = http.post("/secret-key/rotate")
+    assert answer.status_code == 200 and set(answer.json()) == {"secrets"} and answer.json()["secrets"] >= 1
+    assert (server.home / "secret.key").read_bytes() != key
+    with server.http("not-a-token") as stranger:
+        assert stranger.post("/secret-key/rotate").status_code == 401
+    assert http.delete("/secrets/ROTATED").status_code == 204
 
 
 def test_a_key_that_others_may_read_is_made_private(tmp_path: Path, secrets: Secrets) -> None:

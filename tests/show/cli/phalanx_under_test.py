@@ -234,6 +234,13 @@ def join(home: Path, url: str, token_file: Path | None, name: str) -> str:
     return name or "this-machine"
 
 
+def isolate(home: Path, mode: str) -> None:
+    if mode not in ("none", "uid"):
+        raise SetupError("isolation", mode, "is none of none, uid")
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "isolation").write_text(mode)
+
+
 def serve_node(home: Path, cpu_slots: int | None) -> int:
     return cpu_slots or 0
 
@@ -321,10 +328,10 @@ def fabric_tested(asked: FabricAsked, num_ranks: int | None, out: Path, progress
 
 TOOLS = Tools(
     up=up, down=down, prepare_data=prepare_data, show_data=show_data, sample_model=sample_model, pack_workdir=pack_workdir,
-    join=join, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose, list_checkpoints=list_checkpoints,
-    verify_checkpoints=verify_checkpoints, verify_data=verify_data, audit_data=audit_data, sample_data=sample_data,
-    mix_data=mix_data, make_data=make_data, push_data=push_data, foresee_data=foresee_data, place_experts=place_experts,
-    backup=backup, restore=restore,
+    join=join, isolate=isolate, serve_node=serve_node, simulate=simulate, what_if=what_if, choose=choose,
+    list_checkpoints=list_checkpoints, verify_checkpoints=verify_checkpoints, verify_data=verify_data,
+    audit_data=audit_data, sample_data=sample_data, mix_data=mix_data, make_data=make_data, push_data=push_data,
+    foresee_data=foresee_data, place_experts=place_experts, backup=backup, restore=restore,
     foresee_model=foresee_model, export_model=export_model, plan_pipeline=plan_pipeline, test_fabric=fabric_tested,
 )  # fmt: skip
 

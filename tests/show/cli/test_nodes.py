@@ -5,7 +5,9 @@ import json
 import pytest
 
 from phalanx.core import wire
+from phalanx.core.errors import Exit
 from phalanx.core.ids import AttemptId
+from phalanx.core.isolation import MEMORY, MOUNTS, UIDS, Isolation
 from phalanx.core.views import DrainRequest, NodeView, StatusView
 from phalanx.show.cli.pages import nodes_page
 from tests.recorded import JOB, node_view, refusal, said, status_view
@@ -80,3 +82,24 @@ def test_a_node_that_is_none_is_not_asked_for(terminal: Terminal) -> None:
 def test_status_shows_a_drained_node(terminal: Terminal) -> None:
     terminal.server.view("/status", StatusView, status_view(nodes=(DRAINED,)))
     assert terminal("status").out.splitlines()[-1].split()[:7] == ["node-a", "drained", "2", "x", "CPU", "slot", "1/2"]
+
+
+def test_describe_shows_what_a_node_allows_for_keeping_jobs_apart(terminal: Terminal) -> None:
+    told = Isolation("uid", (UIDS, MOUNTS), {MEMORY: "the controller memory is not given"})
+    nodes = (node_view(isolation=told), node_view(node="node-b"))
+    terminal.server.view("/nodes", tuple[NodeView, ...], nodes)
+    lines = terminal("node", "describe", "node-a").out.splitlines()
+    facts = {line[:30].split("  ")[0]: line.split("  ")[-1].strip() for line in lines}
+    assert facts["Isolation"] == "uid" and facts["Users of their own"] == "yes" and facts["PID namespaces"] == "no: not tried"
+    assert facts["Bounds on memory"] == "no: the controller memory is not given"
+    assert "not told by its agent" in terminal("node", "describe", "node-b").out
+    assert wire.loads(NodeView, terminal("node", "describe", "node-a", "-o", "json").out) == nodes[0]
+    refused = terminal("node", "describe", "node-z")
+    assert refused.code == Exit.NOT_FOUND and "phalanx node ls" in refused.err
+
+
+def test_status_says_whether_jobs_are_kept_apart(terminal: Terminal) -> None:
+    terminal.server.view("/status", StatusView, status_view(trust="single trust domain: node-a does not keep jobs apart"))
+    assert "single trust domain: node-a" in terminal("status").out
+    terminal.server.view("/status", StatusView, status_view())
+    assert "Trust" not in terminal("status").out

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import wire
-from phalanx.core.views import SecretView
-from tests.recorded import Said, recorded_server, refusal
+from phalanx.core.views import KeyRotatedView, SecretView
+from tests.recorded import Said, recorded_server, refusal, said
 from tests.show.cli.terminal import Terminal
 from tests.show.cli.test_following import COMMAND, on_terminal
 
@@ -54,3 +54,8 @@ def test_rm_of_a_secret_that_is_not_there(stored: Terminal) -> None:
     assert stored("secret", "rm", "TOKEN").err == "Removed TOKEN.\n"
     shown = stored("secret", "rm", "TOKEN")
     assert (shown.code, shown.err) == (4, "Error: secret is 'TOKEN': is not stored\n")
+
+
+def test_rotate_key_says_how_many_and_what_to_back_up(terminal: Terminal) -> None:
+    terminal.server.on("POST", "/secret-key/rotate", said(KeyRotatedView, KeyRotatedView(secrets=1)))
+    assert terminal("secret", "rotate-key").out == "1 secret sealed with a new key; back up the database and secret.key again.\n"

@@ -24,7 +24,9 @@ ALWAYS: Final = (
 """Of the code alone. What depends on the machine is added in `abilities`."""
 
 
-def abilities() -> tuple[str, ...]:
-    """Names from `core.features`, sorted. Asked again at each Hello, since programs come and go while an agent runs."""
-    of_machine = {features.LOCK: find_uv() is not None, features.IMAGE: find_runtime() is not None}
-    return tuple(sorted({*ALWAYS, *(name for name, there in of_machine.items() if there)}))
+def abilities(apart: bool = False) -> tuple[str, ...]:
+    """Names from `core.features`, sorted. Asked again at each Hello, since programs come and go while an agent runs. apart: jobs
+    are kept apart, so nothing of a job's is run as the agent: neither the builds of its lock nor the tools of its image."""
+    kept = {features.SECRET_FILES} if apart else set()
+    of_machine = {features.LOCK: not apart and find_uv() is not None, features.IMAGE: not apart and find_runtime() is not None}
+    return tuple(sorted({*ALWAYS, *kept, *(name for name, there in of_machine.items() if there)}))

@@ -49,6 +49,8 @@ from phalanx.operate.agent.connection import Connection, StaleLeader
 from phalanx.operate.agent.devices import Reader, discover, node_shape, numbered, read_nvml
 from phalanx.operate.agent.faults import NodeFaults
 from phalanx.operate.agent.fence import Fence
+from phalanx.operate.agent.isolation.keeping import Keeping
+from phalanx.operate.agent.isolation.of_node import Apartness, apartness
 from phalanx.operate.agent.lease import HELLO, Lease
 from phalanx.operate.agent.ports import PortBlock, claim_block
 from phalanx.operate.agent.processes import boot_id
@@ -90,8 +92,11 @@ class Agent:
         devices: tuple[Device, ...],
         block: PortBlock,
         spare: SpareShim | None = None,
+        apart: Apartness | None = None,
     ) -> None:
         self._spare = spare
+        self._apart = apart
+        self._keeping = Keeping(home, apart) if apart else None
         self._url = url
         self._token = token
         self._node = node
@@ -116,7 +121,10 @@ class Agent:
 
     async def run(self) -> None:
         """Until cancelled; ranks are left alone then."""
-        for folder in await asyncio.to_thread(held, self._attempts):
+        folders = await asyncio.to_thread(held, self._attempts)
+        if self._keeping is not None:
+            await asyncio.to_thread(self._keeping.recover, [folder.attempt for folder in folders])
+        for folder in folders:
             await self._hold(folder)
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
@@ -141,6 +149,8 @@ class Agent:
             self._secrets,
             self._lease,
             self._spare,
+            self._keeping,
+            self._rung,
         )
         run = AttemptRun(folder, place, self._changed)
         await run.refresh()
@@ -159,7 +169,9 @@ class Agent:
             self._failed.set_exception(error)
 
     def _shape(self) -> NodeShape:
-        return node_shape(self._node, self._devices, self._block.ports, self._url(), abilities())
+        told = self._apart.told if self._apart else None
+        able = abilities(told is not None and told.mode == "uid")
+        return node_shape(self._node, self._devices, self._block.ports, self._url(), able, told)
 
     async def _hello(self) -> Hello:
         """What came over the last connection and was not begun is dropped: the control plane takes for free what a Hello does not
@@ -351,14 +363,16 @@ class Agent:
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:
     """Runs this node's agent until SIGTERM, which leaves its ranks alone. `url` is asked at each dial, see `written_url`.
 
-    Raises SetupError when another agent of this home is running, or the home is not usable; and whatever else ends it before
-    it was asked to end, after a line that says so.
+    Raises SetupError when another agent of this home is running, the home is not usable, or asks to keep jobs apart as this machine
+    cannot; and whatever else ends it before it was asked to end, after a line that says so.
     """
     _log_to_stderr()
     with daemons.only_one(home, "agent", "another agent of this home is running; stop it first"):
         daemons.record_self(home, "agent")
         try:
             asyncio.run(_main(home, url, token, node, cpu_slots, read_nvml))
+        except SetupError:  # whoever started it tells of it
+            raise
         except Exception as error:
             _log.critical("agent_failed", node=node, kind=type(error).__name__, error=str(error))
             raise
@@ -369,7 +383,8 @@ def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeI
 async def _main(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None, read: Reader) -> None:
     block = _same_block(home / "node" / "ports.json")
     devices = discover(numbered(read, home / "node" / "devices.json", boot_id()), cpu_slots)
-    agent = Agent(home, url, token, node, devices, block, SpareShim(home / "node" / "attempts"))
+    apart = await asyncio.to_thread(apartness, home)
+    agent = Agent(home, url, token, node, devices, block, SpareShim(home / "node" / "attempts"), apart)
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

@@ -11,23 +11,29 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 import structlog
 
 from phalanx.core.devices import NodeShape
-from phalanx.core.errors import Conflict, PhalanxError, SpecError, UserError, WorldError
+from phalanx.core.errors import Conflict, PhalanxError, SetupError, SpecError, UserError, WorldError
 from phalanx.core.ids import AttemptId
 from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import Launch
+from phalanx.core.records import Ring
 from phalanx.operate.agent import boottime, code, shim
 from phalanx.operate.agent.agent_calls import LINE_BYTES_MAX
 from phalanx.operate.agent.attempts import STOPPED_EARLY, AttemptFolder, NodeProcess, Seen, ShimProcess, clear
+from phalanx.operate.agent.devices import refuse_slices
+from phalanx.operate.agent.images import gpus_of
+from phalanx.operate.agent.isolation.keeping import HOME, Keeping
+from phalanx.operate.agent.isolation.variables import allowed
 from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import cannot_listen, is_taken
 from phalanx.operate.agent.processes import boot_id
-from phalanx.operate.agent.sockets import remove_shim_sockets
+from phalanx.operate.agent.rank_socket import RankSocket
+from phalanx.operate.agent.sockets import door_folder, door_socket, remove_shim_sockets
 from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
@@ -52,6 +58,8 @@ class Node:
     secrets: Callable[[AttemptId], Awaitable[Mapping[str, str]]]
     lease: Lease
     spare: SpareShim | None = None
+    keeping: Keeping | None = None
+    rung: Callable[[Ring], None] = lambda _: None
 
 
 class StartFailed(PhalanxError):
@@ -77,13 +85,25 @@ class AttemptRun:
         self._grace_ms: int | None = None  # asked for of this agent, durable or not
         self._control: asyncio.StreamWriter | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._server: asyncio.Server | None = None  # hears ranks that are kept apart
         self._given: Mapping[str, str] = {}  # values of secrets, from their fetching to the shim's start
+        self._uid: int | None = None  # of ranks that are kept apart
+
+    @property
+    def _rank_socket(self) -> Path:
+        """Where the ranks find the agent."""
+        return self._node.agent_socket if self._uid is None else door_socket(self._door)
+
+    @property
+    def _door(self) -> Path:
+        return door_folder(self._node.shim_socket.parent, self.folder.attempt)
 
     async def run(self) -> None:
         """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
         try:
             while True:
                 try:
+                    await self._at_its_door()
                     await self._bring_to_end()
                     break
                 except OSError as error:
@@ -93,7 +113,11 @@ class AttemptRun:
                 await asyncio.to_thread(self._child.wait)
             await asyncio.to_thread(tidy, self.folder.accepted.launch, self._node.agent_socket)
             remove_shim_sockets(self._node.shim_socket)  # one that was killed has left them
+            if self._node.keeping is not None:
+                await asyncio.to_thread(self._node.keeping.leave, self.folder, self._door)
         finally:
+            if self._server is not None:
+                self._server.close()
             if self._child is not None and self._child.returncode is None:
                 self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it
 
@@ -149,6 +173,22 @@ class AttemptRun:
         finally:
             self._given = {}
 
+    async def _at_its_door(self) -> None:
+        """Hears the ranks of an attempt that is kept apart: from its preparation on, and after this agent was started again."""
+        keeping = self._node.keeping
+        self._uid = await asyncio.to_thread(keeping.uids.of, self.folder.attempt) if keeping else None
+        if self._uid is not None and self._server is None and self._door.is_dir():
+            self._server = await RankSocket(self._rank_socket, self._node.rung, self._uid).open()
+
+    async def _kept_apart(self) -> Mapping[str, Any] | None:
+        """What the shim has to do for it, all else done; None where ranks are the agent's own user. Raises UserError, OSError."""
+        keeping = self._node.keeping
+        if keeping is None or not keeping.on:
+            return None
+        await to_its_end(keeping.enter, self.folder, self._door)
+        await self._at_its_door()
+        return await asyncio.to_thread(keeping.order, self.folder, self._node.shape, self._door)
+
     async def _prepared(self) -> bool:
         """Lays out the work folder, waiting for the control plane where it must. False when asked to stop meanwhile."""
         if self.seen.stop_grace_ms is not None:
@@ -169,22 +209,38 @@ class AttemptRun:
         if not launch.argv or not launch.devices:
             raise StartFailed(f"cannot start the ranks: no {'devices' if launch.argv else 'command'} given")
         try:
+            refuse_slices(gpus_of(launch, self._node.shape))
             data = await self._code(launch.code) if launch.code else None
             await to_its_end(self._lay_out, data)
-            node, outer = self._node, dict(os.environ)
-            around = await surroundings(self.folder, node.shape, node.agent_socket, data, outer)
-            outer, credentials = parted(outer)
-            credentials = {name: value for name, value in credentials.items() if name not in launch.env}
-            self._given = {**credentials, **(await self._secrets() if launch.secrets else {})}
-            lease_ends_ms = await self._lease_ends_ms()
-            order = (node.shape, node.agent_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
-            await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=sorted(self._given))
+            await self._order(launch, data)
         except SpecError as error:
             raise StartRefused(f"cannot prepare the attempt: {error}") from error
         except (UserError, WorldError, OSError) as error:
             raise StartFailed(f"cannot prepare the attempt: {error}") from error
         if launch.node_rank == 0:
             self._check_ports(launch)
+
+    async def _order(self, launch: Launch, data: bytes | None) -> None:
+        """Writes what the shim reads, once all that it takes is there. Raises UserError, WorldError, OSError."""
+        apart = await self._kept_apart()
+        if launch.secret_files and apart is None:
+            raise SetupError("secret_files", ", ".join(launch.secret_files), "this node gives none: it does not keep jobs apart")
+        node, outer = self._node, dict(os.environ)
+        around = await surroundings(self.folder, node.shape, self._rank_socket, data, outer)
+        outer, credentials = parted(outer)
+        if apart is not None:  # the agent's right to stores is not every job's
+            outer, credentials = allowed(outer, f"{launch.folder}/{HOME}", f"phalanx-{apart['uid']}", apart["secrets"]), {}
+        credentials = {name: value for name, value in credentials.items() if name not in launch.env}
+        self._given = {**credentials, **(await self._secrets() if launch.secrets or launch.secret_files else {})}
+        given, lease_ends_ms = self._variables(launch), await self._lease_ends_ms()
+        order = (node.shape, self._rank_socket, node.shim_socket, around.python, outer, around.container, lease_ends_ms)
+        await asyncio.to_thread(self.folder.order_shim, *order, origin=around.origin, given=given, apart=apart)
+        if apart is not None and node.keeping is not None:
+            await to_its_end(node.keeping.hand_over, self.folder)
+
+    def _variables(self, launch: Launch) -> list[str]:
+        """Of what is given: a secret that is asked for as a file alone is in no environment."""
+        return sorted(name for name in self._given if name not in launch.secret_files or name in launch.secrets)
 
     def _check_ports(self, launch: Launch) -> None:
         """Of the gang's first node, where the others look for it."""
@@ -235,7 +291,8 @@ class AttemptRun:
         if spare is not None and await self._gets_a_shim(spare):
             return
         if not await self._gets_a_shim(None):
-            raise StartFailed(f"the process that starts ranks did not come up; see {self.folder.path / 'shim.log'}")
+            log = self.folder.path / "shim.log"
+            raise StartFailed(f"the process that starts ranks did not come up; see {log}{await asyncio.to_thread(_last_word, log)}")
 
     async def _gets_a_shim(self, spare: "subprocess.Popen[bytes] | None") -> bool:
         """Starts one and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
@@ -298,7 +355,7 @@ class AttemptRun:
 
     async def _lost(self, process: ShimProcess) -> None:
         """The kernel killed the ranks with their shim; their children may be alive still."""
-        attempt_marks = marks(self.folder.accepted.launch, str(self._node.agent_socket))
+        attempt_marks = marks(self.folder.accepted.launch, str(self._rank_socket))
         swept = await asyncio.to_thread(sweep, attempt_marks)
         if process.init is not None:
             with contextlib.suppress(TimeoutError):
@@ -347,6 +404,14 @@ def _start_shim(
         with contextlib.suppress(BrokenPipeError), child.stdin as to_shim:
             to_shim.write(json.dumps(dict(secrets)).encode())
     return child
+
+
+def _last_word(log: Path) -> str:
+    """What a shim said that did not come up, for whoever may not read its log; '' where it said nothing."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return f": {lines[-1][:300]}" if lines else ""
+    return ""
 
 
 async def _gone(process: NodeProcess) -> None:

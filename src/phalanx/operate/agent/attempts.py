@@ -20,7 +20,7 @@ from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import GangPlace, Paths, marks, rank_starts
 from phalanx.operate.agent.processes import boot_id, start_ticks
-from phalanx.operate.agent.sockets import gang_socket
+from phalanx.operate.agent.sockets import door_gang, gang_socket
 from phalanx.operate.agent.told import tell, told
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
@@ -224,11 +224,14 @@ class AttemptFolder:
         lease_ends_ms: int | None = None,
         origin: str = "",
         given: Sequence[str] = (),
+        apart: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes what the shim reads. `lease_ends_ms`: of the node's lease, where the ranks must not outlive it. `origin`: of the
-        environment that was built for them. `given`: names of variables whose values the shim hears, so that no file has them."""
+        environment that was built for them. `given`: names of variables whose values the shim hears, so that no file has them.
+        `apart`: as `isolation.inside` reads it, of ranks that are kept apart; then `agent_socket` lies in their door."""
         paths, launch = Paths(str(self.path), str(agent_socket), python, origin), self.accepted.launch
-        gang = GangPlace.of(launch, launch.recovery, gang_socket(shim_socket)) if launch.recovery else None
+        place, uid = (door_gang(agent_socket.parent), apart["uid"]) if apart else (gang_socket(shim_socket), None)
+        gang = GangPlace.of(launch, launch.recovery, place, uid) if launch.recovery else None
         if container is None:
             starts = rank_starts(launch, shape, paths, outer, gang)
         else:
@@ -245,6 +248,8 @@ class AttemptFolder:
         }
         if gang is not None:
             order["gang"] = gang.order()
+        if apart is not None:
+            order["isolation"] = dict(apart)
         (self.path / "exits").mkdir(exist_ok=True)
         self.artifacts.mkdir(mode=0o700, exist_ok=True)
         self.chaos.mkdir(mode=0o700, exist_ok=True)

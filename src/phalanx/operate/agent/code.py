@@ -1,7 +1,11 @@
 """Brings a job's packed workdir onto this node: by hash, checked, unpacked into the attempt's folder."""
 
+import contextlib
 import hashlib
+import os
 import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,26 +55,64 @@ async def _body(response: httpx.Response, sha256: str) -> bytes:
 
 def lay_out(data: bytes | None, fresh: Path, work: Path) -> None:
     """Puts the packed workdir over what `work` holds, by way of `fresh` beside it on the same disk. What a script made in
-    `work` and the workdir lacks stays. Raises OSError and what `storage.workdir.unpack` does."""
-    work.mkdir(parents=True, exist_ok=True)
-    if data is not None:
-        workdir.unpack(data, fresh)
-        _renew(fresh, work)
+    `work` and the workdir lacks stays. Raises OSError and what `storage.workdir.unpack` does.
+
+    `work` is a job's doing, and the agent may be root: each step goes through a descriptor of the folder above, and links are
+    replaced, never followed, `work` itself included.
+    """
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(work.parent, None) as job, _made(work.name, job) as target:
+        if data is not None:
+            workdir.unpack(data, fresh)
+            with _opened(fresh, None) as source:
+                _renew(source, target)
 
 
-def _renew(fresh: Path, work: Path) -> None:
-    """Moves each entry over its like. Links in `work` are replaced, never followed."""
-    for entry in fresh.iterdir():
-        target = work / entry.name
-        if _is_folder(entry) and _is_folder(target):
-            _renew(entry, target)
+def _renew(source: int, target: int) -> None:
+    """Moves each entry over its like."""
+    with os.scandir(source) as entries:
+        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    for name, is_folder in names.items():
+        there = _mode(name, target)
+        if is_folder and stat.S_ISDIR(there):
+            with _opened(name, source) as inner, _opened(name, target) as outer:
+                _renew(inner, outer)
             continue
-        if _is_folder(target):
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
-        entry.rename(target)
+        _clear(name, target, there)
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+def _mode(name: str, folder: int) -> int:
+    """Of what lies there, a link for itself; 0 where nothing does."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _clear(name: str, folder: int, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(name, dir_fd=folder)
+    elif mode:
+        os.unlink(name, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def _opened(name: Path | str, folder: int | None) -> Iterator[int]:
+    link = 0 if folder is None else os.O_NOFOLLOW  # the platform's own path may lead over links
+    handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link, dir_fd=folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _made(name: str, folder: int) -> Iterator[int]:
+    """The folder of that name, in place of anything else that has it."""
+    mode = _mode(name, folder)
+    if not stat.S_ISDIR(mode):
+        _clear(name, folder, mode)
+        os.mkdir(name, dir_fd=folder)
+    with _opened(name, folder) as handle:
+        yield handle

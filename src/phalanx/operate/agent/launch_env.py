@@ -50,7 +50,8 @@ class RankStart:
 class GangPlace:
     """Where this node's processes of a gang that recovers inside find who leads it. token: of this node's socket; spares: as in the
     job's spec. nodes: of each rank, () where all are of this one. node: this one. meeting: where shims of several nodes meet, and
-    the token that they show. sizes: how many ranks it may have while some have no process."""
+    the token that they show. sizes: how many ranks it may have while some have no process. uid: whose ranks they are, where that is
+    not the agent's user."""
 
     socket: Path
     token: str
@@ -60,16 +61,17 @@ class GangPlace:
     node: int = 0
     meeting: tuple[str, int, str] | None = None
     sizes: tuple[int, ...] = ()
+    uid: int | None = None
 
     @classmethod
-    def of(cls, launch: Launch, recovery: GangRecovery, socket: Path) -> "GangPlace":
+    def of(cls, launch: Launch, recovery: GangRecovery, socket: Path, uid: int | None = None) -> "GangPlace":
         """With a fresh token."""
         token, times = secrets.token_hex(32), timeouts(recovery.hang_ms)
         if launch.num_nodes == 1:
-            return cls(socket, token, recovery.spares, times, sizes=recovery.sizes)
+            return cls(socket, token, recovery.spares, times, sizes=recovery.sizes, uid=uid)
         nodes = tuple(node for node, count in enumerate(recovery.ranks) for _ in range(count))
         meeting = (launch.master_address, recovery.port, recovery.token)
-        return cls(socket, token, recovery.spares, times, nodes, launch.node_rank, meeting, recovery.sizes)
+        return cls(socket, token, recovery.spares, times, nodes, launch.node_rank, meeting, recovery.sizes, uid)
 
     def order(self) -> dict[str, Any]:
         """What the shim is told."""
@@ -82,6 +84,8 @@ class GangPlace:
             "node": self.node,
             "sizes": list(self.sizes),
         }
+        if self.uid is not None:
+            order["uid"] = self.uid
         if self.meeting is not None:
             order |= dict(zip(("host", "port", "node_token"), self.meeting, strict=True))
         return order

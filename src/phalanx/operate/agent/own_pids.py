@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +34,15 @@ def set_name(name: bytes) -> None:
     _libc.prctl(PR_SET_NAME, name, 0, 0, 0)
 
 
-def enter() -> int | None:
+def enter(prepare: Callable[[], None] | None = None) -> int | None:
     """From here on this process's children live in a new PID namespace; the pid of its init, or None where that is not permitted
-    and nothing has changed. This process must have one thread; the first child that it forks from here on is the init."""
+    and nothing has changed. This process must have one thread; the first child that it forks from here on is the init, which does
+    `prepare` before anything else; `own_proc` where none is given."""
     ours = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.unshare(CLONE_NEWPID) != 0:
             return None
-        init = _start_init()
+        init = _start_init(prepare or own_proc)
         if init is None and _libc.setns(ours, CLONE_NEWPID) != 0:
             raise OSError(ctypes.get_errno(), "cannot come back from a PID namespace")
         return init
@@ -54,6 +55,11 @@ def own_proc() -> None:
     masks, stays where it was, and later mounts of the machine still arrive. Raises OSError."""
     _succeed(_libc.unshare(CLONE_NEWNS), "unshare")
     _succeed(_libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_SLAVE), None), "mount / as slave")
+    mount_proc()
+
+
+def mount_proc() -> None:
+    """That alone, in a mount namespace of one's own. Raises OSError."""
     kept = [(os.open(place, os.O_PATH | os.O_CLOEXEC), place) for place in _mounts_below_proc()]
     flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _succeed(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "mount /proc")
@@ -63,8 +69,8 @@ def own_proc() -> None:
         os.close(opened)
 
 
-def _start_init() -> int | None:
-    """None when it could not be started, or cannot give itself a /proc."""
+def _start_init(prepare: Callable[[], None]) -> int | None:
+    """None when it could not be started, or cannot prepare itself."""
     told, tell = os.pipe()
     try:
         try:
@@ -72,7 +78,7 @@ def _start_init() -> int | None:
         except OSError:
             return None
         if init == 0:
-            _be_init(told, tell)
+            _be_init(told, tell, prepare)
         os.close(tell)
         tell = -1
         if os.read(told, 1) == b"y":
@@ -85,7 +91,7 @@ def _start_init() -> int | None:
             os.close(tell)
 
 
-def _be_init(told: int, tell: int) -> None:
+def _be_init(told: int, tell: int, prepare: Callable[[], None]) -> None:
     """Never returns. The parent is outside, so getppid() tells nothing: a shim that is gone already no longer reads."""
     try:
         os.close(told)
@@ -93,7 +99,7 @@ def _be_init(told: int, tell: int) -> None:
         set_name(NAME)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which never ends an init
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans come to us, and the kernel collects them
-        own_proc()
+        prepare()
         os.write(tell, b"y")
         os.close(tell)
         while True:

@@ -1,6 +1,8 @@
 """Processes of this machine, as the kernel knows them. Standard library only: the shim imports this."""
 
 import os
+import socket
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,12 @@ def _stat(pid: int) -> list[bytes]:
 def _has_ended(pid: int, fields: list[bytes]) -> bool:
     """The state is the first thread's alone: others may still be in a write, or give back the memory of all of them."""
     return fields[_STATE] in (b"Z", b"X") and sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) <= 1
+
+
+def peer_uid(channel: socket.socket) -> int:
+    """The user at the other end of a unix socket, as it was when it connected. Raises OSError."""
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def boot_id() -> str:

@@ -7,8 +7,10 @@ truth; the control socket only says that they changed.
 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
             "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids",
+            "isolation": absent | as `isolation.inside` reads it,
             "gang": absent | {"socket", "token", "spares", "timeouts", "nodes": [node of each rank], "node", "sizes": [ranks, ...],
-                              "host", "port", "node_token" where there are several}}
+                              "host", "port", "node_token" where there are several, "uid" where only that user may call}}
+isolation: of ranks that are kept apart: they are another user, in namespaces of their own, or are not started at all.
 own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
 lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.
 gang: of ranks that recover from the death of one: their coordinator is here too, see `gang`.
@@ -26,7 +28,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +42,7 @@ from phalanx.operate.agent.writing import Writer, Writing
 
 if TYPE_CHECKING:
     from phalanx.operate.agent.gang.ranks import Ranks
+    from phalanx.operate.agent.isolation.inside import Inside
 
 PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 CANNOT_START: Final = 127  # what a shell answers for a command it cannot find
@@ -109,10 +112,18 @@ def _now_ms() -> int:
 class Shim:
     """One attempt's ranks. `run` returns when all are gone and everything is written."""
 
-    def __init__(self, folder: Path, order: dict[str, Any], init: int | None = None, writer: Writer | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        order: dict[str, Any],
+        init: int | None = None,
+        writer: Writer | None = None,
+        inside: "Inside | None" = None,
+    ) -> None:
         self.folder = folder
         self.order = order
         self.init = init  # of the ranks' PID namespace
+        self.inside = inside
         self.secrets: dict[str, bytes] = {}
         self.alive: dict[int, int] = {}  # pid -> rank
         self.processes: dict[int, int] = {}  # rank -> pid, the last that it had
@@ -156,12 +167,14 @@ class Shim:
 
     def hear_secrets(self) -> bool:
         """Before the claim, likewise: whether every value that the order names has come, whole."""
-        names = self.order.get("secrets") or []
-        if not names:
+        names, files = self.order.get("secrets") or [], self.inside.secrets if self.inside else {}
+        if not names and not files:
             return True
         try:
             values = json.loads(sys.stdin.buffer.read())
             self.secrets = {name: values[name].encode() for name in names}
+            if self.inside is not None and self.init is not None:
+                self.inside.put_secrets(self.init, {name: values[name].encode() for name in files})
         except (ValueError, KeyError):
             return False
         return True
@@ -252,16 +265,21 @@ class Shim:
         try:
             return subprocess.Popen(
                 entry["argv"],
-                cwd=self.order["cwd"],
+                cwd="/" if self.inside else self.order["cwd"],  # which may be the job's doing: it goes there by its own rights
                 env={**self.secrets, **entry["env"]},  # RANK and the like are the platform's
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                preexec_fn=functools.partial(_die_with, os.getpid(), self.init is not None),  # noqa: PLW1509 - one thread
+                preexec_fn=self._before_exec(),  # noqa: PLW1509 - one thread
             )
         finally:
             os.close(log)
+
+    def _before_exec(self) -> Callable[[], None]:
+        if self.inside is not None:
+            return functools.partial(self.inside.become, self.order["cwd"])
+        return functools.partial(_die_with, os.getpid(), self.init is not None)
 
     def _cannot_start(self, entry: dict[str, Any], why: str, code: int = CANNOT_START) -> None:
         self.writing.line(f"phalanx: {why}", entry["log"])
@@ -300,11 +318,21 @@ class Shim:
     def _reap(self) -> None:
         """Collects the dead. Those found in one pass died too close to tell apart: one ended by a signal counts as the first."""
         dead = sorted(dead_children(), key=lambda exited: exited[1] >= 0)
+        if dead and self.inside and self.inside.met_bound():
+            self._say_bound([self.alive[pid] for pid, code in dead if pid in self.alive and code == -signal.SIGKILL])
         for pid, code in dead:
             if self.gang and self.gang.took(pid, code):
                 continue
             if pid in self.alive:
                 self.exited(self.alive.pop(pid), code)
+
+    def _say_bound(self, ranks: Sequence[int]) -> None:
+        """In the log of those that were killed, where people look; else in ours, since it was a child of some rank."""
+        why = "MemoryError: the kernel killed a process of this job, which has reached the memory that its spec asks for"
+        for entry in (one for one in self.order["ranks"] if one["rank"] in ranks):
+            self.writing.line(why, entry["log"])
+        if not ranks:
+            self.writing.line(why)
 
     def exited(self, rank: int, code: int) -> None:
         """That rank has come to its end in this attempt."""
@@ -395,12 +423,32 @@ def spare() -> None:
     _serve(folder)
 
 
+def _build(inside: "Inside") -> None:
+    """In the first process of the namespace, whose word for what is refused nobody else hears."""
+    try:
+        inside.build()
+    except OSError as error:
+        _say(f"the job's view of the machine cannot be made: {error}")
+        raise
+
+
 def _serve(folder: Path) -> None:
     order = json.loads((folder / "shim.json").read_text())
+    inside = None
+    if order.get("isolation"):
+        from phalanx.operate.agent.isolation.inside import Inside
+
+        inside = Inside(order["isolation"])
+        inside.close_off()  # the writer is ours, too: we end it
     # First of all: what is open or handled here would be so in the writer, and in the init, too.
     writer = Writer() if order.get("gang") else None
-    init = own_pids.enter() if order.get("own_pids", True) else None
-    made = Shim(folder, order, init, writer)
+    init = own_pids.enter(functools.partial(_build, inside) if inside else None) if order.get("own_pids", True) else None
+    if inside is not None:
+        if init is None:
+            _say("the job cannot be kept apart here, so it is not started")
+            return
+        inside.open_spaces(init)
+    made = Shim(folder, order, init, writer, inside)
     made.hear_signals()
     if not made.hear_secrets():
         _say("the agent ended before all secrets had come; the next one starts another shim")

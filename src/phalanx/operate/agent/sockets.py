@@ -11,7 +11,7 @@ from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId
 
 _FOLDER_BYTES_MAX: Final = 80
-"""An address holds 107 bytes and a zero; our longest file name has 21."""
+"""An address holds 107 bytes and a zero; our longest name below it has 22."""
 
 
 def socket_folder(home: Path, short: Path = Path("/tmp")) -> Path:  # noqa: S108 - made private and checked below
@@ -40,6 +40,20 @@ def leave_sockets(folder: Path) -> None:
 
 def shim_socket(folder: Path, attempt: AttemptId) -> Path:
     return folder / f"{hashlib.sha256(attempt.encode()).hexdigest()[:16]}.sock"
+
+
+def door_folder(folder: Path, attempt: AttemptId) -> Path:
+    """Of the sockets that ranks may reach which are kept apart: it alone is where they see it."""
+    return folder / hashlib.sha256(attempt.encode()).hexdigest()[:16]
+
+
+def door_socket(door: Path) -> Path:
+    """Where the agent hears those ranks."""
+    return door / "agent"
+
+
+def door_gang(door: Path) -> Path:
+    return door / "gang"
 
 
 def gang_socket(shim: Path) -> Path:

@@ -72,7 +72,7 @@ class LastWords:
         if known is None or known.ended_ms is not None or rank not in range(known.placement.world_size):
             return ""
         spec = world.jobs[known.job].spec
-        values = [value.encode() for value in self._secrets(spec)] if spec.secrets else []
+        values = [value.encode() for value in self._secrets(spec)] if spec.all_secrets else []
         start = max(0, self._journal.size("log", attempt, rank) - TAIL_BYTES)
         page = masking.page(partial(self._journal.read, "log", attempt, rank), start, TAIL_BYTES, values, over=True)
         text = page.shown.decode(errors="replace")

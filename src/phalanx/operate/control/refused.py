@@ -133,6 +133,7 @@ def refuse_never_fitting(world: World, spec: JobSpec, now_ms: int) -> None:
         "environment.lock": ("environment.lock", spec.environment.lock),
         "environment.image": ("environment.image", spec.environment.image),
         "secrets": ("secrets", ", ".join(spec.secrets)),
+        "secret_files": ("secret_files", ", ".join(spec.secret_files)),
         "on_partition": ("on_partition", spec.on_partition),
         "recovery.in_gang": ("recovery.in_gang", spec.recovery.in_gang),
         "recovery.min_ranks": ("recovery.min_ranks", spec.recovery.min_ranks),

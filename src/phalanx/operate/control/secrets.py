@@ -4,56 +4,70 @@ The database, or a copy of it, opens none. A value leaves for a node that starts
 and to be struck out of a log. No error, log line or event here ever has a value in it.
 """
 
-import base64
-import binascii
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
-from phalanx.core.errors import NotFound, SetupError, SpecError
+from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.people import PLATFORM
 from phalanx.core.views import SecretView
 from phalanx.operate.control.people import audit
 from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.rows import put
+from phalanx.operate.control.secret_keys import KEY_BYTES, KeyFile, seal
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import secrets as table
-from phalanx.storage.atomic import write_atomic
 
 KEY_FILE: Final = "secret.key"
 VALUE_BYTES_MAX: Final = 32 * 1024
 """Linux gives one environment variable 128 KiB, and all of them and the arguments a few MiB."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_KEY_BYTES: Final = 32
-_NONCE_BYTES: Final = 12  # of AES-GCM, NIST SP 800-38D
-_AGAIN: Final = "or `phalanx secret rm` every name that `phalanx secret ls` shows and set them again under a new key"
 
 
 class Secrets:
     """The secrets of one home. Writes belong on the control thread; reads may come from any."""
 
     def __init__(self, home: Path, store: Store, now_ms: Callable[[], int]) -> None:
-        self._file = home / KEY_FILE
+        self._keys = KeyFile(home / KEY_FILE)
         self._store = store
         self._now_ms = now_ms
+        self._turning = threading.Lock()  # values and keys are read together, or after both have changed
 
     def put(self, epoch: int, name: str, value: bytes, team: str = PLATFORM, note: Note | None = None) -> None:
         """Stores the team's `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
         _check(name, value)
         sealed = self._sealed()
         others = {other: text for other, text in sealed.items() if other != (team, name)}
-        key = self._key(make=not others)
+        keys = self._keys.read(make=not others)
         for other, text in list(others.items())[:1]:
-            self._open(key, *other, text)  # else this value would be sealed with a key that is not the home's
-        row = {"team": team, "name": name, "sealed": _seal(key, team, name, value), "created_ms": self._now_ms()}
+            self._keys.opened(keys, _bound(*other), text)  # else this value would be sealed with a key that is not the home's
+        row = {"team": team, "name": name, "sealed": seal(keys[-1], _bound(team, name), value), "created_ms": self._now_ms()}
         with self._store.leading(epoch) as connection:
             connection.execute(put(table, *row), row)
             audit.write(connection, note)
+
+    def rotate(self, epoch: int, note: Note | None = None) -> int:
+        """Seals every value anew with a fresh key, in one transaction, and forgets the older ones then; answers how many. Whatever
+        breaks in between leaves all values readable, and the same call goes on. Raises SetupError, StoreUnavailable."""
+        with self._turning:
+            sealed = self._sealed()
+            keys = self._keys.read(make=not sealed)
+            values = {owned: self._keys.opened(keys, _bound(*owned), text) for owned, text in sealed.items()}
+            fresh = os.urandom(KEY_BYTES)
+            self._keys.write([*keys, fresh])
+            with self._store.leading(epoch) as connection:
+                for (team, name), value in values.items():
+                    here = update(table).where(table.c.team == team, table.c.name == name)
+                    connection.execute(here.values(sealed=seal(fresh, _bound(team, name), value)))
+                audit.write(connection, note)
+            self._keys.write([fresh])
+        return len(values)
 
     def remove(self, epoch: int, name: str, team: str = PLATFORM, note: Note | None = None) -> None:
         """Raises NotFound, StoreUnavailable."""
@@ -78,11 +92,10 @@ class Secrets:
 
     def values(self, names: Sequence[str], team: str = PLATFORM) -> dict[str, str]:
         """The team's values of those of `names` that are stored. Raises SetupError where the key opens none, StoreUnavailable."""
-        sealed = {name: text for (owner, name), text in self._sealed().items() if owner == team and name in names}
-        if not sealed:
-            return {}
-        key = self._key(make=False)
-        return {name: self._open(key, team, name, text).decode() for name, text in sealed.items()}
+        with self._turning:
+            sealed = {name: text for (owner, name), text in self._sealed().items() if owner == team and name in names}
+            keys = self._keys.read(make=False) if sealed else ()
+        return {name: self._keys.opened(keys, _bound(team, name), text).decode() for name, text in sealed.items()}
 
     def _sealed(self) -> Mapping[tuple[str, str], str]:
         """By team and name."""
@@ -90,58 +103,10 @@ class Secrets:
             rows = connection.execute(select(table.c.team, table.c.name, table.c.sealed))
             return {(row.team, row.name): row.sealed for row in rows}
 
-    def _key(self, make: bool) -> bytes:
-        """The home's key. `make`: nothing is sealed with it, so where there is none that can be used a new one is made."""
-        try:
-            text = self._file.read_bytes().strip()
-            if self._file.stat().st_mode & 0o077:
-                self._file.chmod(0o600)
-            key = base64.b64decode(text, validate=True)
-        except FileNotFoundError:
-            if make:
-                return self._made()
-            raise self._unusable("is missing, so no stored secret can be opened; restore it from a backup") from None
-        except OSError as error:
-            raise self._unusable(f"cannot be read ({error.strerror}); make it readable for this user") from error
-        except binascii.Error:
-            key = b""
-        if len(key) != _KEY_BYTES and make:
-            return self._made()
-        if len(key) != _KEY_BYTES:
-            raise self._unusable("is damaged, so no stored secret can be opened; restore it from a backup")
-        return key
 
-    def _made(self) -> bytes:
-        """Durable before the first value that only it opens."""
-        key = os.urandom(_KEY_BYTES)
-        write_atomic(self._file, base64.b64encode(key) + b"\n", 0o600)
-        return key
-
-    def _open(self, key: bytes, team: str, name: str, text: str) -> bytes:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 10 MB of memory, for homes with secrets only
-
-        data = base64.b64decode(text)
-        try:
-            return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound(team, name))
-        except InvalidTag:
-            raise self._unusable(f"is not the key that {name} was sealed with; restore it from a backup") from None
-
-    def _unusable(self, why: str) -> SetupError:
-        return SetupError("secret key", str(self._file), f"{why}, {_AGAIN}")
-
-
-def _bound(team: str, name: str) -> bytes:
+def _bound(team: str, name: str) -> str:
     """What a value is sealed under. The platform's own were sealed under their name alone before there were teams."""
-    return f"{team}/{name}".encode() if team else name.encode()
-
-
-def _seal(key: bytes, team: str, name: str, value: bytes) -> str:
-    """Bound to its team and name: a row's value put under another opens nothing."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    nonce = os.urandom(_NONCE_BYTES)
-    return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, value, _bound(team, name))).decode()
+    return f"{team}/{name}" if team else name
 
 
 def _check(name: str, value: bytes) -> None:

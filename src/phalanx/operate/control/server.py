@@ -263,7 +263,7 @@ def _build(
     rebuild(series, journal, control.world.attempts, daemons.boot_id(), getting_on)
     ingest = Ingest(control, journal, series)
     secrets = Secrets(home, store, clock.now_ms)
-    words = LastWords(lambda: control.world, journal, lambda spec: secrets.values(spec.secrets, spec.team).values())
+    words = LastWords(lambda: control.world, journal, lambda spec: secrets.values(spec.all_secrets, spec.team).values())
     scheduler = LineProcess("scheduler", command("scheduler"), ANSWER_S_MAX)
     tracker = LineProcess("tracking", command("tracking"), TRACK_S_MAX)
     services = Services(

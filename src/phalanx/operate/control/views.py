@@ -118,6 +118,7 @@ def node_views(world: World, seen_ms: Mapping[NodeId, int]) -> tuple[NodeView, .
             cpus=record.shape.cpus,
             memory_bytes=record.shape.memory_bytes,
             seen_ms=seen_ms.get(node, record.since_ms),
+            isolation=record.shape.isolation,
         )
         for node, record in sorted(world.nodes.items())
     )

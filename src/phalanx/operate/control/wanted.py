@@ -150,10 +150,12 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         lock=spec.environment.lock,
         image=spec.environment.image,
         secrets=spec.secrets,
+        secret_files=spec.secret_files,
         on_partition=spec.on_partition,
         checkpoints=checkpoints_at(job, terms.jobs_folder),
         recovery=_recovery(job, attempt, terms),
         chaos=spec.chaos,
+        memory_bytes=spec.resources.memory_bytes,
     )
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from phalanx.core.errors import SpecError
-from phalanx.show.cli.options import EXIT_CODES, HomeOption, LocalHomeOption, NodeArgument, Output, OutputOption, leave, tools_of
+from phalanx.show.cli.options import (
+    EXIT_CODES,
+    HomeOption,
+    IsolationOption,
+    LocalHomeOption,
+    NodeArgument,
+    Output,
+    OutputOption,
+    leave,
+    tools_of,
+)
 
 if TYPE_CHECKING:
     from phalanx.core.views import JoinTokenView
@@ -80,6 +90,7 @@ def join(
     cpu_slots: Annotated[
         int | None, typer.Option(help="Offer this many CPU slots instead of the devices found.", min=1, max=1024)
     ] = None,
+    isolation: IsolationOption = None,
 ) -> None:
     """Run this machine's agent for a control plane elsewhere.
 
@@ -92,6 +103,8 @@ def join(
 
     folder, address = home_folder(home), ",".join(checked_url("URL", one) for one in url.split(","))
     tools = tools_of(context)
+    if isolation is not None:
+        tools.isolate(folder, isolation)
     node = tools.join(folder, address, token_file, name)
     note(f"This is node {node} of {address}. Ctrl-C stops the agent and leaves its ranks alone; the same command goes on.")
     leave(tools.serve_node(folder, cpu_slots))

@@ -1,4 +1,4 @@
-"""node ls, node drain, node undrain."""
+"""node ls, node describe, node drain, node undrain."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from phalanx.show.cli.options import EXIT_CODES, HomeOption, NodeArgument, Outpu
 
 def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
-    for command in (ls, drain, undrain):
+    for command in (ls, describe, drain, undrain):
         app.command(command.__name__, epilog=EXIT_CODES)(command)
 
 
@@ -26,6 +26,25 @@ def ls(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
     with connect(home) as client:
         nodes = client.nodes()
     emit(output, tuple[NodeView, ...], nodes, lambda: nodes_page(nodes))
+
+
+def describe(node: NodeArgument, home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show one node.
+
+    Its devices, what its agent can do, and what its machine allows for keeping jobs apart.
+    """
+    from phalanx.client import connect
+    from phalanx.core.errors import NotFound
+    from phalanx.core.views import NodeView
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.pages import node_page
+
+    with connect(home) as client:
+        found = next((one for one in client.nodes() if one.node == node), None)
+    if found is None:
+        raise NotFound("node", node, "is not known here; `phalanx node ls` lists those that are")
+    view = found
+    emit(output, NodeView, view, lambda: node_page(view))
 
 
 def drain(

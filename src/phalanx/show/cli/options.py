@@ -62,6 +62,15 @@ LocalHomeOption = Annotated[
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, such as tiny-lm-7.", autocompletion=job_ids)]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Jobs' ids, such as tiny-lm-7.", autocompletion=job_ids)]
+IsolationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|uid",
+        help="uid: each attempt as a user of its own, in namespaces of its own; needs root. Remembered.  "
+        "[default: last time's, else none]",
+        show_default=False,
+    ),
+]
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="A node's name, as in `phalanx node ls`.", autocompletion=node_names)
 ]

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from phalanx.core.devices import CPU_SLOT, Device
+from phalanx.core.isolation import MEANS
 from phalanx.core.units import show_size
 from phalanx.core.views import NodeView, StatusView
 from phalanx.show.cli.grid import Grid
@@ -43,6 +44,28 @@ def nodes_page(nodes: Sequence[NodeView]) -> Iterator[RenderableType]:
         for node in nodes
     ]  # fmt: skip
     yield Grid(head, rows, right=("HELD",), drop=("FEATURES", "ADDRESS", "SEEN (UTC)"), cut="DRAINED")
+
+
+def node_page(node: NodeView) -> Iterator[RenderableType]:
+    """One node, with what it allows for keeping jobs apart."""
+    yield pairs(_node_facts(node))
+
+
+def _node_facts(node: NodeView) -> Iterator[tuple[str, object]]:
+    yield "Node", f"{node.node} at {node.address}"
+    yield "State", node_state(node)
+    if node.drained:
+        yield "Drained", node.drained
+    yield "Devices", f"{_held(node)} held; {devices_text(node.devices)}"
+    yield "Attempts", ", ".join(sorted(set(node.held.values()))) or "none"
+    yield "CPUs", f"{node.cpus:g}"
+    yield "Memory", show_size(node.memory_bytes)
+    yield "Features", ", ".join(node.features) or "-"
+    yield "Isolation", node.isolation.mode if node.isolation else "not told by its agent, which is older"
+    for name, words in MEANS.items() if node.isolation else ():
+        why = (node.isolation.lacks or {}).get(name, "not tried") if node.isolation else ""
+        yield words[0].upper() + words[1:], "yes" if node.isolation and name in node.isolation.can else f"no: {why}"
+    yield "Seen (UTC)", moment_cell(node.seen_ms)
 
 
 def node_state(node: NodeView) -> Text:
@@ -94,6 +117,8 @@ def _summary(view: StatusView) -> Iterator[tuple[str, object]]:
     yield "Devices", f"{view.devices_held} of {view.devices_total} held; {view.devices_are}"
     yield "Jobs", ", ".join(f"{count} {state}" for state, count in view.jobs.items() if count) or "none"
     yield "Epoch", view.epoch
+    if view.trust:  # an older server says nothing of it
+        yield "Trust", view.trust
     yield "Tracking", f"{view.outbox} entries to write" if view.outbox else "up to date"
     yield "Processes", ", ".join(f"{name} {pid}" for name, pid in view.processes.items()) or "-"
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.show.cli.options import EXIT_CODES, HomeOption, LocalHomeOption, Output, OutputOption, tools_of
+from phalanx.show.cli.options import EXIT_CODES, HomeOption, IsolationOption, LocalHomeOption, Output, OutputOption, tools_of
 
 
 def add(app: typer.Typer) -> None:
@@ -45,6 +45,7 @@ def up(
     standby: Annotated[
         bool, typer.Option("--standby", help="Start a server that waits, and leads once the one that does is gone or hangs.")
     ] = False,
+    isolation: IsolationOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start the platform on this machine.
@@ -55,6 +56,8 @@ def up(
     from phalanx.show.cli.text import note
 
     folder = home_folder(home)
+    if isolation is not None:
+        tools_of(context).isolate(folder, isolation)
     fresh = tools_of(context).up(folder, port, cpu_slots, store, database, standby)
     if standby:
         note(f"A standby {'waits' if fresh else 'waited already'} in {folder}; what it says is in its run/server.log.")

@@ -1,4 +1,4 @@
-"""secret set, secret ls, secret rm. A value comes from standard input or a file, never from the command line; none is shown."""
+"""secret set, ls, rm, rotate-key. A value comes from standard input or a file, never from the command line; none is shown."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ def add(app: typer.Typer) -> None:
     app.command("set", epilog=EXIT_CODES)(set_value)
     app.command("ls", epilog=EXIT_CODES)(ls)
     app.command("rm", epilog=EXIT_CODES)(rm)
+    app.command("rotate-key", epilog=EXIT_CODES)(rotate_key)
 
 
 def set_value(
@@ -71,6 +72,23 @@ def rm(name: NameArgument, team: TeamOption = "", home: HomeOption = None) -> No
     with connect(home) as client:
         client.remove_secret(name, team)
     note(f"Removed {name}.")
+
+
+def rotate_key(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Seal all secrets anew with a fresh key.
+
+    The old key opens nothing any more, nor does a copy of the database that was made before with the new one: back up both again.
+    """
+    from phalanx.client import connect
+    from phalanx.core.views import KeyRotatedView
+    from phalanx.show.cli.output import emit, line
+
+    with connect(home) as client:
+        view = client.rotate_secret_key()
+    words = (
+        f"{view.secrets} secret{'' if view.secrets == 1 else 's'} sealed with a new key; back up the database and secret.key again."
+    )
+    emit(output, KeyRotatedView, view, lambda: [line(words)])
 
 
 def _value(name: str, file: Path | None) -> bytes:

@@ -58,6 +58,8 @@ class Tools:
     pack_workdir(folder): the packed snapshot that `submit` uploads.
     join(home, url, token_file, name): makes this home's node a member of the control plane at `url`, or finds that it is one;
         returns its name, `name` '' means the one it has.
+    isolate(home, mode): how this home's agent keeps jobs apart from now on, see core.isolation. Raises SetupError for a mode that
+        is none, or while it runs in another.
     serve_node(home, cpu_slots): runs the agent of a home that joined, until SIGTERM or SIGINT; the real one never returns, since
         this process becomes the agent.
     simulate(asked, progress): replays a trace; progress(jobs over, jobs). Writes the HTML report that `asked` names.
@@ -89,6 +91,7 @@ class Tools:
     verify_checkpoints: "Callable[[str, ProgressSink], Sequence[StoredCheckpoint]]"
     pack_workdir: Callable[[Path], bytes]
     join: Callable[[Path, str, Path | None, str], str]
+    isolate: Callable[[Path, str], None]
     serve_node: Callable[[Path, int | None], int]
     simulate: "Callable[[SimAsked, Callable[[int, int], None]], SimReport]"
     what_if: "Callable[[str, str], WhatIfView]"

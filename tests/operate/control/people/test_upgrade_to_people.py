@@ -8,8 +8,9 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 from phalanx.core.people import BUILT_IN
-from phalanx.operate.control import auth, secrets
-from phalanx.operate.control.secrets import Secrets
+from phalanx.operate.control import auth
+from phalanx.operate.control.secret_keys import KeyFile, seal
+from phalanx.operate.control.secrets import KEY_FILE, Secrets
 from phalanx.operate.control.store import Store
 
 
@@ -22,8 +23,8 @@ def before_teams(home: Path) -> None:
         config.attributes["connection"] = connection
         command.upgrade(config, "0003")
     engine.dispose()
-    key = Secrets(home, Store(":memory:"), lambda: 0)._made()
-    sealed = secrets._seal(key, "", "TOKEN", b"tiger")
+    (key,) = KeyFile(home / KEY_FILE).read(make=True)
+    sealed = seal(key, "TOKEN", b"tiger")
     with sqlite3.connect(home / "phalanx.db") as database:
         database.execute("INSERT INTO secrets (name, sealed, created_ms) VALUES ('TOKEN', ?, 7)", (sealed,))
         database.execute("INSERT INTO jobs (id, sequence, state, record) VALUES ('old-1', 1, 'pending', '{}')")

@@ -22,6 +22,7 @@ _ASKED_BY: Final = MappingProxyType(
         features.IMAGE: "environment.image",
         features.LOCK: "environment.lock",
         features.SECRETS: "secrets",
+        features.SECRET_FILES: "secret_files",
         features.LEASE: "on_partition",
         features.RECOVERY: "recovery.in_gang",
         features.SHRINK: "recovery.min_ranks",
@@ -36,9 +37,10 @@ _ASKED_BY: Final = MappingProxyType(
 
 _MEANS: Final = MappingProxyType(
     {
-        features.IMAGE: "install podman, apptainer or enroot on more nodes",
-        features.LOCK: "give more nodes a phalanx that builds environments, with uv",
+        features.IMAGE: "install podman, apptainer or enroot on more nodes that do not keep jobs apart",
+        features.LOCK: "give more nodes a phalanx that builds environments, with uv, and does not keep jobs apart",
         features.SECRETS: "upgrade phalanx on more nodes to one that fetches secrets",
+        features.SECRET_FILES: "start more agents as root with `--isolation uid`",
         features.LEASE: "upgrade phalanx on more nodes to one whose shims keep the lease",
         features.RECOVERY: "upgrade phalanx on more nodes to one whose shims recover gangs",
         features.SHRINK: "upgrade phalanx on more nodes to one whose shims let gangs shrink",

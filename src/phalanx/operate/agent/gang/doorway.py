@@ -1,9 +1,10 @@
 """The unix socket at which this node's processes of a gang speak: who is connected, what they say, and answers as fast as they take
-them. Whoever does not begin with the socket's token is hung up on.
+them. Whoever does not begin with the socket's token is hung up on, and so is another user where ranks have one of their own.
 """
 
 import contextlib
 import hmac
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from phalanx.core.gang_wire import Frame
 from phalanx.operate.agent.gang.streams import Stream, Streams
+from phalanx.operate.agent.processes import peer_uid
 
 
 @dataclass(slots=True, eq=False)
@@ -26,10 +28,16 @@ class Doorway:
     """`heard(peer, frame)` is called for each frame after the hello, `left(peer)` when it is gone."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, token: str, heard: Callable[[Peer, Frame], None], left: Callable[[Peer], None]
+        self,
+        selector: selectors.BaseSelector,
+        token: str,
+        heard: Callable[[Peer, Frame], None],
+        left: Callable[[Peer], None],
+        uid: int | None = None,
     ) -> None:
         self._selector = selector
         self._token = token
+        self._uid = uid
         self._heard = heard
         self._streams: Streams[Peer] = Streams(selector, self._take, left)
         self._server: socket.socket | None = None
@@ -42,6 +50,8 @@ class Doorway:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(path))
         path.chmod(0o600)
+        if self._uid is not None:
+            os.chown(path, self._uid, self._uid)
         server.listen(128)
         server.setblocking(False)
         self._server, self._path = server, path
@@ -80,7 +90,11 @@ class Doorway:
     def _accept(self) -> None:
         assert self._server is not None
         with contextlib.suppress(OSError):
-            self._streams.add(Peer(self._server.accept()[0]))
+            channel = self._server.accept()[0]
+            if self._uid is None or peer_uid(channel) == self._uid:
+                self._streams.add(Peer(channel))
+            else:
+                channel.close()
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         if peer.member >= 0:

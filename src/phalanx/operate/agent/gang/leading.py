@@ -29,7 +29,7 @@ class Leading:
         self._told = False
         nodes: Sequence[int] = order["nodes"]
         far = {rank: node for rank, node in enumerate(nodes) if node != HERE}
-        self._doorway = Doorway(selector, order["token"], self.heard, self.left)
+        self._doorway = Doorway(selector, order["token"], self.heard, self.left, order.get("uid"))
         self._nodes = Nodes(selector, order.get("node_token", ""), far, timeouts, self)
         self._is_alone = not far
         self._coordinator = Coordinator(order, len(nodes), self, self, boottime.now_ms())

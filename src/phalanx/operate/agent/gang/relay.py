@@ -35,7 +35,7 @@ class Relay:
         self._grace_ms: int = order["grace_ms"]
         self._address: tuple[str, int] = (order["host"], order["port"])
         self._dialling = Dialling(selector, self._address, self._up, self._take, self._down)
-        self._doorway = Doorway(selector, order["token"], self._heard, self._left)
+        self._doorway = Doorway(selector, order["token"], self._heard, self._left, order.get("uid"))
         self._path = Path(order["socket"])
         self._peers: dict[int, Peer] = {}
         self._numbers: dict[Peer, int] = {}

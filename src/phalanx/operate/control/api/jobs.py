@@ -116,7 +116,7 @@ async def retry(services: ServicesHere, asker: AskerHere, job: JobToChange) -> J
 async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
     """Raises SpecError for a secret that is not stored: better now than when its ranks shall start."""
     signing = (spec.notify.secret,) if spec.notify and spec.notify.secret else ()
-    for field, names in (("secrets", spec.secrets), ("notify.secret", signing)):
+    for field, names in (("secrets", spec.secrets), ("secret_files", spec.secret_files), ("notify.secret", signing)):
         missing = await asyncio.to_thread(services.secrets.missing, names, spec.team) if names else ()
         if missing:
             raise SpecError(field, missing[0], f"is not stored; set it first: `phalanx secret set {missing[0]}`")

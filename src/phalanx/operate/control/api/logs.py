@@ -76,7 +76,7 @@ def log_page(services: Services, attempt: AttemptId, rank: int, offset: int, lim
     """UTF-8 with replacement, without the values of the job's secrets. A character that is not whole yet is left for the next page,
     unless nothing will follow."""
     over = services.control.world.attempts[attempt].ended_ms is not None  # asked before reading: what follows is the whole log
-    known = services.secrets.values(spec.secrets, spec.team) if spec.secrets else {}
+    known = services.secrets.values(spec.all_secrets, spec.team) if spec.all_secrets else {}
     values = [value.encode() for value in known.values()]
     page = masking.page(partial(services.journal.read, "log", attempt, rank), offset, limit, values, over)
     last = over and page.taken < limit

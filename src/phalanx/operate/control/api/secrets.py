@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import AttemptId
-from phalanx.core.views import SecretView
-from phalanx.operate.control.api.access import NODES, SUBMITS, NamedNode, ServicesHere, team_for
+from phalanx.core.views import KeyRotatedView, SecretView
+from phalanx.operate.control.api.access import NODES, RULES, SUBMITS, NamedNode, ServicesHere, team_for
 from phalanx.operate.control.api.asker import AskerHere
 
 router = APIRouter(tags=["secrets"])
@@ -54,6 +54,15 @@ def named(team: str, name: str) -> str:
     return f"{team}/{name}" if team else name
 
 
+@router.post("/secret-key/rotate", dependencies=[RULES])
+async def rotate_secret_key(services: ServicesHere, asker: AskerHere) -> KeyRotatedView:
+    """Seals every stored value anew with a fresh key. Safe to repeat, also after an answer that was lost."""
+    note = asker.note("secret.rotate_key", "", services.clock.now_ms())
+    count = await services.control.call(lambda controller: services.secrets.rotate(controller.epoch, note))
+    log.info("secret_key_rotated", secrets=count)
+    return KeyRotatedView(secrets=count)
+
+
 @router.get("/attempts/{attempt}/secrets", dependencies=[NODES])
 async def secrets_of(
     services: ServicesHere,
@@ -64,7 +73,7 @@ async def secrets_of(
     found = services.control.world.current(AttemptId(attempt), node)
     if found is None:
         raise NotFound("attempt", attempt, f"holds no devices of {node}")
-    job, names, team = found[0].id, found[0].spec.secrets, found[0].spec.team
+    job, names, team = found[0].id, found[0].spec.all_secrets, found[0].spec.team
     values = await asyncio.to_thread(services.secrets.values, names, team)
     if missing := [name for name in names if name not in values]:
         again = f"is not stored any more; `phalanx secret set {missing[0]}`, then `phalanx retry {job}`"

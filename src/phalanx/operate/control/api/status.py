@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter
 
+from phalanx.core.isolation import trust
 from phalanx.core.views import StatusView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, ServicesHere, sees
@@ -37,4 +38,5 @@ async def status(services: ServicesHere, asker: AskerHere) -> StatusView:
         tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,
         tick_ms_max=round(max(tick_ms, default=0.0), 3),
         database=services.store.shown,
+        trust=trust({node: record.shape.isolation for node, record in world.nodes.items()}),
     )
