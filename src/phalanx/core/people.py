@@ -50,6 +50,10 @@ class Person:
         own = self.role(team)
         return own is not None and ROLES.index(own) >= ROLES.index(role)
 
+    def sees(self, team: str) -> bool:
+        """Whether they may read what that team has: as `has("viewer", team)`, and quick, since lists ask it of every job."""
+        return self.everywhere is not None or team in self.roles
+
     def may_change(self, team: str, owner: str) -> bool:
         """Whether they may change a job of `owner` in that team: a member their own, an admin all."""
         return self.has("admin", team) or (self.user == owner and self.has("member", team))

@@ -142,7 +142,7 @@ NamedNode = Annotated[NodeId, Depends(named_node)]
 
 def sees(asker: Asker, job: JobRecord) -> bool:
     """Whether they may read the job."""
-    return asker.known is not None and asker.known.has("viewer", job.spec.team)
+    return asker.known is not None and asker.known.sees(job.spec.team)
 
 
 async def known_job(services: ServicesHere, asker: AskerHere, job: Annotated[str, Path(max_length=100)]) -> JobRecord:

@@ -43,7 +43,7 @@ def _may_read(services: Services, person: Person | None, sha256: str) -> bool:
     if person is None or person.everywhere is not None:
         return True
     jobs = services.control.world.jobs.values()
-    if any(job.code == sha256 and person.has("viewer", job.spec.team) for job in jobs):
+    if any(job.code == sha256 and person.sees(job.spec.team) for job in jobs):
         return True
     return _sent_or_kept(services, person, sha256)
 

@@ -6,15 +6,14 @@ It is what can be told at submit, of recipes' own fields. What a script opens by
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from phalanx.core.checkpoints import JOBS_FOLDER
 from phalanx.core.errors import SpecError
+from phalanx.core.ids import JobId
 from phalanx.core.people import Person
 from phalanx.core.spec import JobSpec
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.saving_places import as_kept, checkpoints_at
-from phalanx.operate.control.world import JobRecord
 
 
 def refuse(services: Services, person: Person, spec: JobSpec) -> None:
@@ -22,15 +21,14 @@ def refuse(services: Services, person: Person, spec: JobSpec) -> None:
     named = list(_named(spec))
     if person.everywhere is not None or not named:
         return
-    jobs_folder = services.home / "jobs"
-    jobs = list(services.control.world.jobs.values())
-    shared = _shared(services, jobs)
+    home, stores = os.path.realpath(services.home), _stores(services)
     for field, value in named:
         if ".." in value.replace("\\", "/").split("/"):
             raise SpecError(field, value, "write the place without '..'")
         place = _placed(value)
-        kept = any(_within(place, root) for root in shared) and not (field == "checkpoint.store" and place in shared[1:])
-        if kept and not any(_within(place, own) for job in jobs for own in _own(person, job, jobs_folder)):
+        root = next((one for one in (home, *stores) if _within(place, one)), None)
+        may_save = field == "checkpoint.store" and place in stores
+        if root is not None and not may_save and not _is_own(services, person, place, root):
             raise SpecError(field, value, "lies where the platform keeps jobs' files, and in those of none of your team's jobs")
 
 
@@ -45,17 +43,22 @@ def _named(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "checkpoint.store", spec.checkpoint.store
 
 
-def _shared(services: Services, jobs: list[JobRecord]) -> list[str]:
-    """The home, and places below which jobs save."""
-    stores = {services.control.world.policy.checkpoint_store, *(job.spec.checkpoint.store for job in jobs)} - {"", JOBS_FOLDER}
-    return [os.path.realpath(services.home), *sorted(_placed(store) for store in stores)]
+def _stores(services: Services) -> list[str]:
+    """Places below which jobs save, each in a folder of its own."""
+    world = services.control.world
+    named = {world.policy.checkpoint_store, *(job.spec.checkpoint.store for job in world.jobs.values())} - {"", JOBS_FOLDER}
+    return sorted(_placed(store) for store in named)
 
 
-def _own(person: Person, job: JobRecord, jobs_folder: Path) -> Iterator[str]:
-    """Where a job of theirs has its files."""
-    if person.has("viewer", job.spec.team):
-        yield os.path.realpath(jobs_folder / job.id)
-        yield _placed(checkpoints_at(job, jobs_folder))
+def _is_own(services: Services, person: Person, place: str, root: str) -> bool:
+    """Whether it lies in what a job of theirs has below `root`: found by the folder's name, which is the job's."""
+    parts = place[len(root) + 1 :].split("/")
+    jobs_folder = services.home / "jobs"
+    name = parts[1] if parts[0] == "jobs" and len(parts) > 1 else parts[0].rpartition("-")[0]
+    job = services.control.world.jobs.get(JobId(name))
+    if job is None or not person.sees(job.spec.team):
+        return False
+    return any(_within(place, own) for own in (os.path.realpath(jobs_folder / job.id), _placed(checkpoints_at(job, jobs_folder))))
 
 
 def _placed(value: str) -> str:

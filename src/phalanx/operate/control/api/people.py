@@ -71,7 +71,7 @@ async def remove_user(services: ServicesHere, asker: AskerHere, user: Name) -> R
 async def list_teams(services: ServicesHere, asker: AskerHere) -> tuple[TeamView, ...]:
     """Teams in which the caller has a role, with everybody in them."""
     views = (await directory_of(services)).team_views()
-    return tuple(view for view in views if asker.person.has("viewer", view.team))
+    return tuple(view for view in views if asker.person.sees(view.team))
 
 
 @router.post("/teams", status_code=201, dependencies=[RULES])
@@ -122,7 +122,7 @@ def _refuse_others(person: Person, team: str) -> None:
 
 
 def _as_seen_by(person: Person, view: UserView) -> UserView:
-    return replace(view, teams={team: role for team, role in view.teams.items() if person.has("viewer", team)})
+    return replace(view, teams={team: role for team, role in view.teams.items() if person.sees(team)})
 
 
 def _user(directory: Directory, name: str) -> UserView:

@@ -53,4 +53,4 @@ def seen_by(person: Person, policy: Policy) -> Policy:
 
 def _is_open(person: Person, policy: Policy, queue: str) -> bool:
     team = policy.team_of(queue)
-    return not team or person.has("viewer", team)
+    return not team or person.sees(team)

@@ -22,7 +22,7 @@ class Veil:
 
     def __init__(self, world: World, person: Person) -> None:
         self._world = world
-        self._names = OthersNames(world, lambda team: person.has("viewer", team))
+        self._names = OthersNames(world, person.sees)
         self.is_open = person.everywhere is not None
         """Whether they may see everything."""
 
