@@ -47,7 +47,7 @@ def watch_all(daemon: str) -> None:
     watch(daemon, "phalanx.storage.atomic", "write_atomic", lambda path, *_, **__: [f"file:{path.name}"])
     if daemon == "server":
         store = "phalanx.operate.control.store:Store"
-        watch(daemon, store, "take_lead", lambda *_: ["lead"])
+        watch(daemon, store, "claim_lead", lambda *_: ["lead"])
         watch(daemon, store, "set_tokens", lambda *_: ["tokens"])
         watch(daemon, store, "outbox_done", lambda *_: ["outbox_done"])
         watch(daemon, store, "commit", lambda _, __, commit: {f"commit:{event.body.kind}" for event in commit.events})
