@@ -310,7 +310,7 @@ def idle_cpu(platform: Platform, extent: Extent) -> list[dict[str, Any]]:
 
 
 def _called(process: psutil.Process) -> str:
-    return "spare shim" if any(word.endswith("/shim.py") for word in process.cmdline()) else "other"
+    return "fork server" if any(word.endswith("/shim.py") for word in process.cmdline()) else "other"
 
 
 def cpu_s(process: psutil.Process) -> float:

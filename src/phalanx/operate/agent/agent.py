@@ -55,9 +55,9 @@ from phalanx.operate.agent.lease import HELLO, Lease
 from phalanx.operate.agent.ports import PortBlock, claim_block
 from phalanx.operate.agent.processes import boot_id
 from phalanx.operate.agent.rank_socket import RankSocket
+from phalanx.operate.agent.shim_forks import ShimForks
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
-from phalanx.operate.agent.spare_shim import SpareShim
 from phalanx.operate.agent.together import cancelled, together, until_asked
 from phalanx.operate.agent.uploading import upload
 from phalanx.storage.atomic import write_atomic
@@ -91,10 +91,10 @@ class Agent:
         node: NodeId,
         devices: tuple[Device, ...],
         block: PortBlock,
-        spare: SpareShim | None = None,
         apart: Apartness | None = None,
     ) -> None:
-        self._spare = spare
+        self._forks = ShimForks(home / "node" / "attempts")
+        self._known_shape: NodeShape | None = None  # as the newest Hello told it: looking for programs takes a millisecond
         self._apart = apart
         self._keeping = Keeping(home, apart) if apart else None
         self._url = url
@@ -128,9 +128,10 @@ class Agent:
             await self._hold(folder)
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
-            spare = [self._spare.keep()] if self._spare else []
-            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures(), *spare)
+            await self._forks.warm()
+            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures())
         finally:
+            self._forks.close()
             server.close()
             leave_sockets(self._sockets)
             self._shipping.close()
@@ -141,14 +142,14 @@ class Agent:
 
     async def _hold(self, folder: AttemptFolder) -> None:
         place = Node(
-            self._shape(),
+            self._known_shape or self._shape(),
             agent_socket(self._sockets),
             shim_socket(self._sockets, folder.attempt),
             now_ms,
             self._fetch,
             self._secrets,
             self._lease,
-            self._spare,
+            self._forks,
             self._keeping,
             self._rung,
         )
@@ -177,7 +178,7 @@ class Agent:
         """What came over the last connection and was not begun is dropped: the control plane takes for free what a Hello does not
         list, and sends again what it still wants."""
         self._commands.clear()
-        shape = await asyncio.to_thread(self._shape)
+        shape = self._known_shape = await asyncio.to_thread(self._shape)
         async with self._obeying:
             reports = tuple(self._report(run) for run in self._runs.values())
         return Hello(shape, boot_id(), PROTOCOL, version("phalanx"), self._fence.seen, reports)
@@ -384,7 +385,7 @@ async def _main(home: Path, url: Callable[[], str | None], token: str, node: Nod
     block = _same_block(home / "node" / "ports.json")
     devices = discover(numbered(read, home / "node" / "devices.json", boot_id()), cpu_slots)
     apart = await asyncio.to_thread(apartness, home)
-    agent = Agent(home, url, token, node, devices, block, SpareShim(home / "node" / "attempts"), apart)
+    agent = Agent(home, url, token, node, devices, block, apart)
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,8 @@ from phalanx.operate.agent.lease import Lease
 from phalanx.operate.agent.ports import cannot_listen, is_taken
 from phalanx.operate.agent.processes import boot_id
 from phalanx.operate.agent.rank_socket import RankSocket
+from phalanx.operate.agent.shim_forks import Shim, ShimForks
 from phalanx.operate.agent.sockets import door_folder, door_socket, remove_shim_sockets
-from phalanx.operate.agent.spare_shim import SpareShim, hand_over
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
 from phalanx.operate.agent.together import cancelled, to_its_end
@@ -57,7 +56,7 @@ class Node:
     fetch: Callable[[str], Awaitable[bytes]]
     secrets: Callable[[AttemptId], Awaitable[Mapping[str, str]]]
     lease: Lease
-    spare: SpareShim | None = None
+    forks: ShimForks
     keeping: Keeping | None = None
     rung: Callable[[Ring], None] = lambda _: None
 
@@ -84,7 +83,7 @@ class AttemptRun:
         self._looking = asyncio.Lock()
         self._grace_ms: int | None = None  # asked for of this agent, durable or not
         self._control: asyncio.StreamWriter | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Shim | None = None
         self._server: asyncio.Server | None = None  # hears ranks that are kept apart
         self._given: Mapping[str, str] = {}  # values of secrets, from their fetching to the shim's start
         self._uid: int | None = None  # of ranks that are kept apart
@@ -118,8 +117,9 @@ class AttemptRun:
         finally:
             if self._server is not None:
                 self._server.close()
-            if self._child is not None and self._child.returncode is None:
-                self._child.returncode = 0  # the shim outlives this agent on purpose, so Popen need not warn of it
+            if self._child is not None:
+                self._child.close()
+                self._child = None
 
     async def stop(self, grace_ms: int) -> None:
         """SIGTERM, then SIGKILL after `grace_ms`; returns once the wish is durable.
@@ -286,29 +286,21 @@ class AttemptRun:
                 await asyncio.sleep(RETRY_S)
 
     async def _spawn(self) -> None:
-        """A spare that came to nothing is no failure: a fresh shim follows it."""
-        spare = self._node.spare.take() if self._node.spare else None
-        if spare is not None and await self._gets_a_shim(spare):
-            return
-        if not await self._gets_a_shim(None):
-            log = self.folder.path / "shim.log"
-            raise StartFailed(f"the process that starts ranks did not come up; see {log}{await asyncio.to_thread(_last_word, log)}")
-
-    async def _gets_a_shim(self, spare: "subprocess.Popen[bytes] | None") -> bool:
-        """Starts one and waits for its claim. A second shim, started after a crash of ours, sees the first's and leaves."""
+        """Has a shim forked and waits for its claim. A second one, of after a crash of ours, sees the first's and leaves."""
         try:
-            self._child = await asyncio.to_thread(_start_shim, self.folder.path, self._given, spare)
+            self._child = await asyncio.to_thread(self._node.forks.fork, self.folder.path, self._given)
         except OSError as error:
             raise StartFailed(f"cannot start the process that starts ranks: {error}") from error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLAIM_S_MAX):
-                while not self._claimed() and self._child.poll() is None:
-                    await asyncio.sleep(0.005)
+                await _readable(self._child.claimed)
         if self._claimed():
-            return True
+            return
         self._child.kill()
         await asyncio.to_thread(self._child.wait)
-        return self.folder.shim_process() is not None  # from here on it cannot claim any more
+        if self.folder.shim_process() is None:  # from here on it cannot claim any more
+            log = self.folder.path / "shim.log"
+            raise StartFailed(f"the process that starts ranks did not come up; see {log}{await asyncio.to_thread(_last_word, log)}")
 
     def _claimed(self) -> bool:
         try:
@@ -388,24 +380,6 @@ async def _first_and_each_line(reader: asyncio.StreamReader) -> AsyncIterator[by
         yield line
 
 
-def _start_shim(
-    folder: Path, secrets: Mapping[str, str], spare: "subprocess.Popen[bytes] | None" = None
-) -> "subprocess.Popen[bytes]":
-    """Values of secrets go through its standard input, never through a file: a shim that does not get all of them, since this
-    agent died, leaves before it claims the attempt, and the next agent starts another."""
-    if spare is not None and hand_over(spare, folder, secrets):
-        return spare
-    with (folder / "shim.log").open("ab") as log:
-        child = subprocess.Popen(
-            shim.command(folder),
-            stdin=subprocess.PIPE if secrets else subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-        )  # fmt: skip
-    if child.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), child.stdin as to_shim:
-            to_shim.write(json.dumps(dict(secrets)).encode())
-    return child
-
-
 def _last_word(log: Path) -> str:
     """What a shim said that did not come up, for whoever may not read its log; '' where it said nothing."""
     with contextlib.suppress(OSError):
@@ -423,12 +397,17 @@ async def _gone(process: NodeProcess) -> None:
     try:
         if not process.lives():
             return
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(handle, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(handle)
+        await _readable(handle)
     finally:
         os.close(handle)
+
+
+async def _readable(handle: int) -> None:
+    """Returns once there is something to read, or nothing any more."""
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(handle, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(handle)

@@ -1,6 +1,6 @@
 """The parent of one attempt's ranks on one node: starts them, records how they end, stops them, sweeps up after them.
 
-Run as `command(folder)` says, isolated. Standard library only, single-threaded, in a session of its own: it outlives the agent that
+Forked by `fork_server`, isolated. Standard library only, single-threaded, in a session of its own: it outlives the agent that
 started it. When the shim itself dies, the kernel kills what it started: all of it in a PID namespace, see `own_pids`; elsewhere its
 ranks (PDEATHSIG fires when the thread that forked them ends, hence one thread), and the agent sweeps what is left. Files are the
 truth; the control socket only says that they changed.
@@ -54,19 +54,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def command(folder: Path) -> list[str]:
-    """How to start the shim of that attempt. By import, which finds it compiled; its file is named for whoever looks for shims."""
-    return _command("main", str(folder))
-
-
-def spare_command(attempts: Path) -> list[str]:
-    """How to start a shim for an attempt below that folder which is not known yet."""
-    return _command("spare", f"{attempts}/")
-
-
-def _command(function: str, last: str) -> list[str]:
+    """How to start the shim of that attempt alone; agents have theirs from a `fork_server`. By import, which finds it compiled; its
+    file is named for whoever looks for shims."""
     root = str(Path(__file__).parents[3])
-    start = f"import sys; sys.path.append({root!r}); from phalanx.operate.agent.shim import {function}; {function}()"
-    return [sys.executable, "-I", "-S", "-c", start, __file__, last]
+    start = f"import sys; sys.path.append({root!r}); from phalanx.operate.agent.shim import main; main()"
+    return [sys.executable, "-I", "-S", "-c", start, __file__, str(folder)]
 
 
 def claim(folder: Path, init: int | None = None) -> bool:
@@ -406,21 +398,8 @@ class Shim:
 
 
 def main() -> None:
-    """`sys.argv` ends with the attempt's folder."""
-    _serve(Path(sys.argv[-1]))
-
-
-def spare() -> None:
-    """Standard input's first line, JSON, names the attempt's folder; it ends without one when the agent has ended."""
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
-        return
-    folder = Path(json.loads(line))
-    log = os.open(folder / "shim.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    _serve(folder)
+    """A shim that was started alone. `sys.argv` ends with the attempt's folder."""
+    serve(Path(sys.argv[-1]))
 
 
 def _build(inside: "Inside") -> None:
@@ -432,7 +411,8 @@ def _build(inside: "Inside") -> None:
         raise
 
 
-def _serve(folder: Path) -> None:
+def serve(folder: Path, claimed: int | None = None) -> None:
+    """Is the attempt's shim, until all is over. claimed: a descriptor that hears one byte once this process has the attempt."""
     order = json.loads((folder / "shim.json").read_text())
     inside = None
     if order.get("isolation"):
@@ -454,4 +434,12 @@ def _serve(folder: Path) -> None:
         _say("the agent ended before all secrets had come; the next one starts another shim")
         return
     if claim(folder, init):
+        if claimed is not None:
+            _tell(claimed)
         made.run()
+
+
+def _tell(claimed: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # an agent that has ended finds the claim by itself
+        os.write(claimed, b"c")
+    os.close(claimed)
