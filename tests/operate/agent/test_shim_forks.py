@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from phalanx.core.messages import StopRanks
-from phalanx.operate.agent import shim_forks
+from phalanx.operate.agent import fork_server
 from phalanx.operate.agent.processes import boot_id, start_ticks
 from phalanx.operate.agent.shim_forks import Shim, ShimForks
 from phalanx.operate.engines import leftovers
@@ -165,6 +165,6 @@ def test_no_shim_holds_what_belongs_to_another(forks: ShimForks, tmp_path: Path)
 
 
 def test_a_server_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shim_forks.fork_server, "command", lambda _: [str(tmp_path / "missing")])
+    monkeypatch.setattr(fork_server, "command", lambda _: [str(tmp_path / "missing")])
     with pytest.raises(FileNotFoundError, match="missing"):
         ShimForks(tmp_path).fork(tmp_path, {})
