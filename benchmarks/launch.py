@@ -94,8 +94,9 @@ QUICK: Final = Extent(pairs=30, commands=5, idle_s=30, tick_readings=1)
 class Platform:
     """One `phalanx up` in a home of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, slots: int = SLOTS) -> None:
         self.home = home
+        self._slots = slots
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
         self._environ = outer | {"PHALANX_HOME": str(home)}
         self._client: Client | None = None
@@ -116,7 +117,7 @@ class Platform:
         return done.stdout
 
     def up(self) -> None:
-        self.phalanx("up", "--port", "0", "--cpu-slots", str(SLOTS))
+        self.phalanx("up", "--port", "0", "--cpu-slots", str(self._slots))
 
     def down(self) -> None:
         """Also of what came up by half."""
@@ -144,7 +145,7 @@ class Platform:
 
     def run_demo(self) -> None:
         """A job like the demo's, and what follows from it: MLflow is loaded from here on."""
-        self.finished(self.client.submit(_spec("demo", ("python", "-c", DEMO), gpus=str(SLOTS))).id)
+        self.finished(self.client.submit(job_of("demo", ("python", "-c", DEMO), gpus=str(SLOTS))).id)
         self.quiet()
         if "tracking" not in self.client.status().processes:
             raise SystemExit("the tracking process does not run after a tracked job")
@@ -158,9 +159,9 @@ class Platform:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Platform]:
+def running(slots: int = SLOTS) -> Iterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as folder:
-        platform = Platform(Path(folder) / "home")
+        platform = Platform(Path(folder) / "home", slots)
         try:
             platform.up()
             yield platform
@@ -175,7 +176,7 @@ def launch_ms(platform: Platform, code: bytes | None = None) -> float:
     """From right before `Client.submit` to the rank's clock."""
     platform.quiet()
     asked_ns = time.time_ns()
-    job = platform.client.submit(_spec("launch", PROBE), code)
+    job = platform.client.submit(job_of("launch", PROBE), code)
     time.sleep(SETTLE_S)
     return (int(platform.finished(job.id)) - asked_ns) / 1e6
 
@@ -198,7 +199,7 @@ class HyperQueue:
         cluster: Any = importlib.import_module("hyperqueue.cluster")
         self._folder = folder
         folder.mkdir(parents=True)
-        with _stdout_is_stderr():  # the server prints a table when it starts
+        with stdout_is_stderr():  # the server prints a table when it starts
             self._cluster = cluster.LocalCluster(str(folder / "server"), cluster.WorkerConfig(cores=SLOTS))
             self._client = self._cluster.client()
         self._count = 0
@@ -252,7 +253,7 @@ def launches(platform: Platform, extent: Extent) -> tuple[list[float], list[floa
 def submit_to_execve(platform: Platform, extent: Extent) -> list[dict[str, Any]]:
     ours, theirs = launches(platform, extent)
     file = platform.home.parent / "job.yaml"
-    file.write_text(json.dumps(_spec("launch", PROBE)))  # JSON is YAML
+    file.write_text(json.dumps(job_of("launch", PROBE)))  # JSON is YAML
     code = pack(Path(__file__).parent)
     rows = {
         "Phalanx, from Client.submit": ours,
@@ -386,12 +387,12 @@ def _version(name: str) -> str:
         return ""
 
 
-def _spec(name: str, entrypoint: Sequence[str], gpus: str = "1") -> dict[str, Any]:
+def job_of(name: str, entrypoint: Sequence[str], gpus: str = "1") -> dict[str, Any]:
     return {"name": name, "entrypoint": list(entrypoint), "resources": {"gpus": gpus}}
 
 
 @contextlib.contextmanager
-def _stdout_is_stderr() -> Iterator[None]:
+def stdout_is_stderr() -> Iterator[None]:
     """Also for what is no Python."""
     sys.stdout.flush()
     kept = os.dup(1)

@@ -1,0 +1,41 @@
+"""Clients that read: each asks for one page after another, as people and dashboards do. Run as a process of its own.
+
+Usage: python readers.py URL CLIENTS SECONDS PAUSE_S PATH..., the token on standard input. Its last line is one JSON object: of each path the
+times of all answers, in ms.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+
+import httpx
+
+TIMEOUT_S = 60.0
+
+
+async def read(client: httpx.AsyncClient, paths: list[str], pause_s: float, end_s: float, told: dict[str, list[float]]) -> None:
+    chosen = random.Random(id(told) ^ id(paths))
+    await asyncio.sleep(chosen.uniform(0, pause_s))
+    while time.monotonic() < end_s:
+        path = chosen.choice(paths)
+        asked_s = time.monotonic()
+        (await client.get(path)).raise_for_status()
+        told[path].append(1000 * (time.monotonic() - asked_s))
+        await asyncio.sleep(pause_s)
+
+
+async def main(url: str, clients: int, seconds: float, pause_s: float, paths: list[str]) -> None:
+    headers = {"Authorization": f"Bearer {sys.stdin.readline().strip()}"}
+    told: dict[str, list[float]] = defaultdict(list)
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+        end_s = time.monotonic() + seconds
+        await asyncio.gather(*(read(client, paths, pause_s, end_s, told) for _ in range(clients)))
+    print(json.dumps({path: [round(one, 2) for one in took] for path, took in told.items()}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]))
