@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.core.isolation import Mode
+from phalanx.operate.agent.isolation import cgroups
 from phalanx.operate.home import set_isolation
 from tests.operate.agent.agent_cell import AgentProcess, Cell, FarSide, end_shim
 
@@ -26,4 +27,7 @@ def a_cell(home: Path, mode: Mode = "uid", namespaces: bool = True) -> Iterator[
         for claim in (home / "node" / "attempts").glob("*/shim-pid.json"):
             end_shim(json.loads(claim.read_bytes())["pid"])
         made.far.down()
+        for attempt in (home / "node" / "attempts").glob("*-*"):  # of which this end told no agent
+            group = cgroups.find().of(f"{home} {attempt.name}")
+            assert group is None or cgroups.ended(group)
     assert "Traceback" not in made.agent.log(), made.agent.log()
