@@ -20,12 +20,13 @@ from phalanx.core.devices import Device
 from phalanx.core.errors import Bug, SetupError, StoreUnavailable
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.messages import Forget, StopRanks
-from phalanx.operate.agent import attempt_run, attempts
+from phalanx.operate.agent import attempts
 from phalanx.operate.agent.agent import Agent
 from phalanx.operate.agent.attempt_run import AttemptRun
 from phalanx.operate.agent.attempts import AttemptFolder, Seen, accept
 from phalanx.operate.agent.connection import Connection, written_url
 from phalanx.operate.agent.ports import claim_block
+from phalanx.operate.agent.shim_forks import Shim, ShimForks
 from phalanx.operate.agent.together import cancelled, until_asked
 from phalanx.storage.atomic import write_atomic
 from tests.operate.agent.agent_cell import DEADLINE_S, TOKEN, AgentProcess, Cell, FarSide, alive, until
@@ -219,10 +220,10 @@ def test_a_failure_that_was_begun_is_carried_to_its_end_by_the_next_agent_though
 
 
 def test_a_shim_that_the_system_does_not_let_start_is_a_start_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> subprocess.Popen[bytes]:
+    def refuse(*_: object) -> Shim:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(attempt_run, "_start_shim", refuse)
+    monkeypatch.setattr(ShimForks, "fork", refuse)
 
     async def scenario(agent: Agent, far: FarSide, cell: Cell) -> None:
         far.start(cell.launch("", ranks=1))

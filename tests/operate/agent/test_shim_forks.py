@@ -1,5 +1,6 @@
 """The process that forks shims: one for all attempts of an agent, made anew when it dies, and its shims outlive it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +25,12 @@ def server(cell: Cell, other_than: int = 0) -> int:
     """The pid of the agent's fork server, once there is one."""
 
     def look() -> int | None:
-        return next((one.pid for one in psutil.Process(cell.agent.pid).children() if one.pid != other_than), None)
+        return next((one.pid for one in psutil.Process(cell.agent.pid).children() if is_it(one)), None)
+
+    def is_it(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.name() == "phalanx-shims" and process.pid != other_than
+        return False
 
     return until(look)
 

@@ -155,7 +155,7 @@ def test_no_server_is_left_that_could_start_gangs_on_joined_nodes_while_the_agen
     monkeypatch.setattr(daemons, "alive", lambda _, daemon: daemon)
     monkeypatch.setattr(local, "_end", lambda _, process: ended.append(process))
     assert local.down(local.Machine(command=lambda *_: ()), tmp_path).stopped
-    assert ended == ["server", "agent"]
+    assert ended == ["standby", "server", "agent"]
 
 
 def test_up_comes_back_on_its_port(cell: Cell) -> None:
