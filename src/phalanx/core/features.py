@@ -40,6 +40,9 @@ PROFILE: Final = "profile"
 TRACES: Final = "traces"
 """Also those that somebody asks for while it runs; no job needs it to start."""
 
+CHANNELS: Final = "channels"
+"""Holds terminals, and opens ways into running jobs."""
+
 
 def needed(spec: JobSpec) -> frozenset[str]:
     """The features without which a node would run the job otherwise than it asks."""
@@ -57,5 +60,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         LAYOUT: spec.layout != LayoutSpec(),
         PIPELINE: spec.layout.pp > 1,
         PROFILE: spec.profile is not None,
+        CHANNELS: bool(spec.session),
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

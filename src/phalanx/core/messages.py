@@ -11,10 +11,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from phalanx.core.channels import ChannelAsked
 from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
-from phalanx.core.spec import BestMode, OnPartition
+from phalanx.core.spec import BestMode, OnPartition, Session
 from phalanx.core.trace_request import UNASKABLE, TraceRequest
 
 PROTOCOL: Final = 1
@@ -182,6 +183,8 @@ class Launch:
     secrets: names of secrets to fetch for the ranks' environment. on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
     checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`.
+    session: what somebody works in: a shell on a terminal, or a notebook server. One process has all devices then, and counts as
+    each rank.
     """
 
     attempt: AttemptId
@@ -214,6 +217,7 @@ class Launch:
     checkpoint_mtbf_s: float = 0.0
     chaos: bool = False
     checkpoints: str = ""
+    session: Session = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +311,18 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenChannel:
+    """Somebody wants `asked` of the attempt: dial agent/channels/`channel`, a name that nobody guesses, and carry its bytes. It
+    comes once; what became of it is said there."""
+
+    attempt: AttemptId
+    epoch: int
+    channel: str = field(repr=False)
+    asked: ChannelAsked
+    kind: Literal["open_channel"] = field(default="open_channel", kw_only=True)
+
+
 Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | RequestTraces
 ToAgent = Annotated[
     Welcome
@@ -319,6 +335,7 @@ ToAgent = Annotated[
     | PlanFaults
     | RequestTraces
     | ChunkAck
-    | ArtifactAck,
+    | ArtifactAck
+    | OpenChannel,
     Field(discriminator="kind"),
 ]

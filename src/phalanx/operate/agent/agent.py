@@ -30,6 +30,7 @@ from phalanx.core.messages import (
     GiveUpNode,
     Granted,
     Hello,
+    OpenChannel,
     PlanFaults,
     Report,
     RequestTraces,
@@ -56,6 +57,8 @@ from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
 from phalanx.operate.agent.spare_shim import SpareShim
+from phalanx.operate.agent.terminal.reached import Reached
+from phalanx.operate.agent.terminal.ways import Ways
 from phalanx.operate.agent.together import cancelled, together, until_asked
 from phalanx.operate.agent.uploading import upload
 from phalanx.storage.atomic import write_atomic
@@ -113,6 +116,8 @@ class Agent:
         jitter = Random()  # noqa: S311
         self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, jitter, self._sending)
         self._artifacts = Artifacts(self._upload, self._connection.send, self._ran)
+        reached = Reached(self._runs.get, agent_socket(self._sockets), lambda attempt: shim_socket(self._sockets, attempt))
+        self._ways = Ways(url, token, reached)
 
     async def run(self) -> None:
         """Until cancelled; ranks are left alone then."""
@@ -126,7 +131,7 @@ class Agent:
             server.close()
             leave_sockets(self._sockets)
             self._shipping.close()
-            await cancelled([*self._running.values(), *self._artifacts.close()])
+            await cancelled([*self._running.values(), *self._artifacts.close(), *self._ways.close()])
 
     async def _watch_failures(self) -> None:
         await self._failed
@@ -256,6 +261,9 @@ class Agent:
                     self._commanded.set()
             case Granted(number=number, lease_ms=lease_ms):
                 self._granted(number, lease_ms)
+            case OpenChannel(epoch=epoch):  # beside commands: nobody waits for a disk to see their terminal
+                if epoch >= self._fence.seen:
+                    self._ways.open(message)
 
     async def _obey_all(self) -> None:
         """Commands come again until they are carried out, so one that the disk refuses now is only told about."""
@@ -346,6 +354,7 @@ class Agent:
             self._shipping.drop(attempt)
             self._artifacts.drop(attempt)
             self._faults.drop(attempt)
+            self._ways.drop(attempt)
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:

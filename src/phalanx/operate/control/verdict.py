@@ -141,7 +141,7 @@ def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bo
     match job.spec.kind:
         case "service":
             return True
-        case "interactive":
+        case "interactive" | "shell" | "notebook":
             return False
         case _:
             mends = cause is not None and not _is_bad_input(job, cause)

@@ -36,6 +36,7 @@ from phalanx.show.cli import (
     profile,
     queue,
     secret,
+    sessions,
     sim,
 )
 from phalanx.show.cli.options import EXIT_CODES
@@ -76,7 +77,23 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, curves, ledger, gc, experts, pipeline, profile, completion):
+    for module in (
+        platform,
+        jobs,
+        sessions,
+        plan,
+        moves,
+        chaos,
+        events,
+        logs,
+        curves,
+        ledger,
+        gc,
+        experts,
+        pipeline,
+        profile,
+        completion,
+    ):
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),

@@ -10,6 +10,7 @@ from phalanx.operate.control.api import (
     agents,
     artifacts,
     blobs,
+    channels,
     chaos,
     errors,
     events,
@@ -45,6 +46,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
     app.include_router(secrets.for_nodes, prefix="/api/v1", dependencies=[Depends(node)])
     app.include_router(agents.router, prefix="/api/v1")
+    app.include_router(channels.router, prefix="/api/v1")
     app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     errors.install(app)
