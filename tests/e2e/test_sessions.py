@@ -2,6 +2,7 @@
 command line and a real platform."""
 
 import contextlib
+import json
 import os
 import pty
 import select
@@ -9,7 +10,9 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from live_platform import BIN, DEADLINE_S, Platform, alive, until
@@ -173,3 +176,58 @@ def test_a_port_of_a_job_is_reached_by_many_connections_at_once_and_half_closes_
             one.join(DEADLINE_S)
     assert answers == {number: b"200000:" + bytes([number]) * 200_000 for number in range(12)}
     platform.run("cancel", job)
+
+
+SERVER = """
+import http.server, json, os, sys
+port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--ServerApp.port="))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = "token=" + os.environ["JUPYTER_TOKEN"] in self.path
+        self.send_response(200 if known else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps({"argv": sys.argv, "cwd": os.listdir("."), "known": known}).encode())
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_a_notebook_is_reached_by_its_address_alone_and_its_token_is_nowhere_else(platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "jupyter_server").mkdir()
+    (tmp_path / "jupyter_server" / "__init__.py").touch()
+    (tmp_path / "jupyter_server" / "__main__.py").write_text(SERVER)  # a small server with its command line
+    (tmp_path / "analysis.ipynb").write_text("{}")
+    person = Screen(platform, "notebook", str(tmp_path / "analysis.ipynb"), "--name", "lab")
+    person.shows("?token=")
+    person.shows("comes back")
+    address = person.text.partition("http://")[2].split()[0]
+    token = address.rpartition("token=")[2]
+    job = person.text.partition("; ")[2].partition(" goes on")[0]
+    with urllib.request.urlopen(f"http://{address}", timeout=DEADLINE_S) as answer:
+        said = json.loads(answer.read())
+    assert said["known"]
+    assert "analysis.ipynb" in said["cwd"]
+    assert "--ServerApp.ip=127.0.0.1" in said["argv"]
+    assert len(token) == 64
+    pid = view_of(platform, job).attempts[-1].ranks[0].pid
+    commands = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    assert token not in commands
+    assert pid is not None
+    shown = (
+        platform.run("logs", job).stdout + platform.run("events", job).stdout + platform.run("describe", job, "-o", "json").stdout
+    )
+    assert token not in shown
+    holders = [path for path in platform.home.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert [path.name for path in holders] == ["notebook-token"]
+    assert holders[0].stat().st_mode & 0o077 == 0
+    person.types("\x03")
+    assert person.code() == 130
+    assert view_of(platform, job).state == "running"
+    platform.run("cancel", job)
+
+
+def test_an_environment_without_jupyter_says_what_to_install(platform: Platform) -> None:
+    done = platform.run("notebook", "--name", "bare", check=False)
+    assert done.returncode == 2
+    assert "exited with code 78" in done.stderr
+    assert "has no Jupyter; install jupyterlab there" in done.stderr

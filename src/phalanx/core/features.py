@@ -43,6 +43,9 @@ TRACES: Final = "traces"
 CHANNELS: Final = "channels"
 """Holds terminals, and opens ways into running jobs."""
 
+ACTIVITY: Final = "activity"
+"""Takes signs of work in jobs that people work in; of a control plane."""
+
 
 def needed(spec: JobSpec) -> frozenset[str]:
     """The features without which a node would run the job otherwise than it asks."""

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from phalanx.core.activity import Signal
 from phalanx.core.channels import ChannelAsked
 from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape
@@ -131,7 +132,16 @@ class ArtifactSaved:
     kind: Literal["artifact"] = field(default="artifact", kw_only=True)
 
 
-FromAgent = Annotated[Hello | Report | Renew | Chunk | ArtifactSaved, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Signs of work in a job that people work in, now and then. Sent to a control plane whose Welcome knows the feature."""
+
+    attempt: AttemptId
+    signals: tuple[Signal, ...]
+    kind: Literal["activity"] = field(default="activity", kw_only=True)
+
+
+FromAgent = Annotated[Hello | Report | Renew | Chunk | ArtifactSaved | Activity, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +333,15 @@ class OpenChannel:
     kind: Literal["open_channel"] = field(default="open_channel", kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class IdleWord:
+    """Answer to Activity: in how long the attempt is stopped for being idle unless something happens; None where it is not idle."""
+
+    attempt: AttemptId
+    left_ms: int | None
+    kind: Literal["idle_word"] = field(default="idle_word", kw_only=True)
+
+
 Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | RequestTraces
 ToAgent = Annotated[
     Welcome
@@ -336,6 +355,7 @@ ToAgent = Annotated[
     | RequestTraces
     | ChunkAck
     | ArtifactAck
-    | OpenChannel,
+    | OpenChannel
+    | IdleWord,
     Field(discriminator="kind"),
 ]

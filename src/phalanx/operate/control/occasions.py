@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from phalanx.core.events import AttemptEnded, AttemptRunning, Event, JobWaits, StopRequested
+from phalanx.core.events import AttemptEnded, AttemptRunning, Event, IdleWarned, JobWaits, StopRequested
 from phalanx.core.ids import JobId, split_attempt
 from phalanx.core.spec import Occasion
 from phalanx.core.states import Finished, Paused
+from phalanx.core.units import show_duration
 from phalanx.operate.control.world import JobRecord, World
 
 DETAIL_CHARS_MAX: Final = 2_000
@@ -30,6 +31,8 @@ def _occasion(event: Event, job: JobRecord) -> Occasion | None:
             return "started" if split_attempt(attempt)[1] == 1 else "restarted"
         case JobWaits():
             return "waiting"
+        case IdleWarned():
+            return "idle"
         case AttemptEnded() | StopRequested() if isinstance(job.state, Finished):
             return "finished"
         case AttemptEnded() | StopRequested() if isinstance(job.state, Paused):
@@ -44,6 +47,8 @@ def _entry(event: Event, job: JobRecord, occasion: Occasion) -> Mapping[str, Any
     match event.body:
         case JobWaits(reason=reason):
             detail = reason.sentence()
+        case IdleWarned(left_ms=left_ms, why=why):
+            detail = f"stopped in {show_duration(left_ms)} unless something is done in it: {why}"
         case AttemptEnded(detail=said):
             detail = said
     if isinstance(job.state, Finished):

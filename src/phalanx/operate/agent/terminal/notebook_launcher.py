@@ -26,6 +26,8 @@ def main() -> None:
         )
         raise SystemExit(MISSING)
     module, path = found[0]
+    # Its own record of itself holds the token, so it lies beside ours, and goes with the attempt.
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(token_file.with_name("jupyter-runtime"))
     os.environ["JUPYTER_TOKEN"] = token_file.read_text().strip()
     told = token_file.with_name(f"{token_file.name}.json")
     staged = told.with_suffix(".new")

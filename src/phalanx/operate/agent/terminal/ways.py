@@ -42,7 +42,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class Traffic:
-    """Of one port of an attempt: connections that are open, and when a byte last went over one, in monotonic seconds."""
+    """Of a port of an attempt, 0 of commands beside it: connections that are open, and when a byte last went over one."""
 
     open: int = 0
     last_s: float = 0.0
@@ -125,16 +125,25 @@ class Ways:
             if command.asked.what == "forward":
                 await self._forward(command, socket, streams)
             else:
-                await _both(_to_holder(socket, streams[1]), _from_holder(streams[0], socket))
+                traffic = self._traffic(command.attempt, 0) if command.asked.what == "exec" else Traffic()
+                traffic.open += 1
+                try:
+                    await _both(_to_holder(socket, streams[1], traffic), _from_holder(streams[0], socket, traffic))
+                finally:
+                    traffic.open -= 1
         finally:
             streams[1].close()
             with contextlib.suppress(OSError):
                 await streams[1].wait_closed()
 
+    def _traffic(self, attempt: AttemptId, port: int) -> Traffic:
+        found = self.traffic.setdefault((attempt, port), Traffic())
+        found.last_s = time.monotonic()
+        return found
+
     async def _forward(self, command: OpenChannel, socket: ClientConnection, streams: Streams) -> None:
-        traffic = self.traffic.setdefault((command.attempt, command.asked.port), Traffic())
+        traffic = self._traffic(command.attempt, command.asked.port)
         traffic.open += 1
-        traffic.last_s = time.monotonic()
         try:
             over = asyncio.Event()
             await _both(_up(socket, streams[1], traffic, over), _down(streams[0], socket, traffic, over))
@@ -156,8 +165,9 @@ async def _tell(socket: ClientConnection, message: dict[str, Any]) -> None:
     await socket.send(json.dumps(message))
 
 
-async def _to_holder(socket: ClientConnection, writer: asyncio.StreamWriter) -> None:
+async def _to_holder(socket: ClientConnection, writer: asyncio.StreamWriter, traffic: Traffic) -> None:
     async for message in socket:
+        traffic.last_s = time.monotonic()
         if isinstance(message, str):
             writer.write(frames.frame(frames.CONTROL, message.encode()))
         elif message:
@@ -165,13 +175,14 @@ async def _to_holder(socket: ClientConnection, writer: asyncio.StreamWriter) -> 
         await writer.drain()
 
 
-async def _from_holder(reader: asyncio.StreamReader, socket: ClientConnection) -> None:
+async def _from_holder(reader: asyncio.StreamReader, socket: ClientConnection, traffic: Traffic) -> None:
     while True:
         try:
             stream, length = frames.HEADER.unpack(await reader.readexactly(frames.HEADER.size))
             data = await reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError):
             return
+        traffic.last_s = time.monotonic()
         await socket.send(data.decode() if stream == frames.CONTROL else bytes((stream,)) + data)
 
 
