@@ -1,20 +1,22 @@
 """What a control plane for many teams bears: jobs a second, reads over many jobs, many nodes and readers at once, floods of logs.
 
-Usage: python benchmarks/control_plane.py [--only ID] [--quick] [--tiny]. The last line is one JSON object; the exit code is 1 when a claim
-does not hold. Real processes on this machine, which clients and simulated nodes share with the platform.
+Usage: python benchmarks/control_plane.py [--only ID] [--quick] [--tiny]. The last line is one JSON object; the exit code is 1
+when a claim does not hold. Real processes on this machine, which clients and simulated nodes share with the platform.
 
-`jobs_per_s`: 1,000 jobs of `/bin/true`, one array, on one node of CPU slots: from right before the submit until all are finished, each with
-its exit record on disk before that is told. The peer is HyperQueue, whose wheel brings server and worker: 1,000 tasks of one job, kept in
-memory. Published, of other machines: Slurm 28 jobs/s; Ray through resident agents 340 to 398 tasks/s.
+`jobs_per_s`: 1,000 jobs of `/bin/true`, one array, on one node of CPU slots: from right before the submit until all are finished,
+each with its exit record on disk before that is told. The peer is HyperQueue, whose wheel brings server and worker: 1,000 tasks
+of one job, kept in memory. Published, of other machines: Slurm 28 jobs/s; Ray through resident agents 340 to 398 tasks/s.
 
-`read_p95_ms`: with 100,000 finished and 10,000 waiting jobs, the slowest p95 of `ls`, `describe`, `why` and `status`, one reader after
-another, while jobs are submitted and cancelled, so that decisions go on; how long ticks take is told. The jobs are copies of two that ran.
+`read_p95_ms`: with 100,000 finished and 10,000 waiting jobs, the slowest p95 of `ls`, `describe`, `why` and `status`, one reader
+after another, while jobs are submitted and cancelled, so that decisions go on; how long ticks take is told. The jobs are copies
+of two that ran.
 
-`api_p99_ms`: of the same reads by 200 clients, each with a pause of two seconds, beside 1,000 nodes on WebSockets that renew their leases
-every 5 s. `missed_heartbeats`: renewals not answered before the next was due, and nodes that the control plane took for silent.
+`api_p99_ms`: of the same reads by 200 clients, each with a pause of two seconds, beside 1,000 nodes on WebSockets that renew
+their leases every 5 s. `missed_heartbeats`: renewals not answered before the next was due, and nodes that the control plane took
+for silent.
 
-`log_bytes_lost`: a rank prints 50 MB/s for 18 s, below the documented limit of 1 GiB; bytes that the journal has not, once the job is
-finished. (That a log says where it was cut is for the tests.) `flood_p99_ms`: reads meanwhile.
+`log_bytes_lost`: a rank prints 50 MB/s for 18 s, below the documented limit of 1 GiB; bytes that the journal has not, once the
+job is finished. (That a log says where it was cut is for the tests.) `flood_p99_ms`: reads meanwhile.
 """
 
 import argparse
@@ -45,8 +47,14 @@ SLOTS: Final = 64
 """Of a node of two cores: `/bin/true` waits more than it computes."""
 PUBLISHED: Final = {"slurm_jobs_per_s": 28, "ray_tasks_per_s": [340, 398]}
 LIMIT_S: Final = 600.0
-FLOOD: Final = "import os, sys, time\nline = b'x' * 99 + b'\\n'\nblock, each_s = line * 10_000, 1e6 / RATE\nstart_s = time.monotonic()\n" \
-    "for number in range(BLOCKS):\n    os.write(1, block)\n    time.sleep(max(0, start_s + (number + 1) * each_s - time.monotonic()))\n"  # fmt: skip
+FLOOD: Final = """
+import os, time
+block, each_s, start_s = (b"x" * 99 + b"\\n") * 10_000, 1e6 / RATE, time.monotonic()
+for number in range(BLOCKS):
+    os.write(1, block)
+    time.sleep(max(0, start_s + (number + 1) * each_s - time.monotonic()))
+"""
+"""What prints so many megabytes at so many bytes a second."""
 MEGABYTE: Final = 1_000_000
 
 Answer = dict[str, Any]

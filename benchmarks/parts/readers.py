@@ -1,7 +1,7 @@
 """Clients that read: each asks for one page after another, as people and dashboards do. Run as a process of its own.
 
-Usage: python readers.py URL CLIENTS SECONDS PAUSE_S PATH..., the token on standard input. Its last line is one JSON object: of each path the
-times of all answers, in ms.
+Usage: python readers.py URL CLIENTS SECONDS PAUSE_S PATH..., the token on standard input. Its last line is one JSON object: of
+each path the times of all answers, in ms.
 """
 
 import asyncio

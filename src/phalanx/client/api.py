@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import httpx
 
@@ -14,9 +14,10 @@ from phalanx.client.http import decoded, open_line
 from phalanx.client.packed import check_lock
 from phalanx.client.people import People
 from phalanx.core import wire
+from phalanx.core.channels import What
 from phalanx.core.chaos import Asked, FaultKind, FlipOf, planned
 from phalanx.core.curves import POINTS, CurvesView
-from phalanx.core.errors import NotFound, SpecError, StoreUnavailable, UserError, WorldError
+from phalanx.core.errors import NotFound, PhalanxError, SpecError, StoreUnavailable, UserError, WorldError
 from phalanx.core.profile import ProfileView
 from phalanx.core.spec import JobSpec
 from phalanx.core.spec_parse import checked, parse_spec
@@ -47,6 +48,11 @@ from phalanx.core.views import (
     SubmitRequest,
     WhyView,
 )
+
+if TYPE_CHECKING:
+    from phalanx.client.channels import Channel
+    from phalanx.client.forwarding import Forward
+    from phalanx.core.channels import NotebookPlace
 
 T = TypeVar("T")
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,80}")
@@ -136,6 +142,29 @@ class Client:
     def snapshot(self) -> bytes:
         """All that the newest decision was made from, as JSON for `phalanx sim replay`."""
         return self._line.repeat(lambda: self._line.exchange("GET", "/snapshot")).content
+
+    def channel(
+        self, job: str, what: What, *, rank: int = 0, argv: Sequence[str] = (), terminal: bool = False, port: int = 0
+    ) -> "Channel":
+        """A way into the running job: its terminal (`attach`), a command beside a rank (`exec`), or a connection to a port that it
+        listens on (`forward`). Raises Conflict where there is no such way now."""
+        from phalanx.client.channels import open_channel  # 40 ms, for those who need it
+
+        return open_channel(self._line, _job(job), what, rank=rank, argv=argv, terminal=terminal, port=port)
+
+    def forward(self, job: str, port: int, local: int = 0, said: "Callable[[PhalanxError], None]" = lambda _: None) -> "Forward":
+        """The job's port on this machine's loopback, until it is closed. `local`: 0 for any. `said` hears of connections that could
+        not be made, in a thread of its own. Raises SetupError, and what `channel` does when nothing listens there now."""
+        from phalanx.client.forwarding import Forward
+
+        self.channel(job, "forward", port=port).close()
+        return Forward(local, lambda: self.channel(job, "forward", port=port), said)
+
+    def notebook(self, job: str) -> "NotebookPlace":
+        """Where its server listens on its node, and what opens it. Raises Conflict while it does not listen yet."""
+        from phalanx.client.channels import notebook_place
+
+        return notebook_place(self._line, _job(job))
 
     def cancel(self, job: str, array: bool = False) -> JobView:
         """With `array` all jobs of its array. Raises Conflict when there is nothing left to cancel."""

@@ -68,11 +68,12 @@ class AttemptRunning:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The job shall end."""
+    """The job shall end. why: of an idle one, the signals and their ages."""
 
     job: JobId
     cause: StopCause
     by: str
+    why: str = ""
     kind: Literal["stop_requested"] = field(default="stop_requested", kw_only=True)
 
 
@@ -226,6 +227,27 @@ class TracesRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleWarned:
+    """Nothing has been done in it for long: it is stopped in `left_ms` unless something is. why: the signals and their ages."""
+
+    job: JobId
+    attempt: AttemptId
+    left_ms: int
+    why: str
+    kind: Literal["idle_warned"] = field(default="idle_warned", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleOver:
+    """Something was done in it after the warning, or its signals are not known any more: it goes on."""
+
+    job: JobId
+    attempt: AttemptId
+    because: str
+    kind: Literal["idle_over"] = field(default="idle_over", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUp:
     """A node's agent connected, for the first time or again; `shape` is what it has."""
 
@@ -293,6 +315,8 @@ EventBody = Annotated[
     | StragglerFound
     | FaultPlanned
     | TracesRequested
+    | IdleWarned
+    | IdleOver
     | NodeUp
     | NodeAway
     | NodeDrained

@@ -42,6 +42,12 @@ PROFILE: Final = "profile"
 TRACES: Final = "traces"
 """Also those that somebody asks for while it runs; no job needs it to start."""
 
+CHANNELS: Final = "channels"
+"""Holds terminals, and opens ways into running jobs."""
+
+ACTIVITY: Final = "activity"
+"""Takes signs of work in jobs that people work in; of a control plane."""
+
 
 def needed(spec: JobSpec) -> frozenset[str]:
     """The features without which a node would run the job otherwise than it asks."""
@@ -60,5 +66,6 @@ def needed(spec: JobSpec) -> frozenset[str]:
         LAYOUT: spec.layout != LayoutSpec(),
         PIPELINE: spec.layout.pp > 1,
         PROFILE: spec.profile is not None,
+        CHANNELS: bool(spec.session),
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

@@ -11,10 +11,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from phalanx.core.activity import Signal
+from phalanx.core.channels import ChannelAsked
 from phalanx.core.chaos import PlannedFault
 from phalanx.core.devices import NodeShape
 from phalanx.core.ids import AttemptId
-from phalanx.core.spec import BestMode, OnPartition
+from phalanx.core.spec import BestMode, OnPartition, Session
 from phalanx.core.trace_request import UNASKABLE, TraceRequest
 
 PROTOCOL: Final = 1
@@ -130,7 +132,16 @@ class ArtifactSaved:
     kind: Literal["artifact"] = field(default="artifact", kw_only=True)
 
 
-FromAgent = Annotated[Hello | Report | Renew | Chunk | ArtifactSaved, Field(discriminator="kind")]
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Signs of work in a job that people work in, now and then. Sent to a control plane whose Welcome knows the feature."""
+
+    attempt: AttemptId
+    signals: tuple[Signal, ...]
+    kind: Literal["activity"] = field(default="activity", kw_only=True)
+
+
+FromAgent = Annotated[Hello | Report | Renew | Chunk | ArtifactSaved | Activity, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +195,8 @@ class Launch:
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
     checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`. memory_bytes: of the host, that it
     asks for on each node; 0 for none in particular.
+    session: what somebody works in: a shell on a terminal, or a notebook server. One process has all devices then, and counts as
+    each rank.
     """
 
     attempt: AttemptId
@@ -218,6 +231,7 @@ class Launch:
     checkpoints: str = ""
     memory_bytes: int = 0
     secret_files: tuple[str, ...] = ()
+    session: Session = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +325,27 @@ class ArtifactAck:
     kind: Literal["artifact_ack"] = field(default="artifact_ack", kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenChannel:
+    """Somebody wants `asked` of the attempt: dial agent/channels/`channel`, a name that nobody guesses, and carry its bytes. It
+    comes once; what became of it is said there."""
+
+    attempt: AttemptId
+    epoch: int
+    channel: str = field(repr=False)
+    asked: ChannelAsked
+    kind: Literal["open_channel"] = field(default="open_channel", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleWord:
+    """Answer to Activity: in how long the attempt is stopped for being idle unless something happens; None where it is not idle."""
+
+    attempt: AttemptId
+    left_ms: int | None
+    kind: Literal["idle_word"] = field(default="idle_word", kw_only=True)
+
+
 Command = StartRanks | StopRanks | Forget | GiveUpNode | GangStarted | PlanFaults | RequestTraces
 ToAgent = Annotated[
     Welcome
@@ -323,6 +358,8 @@ ToAgent = Annotated[
     | PlanFaults
     | RequestTraces
     | ChunkAck
-    | ArtifactAck,
+    | ArtifactAck
+    | OpenChannel
+    | IdleWord,
     Field(discriminator="kind"),
 ]

@@ -198,6 +198,7 @@ class Policy:
     region: where this fleet is; jobs whose `placing.regions` do not name it are refused. '' says nothing, and takes none of these.
     health: what is done about nodes on which ranks are slower than their peers.
     checkpoint_store: where jobs save whose `checkpoint.store` says nothing; '' is the job's folder.
+    idle_timeout_max: the longest that a shell or notebook may be idle; one that asks for more, or for never, is refused. '' is any.
     """
 
     __pydantic_config__ = _STRICT
@@ -218,6 +219,11 @@ class Policy:
     region: str = ""
     health: Health = field(default_factory=Health)
     checkpoint_store: str = ""
+    idle_timeout_max: str = ""
+
+    @property
+    def idle_max_ms(self) -> int | None:
+        return duration_ms(self.idle_timeout_max) if self.idle_timeout_max else None
 
     def team_of(self, queue: str) -> str:
         """Whose queue it is: its own word, else that of the nearest above it; '' is everybody's."""

@@ -9,6 +9,7 @@ from phalanx.core.checkpoints import STORE_FORM, is_store
 from phalanx.core.devices import parse_devices
 from phalanx.core.ids import NAME
 from phalanx.core.policy import ANY, DEFAULT_QUEUE, EVICTIONS_MAX, Booking, Budget, Cells, JobClass, NodeRule, Policy, Queue, Window
+from phalanx.core.spec_session import IDLE_MS_MIN
 from phalanx.core.units import duration_ms, utc_ms
 
 Problem = tuple[str, object, str]
@@ -71,6 +72,8 @@ def _top(policy: Policy) -> Iterator[Problem]:
     yield from _counts("spares", {kind: count for kind, count in policy.spares.items() if kind != ANY})
     if ANY in policy.spares:
         yield f"spares.{ANY}", policy.spares[ANY], "names no type, so it would keep nothing; name a device type such as H100"
+    if policy.idle_timeout_max:
+        yield from _duration("idle_timeout_max", policy.idle_timeout_max, least_ms=IDLE_MS_MIN)
     if policy.region and NAME.fullmatch(policy.region) is None:
         yield "region", policy.region, _LABEL
     if policy.checkpoint_store and not is_store(policy.checkpoint_store):

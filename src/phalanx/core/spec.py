@@ -12,10 +12,11 @@ from phalanx.core.timeouts import HANG_MS
 from phalanx.core.training_data import DataSource
 from phalanx.core.units import duration_ms, moment_ms, size_bytes
 
-Kind = Literal["batch", "train", "service", "interactive"]
+Kind = Literal["batch", "train", "service", "interactive", "shell", "notebook"]
+Session = Literal["", "shell", "notebook"]
 OnPartition = Literal["keep", "stop"]
 BestMode = Literal["min", "max"]
-Occasion = Literal["started", "restarted", "waiting", "paused", "finished"]
+Occasion = Literal["started", "restarted", "waiting", "paused", "finished", "idle"]
 SpotUse = Literal["never", "allow", "prefer"]
 ContextKind = Literal["ring", "ulysses"]
 ScheduleName = Literal["gpipe", "1f1b", "bfs", "interleaved", "zb1p", "zbv", "dualpipev"]
@@ -122,6 +123,9 @@ class Notify:
     on: tuple[Occasion, ...] = ("finished",)
     secret: str = ""
 
+
+IDLE_MS: Final = 30 * 60 * 1000
+"""After so long without a sign of work a session ends, where its job does not say."""
 
 CHECKPOINT_STEPS: Final = 100
 """Between saves, of a job that does not say."""
@@ -237,7 +241,8 @@ class JobSpec:
     name: a DNS label; the job's id is this and a number.
     project: groups runs and owns the model versions that jobs produce.
     team: whose job it is, and who may see it. '' is the only team of whoever submits, or the platform's own when its admin does.
-    kind: `train` is measured by its step records, `batch` is not, `service` is restarted whenever it ends, `interactive` never.
+    kind: `train` is measured by its step records, `batch` is not, `service` is restarted whenever it ends, `interactive` never; nor
+        are `shell`, a terminal that people attach to, and `notebook`, a Jupyter server.
     entrypoint: command line of every rank, as a list or one shell-like string; or else
     recipe: a built-in trainer, configured by `hyperparameters`.
     workdir: folder packed at submit, laid anew for each attempt where ranks start; what they write there stays for the next.
@@ -258,6 +263,7 @@ class JobSpec:
     array: makes several jobs of this one.
     max_restarts: attempts after the first before the job counts as failed.
     max_duration: limit of one attempt such as '2h'; empty for none.
+    idle_timeout: of a shell or notebook: it is stopped after so long without a sign of work; '0' never, empty is 30 minutes.
     on_partition: what ranks do on a node that cannot reach the control plane and cannot tell whether others can: `keep` on, or
         `stop` once the node's lease is over. The commits of ranks that were given up are refused either way.
     notify: who is told of the job's way.
@@ -296,6 +302,7 @@ class JobSpec:
     array: Array | None = None
     max_restarts: int = 3
     max_duration: str = ""
+    idle_timeout: str = ""
     on_partition: OnPartition = "keep"
     notify: Notify | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
@@ -317,6 +324,16 @@ class JobSpec:
         return self.num_nodes * self.resources.devices.count
 
     @property
+    def session(self) -> Session:
+        """What somebody works in; '' of other jobs."""
+        return self.kind if self.kind in ("shell", "notebook") else ""
+
+    @property
+    def is_interactive(self) -> bool:
+        """Of people at work: it ends with what they were at, and is not started again."""
+        return self.kind in ("interactive", "shell", "notebook")
+
+    @property
     def num_data_ranks(self) -> int:
         """Parts into which the samples of a step are cut: ranks, or groups of ranks that share theirs."""
         return max(1, self.num_ranks // self.layout.ranks_per_sample)
@@ -324,6 +341,13 @@ class JobSpec:
     @property
     def max_duration_ms(self) -> int | None:
         return duration_ms(self.max_duration) if self.max_duration else None
+
+    @property
+    def idle_timeout_ms(self) -> int:
+        """0 is never. Raises ValueError saying the accepted forms."""
+        if not self.session or self.idle_timeout == "0":
+            return 0
+        return duration_ms(self.idle_timeout) if self.idle_timeout else IDLE_MS
 
     def deadline_ms(self, submitted_ms: int) -> int | None:
         """Unix time. Raises ValueError saying the accepted forms."""

@@ -34,6 +34,7 @@ from phalanx.core.spec_data import data_checks, image_checks, refuse_unprepared
 from phalanx.core.spec_layout import layout_checks
 from phalanx.core.spec_profile import check_within, profile_checks
 from phalanx.core.spec_recovery import recovery_checks
+from phalanx.core.spec_session import session_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
 from phalanx.core.validation import misread, value_of, what_to_write, with_unit
@@ -123,7 +124,7 @@ def checked(spec: JobSpec) -> JobSpec:
     _refuse_unwritable(spec)
     checks = (
         _field_checks, _pair_checks, data_checks, checkpoint_checks, sharing_checks, layout_checks, recovery_checks,
-        profile_checks, _environment_checks, _outside_checks,
+        profile_checks, session_checks, _environment_checks, _outside_checks,
     )  # fmt: skip
     for check in checks:
         for name, value, good, fix in check(spec):
@@ -155,7 +156,7 @@ def _truths_for_numbers(given: Mapping[str, object], kind: type) -> Iterator[tup
 
 def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
     """YAML reads `gpus: 2` as a number, an entrypoint as a list and a deadline as a time; the dataclasses want text and a tuple."""
-    normal = dict(data)
+    normal = dict(data) | ({"idle_timeout": "0"} if data.get("idle_timeout") in (0,) else {})
     resources = normal.get("resources")
     if isinstance(resources, dict):
         as_text = {key: str(value) for key, value in resources.items() if key in _AMOUNTS and type(value) is int}
@@ -239,7 +240,8 @@ def _field_checks(spec: JobSpec) -> Iterable[Check]:
 
 def _pair_checks(spec: JobSpec) -> Iterable[Check]:
     asked = bool(spec.entrypoint) + bool(spec.recipe)
-    yield "entrypoint", spec.entrypoint, asked == 1, "give either entrypoint or recipe, exactly one of them"
+    enough = asked == 1 or (not asked and spec.session != "")  # which has a shell, or Jupyter, of its own
+    yield "entrypoint", spec.entrypoint, enough, "give either entrypoint or recipe, exactly one of them"
     if spec.entrypoint:
         yield parsed("entrypoint", spec.entrypoint, lambda: command_line(spec.entrypoint))
     if spec.recipe:
@@ -334,7 +336,7 @@ def _spec_error(error: ValidationError, prefix: str = "", kind: type = JobSpec) 
     union = (_UNIONS.get(where[0]) or _UNIONS.get(".".join(where[:2]))) if where and not prefix else None
     if union is not None:  # what is wrong is said of each of its types; to people it is one field
         return SpecError(".".join(where[: union[0]]), value_of(first), union[1])
-    form = with_unit(first) if name in ("max_duration", "deadline", "recovery.hang_timeout") else ""
+    form = with_unit(first) if name in ("max_duration", "idle_timeout", "deadline", "recovery.hang_timeout") else ""
     return SpecError(name, value_of(first), form or what_to_write(first))
 
 

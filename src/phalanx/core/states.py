@@ -10,7 +10,7 @@ from phalanx.core.errors import IllegalTransition
 from phalanx.core.ids import JobId
 
 Outcome = Literal["succeeded", "failed", "cancelled"]
-StopCause = Literal["cancel", "max_duration", "pause", "drain", "preempt", "down"]
+StopCause = Literal["cancel", "max_duration", "pause", "drain", "preempt", "down", "idle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,12 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Asked to stop; holds its devices until its agents say that every rank is gone."""
+    """Asked to stop; holds its devices until its agents say that every rank is gone. why: of an idle one, in words."""
 
     attempt: int
     placement: Placement
     cause: StopCause
+    why: str = ""
     name: Literal["stopping"] = field(default="stopping", kw_only=True)
 
 
@@ -100,9 +101,10 @@ class GangEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A user cancelled or paused it, a limit was reached, its node is to be emptied, or the platform goes down."""
+    """A user cancelled or paused it, a limit was reached, its node is to be emptied, the platform goes down, or it is idle."""
 
     cause: StopCause
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,8 @@ def _from_holding(state: Holding, move: JobMove) -> JobState | None:
     match state, move:
         case Starting(attempt, placement), GangUp():
             return Running(attempt, placement)
-        case ((Starting(attempt, placement) | Running(attempt, placement)), StopAsked(cause)):
-            return Stopping(attempt, placement, cause)
+        case ((Starting(attempt, placement) | Running(attempt, placement)), StopAsked(cause, why)):
+            return Stopping(attempt, placement, cause, why)
         case Stopping(attempt, placement), StopAsked("cancel"):
             return Stopping(attempt, placement, "cancel")
         case Stopping(attempt, placement, "drain" | "preempt" | "down"), StopAsked("pause"):
@@ -167,7 +169,7 @@ def _from_holding(state: Holding, move: JobMove) -> JobState | None:
 def _stopped(attempt: int, cause: StopCause, ok: bool, detail: str) -> JobState:
     """A job that got to its end before the stop reached it has nothing left to go on with, or to do again elsewhere."""
     match cause:
-        case "cancel":
+        case "cancel" | "idle":
             return Finished(attempt, "cancelled", detail)
         case "max_duration":
             return Finished(attempt, "failed", detail)

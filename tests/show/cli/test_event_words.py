@@ -16,6 +16,8 @@ from phalanx.core.events import (
     DevicesClaimed,
     EventBody,
     FaultPlanned,
+    IdleOver,
+    IdleWarned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -117,6 +119,12 @@ TOLD: list[tuple[EventBody, str, str]] = [
         ATTEMPT,
         "traces of steps 40 to 42 asked for by ann, of all ranks (request 2)",
     ),
+    (
+        IdleWarned(JOB, ATTEMPT, 300_000, "terminal: 25m 00s ago"),
+        ATTEMPT,
+        "idle: stopped in 5m 00s unless something is done in it; terminal: 25m 00s ago",
+    ),
+    (IdleOver(JOB, ATTEMPT, "terminal: now"), ATTEMPT, "not idle any more: terminal: now"),
     (
         StragglerFound(JOB, ATTEMPT, STRAGGLER),
         ATTEMPT,

@@ -8,6 +8,7 @@ from phalanx.operate.agent.images import find_runtime
 
 ALWAYS: Final = (
     features.ARTIFACTS,
+    features.CHANNELS,
     features.CHAOS,
     features.CHECKPOINT_STORE,
     features.DATA_SPEC,

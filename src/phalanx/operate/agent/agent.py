@@ -30,6 +30,8 @@ from phalanx.core.messages import (
     GiveUpNode,
     Granted,
     Hello,
+    IdleWord,
+    OpenChannel,
     PlanFaults,
     Report,
     RequestTraces,
@@ -58,6 +60,9 @@ from phalanx.operate.agent.rank_socket import RankSocket
 from phalanx.operate.agent.shim_forks import ShimForks
 from phalanx.operate.agent.shipping import Shipping
 from phalanx.operate.agent.sockets import agent_socket, leave_sockets, shim_socket, socket_folder
+from phalanx.operate.agent.terminal.reached import Reached
+from phalanx.operate.agent.terminal.watching import Watching
+from phalanx.operate.agent.terminal.ways import Ways
 from phalanx.operate.agent.together import cancelled, together, until_asked
 from phalanx.operate.agent.uploading import upload
 from phalanx.storage.atomic import write_atomic
@@ -118,6 +123,13 @@ class Agent:
         jitter = Random()  # noqa: S311
         self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, jitter, self._sending)
         self._artifacts = Artifacts(self._upload, self._connection.send, self._ran)
+        reached = Reached(self._runs.get, agent_socket(self._sockets), lambda attempt: shim_socket(self._sockets, attempt))
+        self._ways = Ways(url, token, reached)
+        sockets = self._sockets
+        self._watching = Watching(
+            lambda: list(self._runs.values()), self._shape, lambda attempt: shim_socket(sockets, attempt), self._ways,
+            self._connection.send,
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Until cancelled; ranks are left alone then."""
@@ -129,13 +141,20 @@ class Agent:
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
             await self._forks.warm()
-            await together(self._connection.run(), self._obey_all(), self._look(), self._trim(), self._watch_failures())
+            await together(
+                self._connection.run(),
+                self._obey_all(),
+                self._look(),
+                self._trim(),
+                self._watching.run(),
+                self._watch_failures(),
+            )
         finally:
             self._forks.close()
             server.close()
             leave_sockets(self._sockets)
             self._shipping.close()
-            await cancelled([*self._running.values(), *self._artifacts.close()])
+            await cancelled([*self._running.values(), *self._artifacts.close(), *self._ways.close()])
 
     async def _watch_failures(self) -> None:
         await self._failed
@@ -256,6 +275,7 @@ class Agent:
                 self._granted(HELLO, lease_ms)
                 self._shipping.welcome(acked)
                 self._artifacts.welcome(understood)
+                self._watching.welcome(understood)
                 self._connection.wake()
             case ChunkAck():
                 self._shipping.answered(message)
@@ -269,6 +289,16 @@ class Agent:
                     self._commanded.set()
             case Granted(number=number, lease_ms=lease_ms):
                 self._granted(number, lease_ms)
+            case IdleWord() | OpenChannel():
+                self._about_people(message)
+
+    def _about_people(self, message: IdleWord | OpenChannel) -> None:
+        """Beside commands: nobody waits for a disk to see their terminal."""
+        match message:
+            case IdleWord():
+                self._watching.heard(message)
+            case OpenChannel(epoch=epoch) if epoch >= self._fence.seen:
+                self._ways.open(message)
 
     async def _obey_all(self) -> None:
         """Commands come again until they are carried out, so one that the disk refuses now is only told about."""
@@ -359,6 +389,8 @@ class Agent:
             self._shipping.drop(attempt)
             self._artifacts.drop(attempt)
             self._faults.drop(attempt)
+            self._ways.drop(attempt)
+            self._watching.drop(attempt)
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:

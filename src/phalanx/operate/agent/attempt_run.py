@@ -143,6 +143,12 @@ class AttemptRun:
         if self._control is not None:
             self._control.write(json.dumps({"gang_started": True}).encode() + b"\n")
 
+    def begin_beside(self, name: str) -> None:
+        """Has the shim start what `execs/NAME.json` in the attempt's folder says. Raises Conflict while it does not hear us."""
+        if self._control is None:
+            raise Conflict("job", self.folder.attempt, "its shim does not answer; ask again in a moment")
+        self._control.write(json.dumps({"exec": name}).encode() + b"\n")
+
     def lease_renewed(self) -> None:
         self._renewed.set()
         self._tell_lease()

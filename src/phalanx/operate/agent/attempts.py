@@ -20,7 +20,8 @@ from phalanx.operate.agent.durable import write_durable
 from phalanx.operate.agent.images import Container, contained_starts
 from phalanx.operate.agent.launch_env import GangPlace, Paths, marks, rank_starts
 from phalanx.operate.agent.processes import boot_id, start_ticks
-from phalanx.operate.agent.sockets import door_gang, gang_socket
+from phalanx.operate.agent.sockets import door_gang, gang_socket, terminal_socket
+from phalanx.operate.agent.terminal import notebook
 from phalanx.operate.agent.told import tell, told
 from phalanx.storage.atomic import fsync_folder, refused, write_atomic
 
@@ -236,7 +237,7 @@ class AttemptFolder:
             starts = rank_starts(launch, shape, paths, outer, gang)
         else:
             starts = contained_starts(launch, shape, paths, outer, container)
-        order = {
+        order: dict[str, Any] = {
             "ranks": [asdict(start) | {"env": dict(start.env)} for start in starts],
             "cwd": str(self.work),
             "socket": str(shim_socket),
@@ -250,11 +251,21 @@ class AttemptFolder:
             order["gang"] = gang.order()
         if apart is not None:
             order["isolation"] = dict(apart)
+        if launch.session:
+            order["stands_for"] = list(self.ranks)
+            self._prepare_session(order["ranks"][0], shim_socket)
+        (self.path / "execs").mkdir(mode=0o700, exist_ok=True)
         (self.path / "exits").mkdir(exist_ok=True)
         self.artifacts.mkdir(mode=0o700, exist_ok=True)
         self.chaos.mkdir(mode=0o700, exist_ok=True)
         self.requests.mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.path / "shim.json", json.dumps(order).encode(), mode=0o600)
+
+    def _prepare_session(self, entry: dict[str, Any], shim_socket: Path) -> None:
+        if self.accepted.launch.session == "shell":
+            entry["listen"] = str(terminal_socket(shim_socket))
+        else:
+            notebook.write_token(self.path / notebook.TOKEN_FILE)
 
     def fail(self, why: str, code: int, at_ms: int, refused: bool = False) -> None:
         """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log. May be tried again.

@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from phalanx.core import wire
 from phalanx.core.errors import Bug, PhalanxError, WorldError
-from phalanx.core.messages import ArtifactSaved, Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
+from phalanx.core.messages import Activity, ArtifactSaved, Chunk, FromAgent, Hello, Renew, Report, ToAgent, Welcome
 from phalanx.operate.agent.lease import HELLO
 from phalanx.operate.agent.together import together
 
@@ -33,7 +33,7 @@ CHUNK_BYTES_PER_S: Final = 32 * 1024 * 1024
 """Of base64. Loopback carries more; the point is that a rank that prints without end leaves the control plane its breath."""
 
 _log = structlog.get_logger()
-Message = Hello | Report | Renew | Chunk | ArtifactSaved
+Message = Hello | Report | Renew | Chunk | ArtifactSaved | Activity
 
 
 def _words(error: Exception) -> str:

@@ -16,6 +16,7 @@ from phalanx.core.messages import GangRecovery, Launch
 from phalanx.core.timeouts import Timeouts, as_dict, timeouts
 from phalanx.core.trace_request import REQUESTS_VARIABLE
 from phalanx.core.training_data import CACHE_LIMIT_VARIABLE, CACHE_VARIABLE
+from phalanx.operate.agent.terminal import holder, notebook
 
 _PYTHON_NAMES: Final = ("", "python", "python3")
 _OURS: Final = ("PHALANX_", "TORCHELASTIC_")
@@ -104,6 +105,8 @@ def rank_starts(
 ) -> tuple[RankStart, ...]:
     """One start per device of `launch`, in rank order. `outer` is the agent's own environment, which ranks inherit less ours."""
     python = launch.python or paths.python
+    if launch.session:
+        return (_session_start(launch, shape, paths, outer, python),)
     argv = _resolved(launch.argv, python)
     shared = _inherited(launch, outer, python) | _gang(launch) | _devices(launch, shape) | _platform(launch, paths)
     shared["PHALANX_NODE"] = shape.node
@@ -115,6 +118,16 @@ def rank_starts(
             env |= gang.env(rank)
         starts.append(RankStart(rank, argv, env, f"{paths.folder}/rank-{rank}.log"))
     return tuple(starts)
+
+
+def _session_start(launch: Launch, shape: NodeShape, paths: Paths, outer: Mapping[str, str], python: str) -> RankStart:
+    """The one process of a shell or a notebook. It is in no gang: a script that is started in it must not wait for other ranks."""
+    env = _inherited(launch, outer, python) | _devices(launch, shape) | _platform(launch, paths)
+    env |= {"PHALANX_NODE": shape.node, "PHALANX_RECORDS": f"{paths.folder}/rank-0.records"}
+    argv = tuple(holder.command("keep", _resolved(launch.argv, python) if any(launch.argv) else ()))
+    if launch.session == "notebook":
+        argv = (python, notebook.LAUNCHER, f"{paths.folder}/{notebook.TOKEN_FILE}", str(launch.master_port))
+    return RankStart(launch.first_rank, argv, env, f"{paths.folder}/rank-{launch.first_rank}.log")
 
 
 def marks(launch: Launch, socket: str) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ truth; the control socket only says that they changed.
 
 shim.json: {"ranks": [{"rank", "argv", "env", "log"}], "cwd", "socket", "marks": ["NAME=value", ...], "grace_ms",
             "secrets": [NAME, ...], "lease": null | {"ends_ms", "grace_ms"}, "own_pids",
-            "isolation": absent | as `isolation.inside` reads it,
+            "isolation": absent | as `isolation.inside` reads it, "stands_for": absent | [rank, ...],
             "gang": absent | {"socket", "token", "spares", "timeouts", "nodes": [node of each rank], "node", "sizes": [ranks, ...],
                               "host", "port", "node_token" where there are several, "uid" where only that user may call}}
 isolation: of ranks that are kept apart: they are another user, in namespaces of their own, or are not started at all.
+A rank's entry may name "listen", a path: it starts with a socket that listens there as its standard input.
+stands_for: the only process counts as each of these ranks, as a shell does that has several devices.
 own_pids: whether the ranks may have a PID namespace; not so containers, whose tool is told of their pids from outside too.
 lease: the node's, on CLOCK_BOOTTIME, where ranks must not outlive it.
 gang: of ranks that recover from the death of one: their coordinator is here too, see `gang`.
@@ -38,6 +40,7 @@ from phalanx.operate.agent.agent_calls import AgentCalls
 from phalanx.operate.agent.durable import fsync_folder
 from phalanx.operate.agent.processes import boot_id, dead_children, start_ticks
 from phalanx.operate.agent.sweeping import end_namespace, finish_saves, kill_orphans, sweep
+from phalanx.operate.agent.terminal.beside import Beside, listener
 from phalanx.operate.agent.writing import Writer, Writing
 
 if TYPE_CHECKING:
@@ -127,6 +130,7 @@ class Shim:
         self.kill_at_ms: int | None = None  # of CLOCK_BOOTTIME, as is the lease
         self.lease: dict[str, int] | None = order.get("lease")  # None also once it has ended
         self.gang: Ranks | None = None
+        self.beside = Beside(self)
         self.alarm = boottime.Alarm()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.alarm, selectors.EVENT_READ, self.alarm.quiet)
@@ -211,6 +215,8 @@ class Shim:
                 self.gang.lose(node)
             case {"gang_started": True} if self.gang:
                 self.gang.all_started()
+            case {"exec": str(name)}:
+                self.beside.begin(name)
             case {"lease_ends_ms": int(ends_ms)}:
                 self._end_with_lease()  # it may be over, and only not seen yet
                 self.lease = self.lease and self.lease | {"ends_ms": ends_ms}
@@ -244,8 +250,11 @@ class Shim:
 
     def _processes(self) -> list[dict[str, int]]:
         """Also of ranks that have ended: what is written once may be the first that anybody reads."""
-        self.processes |= {rank: pid for pid, rank in self.alive.items()}
+        self.processes |= {rank: pid for pid, of in self.alive.items() for rank in self._stands_for(of)}
         return [{"rank": rank, "pid": pid} for rank, pid in sorted(self.processes.items())]
+
+    def _stands_for(self, rank: int) -> list[int]:
+        return self.order.get("stands_for") or [rank]
 
     def say(self, line: str) -> None:
         """To shim.log."""
@@ -254,12 +263,14 @@ class Shim:
     def spawn(self, entry: dict[str, Any]) -> subprocess.Popen[bytes]:
         """Starts a process of the attempt. Raises OSError, ValueError, IndexError, SubprocessError."""
         log = os.open(entry["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        heard = None
         try:
+            heard = listener(entry["listen"]) if "listen" in entry else None
             return subprocess.Popen(
                 entry["argv"],
                 cwd="/" if self.inside else self.order["cwd"],  # which may be the job's doing: it goes there by its own rights
                 env={**self.secrets, **entry["env"]},  # RANK and the like are the platform's
-                stdin=subprocess.DEVNULL,
+                stdin=heard.fileno() if heard is not None else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 process_group=0,
@@ -267,6 +278,8 @@ class Shim:
             )
         finally:
             os.close(log)
+            if heard is not None:
+                heard.close()
 
     def _before_exec(self) -> Callable[[], None]:
         if self.inside is not None:
@@ -313,7 +326,7 @@ class Shim:
         if dead and self.inside and self.inside.met_bound():
             self._say_bound([self.alive[pid] for pid, code in dead if pid in self.alive and code == -signal.SIGKILL])
         for pid, code in dead:
-            if self.gang and self.gang.took(pid, code):
+            if self.beside.took(pid) or (self.gang and self.gang.took(pid, code)):
                 continue
             if pid in self.alive:
                 self.exited(self.alive.pop(pid), code)
@@ -329,8 +342,9 @@ class Shim:
     def exited(self, rank: int, code: int) -> None:
         """That rank has come to its end in this attempt."""
         first = code != 0 and not self.is_told()  # else it did not fall, it was ended
-        record = {"rank": rank, "code": code, "at_ms": _now_ms(), "first": first}
-        self.writing.fact(f"exits/rank-{rank}.json", record, "exit")
+        for one in self._stands_for(rank):
+            record = {"rank": one, "code": code, "at_ms": _now_ms(), "first": first and one == rank}
+            self.writing.fact(f"exits/rank-{one}.json", record, "exit")
         if first:
             self.fell = code
             self.ask_stop(self.order["grace_ms"])
@@ -362,6 +376,7 @@ class Shim:
                 os.killpg(pid, number)
             except OSError:
                 continue
+        self.beside.signal(number)
         if self.gang:
             self.gang.signal_spares(number)
 

@@ -61,8 +61,13 @@ def gang_socket(shim: Path) -> Path:
     return shim.with_suffix(".gang")
 
 
+def terminal_socket(shim: Path, name: str = "") -> Path:
+    """Of the job's terminal, or of the command of that name which runs beside its ranks."""
+    return shim.with_suffix(f".x{name}" if name else ".tty")
+
+
 def remove_shim_sockets(shim: Path) -> None:
     """Of a shim that is gone."""
-    for path in (shim, gang_socket(shim)):
+    for path in (shim, *shim.parent.glob(f"{shim.stem}.*")):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

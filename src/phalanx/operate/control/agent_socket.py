@@ -16,9 +16,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from phalanx.core import features, wire
 from phalanx.core.errors import LinkDown, Unauthorized, UserError, WorldError
-from phalanx.core.ids import NodeId, split_attempt
+from phalanx.core.ids import AttemptId, NodeId, split_attempt
 from phalanx.core.messages import (
     PROTOCOL,
+    Activity,
     ArtifactAck,
     ArtifactSaved,
     AttemptReport,
@@ -28,6 +29,7 @@ from phalanx.core.messages import (
     FromAgent,
     Granted,
     Hello,
+    IdleWord,
     Renew,
     Report,
     ToAgent,
@@ -46,7 +48,7 @@ FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 
 QUEUE_MAX: Final = 4096
 CHUNKS_MAX: Final = 64
-UNDERSTOOD: Final = (features.ARTIFACTS, features.LEASE, features.SECRETS)
+UNDERSTOOD: Final = (features.ACTIVITY, features.ARTIFACTS, features.LEASE, features.SECRETS)
 """What an agent may rely on."""
 
 HELLO_S_MAX: Final = 10.0
@@ -225,6 +227,9 @@ class AgentDesk:
                 case Renew(number):
                     if await self._heard(link, message):
                         link.say(Granted(number, self.lease_ms))
+                case Activity(attempt):
+                    if await self._heard(link, message):
+                        link.say(await self._idle_word(attempt))
                 case Report(report):
                     await self._heard(link, Report(await self._with_words(report)))
                     self.control.wake()
@@ -235,7 +240,10 @@ class AgentDesk:
         """Files are read for the end of an attempt alone."""
         return await asyncio.to_thread(self.last_words.told, report) if report.phase == "ended" else self.last_words.told(report)
 
-    async def _heard(self, link: AgentLink, message: Renew | Report) -> bool:
+    async def _idle_word(self, attempt: AttemptId) -> IdleWord:
+        return IdleWord(attempt, await self.control.call(lambda controller: controller.idle_left_ms(attempt)))
+
+    async def _heard(self, link: AgentLink, message: Renew | Report | Activity) -> bool:
         """What a replaced connection still says is not heard, and no lease is granted to it: the newer one has said more."""
 
         def hear(controller: Controller) -> bool:

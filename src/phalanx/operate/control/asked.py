@@ -64,7 +64,7 @@ def pause(world: World, seen: Sightings, job: JobId, by: str) -> list[EventBody]
             return []
         case Finished(outcome=outcome):
             raise Conflict("job", job, f"it has already finished ({outcome})")
-        case Stopping(cause="cancel" | "max_duration"):
+        case Stopping(cause="cancel" | "max_duration" | "idle"):
             raise Conflict("job", job, _ENDS)
     return [StopRequested(job, "pause", by)]
 
@@ -77,7 +77,7 @@ def resume(world: World, job: JobId, by: str) -> list[EventBody]:
             return [JobResumed(job, by)]
         case Stopping(cause="pause"):
             raise Conflict("job", job, "it still lets go of its devices; resume it once `phalanx describe` says paused")
-        case Stopping(cause="cancel" | "max_duration"):
+        case Stopping(cause="cancel" | "max_duration" | "idle"):
             raise Conflict("job", job, _ENDS)
         case Finished(outcome=outcome):
             raise Conflict("job", job, f"it has already finished ({outcome}); `phalanx retry` opens a failed one again")

@@ -15,7 +15,7 @@ import structlog
 from phalanx.core.chaos import Asked
 from phalanx.core.events import EventBody, PolicySet
 from phalanx.core.ids import AttemptId, JobId, NodeId
-from phalanx.core.messages import Forget, Hello, Renew, Report, StartRanks
+from phalanx.core.messages import Activity, Forget, Hello, Renew, Report, StartRanks
 from phalanx.core.policy import Policy
 from phalanx.core.records import RankFact, StepRecord
 from phalanx.core.spec import JobSpec
@@ -23,7 +23,19 @@ from phalanx.core.trace_request import TracesAsked
 from phalanx.core.views import HaltView
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
-from phalanx.operate.control import asked, chaos, leases, names, observed, planned, refused, stragglers, trace_requests, wanted
+from phalanx.operate.control import (
+    asked,
+    chaos,
+    idling,
+    leases,
+    names,
+    observed,
+    planned,
+    refused,
+    stragglers,
+    trace_requests,
+    wanted,
+)
 from phalanx.operate.control import facts as said
 from phalanx.operate.control.committed import Committed
 from phalanx.operate.control.dispatch import Dispatch
@@ -222,9 +234,13 @@ class Controller:
 
     # What agents say
 
-    def heard(self, node: NodeId, message: Hello | Report | Renew) -> None:
+    def heard(self, node: NodeId, message: Hello | Report | Renew | Activity) -> None:
         """Queues a message of a node's agent, in order; the next `observe` folds and commits it."""
         self._heard.append(observed.Heard(node, message, self._clock.monotonic_ms()))
+
+    def idle_left_ms(self, attempt: AttemptId) -> int | None:
+        """In how long it is stopped for being idle; None where it is not."""
+        return idling.left_ms(self.world, self._seen, attempt, self._clock.monotonic_ms())
 
     def facts(self, node: NodeId, attempt: AttemptId, rank: int, offset: int, facts: Sequence[RankFact]) -> None:
         """Commits what a rank said. `offset` is where its record file was read up to: the end of the last line taken in.
@@ -294,6 +310,7 @@ class Controller:
         leases.note_away(draft, seen, monotonic_ms, self._settings.lease_ms, now_ms)
         leases.note_lost(draft, seen, monotonic_ms, self._settings.lease_ms, self._settings.loss_ms, now_ms)
         observed.note_released(draft, seen, now_ms)
+        idling.note_idle(draft, seen, monotonic_ms, now_ms)
         observed.note_overdue(draft, seen, self._held, monotonic_ms, now_ms)
         self._commit(draft)
         self._seen = seen

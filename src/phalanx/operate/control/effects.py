@@ -12,6 +12,8 @@ from phalanx.core.events import (
     DevicesClaimed,
     Event,
     FaultPlanned,
+    IdleOver,
+    IdleWarned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -106,6 +108,8 @@ def effect(world: World, event: Event) -> tuple[Record, ...]:  # noqa: C901 (one
             record = world.attempts[attempt]
             asked = TraceRecord(request=request, by=by, at_ms=at_ms)
             return (replace(record, traces=(*record.traces, asked)[-TRACES_KEPT:]),)
+        case IdleWarned() | IdleOver():
+            return ()  # how idle it is now is told by its node, again and again
         case ModelRegistered() as body:
             return _registered(world, body, at_ms)
         case body:
@@ -137,8 +141,8 @@ def _effect_on_job(  # noqa: C901 (one flat line for each kind of event)
         case AttemptRunning(job, attempt, ranks):
             moved = _moved(world.jobs[job], GangUp(), at_ms)
             return moved, replace(world.attempts[attempt], running_ms=at_ms, ranks=ranks)
-        case StopRequested(job, cause):
-            return (replace(_moved(world.jobs[job], StopAsked(cause), at_ms), stop=cause, claim=None),)
+        case StopRequested(job, cause, _, why):
+            return (replace(_moved(world.jobs[job], StopAsked(cause, why), at_ms), stop=cause, claim=None),)
         case DevicesClaimed(job, placement):
             return (_claimed(world, world.jobs[job], placement),)
         case JobEvicted():

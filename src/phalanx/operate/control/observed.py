@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from phalanx.core.activity import Signal
 from phalanx.core.devices import NodeShape
 from phalanx.core.events import AttemptRunning, NodeUp, PartReleased, StopRequested
 from phalanx.core.ids import AttemptId, NodeId
-from phalanx.core.messages import AttemptReport, Hello, Phase, Renew, Report
+from phalanx.core.messages import Activity, AttemptReport, Hello, Phase, Renew, Report
 from phalanx.core.states import Running, Starting
 from phalanx.operate.control.fold import Draft
 from phalanx.operate.control.stopwatch import Stopwatch
@@ -37,7 +38,7 @@ class Heard:
     """A message, and when it came on the monotonic clock."""
 
     node: NodeId
-    message: Hello | Report | Renew
+    message: Hello | Report | Renew | Activity
     monotonic_ms: int
 
 
@@ -49,6 +50,9 @@ class Sightings:
     each attempt that a node holds, the platform's own verdict of a loss included. started: of which a node was told to start its
     part and has said nothing since.
 
+    activity: of each attempt, when its signs of work were last told, and which. warned: when whoever works in it was told that it
+    is idle.
+
     ticked_ms: of the last tick. start_ms: of this control plane's start, which stands for the last message of a node that has
     not spoken since. quiet_ms: when nobody at all was within its lease, last. `leases` moves these three.
     """
@@ -57,6 +61,8 @@ class Sightings:
     heard_ms: dict[NodeId, int] = field(default_factory=dict)
     reports: dict[tuple[NodeId, AttemptId], AttemptReport] = field(default_factory=dict)
     started: set[tuple[NodeId, AttemptId]] = field(default_factory=set)
+    activity: dict[AttemptId, tuple[int, tuple[Signal, ...]]] = field(default_factory=dict)
+    warned: dict[AttemptId, int] = field(default_factory=dict)
     ticked_ms: int = 0
     start_ms: int = 0
     quiet_ms: int = 0
@@ -73,6 +79,8 @@ class Sightings:
             dict(self.heard_ms),
             dict(self.reports),
             set(self.started),
+            dict(self.activity),
+            dict(self.warned),
             self.ticked_ms,
             self.start_ms,
             self.quiet_ms,
@@ -121,6 +129,8 @@ def take_in(draft: Draft, seen: Sightings, heard: Heard, at_ms: int) -> None:
             _note(draft.world, seen, node, report)
             if draft.world.current(report.attempt, node) is not None:
                 settle(draft, seen, report.attempt, at_ms)
+        case Activity(attempt, signals) if draft.world.current(attempt, node) is not None:
+            seen.activity[attempt] = (heard.monotonic_ms, signals)
 
 
 def note_overdue(draft: Draft, seen: Sightings, held: Stopwatch, monotonic_ms: int, at_ms: int) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from phalanx.core.events import AttemptEnded, AttemptRunning, Event, JobWaits, StopRequested
+from phalanx.core.events import AttemptEnded, AttemptRunning, Event, IdleWarned, JobWaits, StopRequested
 from phalanx.core.ids import JobId, split_attempt
 from phalanx.core.spec import Occasion
 from phalanx.core.states import Finished, Paused
+from phalanx.core.units import show_duration
 from phalanx.operate.control.others_names import OthersNames, for_team
 from phalanx.operate.control.world import JobRecord, World
 
@@ -31,6 +32,8 @@ def _occasion(event: Event, job: JobRecord) -> Occasion | None:
             return "started" if split_attempt(attempt)[1] == 1 else "restarted"
         case JobWaits():
             return "waiting"
+        case IdleWarned():
+            return "idle"
         case AttemptEnded() | StopRequested() if isinstance(job.state, Finished):
             return "finished"
         case AttemptEnded() | StopRequested() if isinstance(job.state, Paused):
@@ -45,6 +48,8 @@ def _entry(event: Event, job: JobRecord, occasion: Occasion, names: OthersNames)
     match event.body:
         case JobWaits(reason=reason):
             detail = names.out_of(reason.sentence(), job.spec)
+        case IdleWarned(left_ms=left_ms, why=why):
+            detail = f"stopped in {show_duration(left_ms)} unless something is done in it: {why}"
         case AttemptEnded(detail=said):
             detail = names.out_of_detail(said, job.spec)
     if isinstance(job.state, Finished):

@@ -59,6 +59,9 @@ def refuse_elsewhere(policy: Policy, spec: JobSpec) -> None:
         )
     if spec.window:
         _refuse_unnamed("window", spec.window, policy.windows)
+    most = policy.idle_max_ms
+    if most is not None and spec.idle_timeout and not 0 < spec.idle_timeout_ms <= most:
+        raise SpecError("idle_timeout", spec.idle_timeout, f"the policy allows at most {policy.idle_timeout_max}")
 
 
 def _open_to(policy: Policy, team: str) -> list[str]:

@@ -141,7 +141,7 @@ def _again(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None") -> bo
     match job.spec.kind:
         case "service":
             return True
-        case "interactive":
+        case "interactive" | "shell" | "notebook":
             return False
         case _:
             mends = cause is not None and not _is_bad_input(job, cause)
@@ -162,6 +162,7 @@ def _detail(job: JobRecord, attempt: AttemptRecord, cause: "_Cause | None", stop
             "preempt": _evicted(job, attempt),
             "down": "stopped with the platform",
             "max_duration": f"stopped: it ran for max_duration ({job.spec.max_duration})",
+            "idle": f"idle: {job.state.why}" if isinstance(job.state, Stopping) else "idle",
         }
         return "; ".join((words[stop], *(_lost(node, why) for node, why in sorted(attempt.lost.items()))))
     if cause is None:

@@ -295,6 +295,7 @@ def _sentence(world: World, job: JobRecord, waiting: Waiting) -> str:
                 "preempt": _makes_room(world, job),
                 "down": "the platform goes down",
                 "max_duration": f"max_duration ({job.spec.max_duration}) is over",
+                "idle": f"it is idle ({job.state.why})",
             }[cause]
             return f"stops since {asked}; holds its devices until every rank is gone on {_where(world, placement, lost)}"
         case Paused():

@@ -156,6 +156,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         recovery=_recovery(job, attempt, terms),
         chaos=spec.chaos,
         memory_bytes=spec.resources.memory_bytes,
+        session=spec.session,
     )
 
 
@@ -182,6 +183,8 @@ def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
 
 def argv(spec: JobSpec) -> tuple[str, ...]:
     """Of every rank. A leading '' is the environment's Python; `python` and others are resolved on the node."""
+    if spec.session and not spec.entrypoint:
+        return ("",)  # what there is: the node decides
     return ("", "-m", "phalanx.job.train", spec.recipe) if spec.recipe else command_line(spec.entrypoint)
 
 

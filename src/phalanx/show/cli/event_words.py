@@ -13,6 +13,8 @@ from phalanx.core.events import (
     DevicesClaimed,
     EventBody,
     FaultPlanned,
+    IdleOver,
+    IdleWarned,
     JobCollected,
     JobEvicted,
     JobResumed,
@@ -35,7 +37,7 @@ from phalanx.core.events import (
 from phalanx.core.health import Corruption, DamagedData, LossSpike, LostEvidence, ReadTrouble, SaveTrouble
 from phalanx.core.records import CheckpointCommitted, ModelSaved, RankFact, Recovered, Resumed, ranks_text
 from phalanx.core.trace_request import TraceMissed
-from phalanx.core.units import show_size
+from phalanx.core.units import show_duration, show_size
 from phalanx.core.views import EventView
 from phalanx.show.cli.pages import devices_text
 
@@ -50,6 +52,8 @@ OfAttempt = (
     | StragglerFound
     | FaultPlanned
     | TracesRequested
+    | IdleWarned
+    | IdleOver
     | ModelRegistered
 )
 OfJob = JobSubmitted | JobWaits | StopRequested | JobResumed | JobRetried | JobCollected | DevicesClaimed | JobEvicted
@@ -58,6 +62,7 @@ _STOPS = {
     "cancel": "asked to end, by {by}",
     "pause": "asked to pause, by {by}",
     "max_duration": "asked to end: max_duration is over",
+    "idle": "asked to end: it is idle ({why})",
     "drain": "asked to move: its node is drained, by {by}",
     "preempt": "asked to make room for another job",
     "down": "asked to end: the platform goes down, by {by}",
@@ -111,8 +116,8 @@ def _of_job(body: OfJob) -> str:
             return f"submitted by {by}: asks for {_count(spec.resources.gpus)}{nodes}, queue {spec.queue}"
         case JobWaits(reason=reason):
             return reason.sentence()
-        case StopRequested(cause=cause, by=by):
-            return _STOPS[cause].format(by=by)
+        case StopRequested(cause=cause, by=by, why=why):
+            return _STOPS[cause].format(by=by, why=why)
         case JobResumed(by=by):
             return f"resumed by {by}"
         case DevicesClaimed(placement=placement):
@@ -147,6 +152,10 @@ def _of_attempt(body: OfAttempt) -> str:  # noqa: C901 (one flat line for each k
         case TracesRequested(request=request, by=by):
             which = ranks_text(request.ranks) or "all ranks"
             return f"traces of {request.steps_text()} asked for by {by}, of {which} (request {request.number})"
+        case IdleWarned(left_ms=left_ms, why=why):
+            return f"idle: stopped in {show_duration(left_ms)} unless something is done in it; {why}"
+        case IdleOver(because=because):
+            return f"not idle any more: {because}"
         case ModelRegistered(name=name, version=version):
             return f"registered model {name}:{version}"
 

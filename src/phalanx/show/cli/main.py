@@ -39,6 +39,7 @@ from phalanx.show.cli import (
     profile,
     queue,
     secret,
+    sessions,
     sim,
     team,
     token,
@@ -85,6 +86,7 @@ def build() -> typer.core.TyperGroup:
     for module in (
         platform,
         jobs,
+        sessions,
         plan,
         moves,
         chaos,

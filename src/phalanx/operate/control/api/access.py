@@ -99,6 +99,7 @@ NODES: Final = Depends(Authority("nodes", _node))
 READS_OR_NODES: Final = Depends(Authority("reads or nodes", _reader_or_node))
 JOINING: Final = Depends(Apart("a join token"))
 SOCKET: Final = Depends(Apart("a node, by the socket's own check"))
+INTO_A_JOB: Final = Depends(Apart("who may change the job, by the socket's own check"))
 ANYBODY: Final = Depends(Apart("anybody, without a token"))
 
 

@@ -11,6 +11,7 @@ from phalanx.operate.control.api import (
     artifacts,
     auditing,
     blobs,
+    channels,
     chaos,
     errors,
     events,
@@ -41,7 +42,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app.state.services = services
     for part in (
         status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing, blobs, agents,
-        people, tokens, auditing, oidc,
+        people, tokens, auditing, oidc, channels,
     ):  # fmt: skip
         app.include_router(part.router, prefix="/api/v1")
     app.add_api_route("/openapi.json", app.openapi, dependencies=[SOMEBODY], include_in_schema=False)

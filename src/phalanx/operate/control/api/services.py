@@ -1,7 +1,7 @@
 """What the routes need of the server; nothing else reaches them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import Request
@@ -10,6 +10,7 @@ from phalanx.operate.control.agent_socket import AgentDesk
 from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.oidc_door import OidcDoor
 from phalanx.operate.control.auth import Tokens
+from phalanx.operate.control.channels import Channels
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.people.accounts import Accounts
@@ -40,6 +41,7 @@ class Services:
     journal: Journal
     series: SeriesStore
     desk: AgentDesk
+    channels: Channels = field(default_factory=Channels)
     processes: Callable[[], Mapping[str, int]]
 
 

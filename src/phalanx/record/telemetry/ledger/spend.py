@@ -27,7 +27,13 @@ from phalanx.record.telemetry.ledger.history import FOREVER, Hold, Span
 GAP_MS: Final = 1_000
 """A shorter gap between two steps is the loop's own overhead and goes with the step after it; a longer one is not known."""
 
-_UNMEASURED: Final = {"batch": RUNNING_UNMEASURED, "service": SERVICE, "interactive": INTERACTIVE}
+_UNMEASURED: Final = {
+    "batch": RUNNING_UNMEASURED,
+    "service": SERVICE,
+    "interactive": INTERACTIVE,
+    "shell": INTERACTIVE,
+    "notebook": INTERACTIVE,
+}
 
 Piece = tuple[int, int, str]
 """[start, end) in Unix milliseconds, and its category."""
