@@ -62,9 +62,10 @@ class People:
         views: tuple[TeamView, ...] = self._line.read(tuple[TeamView, ...], "/teams")
         return views
 
-    def add_team(self, team: str) -> TeamView:
-        """With nobody in it yet. Raises Conflict for a name that a team has or had."""
-        view: TeamView = self._sent(TeamView, "POST", "/teams", TeamRequest(team=team))
+    def add_team(self, team: str, trusting: bool = False) -> TeamView:
+        """With nobody in it yet. Raises Conflict for a name that a team has or had; and for a second team where jobs are not kept
+        apart, unless the teams are `trusting` each other."""
+        view: TeamView = self._sent(TeamView, "POST", "/teams", TeamRequest(team=team, trusting=trusting))
         return view
 
     def remove_team(self, team: str) -> None:

@@ -131,9 +131,10 @@ class TeamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamRequest:
-    """Body of POST /teams."""
+    """Body of POST /teams. trusting: also where jobs are not kept apart, so that those of one team can read what another's can."""
 
     team: str
+    trusting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,13 +27,22 @@ def add(app: typer.Typer) -> None:
         app.command(name, epilog=EXIT_CODES)(command)
 
 
-def create(team: TeamArgument, home: HomeOption = None) -> None:
-    """Make a team, with nobody in it yet. A name is never given twice."""
+def create(
+    team: TeamArgument,
+    trusting: Annotated[
+        bool, typer.Option("--trusting", help="Also where jobs are not kept apart: one team's can read what another's can.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Make a team, with nobody in it yet. A name is never given twice.
+
+    A second one is refused where jobs of different teams would not be kept apart: see `Trust` in `phalanx status`.
+    """
     from phalanx.client import connect
     from phalanx.show.cli.text import note
 
     with connect(home) as client:
-        client.people.add_team(team)
+        client.people.add_team(team, trusting)
     note(f"Made team {team}. `phalanx team add {team} USER --role member` puts somebody into it.")
 
 

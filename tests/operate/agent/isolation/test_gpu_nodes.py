@@ -1,4 +1,4 @@
-"""Which nodes a job gets, on files as NVIDIA's driver 535 lays them out. Recorded: no GPU is asked here."""
+"""Which nodes a job gets, on files written for these tests in the way of NVIDIA's driver 535: no GPU is asked here."""
 
 from pathlib import Path
 

@@ -107,6 +107,14 @@ def test_use_is_seen_in_the_list(teams: Teams) -> None:
         until(lambda: next(one for one in http.get("/tokens").json() if one["name"] == "used")["used_ms"])
 
 
+def test_one_more_team_is_refused_where_jobs_are_not_kept_apart(teams: Teams) -> None:
+    with teams.server.http() as http:
+        answer = http.post("/teams", json={"team": "green"})
+        assert (answer.status_code, answer.json()["field"], answer.json()["value"]) == (409, "team", "green")
+        assert "single trust domain" in answer.json()["fix"] and "--isolation uid" in answer.json()["fix"]
+        assert "green" not in http.get("/teams").text
+
+
 def test_a_team_is_led_by_its_own_admins(teams: Teams) -> None:
     with teams.http("rita") as http:
         assert http.put("/teams/red/members/noa", json={"role": "viewer"}).json()["members"]["noa"] == "viewer"

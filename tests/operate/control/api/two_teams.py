@@ -47,7 +47,7 @@ def two_teams(server: LiveServer) -> Teams:
     teams = Teams(server)
     with server.http() as http:
         for team in ("red", "blue"):
-            assert http.post("/teams", json={"team": team}).status_code == 201
+            assert http.post("/teams", json={"team": team, "trusting": True}).status_code == 201
         for user, (team, role) in WHO.items():
             assert http.post("/users", json={"user": user, "platform": user == "ruth"}).status_code == 201
             if team:

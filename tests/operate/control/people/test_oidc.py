@@ -234,7 +234,7 @@ def test_a_login_through_a_browser_ends_with_a_token(tmp_path: Path) -> None:
         (live.home / "oidc.yaml").write_text(f"issuer: {issuer.url}\nclient_id: {CLIENT}\nteams: {{hoplites: {{red: member}}}}\n")
         live.start()
         with live.http() as http:
-            http.post("/teams", json={"team": "red"})
+            http.post("/teams", json={"team": "red", "trusting": True})
         browsers: list[threading.Thread] = []
 
         def browser(url: str) -> None:

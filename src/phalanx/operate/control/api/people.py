@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from phalanx.core.errors import Forbidden, NotFound
+from phalanx.core.errors import Conflict, Forbidden, NotFound
+from phalanx.core.isolation import may_host
 from phalanx.core.people import MemberRequest, OrganisationView, Person, TeamRequest, TeamView, UserRequest, UserView, WhoView
 from phalanx.operate.control.api.access import LEADS, READS, RULES, SOMEBODY, ServicesHere
 from phalanx.operate.control.api.asker import Asker, AskerHere, directory_of
@@ -76,9 +77,20 @@ async def list_teams(services: ServicesHere, asker: AskerHere) -> tuple[TeamView
 
 @router.post("/teams", status_code=201, dependencies=[RULES])
 async def add_team(services: ServicesHere, asker: AskerHere, request: TeamRequest) -> TeamView:
-    """With nobody in it yet."""
-    await account(services, asker, "team.add", request.team, lambda to, e, n: to.add_team(e, request.team, n))
+    """With nobody in it yet. Where jobs are not kept apart a second team is refused, unless teams are said to be `trusting`."""
+    if not request.trusting:
+        await _refuse_strangers(services, request.team)
+    detail = "trusting" if request.trusting else ""
+    await account(services, asker, "team.add", request.team, lambda to, e, n: to.add_team(e, request.team, n), detail)
     return _team(await directory_of(services), request.team)
+
+
+async def _refuse_strangers(services: Services, team: str) -> None:
+    """Raises Conflict for one team too many for what keeps jobs apart here."""
+    nodes = {node: record.shape.isolation for node, record in services.control.world.nodes.items()}
+    teams = (await directory_of(services)).teams
+    if team not in teams and (why := may_host(len(teams) + 1, nodes)) is not None:
+        raise Conflict("team", team, f"{why}; or add it as trusting, where each team may read what the others' jobs can")
 
 
 @router.delete("/teams/{team}", status_code=NO_CONTENT, dependencies=[RULES])
