@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Strict
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankExit
 from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
+
+Flag = Annotated[bool, Strict()]
+"""In what is asked for: 0 and 1 are no answers to a yes or no."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +388,7 @@ class PolicyRequest:
     """Body of PUT /policy. `dry_run`: only check it."""
 
     policy: Mapping[str, Any]
-    dry_run: bool = False
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +427,7 @@ class DrainRequest:
     """Body of POST /nodes/{node}/drain. `now`: gangs that run there are stopped, and start again elsewhere."""
 
     reason: str
-    now: bool = False
+    now: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,7 +496,7 @@ class GcRequest:
     collected."""
 
     older_than: str = "30d"
-    dry_run: bool = False
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from phalanx.operate.control import joining
 from phalanx.operate.control.agent_socket import POLICY, AgentLink
 from phalanx.operate.control.api import access
 from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.auth import Caller, bearer
 from phalanx.operate.home import node_name
@@ -65,7 +66,7 @@ async def known_token(connection: HTTPConnection) -> str:
     return token
 
 
-@router.post("/agent/join")
+@router.post("/agent/join", responses=refusals(409))
 async def join(services: ServicesHere, token: Annotated[str, Depends(known_token)], request: JoinRequest) -> MembershipView:
     """Exchanges a join token for a credential that the node made itself."""
     node, sha256 = NodeId(request.node), request.credential_sha256

@@ -19,6 +19,7 @@ from phalanx.operate.control.api import (
     logs,
     models,
     nodes,
+    openapi,
     plans,
     profiles,
     secrets,
@@ -32,7 +33,15 @@ from phalanx.operate.control.api.services import Services
 
 def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     """`hosts` are the names by which the API may be reached."""
-    app = FastAPI(title="Phalanx", version=version("phalanx"), docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Phalanx",
+        description="The control plane: jobs, what became of them, and the fleet. See docs/api.md.",
+        version=version("phalanx"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=openapi.operation_id,
+    )
     app.state.services = services
     for router in (
         *(
@@ -45,6 +54,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
     app.include_router(secrets.for_nodes, prefix="/api/v1", dependencies=[Depends(node)])
     app.include_router(agents.router, prefix="/api/v1")
+    openapi.install(app)
     app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     errors.install(app)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from phalanx.core.errors import NotFound, SetupError, StoreUnavailable
 from phalanx.operate.control.api.access import ServicesHere
 from phalanx.operate.control.api.artifacts import may_store
+from phalanx.operate.control.api.openapi import BYTES, RAW_BODY
 from phalanx.operate.control.api.scratch import received, sent
 from phalanx.operate.control.blob_threads import on_blob_thread, on_large_blob_thread
 
@@ -16,7 +17,7 @@ router = APIRouter(tags=["blobs"])
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-@router.head("/blobs/{sha256}")
+@router.head("/blobs/{sha256}", response_class=Response, responses={200: {"description": "It is there"}})
 async def has_blob(services: ServicesHere, sha256: Sha256) -> Response:
     """Whether the blob is there: 200 or 404."""
     with _not_the_askers():
@@ -26,14 +27,14 @@ async def has_blob(services: ServicesHere, sha256: Sha256) -> Response:
     return Response()
 
 
-@router.get("/blobs/{sha256}", response_class=Response)
+@router.get("/blobs/{sha256}", response_class=Response, responses=BYTES)
 async def get_blob(services: ServicesHere, sha256: Sha256) -> Response:
     """Its bytes."""
     with _not_the_askers():
         return await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
 
 
-@router.put("/blobs/{sha256}", status_code=204, dependencies=[Depends(may_store)])
+@router.put("/blobs/{sha256}", status_code=204, dependencies=[Depends(may_store)], openapi_extra=RAW_BODY)
 async def put_blob(services: ServicesHere, sha256: Sha256, request: Request) -> Response:
     """Stores the raw body, at most 256 MiB, when its hash is the name."""
     async with received(request, services.home / "run") as data:

@@ -8,11 +8,12 @@ from phalanx.core.chaos import Asked
 from phalanx.core.views import JobView
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.jobs import job_view_of
+from phalanx.operate.control.api.openapi import refusals
 
 router = APIRouter(tags=["chaos"])
 
 
-@router.post("/jobs/{job}/chaos")
+@router.post("/jobs/{job}/chaos", responses=refusals(409))
 async def chaos(services: ServicesHere, job: JobHere, request: Asked) -> JobView:
     """Plans a fault in the job's running attempt, of whose ranks one meets it at the step. Only where the job's file says
     `chaos: true`; a step that has passed and a rank that does not exist are refused."""

@@ -32,7 +32,7 @@ class Page:
 def page(
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = EVENTS_MAX,
-    kind: Annotated[str, Query(max_length=100)] = "",
+    kind: Annotated[str, Query(max_length=100, json_schema_extra={"enum": ["", *KINDS]})] = "",
     since_ms: Annotated[int, Query(ge=0, le=2**53)] = 0,
     newest: bool = False,
 ) -> Page:

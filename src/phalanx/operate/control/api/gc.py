@@ -6,11 +6,12 @@ from phalanx.core.errors import NotFound, SpecError
 from phalanx.core.units import duration_ms
 from phalanx.core.views import GcRequest, GcView
 from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 
 router = APIRouter(tags=["gc"])
 
 
-@router.post("/gc", status_code=202)
+@router.post("/gc", status_code=202, responses=refusals(409))
 async def collect(services: ServicesHere, request: GcRequest) -> GcView:
     """Begins a collection, at most one at a time; GET shows how it ends. A dry run only says what would be collected."""
     try:
@@ -20,7 +21,7 @@ async def collect(services: ServicesHere, request: GcRequest) -> GcView:
     return services.collector.start(older_than_ms, request.dry_run, BY)
 
 
-@router.get("/gc")
+@router.get("/gc", responses=refusals(404))
 async def collection(services: ServicesHere) -> GcView:
     """The collection that runs, or the last one since the server started."""
     view = services.collector.view

@@ -15,6 +15,7 @@ from phalanx.core.states import Finished, JobState, Pending
 from phalanx.core.views import JobView, Progress, SubmitRequest
 from phalanx.operate.control import views, webhook
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.controller import Controller
@@ -28,7 +29,7 @@ router = APIRouter(tags=["jobs"])
 Filter = Annotated[str, Query(max_length=100)]
 
 
-@router.post("/jobs", status_code=201)
+@router.post("/jobs", status_code=201, responses=refusals(409))
 async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
     """Accepts a job, or refuses it with the one thing to change."""
     spec = parse_spec(dict(request.spec))
@@ -78,28 +79,28 @@ async def get_job(services: ServicesHere, job: JobHere) -> JobView:
     return await job_view_of(services, job)
 
 
-@router.post("/jobs/{job}/cancel")
+@router.post("/jobs/{job}/cancel", responses=refusals(409))
 async def cancel(services: ServicesHere, job: JobHere, array: Annotated[bool, Query()] = False) -> JobView:
     """Asks it to end; its ranks get SIGTERM, and SIGKILL later. `array`: with it all jobs of its array."""
     await services.control.change(lambda controller: controller.cancel(job.id, BY, array))
     return await job_view_of(services, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/pause")
+@router.post("/jobs/{job}/pause", responses=refusals(409))
 async def pause(services: ServicesHere, job: JobHere) -> JobView:
     """Asks it to let go of its devices until it is resumed. Asking twice is asking once."""
     await services.control.change(lambda controller: controller.pause(job.id, BY))
     return await job_view_of(services, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/resume")
+@router.post("/jobs/{job}/resume", responses=refusals(409))
 async def resume(services: ServicesHere, job: JobHere) -> JobView:
     """A paused job waits for devices again; one that goes on anyway is left alone."""
     await services.control.change(lambda controller: controller.resume(job.id, BY))
     return await job_view_of(services, services.control.world.jobs[job.id])
 
 
-@router.post("/jobs/{job}/retry")
+@router.post("/jobs/{job}/retry", responses=refusals(409))
 async def retry(services: ServicesHere, job: JobHere) -> JobView:
     """Opens a job that failed or was cancelled again, from its last checkpoint and with all its restarts before it."""
     await services.control.change(lambda controller: controller.retry(job.id, BY))

@@ -15,6 +15,7 @@ from phalanx.core.views import LedgerView
 from phalanx.fabric.catalogue import lookup
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import JobRecord, World
@@ -25,7 +26,7 @@ Time = Annotated[int | None, Query(ge=0, le=2**53)]
 router = APIRouter(tags=["ledger"])
 
 
-@router.get("/ledger")
+@router.get("/ledger", responses=refusals(404))
 async def ledger(
     services: ServicesHere, job: Annotated[str, Query(max_length=100)] = "", since_ms: Time = None, until_ms: Time = None
 ) -> LedgerView:

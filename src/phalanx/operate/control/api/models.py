@@ -28,7 +28,7 @@ async def model_versions(services: ServicesHere, name: Name) -> tuple[ModelView,
 
 
 @router.get("/models/{name}/{version}")
-async def model(services: ServicesHere, name: Name, version: int) -> ModelView:
+async def model(services: ServicesHere, name: Name, version: Annotated[int, Path(ge=0, le=2**31)]) -> ModelView:
     """One version."""
     versions = _versions(services, name)
     found = next((one for one in versions if one.version == version), None)

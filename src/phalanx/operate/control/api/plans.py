@@ -4,7 +4,7 @@ question after the other, so that neither ticks nor other routes wait."""
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -25,6 +25,9 @@ from phalanx.operate.control.snapshots import job_facts
 
 T = TypeVar("T")
 router = APIRouter(tags=["plans"])
+SAVED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "A `Snapshot` of this version", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 _asked: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plans")
 
 
@@ -51,8 +54,8 @@ async def plan(services: ServicesHere, request: PlanRequest) -> PlanView:
     return await _on_thread(lambda: plan_view(snapshot, facts, jobs, unmet, failed))
 
 
-@router.get("/snapshot")
-async def saved(services: ServicesHere) -> Response:
+@router.get("/snapshot", responses=SAVED)
+async def get_snapshot(services: ServicesHere) -> Response:
     """All that the newest decision was made from, for `phalanx sim replay`. Not a view: it reads as `Snapshot` of this version."""
     snapshot = _snapshot(services)
     text = await _on_thread(lambda: wire.dumps(Snapshot, snapshot))

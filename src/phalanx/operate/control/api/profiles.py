@@ -15,6 +15,7 @@ from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts, profiles
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.jobs import PACE_STEPS
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import for_each_blob, on_blob_thread
 from phalanx.operate.control.trace_requests import Pace, pace_of, view_of
@@ -37,7 +38,7 @@ async def profile(
     return await on_blob_thread(_profile, services, job, job.attempts if only is None else (only,), first)
 
 
-@router.post("/jobs/{job}/profile")
+@router.post("/jobs/{job}/profile", responses=refusals(409))
 async def request_traces(services: ServicesHere, job: JobHere, request: TracesAsked) -> TraceRequestView:
     """Asks the running attempt to trace `steps` of its next steps, all its ranks from the same one on; of `ranks` alone where some
     are named. Refused while others are asked for, near the end of the run, where its records are held up, and where so many files

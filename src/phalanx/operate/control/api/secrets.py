@@ -1,7 +1,7 @@
 """Secrets: stored, listed by name, removed; and handed to the node that starts ranks of a job which names them."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Final
 
 import structlog
 from fastapi import APIRouter, Path, Request, Response
@@ -11,16 +11,23 @@ from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import AttemptId
 from phalanx.core.views import SecretView
 from phalanx.operate.control.api.access import NamedNode, ServicesHere
+from phalanx.operate.control.api.openapi import RAW_BODY, refusals
 
 router = APIRouter(tags=["secrets"])
 for_nodes = APIRouter(tags=["secrets"])
-Name = Annotated[str, Path(max_length=64)]
+Name = Annotated[str, Path(max_length=64, json_schema_extra={"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"})]
+SECRETS: Final = refusals(409) | {
+    200: {
+        "description": "Name to value",
+        "content": {"application/json": {"schema": {"type": "object", "additionalProperties": {"type": "string"}}}},
+    }
+}
 NO_STORE = {"Cache-Control": "no-store"}
 
 log = structlog.get_logger(__name__)
 
 
-@router.put("/secrets/{name}", status_code=204)
+@router.put("/secrets/{name}", status_code=204, openapi_extra=RAW_BODY)
 async def put_secret(services: ServicesHere, name: Name, request: Request) -> Response:
     """Stores the raw body as the value, in place of an older one."""
     value = await request.body()
@@ -43,7 +50,7 @@ async def remove_secret(services: ServicesHere, name: Name) -> Response:
     return Response(status_code=204)
 
 
-@for_nodes.get("/attempts/{attempt}/secrets")
+@for_nodes.get("/attempts/{attempt}/secrets", response_class=Response, responses=SECRETS)
 async def secrets_of(
     services: ServicesHere,
     attempt: Annotated[str, Path(max_length=100)],

@@ -11,13 +11,13 @@ router = APIRouter(tags=["sharing"])
 
 
 @router.get("/policy")
-async def show(services: ServicesHere) -> PolicyView:
+async def get_policy(services: ServicesHere) -> PolicyView:
     """What is in force; what nobody set is left out."""
     return PolicyView(policy=dump_policy(services.control.world.policy))
 
 
 @router.put("/policy")
-async def put(services: ServicesHere, request: PolicyRequest) -> PolicyView:
+async def set_policy(services: ServicesHere, request: PolicyRequest) -> PolicyView:
     """Takes the place of the whole policy, from the next decision on. Refused as a whole for the first thing that cannot be."""
     policy = parse_policy(request.policy)
     if request.dry_run:
@@ -28,7 +28,7 @@ async def put(services: ServicesHere, request: PolicyRequest) -> PolicyView:
 
 
 @router.get("/queues")
-async def queues(services: ServicesHere) -> tuple[QueueView, ...]:
+async def list_queues(services: ServicesHere) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision."""
     snapshot = services.control.snapshot
     return queue_views(snapshot) if snapshot is not None else ()

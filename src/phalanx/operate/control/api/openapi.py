@@ -1,0 +1,110 @@
+"""The OpenAPI document: what FastAPI tells of the routes, and beside it what every route may answer when it refuses.
+
+Which refusals a route has follows from what it takes: a path that names something may be of nothing, a body may be too large. What
+follows from nothing but the route itself (409, 412) it says with `refusals`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from phalanx.operate.control.api.openapi_kinds import complete
+
+PROBLEM: Final = "application/problem+json"
+_PROBLEM_SCHEMA: Final[Mapping[str, Any]] = {
+    "title": "Problem",
+    "type": "object",
+    "description": "RFC 9457. `title` as in docs/errors.md; what a caller can mend has `field`, `value` and `fix`.",
+    "required": ["title", "status", "detail"],
+    "properties": {
+        "title": {"type": "string", "examples": ["NotFound"]},
+        "status": {"type": "integer", "minimum": 400, "maximum": 599, "examples": [404]},
+        "detail": {"type": "string", "examples": ["job: 'tiny-9': there is no such job; list them with `phalanx ls`"]},
+        "field": {"type": "string", "examples": ["job"]},
+        "value": {"type": "string", "examples": ["tiny-9"]},
+        "fix": {"type": "string", "examples": ["there is no such job; list them with `phalanx ls`"]},
+    },
+}
+_SAID: Final[Mapping[int, str]] = {
+    400: "The request cannot be read, or names a host by which the API may not be reached",
+    401: "No token, an unknown one, or one that may not do this",
+    403: "A page of another site may not write here",
+    404: "Nothing has that name",
+    409: "The request does not fit the present state; `fix` says what would",
+    412: "What If-Match names is not what is there now; read it again",
+    413: "The body is too large",
+    422: "`field` has a `value` that cannot be; `fix` says what to write",
+    429: "Too many requests; Retry-After says when the next one is taken",
+    503: "The database or another part is away for the moment; the same request may be made again",
+}
+RAW_BODY: Final[dict[str, Any]] = {
+    "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+"""For `openapi_extra=` of a route that takes bytes."""
+BYTES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "The bytes", "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+"""For `responses=` of a route that answers with bytes."""
+_WRITES: Final = frozenset({"post", "put", "patch", "delete"})
+_HEADERS: Final[Mapping[int, Mapping[str, Any]]] = {
+    401: {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer"}},
+    429: {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds"}},
+    503: {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds"}},
+}
+
+
+def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """For `responses=` of a route: refusals that do not follow from what it takes."""
+    return {code: _refusal(code) for code in codes}
+
+
+def operation_id(route: APIRoute) -> str:
+    """The name of the function: unique, and what a generated client calls its method."""
+    return route.name
+
+
+def install(app: FastAPI) -> None:
+    """`app.openapi` answers with the whole document, made once."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            app.openapi_schema = completed(made)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign] # FastAPI's documented way to extend it
+
+
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` with its refusals and the token that all routes want."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas["Problem"] = dict(_PROBLEM_SCHEMA)
+    complete(schemas)
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "A token of this platform: see docs/api.md"}
+    }
+    document["security"] = [{"bearer": []}]
+    for path in document["paths"].values():
+        for method, operation in path.items():
+            for code in _follows(method, operation):
+                operation["responses"].setdefault(str(code), _refusal(code))
+            operation["responses"]["422"] = _refusal(422)
+    return document
+
+
+def _follows(method: str, operation: Mapping[str, Any]) -> list[int]:
+    """The refusals that what it takes lets it have."""
+    named = any(one["in"] == "path" for one in operation.get("parameters", ()))
+    has_body = "requestBody" in operation
+    return [400, 401, 503, *([403] if method in _WRITES else []), *([404] if named else []), *([413] if has_body else [])]
+
+
+def _refusal(code: int) -> dict[str, Any]:
+    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    answer: dict[str, Any] = {"description": _SAID[code], "content": content}
+    return answer | ({"headers": dict(_HEADERS[code])} if code in _HEADERS else {})
