@@ -109,11 +109,10 @@ class Client:
         request = SubmitRequest(spec=wire.plain(JobSpec, known), code=code, key=key)
         return self._post("/jobs", wire.dumps(SubmitRequest, request), may_repeat=bool(key))
 
-    def jobs(self, queue: str = "", project: str = "", state: str = "", limit: int | None = None) -> tuple[JobView, ...]:
-        """Newest first."""
-        params: dict[str, str | int | None] = {"queue": queue, "project": project, "state": state, "limit": limit}
-        jobs: tuple[JobView, ...] = self._line.read(tuple[JobView, ...], "/jobs", params)
-        return jobs
+    def jobs(self, queue: str = "", project: str = "", state: str = "", limit: int | None = 100) -> tuple[JobView, ...]:
+        """The newest `limit`, newest first; None is all of them."""
+        params: dict[str, str | int | None] = {"queue": queue, "project": project, "state": state}
+        return self._line.read_all(JobView, "/jobs", params, limit)
 
     def job(self, job: str) -> JobView:
         view: JobView = self._line.read(JobView, f"/jobs/{_job(job)}")
@@ -223,8 +222,7 @@ class Client:
         return events
 
     def nodes(self) -> tuple[NodeView, ...]:
-        nodes: tuple[NodeView, ...] = self._line.read(tuple[NodeView, ...], "/nodes")
-        return nodes
+        return self._line.read_all(NodeView, "/nodes")
 
     def drain(self, node: str, reason: str, now: bool = False) -> NodeView:
         """Places nothing new on the node; with `now` its gangs are stopped and start again elsewhere."""
@@ -291,8 +289,7 @@ class Client:
     def models(self, name: str = "") -> tuple[ModelView, ...]:
         """Every version of every model, or of the named one."""
         path = f"/models/{_model(name)}" if name else "/models"
-        models: tuple[ModelView, ...] = self._line.read(tuple[ModelView, ...], path)
-        return models
+        return self._line.read_all(ModelView, path)
 
     def model(self, name: str, version: int | None = None) -> ModelView:
         """One version; without a number the newest."""
@@ -306,14 +303,7 @@ class Client:
 
     def artifacts(self, job: str, attempt: str = "") -> tuple[ArtifactView, ...]:
         """Newest version of each file that ranks gave, of all attempts or of one; by attempt and name."""
-        found: list[ArtifactView] = []
-        while True:
-            last = found[-1] if found else None
-            params = {"attempt": attempt, "after_attempt": last.attempt if last else "", "after_name": last.name if last else ""}
-            page: tuple[ArtifactView, ...] = self._line.read(tuple[ArtifactView, ...], f"/jobs/{_job(job)}/artifacts", params)
-            if not page:
-                return tuple(found)
-            found += page
+        return self._line.read_all(ArtifactView, f"/jobs/{_job(job)}/artifacts", {"attempt": attempt})
 
     def artifact(self, job: str, name: str, attempt: str = "") -> ArtifactView:
         """The file of that name, of the newest attempt that has it or of `attempt`. Raises NotFound."""
@@ -355,8 +345,7 @@ class Client:
 
     def secrets(self) -> tuple[SecretView, ...]:
         """Names and dates of the stored secrets; no call gives a value back."""
-        views: tuple[SecretView, ...] = self._line.read(tuple[SecretView, ...], "/secrets")
-        return views
+        return self._line.read_all(SecretView, "/secrets")
 
     def set_secret(self, name: str, value: bytes) -> None:
         """Stores `value` under `name`, in place of an older one. Raises SpecError, without the value in it."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
@@ -28,6 +28,8 @@ RETRY_DELAYS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Waits between tries of a call that may be repeated: long enough for a server that is being started again."""
 
 TIMEOUT_S: Final = 30.0
+PAGE_MAX: Final = 1_000
+"""Rows that a server gives at once."""
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
@@ -53,6 +55,24 @@ class Line:
         """GET `path` as a `kind`, repeated while the server is away for a moment."""
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
         return decoded(kind, self.repeat(lambda: self.exchange("GET", path, params=query)), self.url)
+
+    def read_all(
+        self, kind: Any, path: str, params: Mapping[str, str | int | None] | None = None, limit: int | None = None
+    ) -> tuple[Any, ...]:
+        """The list at `path`, each row a `kind`: page after page to its end, or to `limit` rows. Of what the server names as the
+        next page the cursor alone is taken: its address could be another's, who would be shown the token."""
+        query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        found: list[Any] = []
+        while limit is None or len(found) < limit:
+            asked = query if limit is None else {**query, "limit": min(limit - len(found), PAGE_MAX)}
+            answer = self.repeat(lambda asked=asked: self.exchange("GET", path, params=asked))  # type: ignore[misc]
+            page = decoded(tuple[kind, ...], answer, self.url)
+            found += page
+            cursor = next_cursor(answer)
+            if not page or not cursor:
+                break
+            query["cursor"] = cursor
+        return tuple(found[:limit])
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable, `lost` when any of them was."""
@@ -127,6 +147,12 @@ def decoded(kind: Any, response: httpx.Response, url: str) -> Any:
         raise ServerUnreachable(
             f"{url} answered something this client cannot read ({error}); are both the same Phalanx?", lost=True
         ) from error
+
+
+def next_cursor(response: httpx.Response) -> str:
+    """Of the page that follows this one; '' where none does."""
+    url = response.links.get("next", {}).get("url", "")
+    return dict(parse_qsl(urlsplit(url).query)).get("cursor", "")
 
 
 def problem(response: httpx.Response, url: str) -> PhalanxError:

@@ -26,5 +26,4 @@ def set_policy(line: Line, new: Mapping[str, Any], dry_run: bool, url: str) -> P
 
 def queues(line: Line) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices."""
-    views: tuple[QueueView, ...] = line.read(tuple[QueueView, ...], "/queues")
-    return views
+    return line.read_all(QueueView, "/queues")

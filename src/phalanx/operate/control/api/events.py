@@ -1,7 +1,6 @@
 """The log: what happened, of one job or of everything."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Final, get_args
 
@@ -9,19 +8,22 @@ from fastapi import APIRouter, Depends, Query
 
 from phalanx.core.errors import SpecError
 from phalanx.core.events import EventBody
+from phalanx.core.ids import JobId
 from phalanx.core.views import EventView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import JobHere, ServicesHere
+from phalanx.operate.control.api.pages import LIMIT_MAX, LINK, Page, Pages
+from phalanx.operate.control.api.services import Services
 
-EVENTS_MAX: Final = 1000
 KINDS: Final = tuple(str(one.default) for body in get_args(get_args(EventBody)[0]) for one in fields(body) if one.name == "kind")
 router = APIRouter(tags=["events"])
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Part:
     """Which part of the log: beyond event `after`, of `kind` alone, not before `since_ms`; the oldest `limit`, or the `newest`."""
 
+    page: Page
     after: int
     limit: int
     kind: str
@@ -29,36 +31,41 @@ class Page:
     newest: bool
 
 
-def page(
+def part(
+    page: Annotated[Page, Depends(Pages("events", int))],
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-    limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = EVENTS_MAX,
     kind: Annotated[str, Query(max_length=100, json_schema_extra={"enum": ["", *KINDS]})] = "",
     since_ms: Annotated[int, Query(ge=0, le=2**53)] = 0,
     newest: bool = False,
-) -> Page:
+) -> Part:
     """The part that the query names. Raises SpecError for a kind that there is not."""
     if kind and kind not in KINDS:
         raise SpecError("kind", kind, f"write one of {', '.join(KINDS)}")
-    return Page(after, limit, kind, since_ms, newest)
+    beyond = int(page.after[0]) if page.after else after
+    return Part(page, beyond, page.limit or LIMIT_MAX, kind, since_ms, newest)
 
 
-PageAsked = Annotated[Page, Depends(page)]
+PartAsked = Annotated[Part, Depends(part)]
 
 
-@router.get("/events")
-async def events(services: ServicesHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/events", responses=LINK)
+async def events(services: ServicesHere, asked: PartAsked) -> tuple[EventView, ...]:
     """The log beyond event `after`, oldest first, a page of at most `limit`; the last one's `seq` is the next page's `after`.
 
     newest: the last `limit` of them instead of the first.
     """
-    found = await asyncio.to_thread(services.store.events, asked.after, None, asked.limit, asked.kind, asked.since_ms, asked.newest)
-    return tuple(views.event_view(event) for event in found)
+    return await _events(services, asked, None)
 
 
-@router.get("/jobs/{job}/events")
-async def events_of_job(services: ServicesHere, job: JobHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/jobs/{job}/events", responses=LINK)
+async def events_of_job(services: ServicesHere, job: JobHere, asked: PartAsked) -> tuple[EventView, ...]:
     """A job's part of the log, likewise."""
-    found = await asyncio.to_thread(
-        services.store.events, asked.after, job.id, asked.limit, asked.kind, asked.since_ms, asked.newest
-    )
-    return tuple(views.event_view(event) for event in found)
+    return await _events(services, asked, job.id)
+
+
+async def _events(services: Services, asked: Part, job: JobId | None) -> tuple[EventView, ...]:
+    """Nothing follows the newest."""
+    limit = asked.limit + (not asked.newest)
+    found = await asyncio.to_thread(services.store.events, asked.after, job, limit, asked.kind, asked.since_ms, asked.newest)
+    page = found if asked.newest else asked.page.cut(found, lambda one: (one.seq,))
+    return tuple(views.event_view(event) for event in page)

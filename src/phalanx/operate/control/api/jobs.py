@@ -1,10 +1,11 @@
 """Jobs: submit, look, cancel, pause, resume, retry."""
 
 import asyncio
-from itertools import islice
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import JobId
@@ -16,12 +17,12 @@ from phalanx.core.views import JobView, Progress, SubmitRequest
 from phalanx.operate.control import views, webhook
 from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.openapi import refusals
+from phalanx.operate.control.api.pages import LINK, Key, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.controller import Controller
-from phalanx.operate.control.world import JobRecord
+from phalanx.operate.control.world import JobRecord, World
 
-JOBS_MAX: Final = 1000
 PACE_STEPS: Final = 200
 """Whose mean is what the rest is taken to go at: one slow step or one save among so many does not make the time left jump."""
 
@@ -50,22 +51,28 @@ async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
     return await job_view_of(services, services.control.world.jobs[job])
 
 
-@router.get("/jobs")
+@router.get("/jobs", responses=LINK)
 async def list_jobs(
     services: ServicesHere,
+    page: Annotated[Page, Depends(Pages("jobs", int, limit=100))],
     queue: Filter = "",
     project: Filter = "",
     state: Filter = "",
-    limit: Annotated[int, Query(ge=1, le=JOBS_MAX)] = 100,
 ) -> tuple[JobView, ...]:
     """Jobs, newest first. `state`: also how a finished one ended, as its list shows."""
-    newest_first = reversed(list(services.control.world.jobs.values()))
     found = (
         job
-        for job in newest_first
+        for job in _newest_first(services.control.world, page.after)
         if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
     )
-    return tuple([await job_view_of(services, job) for job in islice(found, limit)])
+    return tuple([await job_view_of(services, job) for job in page.cut(found, lambda job: (job.sequence,))])
+
+
+def _newest_first(world: World, after: Key | None) -> Iterator[JobRecord]:
+    """Those before the key `after`. Jobs lie in the order of their numbers."""
+    known = list(world.jobs.values())
+    end = bisect_left(known, int(after[0]), key=lambda job: job.sequence) if after else len(known)
+    return (known[at] for at in range(end - 1, -1, -1))
 
 
 def _names(state: JobState) -> tuple[str, ...]:

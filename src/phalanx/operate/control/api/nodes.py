@@ -2,23 +2,26 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Depends, Path
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
 from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 
 router = APIRouter(tags=["nodes"])
 Node = Annotated[str, Path(max_length=255)]
 
 
-@router.get("/nodes")
-async def list_nodes(services: ServicesHere) -> tuple[NodeView, ...]:
+@router.get("/nodes", responses=LINK)
+async def list_nodes(
+    services: ServicesHere, page: Annotated[Page, Depends(Pages("nodes", str, limit=None))]
+) -> tuple[NodeView, ...]:
     """Every known node, by name."""
-    return views.node_views(services.control.world, services.desk.seen_ms)
+    return page.of(views.node_views(services.control.world, services.desk.seen_ms), lambda one: (one.node,))
 
 
 @router.post("/nodes/{node}/drain")

@@ -4,7 +4,7 @@ import asyncio
 from typing import Annotated, Final
 
 import structlog
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound
@@ -12,6 +12,7 @@ from phalanx.core.ids import AttemptId
 from phalanx.core.views import SecretView
 from phalanx.operate.control.api.access import NamedNode, ServicesHere
 from phalanx.operate.control.api.openapi import RAW_BODY, refusals
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 
 router = APIRouter(tags=["secrets"])
 for_nodes = APIRouter(tags=["secrets"])
@@ -36,10 +37,12 @@ async def put_secret(services: ServicesHere, name: Name, request: Request) -> Re
     return Response(status_code=204)
 
 
-@router.get("/secrets")
-async def list_secrets(services: ServicesHere) -> tuple[SecretView, ...]:
-    """Names and dates. No route gives a value to a person."""
-    return await asyncio.to_thread(services.secrets.views)
+@router.get("/secrets", responses=LINK)
+async def list_secrets(
+    services: ServicesHere, page: Annotated[Page, Depends(Pages("secrets", str, limit=None))]
+) -> tuple[SecretView, ...]:
+    """Names and dates, by name. No route gives a value to a person."""
+    return page.of(await asyncio.to_thread(services.secrets.views), lambda one: (one.name,))
 
 
 @router.delete("/secrets/{name}", status_code=204)

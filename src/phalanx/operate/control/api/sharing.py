@@ -1,10 +1,13 @@
 """How the fleet is shared: the policy, and what queues hold of it."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
 
 from phalanx.core.policy_parse import dump_policy, parse_policy
 from phalanx.core.views import PolicyRequest, PolicyView, QueueView
 from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.queue_views import queue_views
 
 router = APIRouter(tags=["sharing"])
@@ -27,8 +30,10 @@ async def set_policy(services: ServicesHere, request: PolicyRequest) -> PolicyVi
     return PolicyView(policy=dump_policy(policy), warnings=tuple(warnings))
 
 
-@router.get("/queues")
-async def list_queues(services: ServicesHere) -> tuple[QueueView, ...]:
+@router.get("/queues", responses=LINK)
+async def list_queues(
+    services: ServicesHere, page: Annotated[Page, Depends(Pages("queues", str, limit=None))]
+) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision."""
     snapshot = services.control.snapshot
-    return queue_views(snapshot) if snapshot is not None else ()
+    return page.of(queue_views(snapshot) if snapshot is not None else (), lambda one: (one.name,))
