@@ -10,6 +10,7 @@ from typing import Final
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from phalanx.core import features
 from phalanx.core.errors import Bug
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.messages import ArtifactSaved
@@ -133,7 +134,7 @@ def served(home: Path, on_bug: Callable[[BaseException], None] = _raise) -> Iter
     bench = new_bench(home)
     for folder in ("run", "jobs"):
         (home / folder).mkdir()
-    bench.add("node-a", 8)
+    bench.add("node-a", 8, features=(features.SECRETS, features.ARTIFACTS))
     bench.tick()
     control = ControlThread(bench.control, on_bug)
     tokens = open_tokens(home, bench.store, bench.clock.now_ms())

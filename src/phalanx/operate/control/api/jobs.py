@@ -3,9 +3,9 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import JobId
@@ -21,6 +21,7 @@ from phalanx.operate.control.api.pages import LINK, Key, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.refused import KEY_CHARS_MAX
 from phalanx.operate.control.world import JobRecord, World
 
 PACE_STEPS: Final = 200
@@ -28,27 +29,49 @@ PACE_STEPS: Final = 200
 
 router = APIRouter(tags=["jobs"])
 Filter = Annotated[str, Query(max_length=100)]
+IdempotencyKey = Annotated[str, Header(alias="Idempotency-Key", max_length=KEY_CHARS_MAX + 2)]
+"""Bare, or in quotes as the draft of its RFC has it."""
+CREATED: Final[dict[int | str, dict[str, Any]]] = {
+    201: {"headers": {"Location": {"schema": {"type": "string"}, "description": "Where the job is"}}}
+}
 
 
-@router.post("/jobs", status_code=201, responses=refusals(409))
-async def submit(services: ServicesHere, request: SubmitRequest) -> JobView:
-    """Accepts a job, or refuses it with the one thing to change."""
-    spec = parse_spec(dict(request.spec))
-    if request.code and not await on_blob_thread(services.blobs.has, request.code):
-        raise SpecError("code", request.code, "send the packed workdir to /api/v1/blobs first")
-    if spec.environment.lock and not request.code:
+@router.post("/jobs", status_code=201, responses=refusals(409) | CREATED)
+async def submit(services: ServicesHere, request: SubmitRequest, response: Response, header: IdempotencyKey = "") -> JobView:
+    """Accepts a job, or refuses it with the one thing to change. With a key that was used before it answers with the first job, and
+    checks nothing that was there then and may be gone; 409 when that was another job."""
+    spec, key = parse_spec(dict(request.spec)), _key_of(request.key, header)
+    is_known = bool(key) and await asyncio.to_thread(services.store.job_of_key, key) is not None
+    if not is_known:
+        await _refuse_missing(services, spec, request.code)
+
+    def act(controller: Controller) -> JobId:
+        if not is_known and services.blobs.is_doomed(request.code):  # asked where the collection dooms: nothing comes between
+            raise SpecError("code", request.code, "was collected as garbage just now; submit again, which sends it again")
+        return controller.submit(spec, request.code, key, BY)
+
+    job = await services.control.change(act)
+    response.headers["Location"] = f"/api/v1/jobs/{job}"
+    return await job_view_of(services, services.control.world.jobs[job])
+
+
+def _key_of(in_body: str, in_header: str) -> str:
+    """The key, from wherever it was written. Raises SpecError for two."""
+    named = in_header[1:-1] if len(in_header) > 1 and in_header[0] == in_header[-1] == '"' else in_header
+    if in_body and named and in_body != named:
+        raise SpecError("Idempotency-Key", named, f"is not the key in the body, {in_body[:80]!r}; write one of them, or the same")
+    return named or in_body
+
+
+async def _refuse_missing(services: Services, spec: JobSpec, code: str) -> None:
+    """Raises SpecError for what the job names and nobody has."""
+    if code and not await on_blob_thread(services.blobs.has, code):
+        raise SpecError("code", code, "send the packed workdir to /api/v1/blobs first")
+    if spec.environment.lock and not code:
         raise SpecError("environment.lock", spec.environment.lock, "is a file of workdir: send that packed, and name it as code")
     await _refuse_unknown_secrets(services, spec)
     if spec.notify is not None:
         webhook.check_literal(spec.notify.webhook)
-
-    def act(controller: Controller) -> JobId:
-        if services.blobs.is_doomed(request.code):  # asked where the collection dooms, so that nothing comes between
-            raise SpecError("code", request.code, "was collected as garbage just now; submit again, which sends it again")
-        return controller.submit(spec, request.code, request.key, BY)
-
-    job = await services.control.change(act)
-    return await job_view_of(services, services.control.world.jobs[job])
 
 
 @router.get("/jobs", responses=LINK)
