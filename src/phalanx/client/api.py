@@ -224,6 +224,11 @@ class Client:
     def nodes(self) -> tuple[NodeView, ...]:
         return self._line.read_all(NodeView, "/nodes")
 
+    def node(self, node: str) -> NodeView:
+        """One node, with its tag. Raises NotFound."""
+        view: NodeView = self._line.read(NodeView, f"/nodes/{_node(node)}")
+        return view
+
     def drain(self, node: str, reason: str, now: bool = False) -> NodeView:
         """Places nothing new on the node; with `now` its gangs are stopped and start again elsewhere."""
         body = wire.dumps(DrainRequest, DrainRequest(reason=reason, now=now))
@@ -239,9 +244,10 @@ class Client:
         """How the fleet is shared."""
         return sharing.policy(self._line)
 
-    def set_policy(self, policy: Mapping[str, Any], dry_run: bool = False) -> PolicyView:
-        """Puts `policy`, as a policy file has it, in the place of the whole one; `dry_run` only checks it. Raises SpecError."""
-        return sharing.set_policy(self._line, policy, dry_run, self.url)
+    def set_policy(self, policy: Mapping[str, Any], dry_run: bool = False, tag: str = "") -> PolicyView:
+        """Puts `policy`, as a policy file has it, in the place of the whole one; `dry_run` only checks it. tag: of the one that was
+        read, from its view. Raises SpecError, and Stale where another than that one is in force."""
+        return sharing.set_policy(self._line, policy, dry_run, self.url, tag)
 
     def queues(self) -> tuple[QueueView, ...]:
         """Every queue that is configured, has jobs or has had devices, each with those below it."""

@@ -18,6 +18,7 @@ from phalanx.core.errors import (
     PhalanxError,
     ServerUnreachable,
     SpecError,
+    Stale,
     StoreUnavailable,
     Unauthorized,
     UserError,
@@ -33,7 +34,7 @@ PAGE_MAX: Final = 1_000
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
-    400: SpecError, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
+    400: SpecError, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict, 412: Stale, 413: SpecError, 422: SpecError,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The calls about sharing the fleet: its policy and its queues."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from phalanx.client.http import Line, decoded
@@ -16,10 +17,12 @@ def policy(line: Line) -> PolicyView:
     return view
 
 
-def set_policy(line: Line, new: Mapping[str, Any], dry_run: bool, url: str) -> PolicyView:
-    """Puts `new` in the place of the whole policy, or only checks it."""
+def set_policy(line: Line, new: Mapping[str, Any], dry_run: bool, url: str, tag: str = "") -> PolicyView:
+    """Puts `new` in the place of the whole policy, or only checks it; with a `tag` only of the policy that has it."""
     body = wire.dumps(PolicyRequest, PolicyRequest(policy=new, dry_run=dry_run))
-    answer = line.repeat(lambda: line.exchange("PUT", "/policy", content=body, headers=_JSON))
+    headers = {**_JSON, "If-Match": tag} if tag else _JSON
+    put = partial(line.exchange, "PUT", "/policy", content=body, headers=headers)
+    answer = put() if tag else line.repeat(put)  # sent again after a lost answer it would find what it put there itself
     view: PolicyView = decoded(PolicyView, answer, url)
     return view
 

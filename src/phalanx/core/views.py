@@ -197,7 +197,7 @@ class WhyView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """A node of the fleet. `state` is up or away; `drained` says why nothing new is placed on it, '' when it is; `features` are
-    those of its agent."""
+    those of its agent. tag: the ETag of what somebody may have changed of it."""
 
     node: NodeId
     state: str
@@ -209,6 +209,7 @@ class NodeView:
     seen_ms: int
     drained: str = ""
     features: tuple[str, ...] = ()
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,10 +378,11 @@ class PlanView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
     """How the fleet is shared: the policy as a mapping, as a policy file has it; what nobody set is left out. warnings: what is
-    acceptable but may not be meant."""
+    acceptable but may not be meant. tag: its ETag, by which a writer says which policy it was that it read."""
 
     policy: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,10 +418,12 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretView:
-    """What may be seen of a stored secret: its name, and when its value was last set. The value never is."""
+    """What may be seen of a stored secret: its name, and when its value was last set. The value never is. tag: its ETag, another
+    one for each value that was set."""
 
     name: str
     set_ms: int
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def job_view(
         array=job.array,
         array_index=job.array_index,
         deadline_ms=spec.deadline_ms(job.submitted_ms),
-        late=_late(world, job, now_ms),
+        late=late_of(world, job, now_ms),
         saves=_saves(world, job, attempts),
         checkpoints_at=checkpoints_at(job, jobs_folder) if jobs_folder else "",
         findings=tuple(view for attempt in attempts for view in _finding_views(attempt)),
@@ -98,7 +98,7 @@ def why_view(world: World, job: JobRecord, waiting: Waiting, now_ms: int | None 
         sentence=_sentence(world, job, waiting),
         reason=wire.plain(Reason, reason) if reason else None,
         position=wait.position if wait else None,
-        late=_late(world, job, now_ms),
+        late=late_of(world, job, now_ms),
     )
 
 
@@ -241,7 +241,8 @@ def _finding_views(attempt: AttemptRecord) -> list[FindingView]:
     ]
 
 
-def _late(world: World, job: JobRecord, now_ms: int | None) -> str:
+def late_of(world: World, job: JobRecord, now_ms: int | None) -> str:
+    """That its deadline has passed, or may not be kept, in words; '' of any other job, and where nobody says what time it is."""
     never = isinstance(job.state, Pending) and isinstance(job.reason, NeverFits)
     if now_ms is None or not job.spec.deadline or never or isinstance(job.state, Finished):
         return ""

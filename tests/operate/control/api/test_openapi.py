@@ -32,7 +32,7 @@ BEYOND_SCHEMA: Final = (
     "chaos",
 )
 """May refuse (422) what their schema allows: fields that must fit each other, a hash, a cursor of another's."""
-ACCEPTED: Final = ["2xx", "401", "404", "409", "422"]
+ACCEPTED: Final = ["2xx", "401", "404", "409", "412", "422"]
 SPARED: Final = () if IN_LONG else ({"include-operation-id": "plan", "phases": {"coverage": {"enabled": False}}},)
 """It takes the same spec as a submit, of which 800 requests are made."""
 OF_NODES: Final = ("membership", "secrets_of", "has_blob", "get_blob", "put_blob")
@@ -98,12 +98,9 @@ def part_of(document: Document, only: tuple[str, ...]) -> dict[str, Any]:
 
 
 def lists(document: Document) -> list[str]:
-    """Operations that take a cursor."""
-    return [told["operationId"] for _, _, told in operations(document) if "cursor" in map(_name, told.get("parameters", ()))]
-
-
-def _name(parameter: Document) -> str:
-    return str(parameter["name"])
+    """Operations that take a cursor or a tag."""
+    taken = {told["operationId"]: {one["name"] for one in told.get("parameters", ())} for _, _, told in operations(document)}
+    return [name for name, parameters in taken.items() if parameters & {"cursor", "If-Match"}]
 
 
 def failures(event: events.ScenarioFinished) -> list[str]:

@@ -29,6 +29,7 @@ from phalanx.operate.control.api import (
 from phalanx.operate.control.api.access import admin, admin_or_node, node
 from phalanx.operate.control.api.guards import LOOPBACK, Guards
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import Tags
 
 
 def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
@@ -58,6 +59,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
     app.add_api_route("/openapi.json", app.openapi, dependencies=[Depends(admin)], include_in_schema=False)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     errors.install(app)
+    app.add_middleware(Tags)
     app.add_middleware(Guards, hosts=hosts)
     return app
 

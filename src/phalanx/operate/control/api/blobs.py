@@ -11,6 +11,7 @@ from phalanx.operate.control.api.access import ServicesHere
 from phalanx.operate.control.api.artifacts import may_store
 from phalanx.operate.control.api.openapi import BYTES, RAW_BODY
 from phalanx.operate.control.api.scratch import received, sent
+from phalanx.operate.control.api.tags import NotModified, names
 from phalanx.operate.control.blob_threads import on_blob_thread, on_large_blob_thread
 
 router = APIRouter(tags=["blobs"])
@@ -28,10 +29,15 @@ async def has_blob(services: ServicesHere, sha256: Sha256) -> Response:
 
 
 @router.get("/blobs/{sha256}", response_class=Response, responses=BYTES)
-async def get_blob(services: ServicesHere, sha256: Sha256) -> Response:
-    """Its bytes."""
+async def get_blob(services: ServicesHere, request: Request, sha256: Sha256) -> Response:
+    """Its bytes, which are the same for ever: its name is its tag."""
+    tag = f'"{sha256}"'
+    if names(request.headers.get("if-none-match", ""), tag) and await on_blob_thread(services.blobs.has, sha256):
+        raise NotModified(tag)
     with _not_the_askers():
-        return await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
+        answer = await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
+    answer.headers["ETag"] = tag
+    return answer
 
 
 @router.put("/blobs/{sha256}", status_code=204, dependencies=[Depends(may_store)], openapi_extra=RAW_BODY)

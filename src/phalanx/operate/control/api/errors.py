@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized, UserError, WorldError
+from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Stale, Unauthorized, UserError, WorldError
 from phalanx.core.validation import value_of, what_to_write
 
 VALUE_CHARS_MAX: Final = 200
@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 _STATUS: Final[tuple[tuple[type[PhalanxError], int], ...]] = (
     (Unauthorized, 401),
     (NotFound, 404),
+    (Stale, 412),
     (Conflict, 409),
     (UserError, 422),
     (WorldError, 503),
@@ -78,8 +79,10 @@ def _from_validation(error: Exception) -> UserError:
     return SpecError(".".join(where) or "body", value_of(first), what_to_write(first))
 
 
-def _from_http(request: Request, error: Exception) -> JSONResponse:
+def _from_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 304:
+        return Response(status_code=304, headers=error.headers)
     if error.status_code == 404:
         return problem(NotFound("path", request.url.path, "see /openapi.json for the routes there are"))
     if error.status_code == 413:

@@ -2,10 +2,10 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import JobId
@@ -19,6 +19,7 @@ from phalanx.operate.control.api.access import BY, JobHere, ServicesHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Key, Page, Pages
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import tag_of, unless_known
 from phalanx.operate.control.blob_threads import on_blob_thread
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.refused import KEY_CHARS_MAX
@@ -77,6 +78,8 @@ async def _refuse_missing(services: Services, spec: JobSpec, code: str) -> None:
 @router.get("/jobs", responses=LINK)
 async def list_jobs(
     services: ServicesHere,
+    request: Request,
+    response: Response,
     page: Annotated[Page, Depends(Pages("jobs", int, limit=100))],
     queue: Filter = "",
     project: Filter = "",
@@ -88,7 +91,21 @@ async def list_jobs(
         for job in _newest_first(services.control.world, page.after)
         if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
     )
-    return tuple([await job_view_of(services, job) for job in page.cut(found, lambda job: (job.sequence,))])
+    jobs = page.cut(found, lambda job: (job.sequence,))
+    return await _unless_known(services, request, response, jobs)
+
+
+async def _unless_known(services: Services, request: Request, response: Response, jobs: Sequence[JobRecord]) -> tuple[JobView, ...]:
+    """The views of `jobs`. Raises NotModified: a view is made of the committed world, and of what its job waits for, has measured
+    and is late by, which cost little to read."""
+    world, newest = services.control.world, [await _newest_step(services, job) for job in jobs]
+    now_ms, waiting = services.clock.now_ms(), services.control.waiting
+    volatile = [
+        (job.id, waiting.get(job.id), (step.step, step.ended_ms) if step else None, views.late_of(world, job, now_ms))
+        for job, step in zip(jobs, newest, strict=True)
+    ]
+    unless_known(request, response, tag_of(services.control.epoch, world.seq, volatile))
+    return tuple([await job_view_of(services, job) for job in jobs])
 
 
 def _newest_first(world: World, after: Key | None) -> Iterator[JobRecord]:
@@ -104,9 +121,10 @@ def _names(state: JobState) -> tuple[str, ...]:
 
 
 @router.get("/jobs/{job}")
-async def get_job(services: ServicesHere, job: JobHere) -> JobView:
+async def get_job(services: ServicesHere, request: Request, response: Response, job: JobHere) -> JobView:
     """One job."""
-    return await job_view_of(services, job)
+    (view,) = await _unless_known(services, request, response, (job,))
+    return view
 
 
 @router.post("/jobs/{job}/cancel", responses=refusals(409))
@@ -148,15 +166,20 @@ async def _refuse_unknown_secrets(services: Services, spec: JobSpec) -> None:
 
 async def job_view_of(services: Services, job: JobRecord) -> JobView:
     """With where its newest attempt stands."""
-    newest, before = None, None
-    if job.attempt is not None and not isinstance(job.state, Pending):
-        newest = await asyncio.to_thread(services.series.last_step, job.attempt)
+    newest, before = await _newest_step(services, job), None
     if newest is not None and job.attempt is not None:
         before = await asyncio.to_thread(services.series.step_before, job.attempt, newest, PACE_STEPS)
     progress = progress_of(newest, before) if newest else None
     return views.job_view(
         services.control.world, job, services.control.waiting, progress, services.clock.now_ms(), services.home / "jobs"
     )
+
+
+async def _newest_step(services: Services, job: JobRecord) -> StepRecord | None:
+    """Of its newest attempt; None of a job that waits."""
+    if job.attempt is None or isinstance(job.state, Pending):
+        return None
+    return await asyncio.to_thread(services.series.last_step, job.attempt)
 
 
 def progress_of(newest: StepRecord, before: StepRecord | None = None) -> Progress:

@@ -1,16 +1,21 @@
 """Nodes: look, and take them out of service for a while."""
 
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
 from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
+from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.world import World
 
 router = APIRouter(tags=["nodes"])
 Node = Annotated[str, Path(max_length=255)]
@@ -24,19 +29,41 @@ async def list_nodes(
     return page.of(views.node_views(services.control.world, services.desk.seen_ms), lambda one: (one.node,))
 
 
-@router.post("/nodes/{node}/drain")
-async def drain(services: ServicesHere, node: Node, request: DrainRequest) -> NodeView:
-    """Places nothing new on it; with `now` its gangs are stopped too and start again elsewhere, which uses up no restart."""
+@router.get("/nodes/{node}")
+async def get_node(services: ServicesHere, node: Node, request: Request, response: Response) -> NodeView:
+    """One node. Its tag is of all but when it was last heard of, so a write that names it is refused once anything else changed."""
+    view = _view(services, NodeId(node))
+    unless_known(request, response, view.tag)
+    return view
+
+
+@router.post("/nodes/{node}/drain", responses=refusals(412))
+async def drain(services: ServicesHere, node: Node, request: DrainRequest, if_match: IfMatch = "") -> NodeView:
+    """Places nothing new on it; with `now` its gangs are stopped too and start again elsewhere, which uses up no restart. With
+    If-Match only while it is, and holds, what its writer has seen."""
     name = NodeId(node)
-    await services.control.change(lambda controller: controller.drain(name, request.reason, BY, request.now))
+
+    def act(controller: Controller) -> None:
+        if (tag := _tag(controller.world, name)) is not None:
+            check_match("node", tag, if_match)
+        controller.drain(name, request.reason, BY, request.now)
+
+    await services.control.change(act)
     return _view(services, name)
 
 
-@router.post("/nodes/{node}/undrain")
-async def undrain(services: ServicesHere, node: Node) -> NodeView:
+@router.post("/nodes/{node}/undrain", responses=refusals(412))
+async def undrain(services: ServicesHere, node: Node, if_match: IfMatch = "") -> NodeView:
     """It may be given work again."""
-    await services.control.change(lambda controller: controller.undrain(NodeId(node), BY))
-    return _view(services, NodeId(node))
+    name = NodeId(node)
+
+    def act(controller: Controller) -> None:
+        if (tag := _tag(controller.world, name)) is not None:
+            check_match("node", tag, if_match)
+        controller.undrain(name, BY)
+
+    await services.control.change(act)
+    return _view(services, name)
 
 
 @router.post("/halt")
@@ -45,8 +72,18 @@ async def halt(services: ServicesHere, request: HaltRequest) -> HaltView:
     return await services.control.change(lambda controller: controller.halt(NodeId(request.but), BY))
 
 
+def _tag(world: World, node: NodeId) -> str | None:
+    """None of a node that is not there."""
+    record = world.nodes.get(node)
+    if record is None:
+        return None
+    return tag_of(record.shape, record.boot, record.up, record.drained, world.on_nodes.get(node, ()))
+
+
 def _view(services: Services, node: NodeId) -> NodeView:
-    found = next((one for one in views.node_views(services.control.world, services.desk.seen_ms) if one.node == node), None)
+    """With its tag. Raises NotFound."""
+    world = services.control.world
+    found = next((one for one in views.node_views(world, services.desk.seen_ms) if one.node == node), None)
     if found is None:
         raise NotFound("node", node, "no such node; `phalanx node ls` shows them all")
-    return found
+    return replace(found, tag=_tag(world, node) or "")

@@ -94,7 +94,17 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
             for code in _follows(method, operation):
                 operation["responses"].setdefault(str(code), _refusal(code))
             operation["responses"]["422"] = _refusal(422)
+            if method == "get":
+                _tell_tag(operation["responses"])
     return document
+
+
+def _tell_tag(responses: dict[str, Any]) -> None:
+    """Every reading that answers at once has a tag."""
+    tag = {"ETag": {"schema": {"type": "string"}, "description": "Send it back as If-None-Match: 304 where nothing changed"}}
+    if responses["200"].get("content", {}).keys() & {"application/json", "application/octet-stream"}:
+        responses["200"]["headers"] = responses["200"].get("headers", {}) | tag
+        responses["304"] = {"description": "Nothing changed since the answer with the tag in If-None-Match", "headers": tag}
 
 
 def _follows(method: str, operation: Mapping[str, Any]) -> list[int]:

@@ -13,6 +13,9 @@ from phalanx.core.views import SecretView
 from phalanx.operate.control.api.access import NamedNode, ServicesHere
 from phalanx.operate.control.api.openapi import RAW_BODY, refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
+from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import IfMatch, IfNoneMatch, check_match, unless_known
+from phalanx.operate.control.controller import Controller
 
 router = APIRouter(tags=["secrets"])
 for_nodes = APIRouter(tags=["secrets"])
@@ -28,11 +31,20 @@ NO_STORE = {"Cache-Control": "no-store"}
 log = structlog.get_logger(__name__)
 
 
-@router.put("/secrets/{name}", status_code=204, openapi_extra=RAW_BODY)
-async def put_secret(services: ServicesHere, name: Name, request: Request) -> Response:
-    """Stores the raw body as the value, in place of an older one."""
+@router.put("/secrets/{name}", status_code=204, openapi_extra=RAW_BODY, responses=refusals(412))
+async def put_secret(
+    services: ServicesHere, name: Name, request: Request, if_match: IfMatch = "", if_none_match: IfNoneMatch = ""
+) -> Response:
+    """Stores the raw body as the value, in place of an older one; with If-Match only of the one that its writer has seen, with
+    `If-None-Match: *` of none."""
     value = await request.body()
-    await services.control.call(lambda controller: services.secrets.put(controller.epoch, name, value))
+
+    def act(controller: Controller) -> None:
+        if if_match or if_none_match:
+            check_match("secret", _tag(services, name), if_match, if_none_match)
+        services.secrets.put(controller.epoch, name, value)
+
+    await services.control.call(act)
     log.info("secret_set", name=name)
     return Response(status_code=204)
 
@@ -45,10 +57,35 @@ async def list_secrets(
     return page.of(await asyncio.to_thread(services.secrets.views), lambda one: (one.name,))
 
 
-@router.delete("/secrets/{name}", status_code=204)
-async def remove_secret(services: ServicesHere, name: Name) -> Response:
+@router.get("/secrets/{name}")
+async def get_secret(services: ServicesHere, name: Name, request: Request, response: Response) -> SecretView:
+    """Its name, and when it was set. No route gives a value to a person."""
+    view = await asyncio.to_thread(_find, services, name)
+    if view is None:
+        raise NotFound("secret", name, "is not stored; `phalanx secret ls` shows the names")
+    unless_known(request, response, view.tag)
+    return view
+
+
+def _find(services: Services, name: str) -> SecretView | None:
+    return next((view for view in services.secrets.views() if view.name == name), None)
+
+
+def _tag(services: Services, name: str) -> str | None:
+    view = _find(services, name)
+    return view.tag if view else None
+
+
+@router.delete("/secrets/{name}", status_code=204, responses=refusals(412))
+async def remove_secret(services: ServicesHere, name: Name, if_match: IfMatch = "") -> Response:
     """Forgets it; ranks that run keep what they were given."""
-    await services.control.call(lambda controller: services.secrets.remove(controller.epoch, name))
+
+    def act(controller: Controller) -> None:
+        if if_match and (tag := _tag(services, name)) is not None:
+            check_match("secret", tag, if_match)
+        services.secrets.remove(controller.epoch, name)
+
+    await services.control.call(act)
     log.info("secret_removed", name=name)
     return Response(status_code=204)
 

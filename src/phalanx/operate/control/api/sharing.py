@@ -1,33 +1,56 @@
 """How the fleet is shared: the policy, and what queues hold of it."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request, Response
 
+from phalanx.core import wire
+from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
 from phalanx.core.views import PolicyRequest, PolicyView, QueueView
 from phalanx.operate.control.api.access import BY, ServicesHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
+from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
+from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.queue_views import queue_views
 
 router = APIRouter(tags=["sharing"])
 
 
 @router.get("/policy")
-async def get_policy(services: ServicesHere) -> PolicyView:
+async def get_policy(services: ServicesHere, request: Request, response: Response) -> PolicyView:
     """What is in force; what nobody set is left out."""
-    return PolicyView(policy=dump_policy(services.control.world.policy))
+    policy = services.control.world.policy
+    unless_known(request, response, _tag(policy))
+    return _view(policy)
 
 
-@router.put("/policy")
-async def set_policy(services: ServicesHere, request: PolicyRequest) -> PolicyView:
-    """Takes the place of the whole policy, from the next decision on. Refused as a whole for the first thing that cannot be."""
+@router.put("/policy", responses=refusals(412))
+async def set_policy(services: ServicesHere, request: PolicyRequest, response: Response, if_match: IfMatch = "") -> PolicyView:
+    """Takes the place of the whole policy, from the next decision on. Refused as a whole for the first thing that cannot be; with
+    If-Match also when another one is in force than its writer has read."""
     policy = parse_policy(request.policy)
     if request.dry_run:
         warnings = await services.control.call(lambda controller: controller.check_policy(policy))
-    else:
-        warnings = await services.control.change(lambda controller: controller.set_policy(policy, BY))
-    return PolicyView(policy=dump_policy(policy), warnings=tuple(warnings))
+        return _view(policy, warnings)
+
+    def act(controller: Controller) -> Sequence[str]:
+        check_match("policy", _tag(controller.world.policy), if_match)
+        return controller.set_policy(policy, BY)
+
+    warnings = await services.control.change(act)
+    response.headers["ETag"] = _tag(policy)
+    return _view(policy, warnings)
+
+
+def _tag(policy: Policy) -> str:
+    return tag_of(wire.dumps(Policy, policy))
+
+
+def _view(policy: Policy, warnings: Sequence[str] = ()) -> PolicyView:
+    return PolicyView(policy=dump_policy(policy), warnings=tuple(warnings), tag=_tag(policy))
 
 
 @router.get("/queues", responses=LINK)
