@@ -255,6 +255,24 @@ class LogPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogGap:
+    """What a reader of a stream missed of a log, since it was too far behind: from `offset` to `next_offset`."""
+
+    attempt: AttemptId
+    rank: int
+    offset: int
+    next_offset: int
+    missed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """The last event of a stream. why: in words."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
     """A model version with its lineage."""
 

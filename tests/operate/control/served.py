@@ -28,6 +28,7 @@ from phalanx.operate.control.gc_run import Collector
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.last_words import LastWords
 from phalanx.operate.control.secrets import Secrets
+from phalanx.operate.control.tail import Tail
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore
 from phalanx.storage.hashes import sha256_bytes
@@ -43,6 +44,7 @@ class Served:
     bench: Bench
     control: ControlThread
     services: Services
+    ingest: Ingest
     app: FastAPI
     admin: str
     node: str
@@ -157,9 +159,11 @@ def served(home: Path, on_bug: Callable[[BaseException], None] = _raise) -> Iter
         series=series,
         desk=AgentDesk(control, bench.links, ingest, bench.settings.lease_ms, bench.clock.now_ms, {}, taken, words),
         processes=dict,
+        tail=Tail(control, bench.store),
+        grown=ingest.grown,
     )
     admin, node = ((home / name).read_text().strip() for name in FILES.values())
-    one = Served(bench, control, services, create_app(services, frozenset({HOST})), admin, node)
+    one = Served(bench, control, services, ingest, create_app(services, frozenset({HOST})), admin, node)
     try:
         yield one
     finally:

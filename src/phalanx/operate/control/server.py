@@ -37,6 +37,7 @@ from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tail import Tail
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.home import open_home
 from phalanx.record.telemetry.journal import Journal
@@ -188,6 +189,8 @@ def _build(home: Path, url: str, command: Command, blobs: BlobStore, life: _Life
         series=series,
         desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}, Artifacts(control, store, blobs), words),
         processes=lambda: _processes(home, links, {"scheduler": scheduler.pid, "tracking": tracker.pid}),
+        tail=Tail(control, store),
+        grown=ingest.grown,
     )
     return _Parts(services, ingest, scheduler, tracker)
 

@@ -1,6 +1,7 @@
 """The application: every route but /healthz stands behind a token, and everything behind the guards."""
 
 from importlib.metadata import version
+from typing import Final
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
@@ -25,11 +26,16 @@ from phalanx.operate.control.api import (
     secrets,
     sharing,
     status,
+    streams,
 )
 from phalanx.operate.control.api.access import admin, admin_or_node, node
 from phalanx.operate.control.api.guards import LOOPBACK, Guards
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.tags import Tags
+
+_OF_ADMIN: Final = (
+    status, streams, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing,
+)  # fmt: skip
 
 
 def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
@@ -44,13 +50,7 @@ def create_app(services: Services, hosts: frozenset[str] = LOOPBACK) -> FastAPI:
         generate_unique_id_function=openapi.operation_id,
     )
     app.state.services = services
-    for router in (
-        *(
-            part.router
-            for part in (status, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing)
-        ),
-        agents.for_admin,
-    ):
+    for router in (*(part.router for part in _OF_ADMIN), agents.for_admin):
         app.include_router(router, prefix="/api/v1", dependencies=[Depends(admin)])
     app.include_router(blobs.router, prefix="/api/v1", dependencies=[Depends(admin_or_node)])
     app.include_router(secrets.for_nodes, prefix="/api/v1", dependencies=[Depends(node)])

@@ -39,10 +39,15 @@ def part(
     newest: bool = False,
 ) -> Part:
     """The part that the query names. Raises SpecError for a kind that there is not."""
-    if kind and kind not in KINDS:
-        raise SpecError("kind", kind, f"write one of {', '.join(KINDS)}")
+    check_kind(kind)
     beyond = int(page.after[0]) if page.after else after
     return Part(page, beyond, page.limit or LIMIT_MAX, kind, since_ms, newest)
+
+
+def check_kind(kind: str) -> None:
+    """Raises SpecError for a kind that there is not; '' is each."""
+    if kind and kind not in KINDS:
+        raise SpecError("kind", kind, f"write one of {', '.join(KINDS)}")
 
 
 PartAsked = Annotated[Part, Depends(part)]
