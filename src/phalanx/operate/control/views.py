@@ -74,7 +74,7 @@ def job_view(
         config=job.config,
         spec=wire.plain(JobSpec, spec),
         progress=progress,
-        attempts=tuple(_attempt_view(attempt) for attempt in attempts),
+        attempts=tuple(attempt_view(attempt) for attempt in attempts),
         checkpoints=tuple(view for attempt in attempts for view in _checkpoint_views(attempt)),
         model=job.model,
         collected_ms=job.collected_ms,
@@ -169,7 +169,8 @@ def event_view(event: Event) -> EventView:
     return EventView(seq=event.seq, at_ms=event.at_ms, kind=event.body.kind, job=getattr(event.body, "job", None), body=body)
 
 
-def _attempt_view(attempt: AttemptRecord) -> AttemptView:
+def attempt_view(attempt: AttemptRecord) -> AttemptView:
+    """One launch of a job."""
     return AttemptView(
         attempt=attempt.id,
         placed_ms=attempt.placed_ms,

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from phalanx.operate.control.api import (
     agents,
     artifacts,
+    attempts,
     blobs,
     chaos,
     errors,
@@ -23,10 +24,13 @@ from phalanx.operate.control.api import (
     openapi,
     plans,
     profiles,
+    runs,
     secrets,
     sharing,
     status,
     streams,
+    usage,
+    webhooks,
 )
 from phalanx.operate.control.api.access import admin, admin_or_node, node
 from phalanx.operate.control.api.guards import LOOPBACK, Guards
@@ -34,7 +38,8 @@ from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.tags import Tags
 
 _OF_ADMIN: Final = (
-    status, streams, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts, profiles, gc, sharing,
+    status, streams, attempts, runs, usage, webhooks, jobs, chaos, plans, events, nodes, logs, ledger, models, secrets, artifacts,
+    profiles, gc, sharing,
 )  # fmt: skip
 
 

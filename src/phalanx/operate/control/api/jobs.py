@@ -88,7 +88,7 @@ async def list_jobs(
     """Jobs, newest first. `state`: also how a finished one ended, as its list shows."""
     found = (
         job
-        for job in _newest_first(services.control.world, page.after)
+        for job in newest_first(services.control.world, page.after)
         if queue in ("", job.spec.queue) and project in ("", job.spec.project) and state in _names(job.state)
     )
     jobs = page.cut(found, lambda job: (job.sequence,))
@@ -108,7 +108,7 @@ async def _unless_known(services: Services, request: Request, response: Response
     return tuple([await job_view_of(services, job) for job in jobs])
 
 
-def _newest_first(world: World, after: Key | None) -> Iterator[JobRecord]:
+def newest_first(world: World, after: Key | None) -> Iterator[JobRecord]:
     """Those before the key `after`. Jobs lie in the order of their numbers."""
     known = list(world.jobs.values())
     end = bisect_left(known, int(after[0]), key=lambda job: job.sequence) if after else len(known)

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core import wire
+from phalanx.core.errors import NotFound
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
-from phalanx.core.views import PolicyRequest, PolicyView, QueueView
+from phalanx.core.views import PolicyRequest, PolicyView, QueueView, QuotaView
 from phalanx.operate.control.api.access import BY, ServicesHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
 from phalanx.operate.control.controller import Controller
-from phalanx.operate.control.queue_views import queue_views
+from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
 
@@ -51,6 +52,25 @@ def _tag(policy: Policy) -> str:
 
 def _view(policy: Policy, warnings: Sequence[str] = ()) -> PolicyView:
     return PolicyView(policy=dump_policy(policy), warnings=tuple(warnings), tag=_tag(policy))
+
+
+@router.get("/quotas", responses=LINK)
+async def list_quotas(
+    services: ServicesHere, page: Annotated[Page, Depends(Pages("quotas", str, str, limit=None))]
+) -> tuple[QuotaView, ...]:
+    """What each queue holds and may have of each type of device that it holds any of or the policy names, by queue and type."""
+    snapshot = services.control.snapshot
+    return page.of(quota_views(snapshot) if snapshot is not None else (), lambda one: (one.queue, one.type))
+
+
+@router.get("/queues/{queue}")
+async def get_queue(services: ServicesHere, queue: Annotated[str, Path(max_length=100)]) -> QueueView:
+    """One queue, with those below it."""
+    snapshot = services.control.snapshot
+    found = next((one for one in queue_views(snapshot) if one.name == queue), None) if snapshot is not None else None
+    if found is None:
+        raise NotFound("queue", queue, "no such queue; `phalanx queue ls` shows them all")
+    return found
 
 
 @router.get("/queues", responses=LINK)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
+from starlette.responses import StreamingResponse
 
 from phalanx.core import wire
 from phalanx.core.errors import SpecError
@@ -32,7 +33,7 @@ Kind = Annotated[str, Query(max_length=100, json_schema_extra={"enum": ["", *KIN
 After = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
-@router.get("/events/stream", response_class=EventStream, responses=STREAM)
+@router.get("/events/stream", response_class=StreamingResponse, responses=STREAM)
 async def stream_events(
     services: ServicesHere, after: After = None, kind: Kind = "", last_event_id: LastEventId = ""
 ) -> EventStream:
@@ -41,7 +42,7 @@ async def stream_events(
     return services.streams.response(_events(services, None, kind, _seq(services, after, last_event_id)))
 
 
-@router.get("/jobs/{job}/events/stream", response_class=EventStream, responses=STREAM)
+@router.get("/jobs/{job}/events/stream", response_class=StreamingResponse, responses=STREAM)
 async def stream_events_of_job(
     services: ServicesHere, job: JobHere, after: After = 0, kind: Kind = "", last_event_id: LastEventId = ""
 ) -> EventStream:
@@ -50,7 +51,7 @@ async def stream_events_of_job(
     return services.streams.response(_events(services, job.id, kind, _seq(services, after, last_event_id)))
 
 
-@router.get("/jobs/{job}/logs/stream", response_class=EventStream, responses=STREAM)
+@router.get("/jobs/{job}/logs/stream", response_class=StreamingResponse, responses=STREAM)
 async def stream_logs(
     services: ServicesHere,
     job: JobHere,
