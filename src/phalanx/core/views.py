@@ -255,24 +255,6 @@ class LogPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogGap:
-    """What a reader of a stream missed of a log, since it was too far behind: from `offset` to `next_offset`."""
-
-    attempt: AttemptId
-    rank: int
-    offset: int
-    next_offset: int
-    missed_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEnd:
-    """The last event of a stream. why: in words."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
     """A model version with its lineage."""
 
@@ -432,70 +414,6 @@ class QueueView:
     spent_hours: float
     spent_usd: float
     budget: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaView:
-    """Of a queue and one type of device: what it holds with those below it, is guaranteed (`quota`), may have at most (`limit`),
-    and what of `held` is `borrowed`; None where the policy says nothing. A share of a device is a fraction."""
-
-    queue: str
-    type: str
-    held: float
-    quota: int | None
-    limit: int | None
-    borrowed: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageView:
-    """Of a queue's own jobs, or of one job (then of `queue`, by `user`), in a window, in milli-devices x milliseconds: `allocated`
-    to `attempts` of it, and of that `used` in steps that were measured: 0 of a script that measures none."""
-
-    name: str
-    queue: str
-    user: str
-    attempts: int
-    allocated: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """The tracked run of a job, over all its attempts. config: its hyperparameters. `step` and `loss`: of the newest step that was
-    measured; 0 and None before one was."""
-
-    __pydantic_config__ = NAN_AS_TEXT
-
-    run: JobId
-    name: str
-    project: str
-    state: str
-    user: str
-    config: Mapping[str, Any]
-    config_hash: str
-    code: str
-    started_ms: int
-    finished_ms: int | None
-    attempts: int
-    step: int
-    total_steps: int
-    loss: float | None
-    model: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryView:
-    """A notice of a job's `event` (its seq) to the webhook at `host` that was not accepted yet; tried so often, next at due_ms."""
-
-    id: int
-    job: JobId
-    event: int
-    occasion: str
-    host: str
-    at_ms: int
-    tries: int
-    due_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

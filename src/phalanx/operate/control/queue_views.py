@@ -7,7 +7,8 @@ from phalanx.core import wire
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.units import MILLI
-from phalanx.core.views import QueueView, QuotaView
+from phalanx.core.use_views import QuotaView
+from phalanx.core.views import QueueView
 from phalanx.decide.scheduler.quotas.lent import lent_to
 from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot, Usage
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.units import MILLI
-from phalanx.core.views import UsageView
+from phalanx.core.use_views import UsageView
 from phalanx.operate.control.world import AttemptRecord, JobRecord, World
 
 By = Literal["queue", "job"]

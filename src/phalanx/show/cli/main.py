@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -37,6 +37,8 @@ from phalanx.show.cli import (
     queue,
     secret,
     sim,
+    usage,
+    webhook,
 )
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
@@ -76,7 +78,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (platform, jobs, plan, moves, chaos, events, logs, curves, ledger, gc, experts, pipeline, profile, completion):
+    for module in _ROOT:
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),
@@ -88,6 +90,7 @@ def build() -> typer.core.TyperGroup:
         (checkpoint, "checkpoint", "Checkpoints on a disk of this machine, and whether they are whole."),
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (fabric, "fabric", "Links between GPUs: what they carry, and which are slow."),
+        (webhook, "webhook", "Messages to webhooks that no receiver has accepted yet."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
         (sim, "sim", "Traces and saved snapshots, decided by the scheduler under a virtual clock."),
     ):
@@ -97,6 +100,11 @@ def build() -> typer.core.TyperGroup:
     command = typer.main.get_command(root)
     assert isinstance(command, typer.core.TyperGroup)
     return command
+
+
+_ROOT: Final = (
+    platform, jobs, plan, moves, chaos, events, logs, curves, ledger, usage, gc, experts, pipeline, profile, completion,
+)  # fmt: skip
 
 
 class _Tree(typer.core.TyperGroup):

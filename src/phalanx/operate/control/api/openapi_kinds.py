@@ -8,7 +8,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter
 
-from phalanx.core import curves, records, views
+from phalanx.core import curves, records, use_views, views
 from phalanx.core.profile import TRACED_STEPS_MAX
 from phalanx.core.spec import JobSpec
 from phalanx.core.views import JOIN_TOKEN_MS
@@ -81,7 +81,7 @@ def complete(schemas: dict[str, Any]) -> None:
 
 def _told_as_text() -> Iterator[type]:
     """Kinds whose floats may be no numbers."""
-    modules: tuple[ModuleType, ...] = (views, records, curves)
+    modules: tuple[ModuleType, ...] = (views, use_views, records, curves)
     for kind in {one for module in modules for one in vars(module).values() if isinstance(one, type) and is_dataclass(one)}:
         if getattr(kind, "__pydantic_config__", {}).get("ser_json_inf_nan") == "strings":
             yield kind

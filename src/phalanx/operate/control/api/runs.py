@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from phalanx.core.curves import POINTS, POINTS_MAX, CurvesView
 from phalanx.core.errors import NotFound
 from phalanx.core.states import Finished
-from phalanx.core.views import RunView
+from phalanx.core.use_views import RunView
 from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, refuse_collected
 from phalanx.operate.control.api.jobs import newest_first
 from phalanx.operate.control.api.pages import LINK, Page, Pages

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from phalanx.core import wire
 from phalanx.core.errors import StoreUnavailable
-from phalanx.core.views import StreamEnd
+from phalanx.core.stream_views import StreamEnd
 
 EVENT_STREAM: Final = "text/event-stream"
 KEEP_ALIVE_S: Final = 15.0

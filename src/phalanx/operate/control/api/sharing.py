@@ -9,7 +9,8 @@ from phalanx.core import wire
 from phalanx.core.errors import NotFound
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
-from phalanx.core.views import PolicyRequest, PolicyView, QueueView, QuotaView
+from phalanx.core.use_views import QuotaView
+from phalanx.core.views import PolicyRequest, PolicyView, QueueView
 from phalanx.operate.control.api.access import BY, ServicesHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages

@@ -12,7 +12,8 @@ from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.states import Finished
-from phalanx.core.views import LogGap, LogPage
+from phalanx.core.stream_views import LogGap
+from phalanx.core.views import LogPage
 from phalanx.operate.control.api.access import JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.events import KINDS, check_kind
 from phalanx.operate.control.api.logs import log_page

@@ -13,7 +13,7 @@ from phalanx.core import wire
 from phalanx.core.errors import SpecError
 from phalanx.core.events import PartReleased
 from phalanx.core.ids import AttemptId, NodeId
-from phalanx.core.views import UsageView
+from phalanx.core.use_views import UsageView
 from phalanx.operate.control.api.access import ServicesHere
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.usage_views import By, Window, touched, usage_views

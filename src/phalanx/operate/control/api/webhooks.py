@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path
 
 from phalanx.core.errors import NotFound
-from phalanx.core.views import DeliveryView
+from phalanx.core.use_views import DeliveryView
 from phalanx.operate.control import notices
 from phalanx.operate.control.api.access import ServicesHere
 from phalanx.operate.control.api.pages import LIMIT_MAX, LINK, Page, Pages
