@@ -6,6 +6,7 @@ and to be struck out of a log. No error, log line or event here ever has a value
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +45,7 @@ class Secrets:
 
     def put(self, epoch: int, name: str, value: bytes, team: str = PLATFORM, note: Note | None = None) -> None:
         """Stores the team's `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
-        _check(name, value)
+        check(name, value)
         sealed = self._sealed()
         others = {other: text for other, text in sealed.items() if other != (team, name)}
         key = self._key(make=not others)
@@ -66,10 +67,10 @@ class Secrets:
 
     def views(self) -> tuple[SecretView, ...]:
         """Names and dates of all teams', by team and name. Raises StoreUnavailable."""
-        query = select(table.c.team, table.c.name, table.c.created_ms).order_by(table.c.team, table.c.name)
+        query = select(table).order_by(table.c.team, table.c.name)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team) for row in rows)
+        return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team, tag=_tag(row.sealed)) for row in rows)
 
     def missing(self, names: Iterable[str], team: str = PLATFORM) -> tuple[str, ...]:
         """Those of `names` that the team does not have stored. Raises StoreUnavailable."""
@@ -144,7 +145,12 @@ def _seal(key: bytes, team: str, name: str, value: bytes) -> str:
     return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, value, _bound(team, name))).decode()
 
 
-def _check(name: str, value: bytes) -> None:
+def _tag(sealed: str) -> str:
+    """Of one sealing of one value, of which it tells nothing: each has a nonce of its own."""
+    return f'"{hashlib.sha256(sealed.encode()).hexdigest()[:24]}"'
+
+
+def check(name: str, value: bytes) -> None:
     """Raises SpecError, which tells of the value no more than what is wrong with it."""
     if _NAME.fullmatch(name) is None:
         raise SpecError("secret", name, "name secrets with letters, digits and '_', at most 64, not beginning with a digit")
